@@ -44,6 +44,8 @@ SETTINGS = {
     "packer": "verl",
     "log_prob_micro_batches": "update",
     "sharing": "off",
+    "idle_rows": "compute",
+    "old_log_probs": "pass",
     "timing": False,
     "timing_dir": None,
     "version": verl_padding.__version__,

@@ -66,6 +66,14 @@ class PaddingConfig:
     another row, prompt and response, only the longer row is computed, and both get its outputs. ``trees``: so are
     tokens that rows begin with before they part; where the model's layers do not allow it, chains are shared. Both
     need ``packer=plan``, dynamic batch sizes and FSDP engines."""
+    idle_rows: Literal["compute", "skip"] = "compute"
+    """What the actor's update does with rows that have no trained token, or advantages of exactly 0. ``compute``: as
+    verl. ``skip``: nothing; steps, denominators and gradients stay the same. A loss in which such rows have a gradient
+    is refused."""
+    old_log_probs: Literal["pass", "update"] = "pass"
+    """Where the log-probs of the old policy come from. ``pass``: as in verl, from a pass before the update. ``update``:
+    from the forward pass of the update itself, which takes one optimizer step. Refused where something else reads
+    them."""
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
     Metrics tell the sums, and a file per step has every lap (``verl-padding timeline`` draws it)."""

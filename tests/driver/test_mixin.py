@@ -41,11 +41,11 @@ def set_up(trainer):
 def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
     monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
     asked = []
-    monkeypatch.setattr(plan_packer, "install", lambda *how: asked.append(how))
+    monkeypatch.setattr(plan_packer, "install", lambda sharing, **_: asked.append(sharing))
     trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
     set_up(trainer)
     release_queue()
-    assert asked == [(sharing,)]
+    assert asked == [sharing]
 
 
 def test_rows_of_a_session_that_part_are_planned_together_with_trees():

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.jobs import five_jobs
 from verl_padding.plan import Job, Layout, NoRealRowError, Pass, PlanError, Rows, RowTooLongError, Update, plan_batch
+from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.plan.planner import reuses_layout_of
 
 
@@ -100,6 +101,21 @@ def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_c
     assert layout.real_rows_M == (585, 585, 585, 585, 585, 584)
     assert (layout.rows_per_cell, layout.n_pads) == (80, 331)
     assert_even(plan.figures["actor"])
+
+
+def test_of_the_pads_that_level_mini_batches_none_is_computed_and_what_would_need_fewer_is_told():
+    # One prompt of 400 rows and 15 of 8: cells have the 52 rows of the large one, 16 x 8 x 52 = 520 rows + 6136 pads.
+    # The small ones fill 8 ranks x 4 rows, with 24 pads each; 15 x 24 + 16 = 376 pads are beside rows.
+    rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(16) for s in range(400 if p == 7 else 8)], [10] * 520)
+    update = Update(dp_size=8, micro_batch_rows=4, prompts_per_mini_batch=1)
+    plan = plan_batch(rows, job_of(prompts=16, sessions=8, actor=update))
+    layout, held = plan.layouts["actor"], micro_batches_of(plan.layouts["actor"])
+    assert layout.n_pads == 6136
+    computed = [row for ranks in held for rows_K in ranks for of in rows_K for row in of]
+    assert sum(row >= 520 for row in computed) == 376
+    assert layout.n_micro_batches == 15 * 1 + 13
+    assert "strategy='rows'" in plan.hint
+    assert plan_batch(rows, job_of("rows", prompts=16, sessions=8, actor=update)).hint is None
 
 
 def test_what_the_updates_micro_batches_cost_a_pass_is_told():

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawn_jobs import MOST_TOKENS, DrawnRows, batches, computed_once, jobs
-from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Rows, Update, plan_batch
+from verl_padding.plan import COST_MODELS, BatchPlan, Job, Layout, LayoutFigures, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.calls import Call
 from verl_padding.plan.planner import reuses_layout_of
@@ -79,6 +80,16 @@ def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list
     return [*once, *[position for end in ends for position in range(1, end + 1)]]
 
 
+def computed_micro_batches(layout: Layout, mini_batch: int) -> list[list[tuple[int, ...]]]:
+    """Rows of each rank's micro-batches, without the last of those that hold pads alone on every rank."""
+    held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+    of_pads = [k for k, held_D in enumerate(zip(*held_DK, strict=True)) if min(map(min, held_D)) >= layout.n_rows]
+    while len(of_pads) % layout.micro_batch_multiple:
+        del of_pads[0]
+    met["micro-batches that no rank computes"] += len(of_pads)
+    return [[rows for k, rows in enumerate(held_K) if k not in of_pads] for held_K in held_DK]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _not_vacuous():
     met.clear()
@@ -86,6 +97,7 @@ def _not_vacuous():
     # Each is met several times as often, whatever the seed.
     in_all_tests = "pads", "steps", "two updates", "fewer steps", "shared prefixes"
     in_some = "micro-batches", "micro-batches of pads alone", "rows that are computed in others", "rows that part"
+    in_some += "micro-batches that no rank computes", "rows that are left out", "steps of idle rows alone"
     for what, part in (dict.fromkeys(in_all_tests, 1 / 50) | dict.fromkeys(in_some, 1 / 200)).items():
         assert met[what] >= met["plans"] * part, (what, met)
     assert met[SEVERAL_STEPS] >= met["plans whose micro-batches a pass takes over"] / 10, met
@@ -110,10 +122,15 @@ def test_a_pass_that_is_cut_as_its_update_has_its_micro_batches_in_their_order(r
     ours, theirs = plan.layouts["log_prob"], plan.layouts["actor"]
     met["plans whose micro-batches a pass takes over"] += 1
     met[SEVERAL_STEPS] += theirs.n_mini_batches > 1
-    assert (ours.n_mini_batches, ours.order) == (1, theirs.order)
+    assert ours.n_mini_batches == 1
     for rank in range(theirs.dp_size):
         of_update = [theirs.micro_batches(step, rank) for step in range(theirs.n_mini_batches)]
-        assert ours.micro_batches(0, rank) == [rows for step in of_update for rows in step]
+        assert _real(ours.micro_batches(0, rank), rows) == _real([of for step in of_update for of in step], rows)
+
+
+def _real(micro_batches: Sequence[tuple[int, ...]], rows: Rows) -> list[list[int]]:
+    """The real rows of those that hold one."""
+    return [real for of in micro_batches if (real := [row for row in of if row < len(rows)])]
 
 
 @EXAMPLES
@@ -242,6 +259,49 @@ def test_with_fixed_micro_batches_cells_are_as_small_as_can_be(rows, job):
 
 
 @EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_micro_batches_of_a_fixed_size_are_computed_for_what_each_mini_batch_holds(rows, job):
+    plan = planned(rows, job)
+    for name, call in job.calls():
+        layout = plan.layouts[name]
+        for mini_batch in range(layout.n_mini_batches if call.token_budget is None else 0):
+            fewest = -(-layout.real_rows_M[mini_batch] // (call.dp_size * call.micro_batch_rows))
+            fewest = -(-fewest // call.micro_batch_multiple) * call.micro_batch_multiple
+            assert [len(held_K) for held_K in computed_micro_batches(layout, mini_batch)] == [fewest] * call.dp_size
+
+
+@EXAMPLES
+@given(rows=batches(), job=st.one_of(jobs(), jobs(pass_cut_as_update=True)), part=st.sampled_from([0.3, 0.7, 1]))
+def test_idle_rows_are_left_out_of_an_update_and_its_mini_batches_stay(rows, job, part):
+    update = replace(job.updates["actor"], skips_idle=True)
+    less, all_rows = replace(job, updates=dict(job.updates, actor=update)), planned(rows, job)
+    idle = Random(len(rows)).sample(range(len(rows)), int(len(rows) * part))
+    plan = planned(replace(rows, idle=tuple(idle)), less)
+    layout, whole = plan.layouts["actor"], all_rows.layouts["actor"]
+    assert list(map(sorted, layout.rows_M)) == list(map(sorted, whole.rows_M))
+    for rows_of, ranks in zip(whole.rows_M, layout.cells, strict=True):
+        held = sorted(row for cell in ranks for row in cell if row < len(rows))
+        met["rows that are left out"] += len(rows_of) - len(held)
+        met["steps of idle rows alone"] += set(rows_of) <= set(idle)
+        first = [row for row in idle if row in rows_of][:1]
+        assert held == (sorted(set(rows_of) - set(idle)) or first)
+    assert layout.n_pads + sum(row < len(rows) for row in layout.order) == len(layout.order) == len(set(layout.order))
+    for name, call in job.inference.items():
+        order = plan.layouts[name].order
+        assert sorted(row for row in order if row < len(rows)) == list(range(len(rows)))
+        assert len(order) == len(set(order))
+        assert len(order) % call.dp_size == 0
+        if reuses_layout_of(job, call) != "actor":
+            assert plan.layouts[name] == all_rows.layouts[name]
+            continue
+        for rank in range(call.dp_size):
+            of_update = [set(of) for step in range(layout.n_mini_batches) for of in layout.micro_batches(step, rank)]
+            of_pass = [set(of) & set(range(len(rows))) for of in plan.layouts[name].micro_batches(0, rank)]
+            real = [of & set(range(len(rows))) for of in of_update if of & set(range(len(rows)))]
+            assert [of for of in of_pass if of][: len(real)] == real
+
+
+@EXAMPLES
 @given(drawn=MOSTLY_CUT_BY_PLAN)
 def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(drawn):
     rows, job = drawn
@@ -288,9 +348,10 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
             assert figures.micro_batches is None
             continue
         slowest = micro_slowest = micro_batches = cost = 0
-        computed_tokens = -layout.n_pads * job.pad_tokens
+        computed_tokens = 0
         for mini_batch in range(layout.n_mini_batches):
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
+            held_DK = computed_micro_batches(layout, mini_batch)
+            computed_tokens -= sum(row >= len(rows) for of_D in held_DK for of in of_D for row in of) * job.pad_tokens
             positions_DK = [[computed(rows, job, call, held) for held in held_K] for held_K in held_DK]
             load_DK = np.array([[cost_P[positions].sum() for positions in of_rank] for of_rank in positions_DK])
             computed_tokens += sum(len(positions) for of_rank in positions_DK for positions in of_rank)

@@ -19,7 +19,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from tests.support.losses_on_rows import nested
 from tests.support.padded_rows import values_of
-from verl_padding.pads.columns import IS_PADDING, WEIGHS_ROWS, loss_columns, micro_batch_columns
+from verl_padding.pads.columns import CUT_BY_PLAN, IS_PADDING, WEIGHS_ROWS, loss_columns, micro_batch_columns
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Sharing
 from verl_padding.worker.plan_packer import follow_plan
@@ -144,7 +144,12 @@ def cut_as_planned(
         for name, column in columns.items():
             data[name] = column[first : first + len(cell)]
         budget = {"use_dynamic_bsz": True, "max_token_len_per_gpu": token_budget, "sp_size": 1}
-        shape = {"dp_size": layout.dp_size, "batch_num_tokens": tokens, WEIGHS_ROWS: factor_R is not None}
+        shape = {
+            "dp_size": layout.dp_size,
+            "batch_num_tokens": tokens,
+            WEIGHS_ROWS: factor_R is not None,
+            CUT_BY_PLAN: True,
+        }
         tu.assign_non_tensor(data, **COMMON | budget | shape | said)
         micro_batches, places = cut(data)
         assert places is not None

@@ -13,7 +13,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import MICRO_BATCH
+from verl_padding.pads.columns import CUT_BY_PLAN, MICRO_BATCH
 from verl_padding.worker.plan_packer import PATCHED, follow_plan, install
 
 LENGTHS = [9, 4, 7, 2, 2, 6]
@@ -26,7 +26,7 @@ def cell(*, budget: int = 16, dynamic: bool = True, numbers=MICRO_BATCHES) -> Te
     if numbers is not None:
         data[MICRO_BATCH] = torch.tensor(numbers)
     sizes = {"max_token_len_per_gpu": budget, "micro_batch_size_per_gpu": 2, "sp_size": 1}
-    tu.assign_non_tensor(data, use_dynamic_bsz=dynamic, **sizes)
+    tu.assign_non_tensor(data, use_dynamic_bsz=dynamic, **sizes | {CUT_BY_PLAN: numbers is not None})
     return data
 
 
@@ -43,12 +43,25 @@ def test_the_micro_batches_are_those_of_the_plan_without_any_collective(monkeypa
     assert tu.get_non_tensor_data(micro_batches[0], "use_dynamic_bsz", None) is True
 
 
-def test_rows_that_no_plan_has_cut_and_fixed_micro_batches_go_to_verls_packer():
+def test_rows_that_no_plan_has_cut_and_micro_batches_of_a_fixed_size_go_to_verls_packer():
     for data in (cell(numbers=None, budget=30), cell(dynamic=False)):
         want, want_indices = prepare_micro_batches(data)
         got, indices = follow_plan(prepare_micro_batches)(data)
         assert rows_of(got) == rows_of(want)
         assert indices == want_indices
+
+
+def test_rows_that_no_rank_computes_are_in_no_micro_batch():
+    micro_batches, _ = follow_plan(prepare_micro_batches)(cell(numbers=[0, 0, -1, -1, 1, 1]))
+    assert rows_of(micro_batches) == [[0, 1], [4, 5]]
+    micro_batches, _ = follow_plan(prepare_micro_batches)(cell(numbers=[0, 0, 1, 1, -1, -1], dynamic=False))
+    assert rows_of(micro_batches) == [[0, 1], [2, 3]]
+
+
+def test_numbers_of_micro_batches_of_another_call_are_not_read():
+    data = cell(budget=30)
+    tu.assign_non_tensor(data, cut_by_plan=False)
+    assert rows_of(follow_plan(prepare_micro_batches)(data)[0]) == rows_of(prepare_micro_batches(data)[0])
 
 
 def test_outputs_come_back_in_row_order_and_a_lost_one_is_an_error_with_both_counts():
@@ -89,6 +102,7 @@ def test_an_engine_that_cuts_in_another_way_is_refused():
     worker = SimpleNamespace(engine=type("Engine", (), {"forward_backward_batch": json.dumps})())
     with pytest.raises(PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"):
         install()(worker)
+    install(by_plan=False)(worker)  # it computes all pads
 
 
 def test_verl_still_needs_the_patch():

@@ -167,6 +167,7 @@ def cut(tokens: list[list[int]], *, budget: int = 12, chained: bool = True, pack
         )
     data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
+    tu.assign_non_tensor(data, cut_by_plan=True)
     (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains" if chained else "off")(data)
     return micro_batch
 

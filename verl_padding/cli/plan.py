@@ -88,6 +88,8 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
         steps = counted(planned.layout.n_mini_batches, "optimizer step")
         yield f"--dp {dp}: ranks have nothing but pads in {idle} of {steps}."
     yield from planned.plan.warnings
+    if planned.plan.hint:
+        yield planned.plan.hint
 
 
 def _token_counter(tokenizer: str) -> CountTokens:

@@ -14,12 +14,13 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, step_metrics
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
+from verl_padding.driver.idle_rows import find_idle_rows
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.stock_guard import TakesPadding
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import CALL_BY_NAME, CALLS
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.job.job_reader import check_job, translate_plan_error
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
@@ -65,7 +66,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._watch: ActorWatch | None = None
         self._timing: StepTiming | None = None
         self._probed = False
-        self._warned_of_idle_steps = False
+        self._warned_of_idle_steps = self._hinted = False
         self._fetched = (0, 0)  # step, and prompts fetched in it so far
         self._padded_batch: PaddedBatch | None = None
         # Of the local updates of the step: their rows, and the tags of the pads that the workers got.
@@ -165,8 +166,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         plan, template = self._plan(batch, tokens_R, metrics)
         planned = time.perf_counter()
-        timed = self._timing is not None
-        padded = PaddedBatch(batch, plan, template, loss_weightings=self._loss_weightings, timed=timed)
+        padded = self._padded(batch, plan, template, timed=self._timing is not None)
         if self._job_reader.has_teacher:
             padded.check_all_rows_have("teacher_logprobs")
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
@@ -177,6 +177,11 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         metrics.update(step_metrics.plan_metrics(plan, tokens_R, template.length))
         metrics.update(step_metrics.rank_token_metrics(plan, tokens_R, template.length, logging_prefix))
         return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self._padding.old_log_probs == "update":
+            return batch
+        return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_ref_log_prob(batch, metrics)
@@ -237,13 +242,26 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             else:
                 extends_R = find_extensions(batch, tokens_R, images=self._job_reader.has_images)
             metrics[names.LINEAGE_SECONDS] = time.perf_counter() - started
+        idle: Sequence[int] = ()
+        if call is None and ACTOR in job.updates and job.updates[ACTOR].skips_idle:
+            by_session, images = self._padding.advantages == "session", self._job_reader.has_images
+            idle = find_idle_rows(batch, self.config, by_session=by_session, images=images)
         try:
-            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest), job)
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest, idle), job)
         except PlanError as refusal:
             raise PaddingDataError(f"step {self.global_steps}: {translate_plan_error(refusal)}") from refusal
-        for warning in plan.warnings:
+        hints = [translate_plan_error(plan.hint)] if plan.hint and not self._hinted else []
+        self._hinted |= bool(hints)
+        for warning in (*plan.warnings, *hints):
             logger.warning("verl_padding: step %d: %s", self.global_steps, warning)
         return plan, template
+
+    def _padded(
+        self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, timed: bool = False
+    ) -> PaddedBatch:
+        own = ACTOR if self._padding.old_log_probs == "update" else None
+        weightings = self._loss_weightings
+        return PaddedBatch(batch, plan, template, loss_weightings=weightings, timed=timed, own_old_log_probs=own)
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
@@ -275,7 +293,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _plan_single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
         plan, template = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), {}, call)
-        padded = PaddedBatch(batch, plan, template, loss_weightings=self._loss_weightings)
+        padded = self._padded(batch, plan, template)
         try:
             padded.put_pads()
             yield padded

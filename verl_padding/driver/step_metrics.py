@@ -65,8 +65,8 @@ def rank_token_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int
     if not plan.layouts:  # while a warm-up trains nothing and no pass runs
         return {}
     layout = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
-    partitions = np.reshape(layout.order, (layout.dp_size, -1)).tolist()
-    lengths = [*tokens_R, *[pad_length] * layout.n_pads]
+    lengths = [tokens_R[row] if row < len(tokens_R) else pad_length for row in layout.order]
+    partitions = np.arange(len(lengths)).reshape(layout.dp_size, -1).tolist()
     return dict(log_seqlen_unbalance(lengths, partitions, prefix=prefix))
 
 

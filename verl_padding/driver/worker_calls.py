@@ -15,6 +15,7 @@ from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.counted import counted
 from verl_padding.worker import micro_batch_clock, plan_packer, vision_fixes
 from verl_padding.worker.leak_probe import probe_for_leaks
+from verl_padding.worker.left_out import check_left_out
 from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.training_workers import for_training_workers
 
@@ -101,11 +102,12 @@ def wrap_worker_groups(
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
     padding, planned = reader.padding, {role: engine.config for role, engine in reader.engines.items()}
-    changes = [check_engines(planned), wrap_worker_loss(padding.denominator)]
+    changes = [check_engines(planned), check_left_out(padding), wrap_worker_loss(padding.denominator)]
     if reader.has_vision:
         changes.append(vision_fixes.install_in_worker)
-    if padding.packer == "plan":
-        changes.append(plan_packer.install(reader.sharing))
+    by_plan = padding.packer == "plan"
+    if by_plan or any(call.token_budget is None for _, call in reader.step_job().calls()):
+        changes.append(plan_packer.install(reader.sharing, by_plan=by_plan))
     if padding.is_timed:
         changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}

@@ -17,6 +17,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_adapters, check_engines, check_model
 from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
+from verl_padding.job.left_out import check_left_out
 from verl_padding.job.loss_weightings import check_losses
 from verl_padding.job.model_config import has_tower, kinds_of_layers, n_routed_experts, read_model_config
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
@@ -31,8 +32,8 @@ BRANCHING_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers in which a row may go on from where another one was computed."""
 
 
-def translate_plan_error(refusal: PlanError) -> str:
-    """What the planner refuses, in the words of a job's settings: ``strategy='lcm'`` as ``padding.strategy='lcm'``."""
+def translate_plan_error(refusal: PlanError | str) -> str:
+    """What the planner refuses or hints at, in the words of a job's settings: ``padding.seed=`` for ``seed=``."""
     message = re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal))
     message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", message)
     return re.sub(r"\bdp_size=(\d+)", lambda ranks: counted(int(ranks[1]), "data-parallel rank"), message)
@@ -57,7 +58,9 @@ def check_job(config: DictConfig, mode: str | None = None) -> "JobReader":
         why = "this mode's rollout sleeps from a step's first local update on, and the next would wait for it for ever"
         raise PaddingConfigError(f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.")
     check_losses(config, padding)
-    reader.step_job()
+    job = reader.step_job()
+    steps = job.optimizer_steps(job.updates[ACTOR])
+    check_left_out(config, padding, steps=steps, local_updates=reader.parameter_sync_step)
     check_adapters(config, reader.mode, reader.engines.values())
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
@@ -176,6 +179,7 @@ class JobReader:
             if call.trains:
                 role = OmegaConf.select(config, engine.section)
                 fields |= {"prompts_per_mini_batch": role.ppo_mini_batch_size, "shuffle": bool(role.shuffle)}
+                fields["skips_idle"] = name == ACTOR and padding.idle_rows == "skip"
                 updates[name] = Update(mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields)
             else:
                 follows = name != VALUES and padding.log_prob_micro_batches == "update"
@@ -206,7 +210,8 @@ class JobReader:
         bypass = OmegaConf.select(self._config, "algorithm.rollout_correction.bypass_mode", default=False)
         critic, ref = "critic" in self.engines, "ref" in self.engines
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
-        log_prob = not bypass or (has_reference(self._config) and not ref)
+        log_prob = not bypass and self.padding.old_log_probs == "pass"
+        log_prob = log_prob or (has_reference(self._config) and not ref)
         made = {ACTOR: updates_actor, CRITIC: critic, VALUES: critic, LOG_PROB: log_prob, REF: ref}
         return [call for call, is_made in made.items() if is_made]
 

@@ -1,6 +1,7 @@
 """Columns that worker calls carry beside the rows' own fields."""
 
 from collections.abc import Sequence
+from itertools import count
 
 import numpy as np
 import torch
@@ -13,27 +14,41 @@ IS_PADDING = "is_padding"
 REAL_ROWS = "mini_batch_real_rows"
 """Column (R,) in an update: real rows in the row's mini-batch, over all ranks."""
 LOSS_TOKENS = "mini_batch_loss_tokens"
-"""Column (R,) in an update: trained tokens of the row's mini-batch, those that its ``response_mask`` keeps."""
+"""Column (R,) in an update: trained tokens of the row's mini-batch, those that its ``response_mask`` keeps; none of
+rows that are left out."""
 TRAINED_ROWS = "mini_batch_trained_rows"
-"""Column (R,) in an update: rows with a trained token in the row's mini-batch, over all ranks."""
+"""Column (R,) in an update: rows that have some of these tokens, over all ranks."""
 REPORTING_RANKS = "mini_batch_reporting_ranks"
 """Column (R,) in an update: data-parallel ranks that hold a trained token of the row's mini-batch."""
+ALL_TOKENS = "mini_batch_all_tokens"
+"""Column (R,) in an update that leaves rows out: tokens with a loss of all rows of the row's mini-batch, those of their
+``loss_mask``, which verl divides by."""
+ALL_LOSS_TOKENS = "mini_batch_all_loss_tokens"
+"""Column (R,) in an update that leaves rows out: as :data:`LOSS_TOKENS`, with those of the rows that are left out."""
 LOSS_FACTOR = "loss_factor"
 """Column (R,) in an update whose rows weigh differently: what the gradient of the row's outputs is multiplied by
 (:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
 MICRO_BATCH = "micro_batch"
-"""Column (R,) in every call if the plan cuts micro-batches: number of the row's micro-batch in its cell."""
+"""Column (R,) in every call whose micro-batches the plan knows (:data:`CUT_BY_PLAN`): number of the row's micro-batch
+among those of its cell that are computed; -1 in one of pads alone, which no rank computes."""
 SHARED = "shared_tokens"
 """Column (R,) in calls that share: tokens of the row that are planned to be computed in another one; 0 for a pad."""
 BATCH_ROW = "batch_row"
 """Column (R,) in calls whose micro-batches are timed: the row's number in the batch; -1 for a pad."""
-COUNTS = (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, MICRO_BATCH, SHARED, BATCH_ROW)
+OF_ALL_ROWS = (ALL_TOKENS, ALL_LOSS_TOKENS)
+COUNTS = (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, *OF_ALL_ROWS, MICRO_BATCH, SHARED, BATCH_ROW)
 COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.fromkeys(COUNTS, torch.int64)
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
 WEIGHS_ROWS = "weighs_rows"
 """Key of ``extra_info`` of an update whose rows weigh differently. Without it no loss reads :data:`LOSS_FACTOR`: a row
 may have that from an earlier update, while the pads of this one have none."""
+LEAVES_OUT = "leaves_out"
+"""Key of ``extra_info`` of an update that leaves rows out, and so has the columns of :data:`OF_ALL_ROWS`."""
+OLD_LOG_PROBS_OF_UPDATE = "old_log_probs_of_update"
+"""Key of ``extra_info`` of an update that takes its own log-probs for the old policy's."""
+CUT_BY_PLAN = "cut_by_plan"
+"""Key of a call's ``extra_info``: whether it has :data:`MICRO_BATCH`; rows may have that from another call."""
 TIMED_CALL = "timed_call"
 """Key of a timed call's ``extra_info``: its name in the plan."""
 NO_ADAPTER, REF = "no_lora_adapter", "ref"
@@ -57,21 +72,28 @@ def pad_column(layout: Layout) -> dict[str, torch.Tensor]:
 
 
 def loss_columns(
-    layout: Layout, trained_tokens_R: Sequence[int], factor_R: Sequence[float] | None = None
+    layout: Layout,
+    trained_tokens_R: Sequence[int],
+    factor_R: Sequence[float] | None = None,
+    tokens_R: Sequence[int] | None = None,
 ) -> dict[str, torch.Tensor]:
     """What the loss must know about each row and its mini-batch, in the order of ``layout``.
 
-    ``factor_R`` is None if all rows weigh the same; both lists are of the real rows.
+    ``factor_R`` is None if all rows weigh the same, and ``tokens_R``, those of ``loss_mask``, if none is left out. All
+    lists are of the real rows.
     """
     n_rows = layout.n_rows
     mini_batch_of = np.repeat(np.tile(np.arange(layout.n_mini_batches), layout.dp_size), layout.rows_per_cell)
     tokens_MDC = [[[trained_tokens_R[row] for row in cell if row < n_rows] for cell in ranks] for ranks in layout.cells]
-    of_mini_batch = {
+    of_mini_batch: dict[str, Sequence[int]] = {
         REAL_ROWS: layout.real_rows_M,
         LOSS_TOKENS: [sum(map(sum, ranks)) for ranks in tokens_MDC],
         TRAINED_ROWS: [sum(tokens > 0 for cell in ranks for tokens in cell) for ranks in tokens_MDC],
         REPORTING_RANKS: [sum(map(any, ranks)) for ranks in tokens_MDC],
     }
+    if tokens_R is not None:
+        for name, each_R in zip(OF_ALL_ROWS, (tokens_R, trained_tokens_R), strict=True):
+            of_mini_batch[name] = [sum(each_R[row] for row in rows) for rows in layout.rows_M]
     columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()}
     columns |= pad_column(layout)
     return columns if factor_R is None else columns | in_order(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
@@ -80,14 +102,13 @@ def loss_columns(
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
     """The number of each row's micro-batch, and what it shares there; nothing if verl's packer cuts them."""
     layout = plan.layouts[call]
-    if plan.packer != "plan" or layout.micro_batch_rows is None:
+    if layout.micro_batch_rows is None:
         return {}
-    numbers = [
-        number
-        for rank in range(layout.dp_size)
-        for n_rows_DK in layout.micro_batch_rows
-        for number, rows in enumerate(n_rows_DK[rank])
-        for _ in range(rows)
-    ]
+    numbers = []
+    for rank in range(layout.dp_size):
+        for n_rows_DK, skipped in zip(layout.micro_batch_rows, layout.skipped_M, strict=True):
+            computed = count()
+            for k, rows in enumerate(n_rows_DK[rank]):
+                numbers += [-1 if k in skipped else next(computed)] * rows
     columns = {MICRO_BATCH: torch.tensor(numbers)}
     return columns | in_order(SHARED, layout, plan.shared[call], of_pads=0) if call in plan.shared else columns

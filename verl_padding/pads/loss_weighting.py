@@ -62,8 +62,8 @@ def loss_factors(
     """
     factor_R = np.zeros(len(keys))
     weights, tokens = np.asarray(weight_R, dtype=np.float64), np.asarray(tokens_R, dtype=np.float64)
-    for number, ranks in enumerate(layout.cells):
-        rows = [row for cell in ranks for row in cell if row < layout.n_rows]
+    for number, rows_of in enumerate(layout.rows_M):
+        rows = list(rows_of)
         with_loss = [row for row in rows if tokens[row]]
         if with_loss and not weights[with_loss].any():
             raise PaddingDataError(

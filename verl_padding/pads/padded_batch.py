@@ -9,7 +9,7 @@ import torch
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import columns
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
-from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, rows_like, tokens_of_masks
+from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, read_fields, rows_like, tokens_of_masks
 from verl_padding.pads.template import Columns, PadTemplate
 from verl_padding.pads.upsampling import SourceRows, check_no_pads, check_weight_is_a_field, new_pads, put_pads, strip
 from verl_padding.plan import BatchPlan, Layout
@@ -25,7 +25,8 @@ class PaddedBatch:
     in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip` of them takes them out.
 
     A PaddingDataError refuses a real row that is tagged as padding, that :class:`SourceRows` refuses, or that cannot
-    weigh what its agent loop says. ``timed`` says whether the workers time micro-batches.
+    weigh what its agent loop says. ``timed`` says whether the workers time micro-batches, ``own_old_log_probs`` which
+    update takes its own log-probs for those of the old policy.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class PaddedBatch:
         *,
         loss_weightings: Sequence[LossWeighting] = (),
         timed: bool = False,
+        own_old_log_probs: str | None = None,
     ):
         check_no_pads(batch)
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
@@ -46,6 +48,7 @@ class PaddedBatch:
         """All pads of the plan, whether they have been put or not."""
         self._template = template
         self._timed = timed
+        self._own_old_log_probs = own_old_log_probs
         self._source = SourceRows(batch)
         self._made: set[str] = set()
         self._factors = self._loss_factors(loss_weightings)
@@ -87,8 +90,27 @@ class PaddedBatch:
             self._new_fields(1)  # a field that no pad can be made for is refused when it first appears
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
-        """Whether the plan has this call, with these rows in any order."""
-        return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
+        """Whether the plan has this call, with these rows in any order, and what it leaves out may be left out."""
+        return (
+            call in self.plan.layouts
+            and sorted(batch.keys) == sorted(self.batch.keys)
+            and not self._left_out_by_mistake(call)
+        )
+
+    def _left_out_by_mistake(self, call: str) -> list[str]:
+        """Rows that an update leaves out although they have an advantage by now on a trained token."""
+        keys = [self.batch.keys[row] for rows in self.plan.layouts[call].left_out for row in rows]
+        if not keys:
+            return []
+        rows = read_fields(keys, self.batch.partition_id, ("advantages", "response_mask"))
+        advantages, masks = rows["advantages"].unbind(), rows["response_mask"].unbind()
+        wrong = [key for key, *each in zip(keys, advantages, masks, strict=True) if (each[0] * each[1]).any()]
+        if wrong:
+            logger.warning(
+                f"verl_padding: {counted(len(wrong), 'row')} ({first_few(wrong)}) had no advantage by their rewards, "
+                f"and have one now: {call!r} leaves none of {len(keys)} idle rows out this time"
+            )
+        return wrong
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a log-prob, reference or value pass; if there are pads among them, a column marks them."""
@@ -112,7 +134,13 @@ class PaddedBatch:
         factor_R = self._factors.get(call)
         if factor_R is not None:
             rows.extra_info[columns.WEIGHS_ROWS] = True
-        self._put_columns(call, rows, columns.loss_columns(layout, self._trained_tokens_R, factor_R))
+        tokens_R = None
+        if any(layout.left_out):
+            rows.extra_info[columns.LEAVES_OUT] = True
+            tokens_R = tokens_of_masks(self.batch, "loss_mask")
+        if call == self._own_old_log_probs:
+            rows.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE] = True
+        self._put_columns(call, rows, columns.loss_columns(layout, self._trained_tokens_R, factor_R, tokens_R))
         rows.extra_info.pop("mini_batch_size", None)
         rows.extra_info["num_mini_batch"] = layout.n_mini_batches
         rows.extra_info["dataloader_kwargs"] = rows.extra_info.get("dataloader_kwargs", {}) | {"shuffle": False}
@@ -121,17 +149,15 @@ class PaddedBatch:
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
         rows = rows_like(output, batch.keys, batch.tags)
-        rows.extra_info.pop(columns.TIMED_CALL, None)
+        for key in (columns.TIMED_CALL, columns.CUT_BY_PLAN):
+            rows.extra_info.pop(key, None)
         return rows
 
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token that weighs."""
         tokens_R, factor_R = self._trained_tokens_R, self._factors.get(call)
         trains_R = [bool(n and (factor_R is None or factor_R[row])) for row, n in enumerate(tokens_R)]
-        return sum(
-            not any(trains_R[row] for cell in ranks for row in cell if row < len(self.batch))
-            for ranks in self.plan.layouts[call].cells
-        )
+        return sum(not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M)
 
     @cached_property
     def _trained_tokens_R(self) -> list[int]:
@@ -147,6 +173,7 @@ class PaddedBatch:
 
     def _put_columns(self, call: str, rows: KVBatchMeta, of_call: Mapping[str, torch.Tensor]) -> None:
         of_call = {**of_call, **columns.micro_batch_columns(self.plan, call)}
+        rows.extra_info[columns.CUT_BY_PLAN] = columns.MICRO_BATCH in of_call
         if self._timed:
             of_call |= columns.in_order(columns.BATCH_ROW, self.plan.layouts[call], range(len(self.batch)), of_pads=-1)
             # A LoRA actor without its adapter is its own reference, by the same call.

@@ -62,6 +62,8 @@ class BatchPlan:
     """Of each call that shares: how many tokens of each real row are computed in another row of its micro-batch."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
+    hint: str | None = None
+    """Where pads outnumber the rows: the setting with which fewer would do."""
 
     @cached_property
     def n_pads(self) -> int:

@@ -66,6 +66,8 @@ class Update(Call):
     """Prompts of one optimizer step when all prompts of the job have arrived."""
     shuffle: bool = False
     """Whether mini-batches are cut from a permutation drawn with the job's seed, not in the order of the batch."""
+    skips_idle: bool = False
+    """Whether idle rows (``Rows.idle``) are left out of the mini-batches once these are cut."""
     mini_batch_setting: str = "prompts_per_mini_batch"
     """Setting of ``prompts_per_mini_batch``, for messages."""
 

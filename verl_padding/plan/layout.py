@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 
 from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
@@ -24,6 +24,10 @@ class Layout:
     micro_batch_rows: IntsMDK | None = None
     """Rows of each micro-batch, by mini-batch and rank, in the order of the cell; the ranks of a mini-batch have
     the same number of micro-batches, each of one row or more. None if verl's packer cuts them in the workers."""
+    micro_batch_multiple: int = 1
+    """The number of micro-batches of a mini-batch that are computed is a multiple of this."""
+    left_out: tuple[Cell, ...] = ()
+    """Real rows of each mini-batch that are in no cell, since they add nothing to its gradient; none if all are in."""
 
     def __post_init__(self) -> None:
         if not self.cells or not self.cells[0]:
@@ -55,23 +59,64 @@ class Layout:
         cell, n_rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
         return [cell[end - rows : end] for end, rows in zip(accumulate(n_rows_K), n_rows_K, strict=True)]
 
+    @cached_property
+    def skipped_M(self) -> tuple[frozenset[int], ...]:
+        """Micro-batches of each mini-batch that hold pads alone on every rank: no rank computes them."""
+        if self.micro_batch_rows is None:
+            return (frozenset(),) * self.n_mini_batches
+        skipped_M = []
+        for m in range(self.n_mini_batches):
+            levels = zip(*(self.micro_batches(m, rank) for rank in range(self.dp_size)), strict=True)
+            of_pads = [k for k, rows_D in enumerate(levels) if min(map(min, rows_D)) >= self.n_rows]
+            first = len(of_pads) % self.micro_batch_multiple
+            skipped_M.append(frozenset(of_pads[first:]))
+        return tuple(skipped_M)
+
     def as_one_mini_batch(self) -> Layout:
-        """The same ranks, order of rows and micro-batches, for a call that takes the whole batch at once."""
+        """The same ranks, order of rows and micro-batches, for a call that takes the whole batch at once.
 
-        def joined(parts_MD: IntsMDK) -> IntsMDK:
-            return (tuple(tuple(chain.from_iterable(parts_M)) for parts_M in zip(*parts_MD, strict=True)),)
+        Micro-batches that are not computed stay out, where that leaves cells of one size.
+        """
+        assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
+        held_DK: list[list[Cell]] = [[] for _ in range(self.dp_size)]
+        for m, skipped in enumerate(self.skipped_M):
+            rows_DK = [self.micro_batches(m, rank) for rank in range(self.dp_size)]
+            even = all(len({len(rows_K[k]) for rows_K in rows_DK}) == 1 for k in skipped)
+            for held_K, rows_K in zip(held_DK, rows_DK, strict=True):
+                held_K += [rows for k, rows in enumerate(rows_K) if not (even and k in skipped)]
+        return self._of_one_mini_batch(held_DK)
 
-        n_rows_MDK = self.micro_batch_rows
-        return Layout(
-            n_rows=self.n_rows,
-            cells=joined(self.cells),
-            micro_batch_rows=None if n_rows_MDK is None else joined(n_rows_MDK),
+    def followed_by(self, other: Layout) -> Layout:
+        """The micro-batches of this layout of one mini-batch, and after them those of another one with other rows."""
+        first_pad = self.n_rows + self.n_pads
+        held_DK = [
+            self.micro_batches(0, rank)
+            + [
+                tuple(row if row < self.n_rows else row - self.n_rows + first_pad for row in rows)
+                for rows in other.micro_batches(0, rank)
+            ]
+            for rank in range(self.dp_size)
+        ]
+        return self._of_one_mini_batch(held_DK)
+
+    def _of_one_mini_batch(self, held_DK: list[list[Cell]]) -> Layout:
+        """A layout of these micro-batches, whose pads are numbered anew."""
+        pads = sorted({row for held_K in held_DK for rows in held_K for row in rows if row >= self.n_rows})
+        number = {pad: self.n_rows + place for place, pad in enumerate(pads)}
+        return replace(
+            self,
+            cells=(tuple(tuple(number.get(row, row) for rows in held_K for row in rows) for held_K in held_DK),),
+            micro_batch_rows=(tuple(tuple(map(len, held_K)) for held_K in held_DK),),
+            left_out=(),
         )
 
     @property
     def n_micro_batches(self) -> int | None:
-        """Micro-batches of a rank, summed over the mini-batches; None if verl's packer cuts them."""
-        return None if self.micro_batch_rows is None else sum(len(n_rows_DK[0]) for n_rows_DK in self.micro_batch_rows)
+        """Micro-batches that a rank computes, summed over the mini-batches; None if verl's packer cuts them."""
+        if self.micro_batch_rows is None:
+            return None
+        of_ranks_M = zip(self.micro_batch_rows, self.skipped_M, strict=True)
+        return sum(len(n_rows_DK[0]) - len(skipped) for n_rows_DK, skipped in of_ranks_M)
 
     @property
     def n_mini_batches(self) -> int:
@@ -91,7 +136,7 @@ class Layout:
     @property
     def n_pads(self) -> int:
         """Pads in the layout: it uses pads ``0 .. n_pads - 1``."""
-        return len(self.order) - sum(self.real_rows_M)
+        return sum(row >= self.n_rows for row in self.order)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -104,9 +149,16 @@ class Layout:
         return tuple(row for rank in range(self.dp_size) for ranks in self.cells for row in ranks[rank])
 
     @cached_property
+    def rows_M(self) -> tuple[Cell, ...]:
+        """Real rows of each mini-batch, over all ranks, also those that are left out."""
+        left_out_M = self.left_out or ((),) * self.n_mini_batches
+        held_M = ([row for cell in ranks for row in cell if row < self.n_rows] for ranks in self.cells)
+        return tuple((*held, *left_out) for held, left_out in zip(held_M, left_out_M, strict=True))
+
+    @cached_property
     def real_rows_M(self) -> tuple[int, ...]:
-        """Real rows of each mini-batch, over all ranks."""
-        return tuple(sum(row < self.n_rows for cell in ranks for row in cell) for ranks in self.cells)
+        """How many these are."""
+        return tuple(map(len, self.rows_M))
 
     @cached_property
     def reporting_ranks_M(self) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         micro_batches=n_micro,
         packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
         computed_tokens=computed,
-        sharing_factor=int(costs.tokens_R.sum()) / computed,
+        sharing_factor=sum(step.real_tokens for step in steps) / computed,
         micro_imbalance=micro_slowest * n_ranks / cost if is_cut else None,
         micro_over_lower_bound=micro_slowest / sum(step.micro_bound for step in steps) if is_cut else None,
         optimizer_steps=layout.n_mini_batches,
@@ -80,12 +80,15 @@ def layout_time(layout: Layout, costs: CallCosts) -> int:
 
 
 def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
-    """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is one of them."""
+    """Row numbers of the computed micro-batches of each mini-batch and rank; a cell that the workers cut is one."""
     if layout.micro_batch_rows is None:
         return [[[list(cell)] for cell in cells_D] for cells_D in layout.cells]
     return [
-        [[list(rows) for rows in layout.micro_batches(mini_batch, rank)] for rank in range(layout.dp_size)]
-        for mini_batch in range(layout.n_mini_batches)
+        [
+            [list(rows) for k, rows in enumerate(layout.micro_batches(mini_batch, rank)) if k not in skipped]
+            for rank in range(layout.dp_size)
+        ]
+        for mini_batch, skipped in enumerate(layout.skipped_M)
     ]
 
 

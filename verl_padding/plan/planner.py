@@ -1,5 +1,6 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
+from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Job, Packer
@@ -53,15 +55,17 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             cut = STRATEGIES[job.strategy].cut(rows, job, name)
             if cut.warning:
                 warnings.append(cut.warning)
+            if call.skips_idle:
+                cut = cut.without(rows.idle)
         costs = costs_of(rows, job, call)
         taken = reuses_layout_of(job, call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        shape = (taken, cut.rows_M, cut.mini_batch_rows, layout_key(call, job.packer), costs.cost_model)
+        shape = (taken, cut, layout_key(call, job.packer), costs.cost_model)
         same = next((other for other, known in shapes.items() if known == shape), None)
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            layouts[name] = fill_cells(costs, job.packer, cut) if taken is None else layouts[taken].as_one_mini_batch()
+            layouts[name] = _layout(costs, job.packer, cut, None if taken is None else layouts[taken])
             figures[name] = score_layout(layouts[name], costs)
         shapes[name] = shape
         if costs.forest is not None:
@@ -74,7 +78,33 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         figures=figures,
         shared=shared,
         warnings=tuple(warnings),
+        hint=_hint(rows, job, layouts),
     )
+
+
+def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
+    """The setting with which fewer pads would do, where an update has more of them than rows."""
+    name = max(job.updates, key=lambda each: layouts[each].n_pads, default=None)
+    if name is None or layouts[name].n_pads <= len(rows):
+        return None
+    update = job.updates[name]
+    if job.strategy == "prompt" and layouts[name].n_mini_batches > 1:
+        fix = "Prompts have uneven numbers of rows; strategy='rows' gives mini-batches even ones"
+    elif update.token_budget is None and update.micro_batch_rows > 1:
+        fix = "Cut micro-batches by tokens (use_dynamic_bsz), or give them fewer rows"
+    else:
+        fix = f"Raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}, or take fewer ranks"
+    return (
+        f"{name}: {layouts[name].n_pads} pads for {counted(len(rows), 'row')}, since cells are all of one size. {fix}."
+    )
+
+
+def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | None) -> Layout:
+    """The layout of a call, or of a pass the micro-batches of an update, and after them those of what it leaves out."""
+    if taken is None:
+        return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
+    layout, rest = taken.as_one_mini_batch(), sorted(row for rows in taken.left_out for row in rows)
+    return layout.followed_by(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
 
 
 def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:

@@ -41,6 +41,9 @@ class Rows:
 
     forest: Forest | None = None
     """What rows share that part; None if it is not known."""
+    idle: tuple[int, ...] = ()
+    """Numbers of rows that add nothing to the gradient of an update with ``skips_idle``; those first that it computes
+    where a mini-batch has no others."""
 
     def shared(self, *, trees: bool) -> Forest | None:
         """What is computed once: what whole rows share or, with ``trees``, rows that part; None for nothing."""
@@ -84,6 +87,7 @@ class Rows:
         tokens: Iterable[SupportsIndex],
         extends: Iterable[int | None] | None = None,
         forest: Forest | None = None,
+        idle: Iterable[int] = (),
     ) -> Rows:
         """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
 
@@ -91,6 +95,7 @@ class Rows:
             tokens: tokens of each row; whole numbers of any kind, NumPy's as well.
             extends: number of the row that each row extends, see ``extends_R``.
             forest: what rows share that part.
+            idle: rows that add nothing to a gradient, see ``idle``.
 
         >>> Rows.from_keys(["math_7_0_1"], [512]).prompt_R
         ('math_7',)
@@ -117,6 +122,7 @@ class Rows:
             tokens_R=tuple(_as_int(length) for length in tokens),
             extends_R=None if extends is None else tuple(extends),
             forest=forest,
+            idle=tuple(idle),
         )
 
 

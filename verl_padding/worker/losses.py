@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
+from verl.workers.utils.padding import response_from_nested
 
 from verl_padding.config import Denominator
 from verl_padding.pads import columns
@@ -33,6 +34,10 @@ PREFIX = "verl_padding/"
 ROW_MEAN = "geo_mean"
 """verl 0.9 adds this loss up over micro-batches and takes its mean over ranks, each with equal weight, so a row weighs
 more the fewer rows its micro-batch holds. A mean of r of the mini-batch's R rows is r / R of its mean."""
+
+CLIP_FRACTIONS = frozenset({"actor/pg_clipfrac", "actor/pg_clipfrac_lower"})
+CLIPS_NO_ZERO = ("vanilla", "gspo", "sapo", "geo_mean", "bypass_mode")
+"""verl's policy losses whose clip fractions count no token with an advantage of 0, though they are over all tokens."""
 
 # Only its name says what a metric of verl is: an extreme, as in reduce_metrics, or a mean over rows, as the metrics of
 # a rollout correction that are perplexities or of sequences. All other means are over tokens. The option of a
@@ -53,11 +58,16 @@ class RealRowsLoss:
 
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which the gradient of
     their outputs is multiplied. Loss and metrics are those of rows that weigh the same.
+
+    Of an update that leaves idle rows out, denominators are those of all rows. Losses and clip fractions in which such
+    rows count nothing are those of all rows, too; other metrics are of the computed rows, and named so.
     """
 
     def __init__(self, inner: Callable[..., Any], denominator: Denominator):
         self.inner = normalize_over_mini_batch(inner)
         self.denominator = denominator
+        clips_no_zero = getattr(_policy_loss(inner), "loss_mode", None) in CLIPS_NO_ZERO
+        self._of_all_rows = CLIP_FRACTIONS if clips_no_zero else frozenset()
         self._losses: set[str] = set()
 
     def __call__(self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any) -> Any:
@@ -82,15 +92,28 @@ class RealRowsLoss:
         if tu.get_non_tensor_data(data=data, key=columns.WEIGHS_ROWS, default=False):
             factor_R = columns.read_column(data, columns.LOSS_FACTOR)
             model_output = {name: weighted_output(value, factor_R) for name, value in model_output.items()}
+        if tu.get_non_tensor_data(data=data, key=columns.OLD_LOG_PROBS_OF_UPDATE, default=False):
+            data["old_log_probs"] = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
+        leaves_out = tu.get_non_tensor_data(data=data, key=columns.LEAVES_OUT, default=False)
+        if leaves_out:
+            tu.assign_non_tensor(data, batch_num_tokens=int(columns.read_column(data, columns.ALL_TOKENS)[0]))
         loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
         self._losses.update(names_of_sums(metrics))
-        shared = _share_metrics(
-            metrics,
-            of_tokens=int(data["response_mask"].sum()) / int(columns.read_column(data, columns.LOSS_TOKENS)[0]),
+        tokens = int(data["response_mask"].sum())
+        share = partial(
+            _share_metrics,
             of_rows=len(data) / int(columns.read_column(data, columns.TRAINED_ROWS)[0]),
             reporting_ranks=reporting_ranks,
             dp_size=int(data["dp_size"]),
         )
+        shared = share(metrics, of_tokens=tokens / int(columns.read_column(data, columns.LOSS_TOKENS)[0]))
+        if leaves_out:
+            named = {name: name for name in names_of_sums(metrics)}
+            shared = {named.get(name, f"{name}_computed"): metric for name, metric in shared.items()}
+            of_all = tokens / int(columns.read_column(data, columns.ALL_LOSS_TOKENS)[0])
+            for name in self._of_all_rows & metrics.keys():
+                del shared[f"{name}_computed"]
+                shared |= share({name: metrics[name]}, of_tokens=of_all)
         return loss, shared | packing
 
 
@@ -165,14 +188,18 @@ def share_of_mini_batch(
 
 def normalize_over_mini_batch(loss: Any) -> Any:
     """verl's actor loss with its policy loss replaced if that is a mean of rows; any other loss stays as it is."""
-    config = loss.keywords.get("config") if isinstance(loss, partial) else None
-    policy_loss = getattr(config, "policy_loss", None)
+    policy_loss = _policy_loss(loss)
     if policy_loss is None or policy_loss.loss_mode != ROW_MEAN:
         return loss
-    config, policy_loss = copy.copy(config), copy.copy(policy_loss)
+    config, policy_loss = copy.copy(loss.keywords["config"]), copy.copy(policy_loss)
     object.__setattr__(policy_loss, "loss_mode", PREFIX + ROW_MEAN)  # verl's configs are frozen
     object.__setattr__(config, "policy_loss", policy_loss)
     return partial(loss.func, *loss.args, **{**loss.keywords, "config": config})
+
+
+def _policy_loss(loss: Any) -> Any:
+    """What the config of verl's actor loss says of its policy loss; None of any other loss."""
+    return getattr(loss.keywords.get("config"), "policy_loss", None) if isinstance(loss, partial) else None
 
 
 class RunningMetric(Metric):

@@ -1,8 +1,9 @@
 """The plan's micro-batches in verl's workers, instead of those of verl's packer.
 
 verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their modules import by name;
-no setting or registry avoids it. With ``padding.packer=plan`` that name is replaced in the module of a worker's engine.
-It can go when verl takes micro-batches that are already cut (tests/worker/test_plan_packer.py).
+no setting or registry avoids it. With ``padding.packer=plan``, and where micro-batches have a fixed number of rows,
+that name is replaced in the module of a worker's engine. It can go when verl takes micro-batches that are already cut
+(tests/worker/test_plan_packer.py).
 """
 
 import functools
@@ -17,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.known_verl import KNOWN_VERL
-from verl_padding.pads.columns import MICRO_BATCH, SHARED, read_column
+from verl_padding.pads.columns import CUT_BY_PLAN, MICRO_BATCH, SHARED, read_column
 from verl_padding.pads.lineage import EXTENDS, TOKENS
 from verl_padding.plan import Sharing
 from verl_padding.worker.prefix_tree import TREE
@@ -30,14 +31,18 @@ PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
-def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan, or refuses them."""
+def install(sharing: Sharing = "off", *, by_plan: bool = True) -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan.
+
+    One that cuts micro-batches by another function is refused with ``by_plan``; else it computes all pads."""
 
     @for_training_workers
     def patch(role: str, trainee: Any) -> None:
         engine = trainee.engine
         module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
         if PATCHED not in module:
+            if not by_plan:
+                return
             raise PaddingError(
                 f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
                 f"verl {KNOWN_VERL} do. Set padding.packer=verl."
@@ -52,17 +57,22 @@ def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
 def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> PrepareMicroBatches:
     """verl's ``prepare_micro_batches``, except for calls whose rows say which micro-batch they are in.
 
-    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. Where
-    rows share, each of them also gets the tree of what is computed (:mod:`~verl_padding.worker.shared_prefixes`).
+    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. Rows
+    of those that no rank computes are left out, also where the others have a fixed number of rows. Where rows share,
+    each micro-batch also gets the tree of what is computed (:mod:`~verl_padding.worker.shared_prefixes`).
     """
 
     @functools.wraps(prepare)
     def prepare_micro_batches(data: TensorDict, **kwargs: Any) -> tuple[list[TensorDict], list[list[int]] | None]:
-        by_rows = not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True)
-        if by_rows or MICRO_BATCH not in data:
+        if not tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False):
             return prepare(data, **kwargs)
         number_R = read_column(data, MICRO_BATCH).tolist()
-        indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
+        computed_R = [row for row, number in enumerate(number_R) if number >= 0]
+        if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+            return prepare(
+                data if len(computed_R) == len(data) else tu.index_select_tensor_dict(data, computed_R), **kwargs
+            )
+        indices = [list(rows) for _, rows in groupby(computed_R, key=number_R.__getitem__)]
         if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
             raise PaddingDataError(
                 f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "

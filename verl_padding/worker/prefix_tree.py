@@ -140,7 +140,7 @@ def build_tree(
 
 def tree_of(data: TensorDict) -> PrefixTree | None:
     """The tree of a micro-batch that shares some of its tokens; None for any other."""
-    return data[TREE] if TREE in data.keys() else None  # noqa: SIM118  (a TensorDict, whose get() wraps it)
+    return data[TREE] if TREE in data else None  # noqa: SIM401  (get wraps what is no tensor)
 
 
 def computed_rows(data: TensorDict) -> list[tuple[int, int, int]]:

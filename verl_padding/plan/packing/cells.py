@@ -13,7 +13,7 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
-from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.mini_batches import MiniBatches, even_ranges
 from verl_padding.plan.packing.bins import Bin, balance, first_fit, spread
 from verl_padding.plan.packing.pads import FilledCells, pads_in_room
 from verl_padding.plan.packing.way import Way, cheap_at_both_ends
@@ -33,12 +33,28 @@ def sizes_between(least: int, free: int, multiple: int) -> list[int]:
     return sizes
 
 
+def own_size(costs: CallCosts, rows: Sequence[int]) -> int:
+    """The fewest rows that the cells of a mini-batch can hold: an even share of its rows."""
+    return up_to_multiple(-(-len(rows) // costs.call.dp_size), costs.call.cell_multiple)
+
+
 def least_size(costs: CallCosts, mini_batches: MiniBatches) -> int:
-    """The fewest rows that the cells of a call can hold: an even share of its fullest mini-batch, or of a fixed one."""
+    """The fewest rows that the cells of a call can hold: those of its fullest mini-batch, or of a fixed one."""
     if mini_batches.mini_batch_rows is not None:
         return mini_batches.mini_batch_rows // costs.call.dp_size
-    most = max(-(-len(rows) // costs.call.dp_size) for rows in mini_batches.rows_M)
-    return up_to_multiple(most, costs.call.cell_multiple)
+    return max(own_size(costs, rows) for rows in mini_batches.rows_M)
+
+
+def levelled(costs: CallCosts, filled_M: Sequence[FilledCells], mini_batches: MiniBatches) -> list[FilledCells]:
+    """Mini-batches in cells of their own sizes, made one size by micro-batches of pads alone, computed on no rank."""
+    call, size = costs.call, least_size(costs, mini_batches)
+    most = call.micro_batch_rows if call.token_budget is None else call.token_budget // costs.pad_tokens
+    found = []
+    for filled, rows in zip(filled_M, mini_batches.rows_M, strict=True):
+        pads = size - own_size(costs, rows)
+        levels = even_ranges(pads, up_to_multiple(-(-pads // most), call.micro_batch_multiple)) if pads else []
+        found.append(filled.with_levels_of_pads(list(map(len, levels))))
+    return found
 
 
 def may_grow(costs: CallCosts, mini_batches: MiniBatches) -> bool:
@@ -106,25 +122,30 @@ def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int)
 class ByRows(Way):
     """Micro-batches of a fixed number of rows, and of about the same cost: they need the least memory.
 
-    If they are in the same order on all ranks, the costliest first, ranks that synchronize at each wait least. None
-    holds only pads while there are rows for all.
+    If they are in the same order on all ranks, the costliest first, ranks that synchronize at each wait least. A
+    mini-batch has as few as its own rows need, and then those of pads alone that make all cells one size.
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.token_budget is None
 
     def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
-        size, rows_MD = balanced_cells(costs, mini_batches)
         micro_rows = costs.call.micro_batch_rows
-        places_K = [micro_rows] * (size // micro_rows)
 
-        def micro_batches(rows: Sequence[int]) -> list[list[int]]:
+        def micro_batches(rows: Sequence[int], n_micro: int) -> list[list[int]]:
             extra_I = extra_cost(costs, rows)
-            bins = balance(extra_I, len(places_K), micro_rows)
+            bins = balance(extra_I, n_micro, micro_rows)
             costliest_first = np.argsort([-extra_I[items].sum() for items in bins], kind="stable")
             return [[rows[item] for item in bins[number]] for number in costliest_first]
 
-        return [FilledCells.filled_up([micro_batches(rows) for rows in rows_D], places_K) for rows_D in rows_MD]
+        filled_M = []
+        for rows in mini_batches.rows_M:
+            size = own_size(costs, rows)
+            n_micro = size // micro_rows
+            bins_D = balance(extra_cost(costs, rows), costs.call.dp_size, size)
+            rows_DK = [micro_batches([rows[item] for item in items], n_micro) for items in bins_D]
+            filled_M.append(FilledCells.filled_up(rows_DK, [micro_rows] * n_micro))
+        return levelled(costs, filled_M, mini_batches)
 
 
 class Uncut(Way):

@@ -44,13 +44,22 @@ class FilledCells(Cut):
         pads_DK = [[n - len(rows) for n, rows in zip(places_K, rows_K, strict=True)] for rows_K in rows_DK]
         return cls(rows_DK=rows_DK, pads_DK=pads_DK)
 
+    def with_levels_of_pads(self, sizes_K: Sequence[int]) -> FilledCells:
+        """The same cells with further micro-batches, of so many pads each, which no rank computes."""
+        return FilledCells(
+            rows_DK=[[*rows_K, *([] for _ in sizes_K)] for rows_K in self.rows_DK],
+            pads_DK=[[*pads_K, *sizes_K] for pads_K in self.pads_DK],
+            time=self.time,
+        )
 
-def numbered(cells_M: Sequence[FilledCells], n_rows: int, *, with_micro_batches: bool) -> Layout:
+
+def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_batches: bool) -> Layout:
     """The layout of cells that are filled: pads are numbered from ``n_rows`` on, by mini-batch, rank and micro-batch.
 
     Args:
         with_micro_batches: False where the workers cut them.
     """
+    n_rows = costs.n_rows
     next_pad = count(n_rows)
     held_MDK = [
         [
@@ -61,7 +70,12 @@ def numbered(cells_M: Sequence[FilledCells], n_rows: int, *, with_micro_batches:
     ]
     cells = tuple(tuple(tuple(chain.from_iterable(held_K)) for held_K in held_DK) for held_DK in held_MDK)
     n_rows_MDK = tuple(tuple(tuple(map(len, held_K)) for held_K in held_DK) for held_DK in held_MDK)
-    return Layout(n_rows=n_rows, cells=cells, micro_batch_rows=n_rows_MDK if with_micro_batches else None)
+    return Layout(
+        n_rows=n_rows,
+        cells=cells,
+        micro_batch_rows=n_rows_MDK if with_micro_batches else None,
+        micro_batch_multiple=costs.call.micro_batch_multiple,
+    )
 
 
 def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) -> list[list[int]]:

@@ -16,7 +16,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.cells import least_size, up_to_multiple
+from verl_padding.plan.packing.cells import levelled, own_size, up_to_multiple
 from verl_padding.plan.packing.pads import FilledCells, RowsDK, blocks
 from verl_padding.plan.packing.way import Way, cheap_at_both_ends
 
@@ -32,8 +32,8 @@ class Rectangles(Way):
 
     def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
         cut = _cut_cells if costs.call.padded_to == "cell" else _cut_levels
-        size = least_size(costs, mini_batches)
-        return [cut(costs, costs.longest_first(rows), size) for rows in mini_batches.rows_M]
+        filled_M = [cut(costs, costs.longest_first(rows), own_size(costs, rows)) for rows in mini_batches.rows_M]
+        return levelled(costs, filled_M, mini_batches)
 
 
 def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:

@@ -28,7 +28,7 @@ class Way(ABC):
 
     def layout(self, costs: CallCosts, mini_batches: MiniBatches) -> Layout:
         """The layout of a call."""
-        return numbered(self.fill(costs, mini_batches), costs.n_rows, with_micro_batches=self.cuts_micro_batches)
+        return numbered(self.fill(costs, mini_batches), costs, with_micro_batches=self.cuts_micro_batches)
 
 
 def cheap_at_both_ends(costly_first_K: list[Item]) -> list[Item]:

@@ -1,0 +1,63 @@
+"""Jobs that leave out idle rows, or the pass that computes old log-probs, beside the same jobs that compute them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.jobs import JobFacts, run_job
+from tests.end_to_end.test_runs_repeat import MEASURED, OF_THE_PLAN, STEPS, rollouts
+from tests.support.tolerance import ADAM_EPS
+from verl_padding.job import metric_names as names
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SKIP, UPDATE = "padding.idle_rows=skip", "padding.old_log_probs=update"
+OF_COMPUTED_ROWS = ("actor/ppo_kl",)
+
+
+def run(folder: Path, *overrides: str) -> JobFacts:
+    return run_job(
+        folder,
+        "+padding=prompt",
+        "padding.packer=plan",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context",
+        "actor_rollout_ref.rollout.calculate_log_probs=false",
+        f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
+        *overrides,
+        steps=STEPS,
+    )
+
+
+def assert_trained_alike(facts: JobFacts, plain: JobFacts, *, absent: tuple[str, ...]) -> None:
+    """The same texts and rewards at each step, which the weights of the steps before decide, and the same metrics."""
+    rows = rollouts(plain)
+    assert sorted(rows) == [1, 2, 3]
+    assert rollouts(facts) == rows
+    for step, want in plain.metrics.items():
+        metrics = facts.metrics[step]
+        compared = [
+            name
+            for name, value in want.items()
+            if isinstance(value, float) and not MEASURED.search(name) and not OF_THE_PLAN.search(name)
+        ]
+        assert {"actor/pg_loss", "actor/grad_norm", "actor/pg_clipfrac", "actor/lr"} <= set(compared)
+        assert set(compared) - set(metrics) == set(absent) & set(compared)
+        for name in set(compared) & set(metrics):
+            np.testing.assert_allclose(metrics[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"step {step}: {name}")
+    assert all(metrics["actor/grad_norm"] > 0 for metrics in plain.metrics.values())
+
+
+@pytest.mark.parametrize("sharing", ["off", "trees"])
+def test_a_job_without_its_idle_rows_trains_as_with_them(sharing, tmp_path):
+    several_steps = "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"padding.sharing={sharing}"
+    plain, lean = run(tmp_path / "plain", *several_steps), run(tmp_path / "lean", SKIP, *several_steps)
+    assert_trained_alike(lean, plain, absent=OF_COMPUTED_ROWS)
+
+
+def test_a_job_whose_update_brings_its_old_log_probs_trains_as_with_the_pass(tmp_path):
+    one_step = "actor_rollout_ref.actor.ppo_mini_batch_size=6"
+    plain = run(tmp_path / "plain", one_step)
+    own, lean = run(tmp_path / "own", UPDATE, one_step), run(tmp_path / "lean", SKIP, UPDATE, one_step)
+    assert_trained_alike(own, plain, absent=("actor/entropy",))
+    assert_trained_alike(lean, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))

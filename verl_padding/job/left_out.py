@@ -1,0 +1,108 @@
+"""What a job may leave out of its computation without a change of its updates, and what forbids it.
+
+Idle rows have no trained token, or an advantage of exactly 0 on each. A policy loss that is a sum of terms which the
+advantage multiplies has no gradient in them; whatever else the actor's loss adds up has one. Old log-probs are those of
+an update's first optimizer step: a batch of one step needs the pass that computes them for their other readers only.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.loss_weightings import BYPASS, CORRECTION, LOSS_MODE
+from verl_padding.job.role_engine import ACTOR_SECTION
+
+MULTIPLIED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "cispo", BYPASS)
+"""verl's policy losses that are sums of terms which the advantage multiplies."""
+OF_REWARDS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "remax")
+"""verl's estimators that read nothing but rewards, and give sessions of a prompt that all earn the same advantages of
+exactly 0, but for rounding. Others read what a pass computes, or whiten advantages over the batch."""
+READ_OLD_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
+"""verl's estimators that read old log-probs."""
+ESTIMATOR = "algorithm.adv_estimator"
+ROLLOUT_CORRECTION = "algorithm.rollout_correction"
+
+
+def check_left_out(config: DictConfig, padding: PaddingConfig, *, steps: int, local_updates: int) -> None:
+    """Refuses to leave out what the job needs, by a PaddingConfigError that names what needs it.
+
+    Args:
+        steps: optimizer steps of an epoch over a batch.
+        local_updates: of a global step, all of which compare with the policy of its beginning.
+    """
+    why = why_idle_rows_count(config) if padding.idle_rows == "skip" else ""
+    if why:
+        raise PaddingConfigError(f"padding.idle_rows='skip': {why}")
+    if padding.old_log_probs == "update":
+        why = why_pass_is_needed(config, padding.strategy, steps=steps, local_updates=local_updates)
+    if why:
+        raise PaddingConfigError(f"padding.old_log_probs='update': {why}")
+
+
+def why_idle_rows_count(config: DictConfig) -> str:
+    """What idle rows would add to an actor's update, and the fix; empty if that is nothing."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+    actor = ACTOR_SECTION
+    losses = {name: POLICY_LOSS_REGISTRY[name] for name in MULTIPLIED}
+    estimators = {name: ADV_ESTIMATOR_REGISTRY[name] for name in OF_REWARDS}
+    return (
+        _unless_verls(config, LOSS_MODE, losses, "it is not known to be 0 where the advantage is")
+        or _if_set(config, f"{CORRECTION}.rollout_is_batch_normalize", "it divides by a mean over a micro-batch's rows")
+        or _unless_verls(config, ESTIMATOR, estimators, "rewards alone tell of no advantage of 0")
+        or _if_set(config, f"{actor}.use_kl_loss", "the KL loss has a gradient in every row")
+        or _if_set(config, f"{actor}.entropy_coeff", "the entropy has a gradient in every row")
+        or _if_set(config, f"{actor}.calculate_entropy", "the metric actor/entropy_loss is of all rows")
+        or _if_set(config, "distillation.enabled", "the teacher's loss has a gradient in every row")
+        or _if_set(config, "algorithm.use_kl_in_reward", "rewards depend on log-probs, which no pass has computed yet")
+    )
+
+
+def why_pass_is_needed(config: DictConfig, strategy: str, *, steps: int, local_updates: int) -> str:
+    """Who reads old log-probs beside the loss of the first optimizer step, and the fix; empty if nobody does.
+
+    ``tests/job/test_left_out.py`` lists all that reads them in verl.
+    """
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+    if strategy == "lcm":
+        return "padding.strategy=lcm: a batch takes as many optimizer steps as its rows fill. Choose prompt or rows."
+    if steps > 1:
+        setting = f"{ACTOR_SECTION}.ppo_mini_batch_size"
+        size = OmegaConf.select(config, setting)
+        return f"{setting}={size}: the second of {steps} optimizer steps compares with them. Set it to {size * steps}."
+    if (epochs := OmegaConf.select(config, f"{ACTOR_SECTION}.ppo_epochs")) > 1:
+        return f"{ACTOR_SECTION}.ppo_epochs={epochs}: the second epoch compares with them. Set it to 1."
+    if local_updates > 1:
+        return f"parameter_sync_step={local_updates}: the second local update compares with them. Set it to 1."
+    replay = f"{ACTOR_SECTION}.{config.actor_rollout_ref.actor.strategy}.router_replay.mode"
+    if OmegaConf.select(config, replay) == "R2":
+        return f"{replay}=R2: the pass records the routes that the update replays. Set it to R3 or disabled."
+    others = {name: each for name, each in ADV_ESTIMATOR_REGISTRY.items() if name not in READ_OLD_LOG_PROBS}
+    rollout = "actor_rollout_ref.rollout.calculate_log_probs"
+    return (
+        _if_set(config, f"{ROLLOUT_CORRECTION}.bypass_mode", "there is no pass that could be left out")
+        or _if_set(config, f"{ROLLOUT_CORRECTION}.rollout_is", "it compares those of the rollout with them")
+        or _if_set(config, f"{ROLLOUT_CORRECTION}.rollout_rs", "it compares those of the rollout with them")
+        or _if_set(config, rollout, "metrics compare those of the rollout with them")
+        or _if_set(config, "algorithm.use_kl_in_reward", "rewards depend on them")
+        or _if_set(config, "distillation.enabled", "the teacher's loss may read them")
+        or _unless_verls(config, LOSS_MODE, POLICY_LOSS_REGISTRY, "a loss of your own may read them")
+        or _unless_verls(config, ESTIMATOR, others, "it reads them, or may do so")
+    )
+
+
+def _if_set(config: DictConfig, setting: str, why: str) -> str:
+    value = OmegaConf.select(config, setting)
+    fix = "False" if value is True else "0" if isinstance(value, float) else "null"
+    return f"{setting}={value}: {why}. Set it to {fix}." if value else ""
+
+
+def _unless_verls(config: DictConfig, setting: str, admitted: Mapping[str, Callable[..., Any]], why: str) -> str:
+    """Empty where the choice is one of these functions, unless it is the user's own, registered by a name of verl's."""
+    value = OmegaConf.select(config, setting)
+    verls = [str(name) for name, function in admitted.items() if function.__module__.startswith("verl.")]
+    return "" if value in verls else f"{setting}={value}: {why}. Choose one of {', '.join(verls)}."

@@ -1,0 +1,55 @@
+"""What only a worker shows of what is left out: whether its loss is verl's, and its model has no dropout."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.worker.training_workers import for_training_workers
+
+
+def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``, before the loss is wrapped.
+
+    A PaddingConfigError if the actor's loss is not the one that is known to do without what the job leaves out, or its
+    model gives other log-probs while it trains.
+    """
+
+    @for_training_workers
+    def check(role: str, trainee: Any) -> None:
+        from verl.workers.utils.losses import ppo_loss
+
+        left_out = [f"padding.idle_rows={padding.idle_rows!r}"] if padding.idle_rows == "skip" else []
+        if padding.old_log_probs == "update":
+            left_out.append(f"padding.old_log_probs={padding.old_log_probs!r}")
+        if role != "actor" or not left_out:
+            return
+        loss = trainee.loss_fn.func if isinstance(trainee.loss_fn, partial) else trainee.loss_fn
+        if loss is not ppo_loss:
+            raise PaddingConfigError(
+                f"{left_out[0]}: the actor's loss is {loss!r}, which may add something for the rows, or read the "
+                f"log-probs, that are left out. Use verl's ppo_loss, or leave {left_out[0]} out."
+            )
+        if padding.old_log_probs == "update" and (where := _dropout(trainee.engine.module)):
+            raise PaddingConfigError(
+                f"{left_out[-1]}: the actor has dropout ({where}), with which an update's log-probs are not those of a "
+                "pass. Set it to 0, or padding.old_log_probs=pass."
+            )
+
+    return check
+
+
+def _dropout(modules: Any) -> str | None:
+    """A module that drops something while it trains, of a model or of the parts of one; None if there is none."""
+    for part in modules if isinstance(modules, list | tuple) else [modules]:
+        for name, module in part.named_modules():
+            rates = {each: value for each, value in vars(module).items() if "dropout" in each}
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+                rates["p"] = module.p
+            for each, rate in rates.items():
+                if isinstance(rate, float) and rate > 0:
+                    return f"{name}.{each}={rate}"
+    return None
