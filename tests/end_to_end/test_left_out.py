@@ -8,7 +8,6 @@ import pytest
 from tests.end_to_end.jobs import JobFacts, run_job
 from tests.end_to_end.test_runs_repeat import MEASURED, OF_THE_PLAN, STEPS, rollouts
 from tests.support.tolerance import ADAM_EPS
-from verl_padding.job import metric_names as names
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 

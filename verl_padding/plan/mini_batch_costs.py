@@ -75,7 +75,7 @@ def layout_time(layout: Layout, costs: CallCosts) -> int:
     by_micro = costs.call.sync_point == "micro_batch"
     slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
     # Where the handling of a micro-batch was measured, it is in its cost.
-    handled = 0 if isinstance(costs.cost_model, MeasuredCost) else layout.n_micro_batches or 0
+    handled = 0 if isinstance(costs.cost_model, MeasuredCost) else sum(step.micro_batches for step in steps)
     return slowest + handled * costs.level + layout.n_pads * costs.pad_handling
 
 
