@@ -50,7 +50,7 @@ from benchmarks.train_step import (
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan.row_keys import row_key
 
-COMPUTED_TOKENS = RANKS * 4 * BUDGET
+COMPUTED_TOKENS = RANKS * 2 * BUDGET
 SESSIONS = 8
 ALL_PAIRS, STOCK = Side(name="stock verl, all pairs", strategy=None), Side(name="stock verl", strategy=None)
 OFF = Side(name="off", strategy="prompt", packer="plan")
@@ -162,7 +162,7 @@ def measure(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 3,
     keep: Keep = False,
     as_json: AsJson = False,
 ) -> None:

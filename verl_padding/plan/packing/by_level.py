@@ -40,8 +40,8 @@ POLISH_PAIRS = 1 << 22
 POLISHED = 3
 """How many of the best ways to cut a mini-batch are polished; for a large one, only the best is."""
 LARGE, HUGE = 1024, 16384
-"""A mini-batch with more rows is large: the ways to cut it differ little once they are polished. A way to group the rows
-of a huge one is not tried if another one is faster than it could be, unless rows that share met by chance."""
+"""A mini-batch with more rows is large: the ways to cut it differ little once they are polished. A way to group the
+rows of a huge one is not tried if another one is faster than it could be, unless rows that share met by chance."""
 
 
 class ByLevel(Way):
