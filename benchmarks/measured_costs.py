@@ -48,7 +48,6 @@ from tests.support.cluster import ray_and_queue
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.plan import COST_MODELS
 from verl_padding.plan.row_keys import row_key
-from verl_padding.timing.laps import TimedStep
 from verl_padding.timing.learned_costs import LearnedCosts
 from verl_padding.worker import micro_batch_clock
 
@@ -190,13 +189,11 @@ def _update(workers: Any, batch: KVBatchMeta, side: Side, learned: LearnedCosts,
 
 
 def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, step: int) -> dict[str, Any]:
-    keys = list(batch.keys)
     start_side(workers, MEASURED)
     took = planned_update(workers, batch, MEASURED, SIZE, _cost(learned), timed=True)
     answer = workers.execute_with_func_generator(micro_batch_clock.read_in_worker)
     laps = list(answer.non_tensor_batch[micro_batch_clock.LAPS])
-    timed = TimedStep(step=step, keys=keys, laps=laps)
-    for said in learned.learn(timed, {"actor": COST_MODELS["attention"]}, ["actor"]):
+    for said in learned.learn(laps, {"actor": COST_MODELS["attention"]}, ["actor"]):
         console.print(said)
     return took
 

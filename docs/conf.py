@@ -35,7 +35,7 @@ smartquotes = False
 nitpicky = True
 # Types of other packages and names that only annotations have: the site takes no network, so it knows no other site.
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|numpy|omegaconf|tensordict|torch|transfer_queue|typing|verl)\..*"),
+    ("py:.*", r"(collections|numpy|omegaconf|pathlib|tensordict|torch|transfer_queue|typing|verl)\..*"),
     ("py:.*", r"verl_padding\.(?!plan\.[A-Z]|errors\.|pads\.roles\.).*"),
     ("py:meth", r"_\w+"),
     ("py:class", "Packer|Sharing"),

@@ -20,6 +20,7 @@ from ray.scripts.scripts import cli as ray_cli
 from typer.testing import CliRunner
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
+from tests.record.test_step_file import made_step
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, skip_without_the_extra_docs
 from tests.support.run_folder import write_run
 from tests.timing.test_laps import two_ranks
@@ -27,7 +28,7 @@ from verl_padding.cli import demo
 from verl_padding.cli.app import app
 from verl_padding.job.composition import MAIN, JobArguments, compose_job
 from verl_padding.plan import STRATEGIES
-from verl_padding.timing.laps import TimedStep, write_step
+from verl_padding.record.step_file import write_steps
 
 READ = [*(page for page in PAGES if page != DOCS / "own_recipe.md"), *sorted(ROOT.glob("recipes/*/*.md"))]
 """Pages; the blocks of own_recipe.md are run in order, in a folder of their own, by ``test_own_recipe.py``."""
@@ -83,9 +84,10 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
         (folder / path.name).symlink_to(path)
     for name in ("benchmarks", "recipes", "tests", "docs", "configs", "verl_padding", "setup.cfg", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
-    for run in ("runs/stock", "runs/padded", *(f"outputs/{name}" for name in OUTPUTS)):
+    for run in ("demo_out", "runs/stock", "runs/padded", *(f"outputs/{name}" for name in OUTPUTS)):
         write_run(folder / run, padded="stock" not in run)
-    write_step([TimedStep(step=3, keys=["a_0_0", "a_0_1"], laps=two_ranks())], folder / "timing/3.jsonl")
+    for steps in ("steps", "demo_out/steps"):
+        write_steps([made_step(laps=two_ranks())], folder / steps / "3.jsonl")
     for environment in ("environment", "vllm_environment"):
         (folder / environment / "bin").mkdir(parents=True)
         (folder / environment / "bin/activate").touch()

@@ -47,7 +47,8 @@ SETTINGS = {
     "idle_rows": "compute",
     "old_log_probs": "pass",
     "timing": False,
-    "timing_dir": None,
+    "record": False,
+    "record_dir": None,
     "version": verl_padding.__version__,
 }
 
@@ -82,4 +83,4 @@ def test_the_choices_and_the_trainers_have_these_names():
 
 def test_the_command_has_these_subcommands():
     commands = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}
-    assert commands == {"compare", "demo", "doctor", "plan", "rehearse", "timeline", "tiny-model"}
+    assert commands == {"compare", "demo", "doctor", "plan", "rehearse", "report", "timeline", "tiny-model"}

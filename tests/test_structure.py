@@ -11,7 +11,21 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "verl_padding"
 RECIPES = PACKAGE.parent / "recipes"
 FLOORS = (
-    *("version", "errors", "plan", "timing", "pads", "config", "job", "worker", "driver", "stock", "runs", "local"),
+    *(
+        "version",
+        "errors",
+        "plan",
+        "timing",
+        "record",
+        "pads",
+        "config",
+        "job",
+        "worker",
+        "driver",
+        "stock",
+        "runs",
+        "local",
+    ),
     *("rehearsal", "entry", "doctor", "plugin", "recipes", "cli", "__main__"),
 )
 """Modules and packages of the top floor, each above those that it may import."""

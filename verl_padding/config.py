@@ -10,6 +10,7 @@ from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.version import __version__
 
+IdleRows = Literal["compute", "skip"]
 Denominator = Literal["rows", "nominal"]
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
@@ -66,7 +67,7 @@ class PaddingConfig:
     another row, prompt and response, only the longer row is computed, and both get its outputs. ``trees``: so are
     tokens that rows begin with before they part; where the model's layers do not allow it, chains are shared. Both
     need ``packer=plan``, dynamic batch sizes and FSDP engines."""
-    idle_rows: Literal["compute", "skip"] = "compute"
+    idle_rows: IdleRows = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly 0. ``compute``: as
     verl. ``skip``: nothing; steps, denominators and gradients stay the same. A loss in which such rows have a gradient
     is refused."""
@@ -77,9 +78,13 @@ class PaddingConfig:
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
     Metrics tell the sums, and a file per step has every lap (``verl-padding timeline`` draws it)."""
-    timing_dir: str | None = None
-    """Folder of these files, ``<step>.jsonl``. ``null``: the folder ``timing`` beside ``trainer.rollout_data_dir``, or
-    without one, in ``trainer.default_local_dir``. It matters only with ``timing``."""
+    record: bool = False
+    """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and age, where each
+    worker call computes it, and what it shares with which row; nothing of its texts (``verl-padding plan`` reads it).
+    """
+    record_dir: str | None = None
+    """Folder of the files of ``timing`` and ``record``, ``<step>.jsonl``. ``null``: the folder ``steps`` beside
+    ``trainer.rollout_data_dir``, or without one, in ``trainer.default_local_dir``."""
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
 
@@ -87,7 +92,8 @@ class PaddingConfig:
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
-        _check_unless_one_of("timing", self.timing, (True, False))
+        for key in ("timing", "record"):
+            _check_unless_one_of(key, getattr(self, key), (True, False))
         if self.pad_length != "auto":
             _check_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
 

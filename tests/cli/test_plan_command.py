@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,6 @@ from verl_padding.plan import COST_MODELS
 from verl_padding.plan.cost import attention_cost
 from verl_padding.runs import charts
 from verl_padding.runs.charts import WAITING
-from verl_padding.timing.laps import TimedStep
 from verl_padding.timing.learned_costs import LearnedCosts
 
 SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
@@ -249,7 +249,7 @@ def test_the_cost_may_be_what_a_job_has_measured(path, tmp_path):
     checkpoint = tmp_path / "padding_costs.json"
     costs = LearnedCosts()
     laps = [lap(rank, 0, 1.0 + tokens, 1.0 + tokens, (tokens,)) for rank in (0, 1) for tokens in range(1, 9)]
-    costs.learn(TimedStep(step=1, keys=[], laps=laps), {"actor": COST_MODELS["attention"]}, [])
+    costs.learn(laps, {"actor": COST_MODELS["attention"]}, [])
     costs.write(checkpoint)
     by_clock, by_formula = (plan_of(path, *SHAPE, "--cost-model", name) for name in (checkpoint, "attention"))
     assert by_clock["figures"]["over_lower_bound"] != by_formula["figures"]["over_lower_bound"]
@@ -389,3 +389,28 @@ def test_without_a_word_on_which_row_extends_which_nothing_is_shared_and_a_note_
     result = run(path, *PLANNED, "--sharing", "chains", "--json")
     assert json.loads(result.stdout)["figures"]["sharing_factor"] == 1
     assert "--sharing chains: nothing is shared" in result.stderr
+
+
+# Prompt, session, tokens and reward of each row. The sessions of p1 have earned the same, by their last rows, and so
+# have those of p2; p4 has one session, which can be equal to no other.
+ROWS_OF = re.compile(r'"rows": \[([\d, ]+)\]')
+REWARDED = [
+    *[("p0", 0, 30, 0.0), ("p0", 1, 30, 1.0), ("p1", 0, 10, 0.5), ("p1", 1, 20, 7.0), ("p1", 1, 30, 0.5)],
+    *[("p2", 0, 40, 0.0), ("p2", 1, 40, 0.0), ("p3", 0, 50, 1.0), ("p3", 1, 10, 0.0), ("p4", 0, 60, 1.0)],
+]
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_prompts_whose_sessions_have_all_earned_the_same_are_told_and_may_be_left_out(packer, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    names = "prompt", "session", "tokens", "reward"
+    path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in REWARDED))
+    shape = ("--dp", "1", "--mini-batch", "5", "--n", "2", "--budget", "128", "--packer", packer)
+    plain, less = plan_of(path, *shape), plan_of(path, *shape, "--idle-rows", "skip", "--compare")
+    # 10 + 20 + 30 + 40 + 40 of 320 tokens.
+    assert "5 of 10 rows, 43.8% of the tokens" in "".join(plain["notes"])
+    numbers = {int(digits) for held in ROWS_OF.findall(json.dumps(less["steps"])) for digits in held.split(", ")}
+    assert numbers == {0, 1, 7, 8, 9}
+    compared = {name: (figures["rows"], figures["tokens"]) for name, figures in less["comparison"].items()}
+    assert compared == {"verl": (10, 320), "plan_with_idle_rows": (10, 320), "plan": (5, 180)}
+    assert less["comparison"]["plan"]["over_perfect"] < less["comparison"]["plan_with_idle_rows"]["over_perfect"]

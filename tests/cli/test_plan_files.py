@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_plan_command import CHAINS, SHARED, compared, plan_of, refused, run, write_lines
+from tests.record.test_step_file import made_step
 from verl_padding.config import PaddingConfig
+from verl_padding.record.step_file import write_steps
 
 ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
 SHAPE = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
@@ -155,3 +157,20 @@ def test_options_that_the_rows_do_not_bear_out_are_shown_with_both_numbers(file)
     for n in (2, 7):
         assert notes(file, *SHAPE, "--n", n) == [f"--n {n}: a prompt has up to 4 sessions."]
     assert notes(file, *SHAPE, "--dp", 32) == ["--dp 32: ranks have nothing but pads in 4 of 4 optimizer steps."]
+
+
+def test_a_recorded_step_is_planned_with_what_its_rows_share_each_local_update_by_itself(tmp_path):
+    step, shape = made_step(), ("--dp", 1, "--n", 2, "--mini-batch", 2, "--budget", 64, "--packer", "plan")
+    write_steps([step], tmp_path / "3.jsonl")
+    plan = plan_of(tmp_path / "3.jsonl", *shape, "--sharing", "trees")
+    (rank,) = plan["steps"][0]["ranks"]
+    assert sorted(row for micro_batch in rank["micro_batches"] for row in micro_batch["rows"]) == [0, 1, 2, 3]
+    # 12, 20, 15 and 20 tokens: row 0 is the beginning of row 1, and row 2 has 7 tokens of it, the last computed again.
+    assert plan["figures"]["computed_tokens"] == 20 + (15 - 6) + 20
+    assert plan_of(tmp_path / "3.jsonl", *shape, "--sharing", "chains")["figures"]["computed_tokens"] == 20 + 15 + 20
+    write_steps([step, made_step(update=1)], tmp_path / "3.jsonl")
+    both = plan_of(tmp_path / "3.jsonl", *shape, "--sharing", "trees")
+    assert [Path(batch["file"]).name for batch in both["batches"]] == ["3.jsonl, update 0", "3.jsonl, update 1"]
+    assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
+    write_steps([made_step(rows=[])], tmp_path / "3.jsonl")
+    assert "3.jsonl: holds laps alone. Record steps with padding.record=true." in refused(tmp_path / "3.jsonl", *shape)

@@ -7,6 +7,8 @@ from dataclasses import fields
 from tests.cli.test_plan_command import plan_of
 from tests.support.pages import DOCS, FENCE, read
 from verl_padding.cli.rows_file import read_rows
+from verl_padding.cli.trajectories import ChatEncoder
+from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
 
 PAGE = read(DOCS / "rows_file.md")
@@ -26,6 +28,10 @@ def test_the_rows_of_the_page_are_read_as_it_says():
     assert lengths.rows.tokens_R == (512, 400, 900, 5, 7)
     assert lengths.rows.extends_R == (None, None, 1, None, 3)
     assert dump.rows.prompt_R == ("7f3a",)
+    encode = ChatEncoder(make_byte_tokenizer())
+    talks = read_rows(TEXTS[2].encode().splitlines(), name="page", count_tokens=None, encode=encode)
+    assert set(talks.rows.tokens_R) == {len("user") + len("2 + 2?") + 4 + 11 + 2}
+    assert len(set(talks.rows.prompt_R)) == 2
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
     assert first_column("A row of a rollout dump") == json.loads(TEXTS[1]).keys() - {"score"}
@@ -35,7 +41,7 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(TEXTS[0])
     shown = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", "chains", "--compare")
-    assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
+    assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[3]).keys()
     assert (
         shown["figures"].keys()
         == first_column("Figures")

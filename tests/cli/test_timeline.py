@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from tests.timing.test_laps import two_ranks
 from verl_padding.cli.app import app
-from verl_padding.timing.laps import TimedStep, write_step
+from verl_padding.record.step_file import RecordedStep, write_steps
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "3.jsonl"
-    write_step([TimedStep(step=3, keys=["a_0_0", "a_0_1"], laps=two_ranks())], path)
+    write_steps([RecordedStep(step=3, update=0, keys=["a_0_0", "a_0_1"], laps=two_ranks())], path)
     return path
 
 
@@ -53,5 +53,5 @@ def test_what_cannot_be_shown_is_refused_in_a_line(arguments: list[str], shown: 
     code, output = run(file, *arguments)
     assert code == 1
     assert shown in output
-    write_step([TimedStep(step=3, keys=[], laps=[])], file)
+    write_steps([RecordedStep(step=3, update=0, keys=[])], file)
     assert "holds no lap" in run(file)[1]

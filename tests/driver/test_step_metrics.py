@@ -7,20 +7,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from tensordict import TensorDict
 
-from tests.support.losses_on_rows import nested
 from tests.timing.test_laps import lap, two_ranks
 from verl_padding.config import PaddingConfig
-from verl_padding.driver.step_metrics import plan_metrics, session_metrics, worker_metrics
+from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
 from verl_padding.driver.step_timing import StepTiming, timing_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Layout, Pass, Update
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.mini_batch_costs import score_layout
-from verl_padding.timing.laps import Lap, TimedStep
+from verl_padding.timing.laps import Lap
 from verl_padding.worker.micro_batch_clock import LAPS
 
 TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2
@@ -155,22 +152,7 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
 def test_what_clocks_say_is_told_of_each_call():
     calls = (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
     laps = [replace(each, call=call) for each in two_ranks() for call in calls]
-    timed = TimedStep(step=1, keys=[], laps=laps)
-    assert timing_metrics(timed, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
-
-
-def test_a_session_counts_once_with_the_score_of_its_last_row():
-    keys = ["a_0_10", "a_0_2", "a_1_0", "b_0_0"]
-    scores = [torch.tensor([0.0] * (tokens - 1) + [score]) for score, tokens in ((1, 5), (7, 3), (0, 4), (0.5, 6))]
-    rows = TensorDict({"rm_scores": nested(scores), "num_turns": torch.tensor([2, 4, 2, 1])}, batch_size=4)
-    assert session_metrics(keys, rows) == {
-        "padding/session/score/mean": 0.5,
-        "padding/session/response_length/mean": 6.0,
-        "padding/session/rows/mean": 4 / 3,
-        "padding/session/rows/max": 2,
-        "padding/session/num_turns/mean": 3.0,
-    }
-    assert "padding/session/num_turns/mean" not in session_metrics(keys, rows.select("rm_scores"))
+    assert timing_metrics(laps, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
 
 
 TIMED = ("log_prob", "actor")
@@ -204,9 +186,9 @@ def test_a_pass_tries_another_fill_only_if_it_has_micro_batches_of_its_own(as_up
     config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=".", resume_mode="disable"))
     timing = StepTiming(config, PaddingConfig(packer="plan", cost_model="measured"), [Workers()])
     with caplog.at_level(logging.WARNING):
-        for step in (1, 2):
+        for _ in range(2):
             timing.with_learned_costs(job)
-            timing.read(step, [])
+            timing.read()
     priced = timing.with_learned_costs(job)
     assert [name for name in TIMED if f" tokens in {name}," in caplog.text] == calls
     assert [name for name in TIMED if getattr(dict(priced.calls())[name].cost_model, "trial_fill", 0)] == calls

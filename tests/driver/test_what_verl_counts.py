@@ -22,7 +22,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.step_metrics import SESSION_FIELDS, session_metrics
+from verl_padding.driver.batch_metrics import session_metrics
+from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.queue import KVBatchMeta, read_fields
 from verl_padding.plan.row_keys import row_key
@@ -71,7 +72,8 @@ def test_means_of_a_batch_are_over_rows_and_ours_over_sessions():
         trainer.use_critic, trainer._get_n_gpus_for_throughput = False, lambda: 2
         batch = put_sessions(rows)
         PPOTrainer._compute_metrics(trainer, batch, found, {"step": 1.0}, global_steps=7, epoch=0)
-        return found, session_metrics(batch.keys, read_fields(batch.keys, PARTITION, SESSION_FIELDS))
+        masks = read_fields(batch.keys, PARTITION, ["response_mask"])["response_mask"]
+        return found, session_metrics([TrainedRows.read(batch, masks.unbind(), compare=False)])
 
     (one, our_one), (two, our_two) = of_one_and_two_rows(metrics)
     verls = {

@@ -165,7 +165,14 @@ class GrowingContext(AgentLoopBase):
     """Each model call is a row that begins with the whole row before it, as a gateway records them.
 
     The later a row comes, the less it weighs.
+
+    Args:
+        equal_of_three: of each three prompts, so many earn 1 in every session.
     """
+
+    def __init__(self, *args: Any, equal_of_three: int = 0, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.equal_of_three = equal_of_three
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -180,4 +187,6 @@ class GrowingContext(AgentLoopBase):
             outputs.append(WeightedOutput(**fields_of(context, ids, answer), loss_weight=1 / (1 + len(outputs))))
             context = context + ids + [draw.randrange(5, 200) for _ in range(draw.randint(1, 3))]
         reward_letters(self.tokenizer, outputs[-1])
+        if index % 3 < self.equal_of_three:
+            outputs[-1].reward_score = 1.0
         return outputs

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SKIP, UPDATE = "padding.idle_rows=skip", "padding.old_log_probs=update"
 OF_COMPUTED_ROWS = ("actor/ppo_kl",)
+"""Metrics of verl's that are logged under names of ours where rows are left out."""
 
 
 def run(folder: Path, *overrides: str) -> JobFacts:
@@ -20,7 +21,7 @@ def run(folder: Path, *overrides: str) -> JobFacts:
         folder,
         "+padding=prompt",
         "padding.packer=plan",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context_of_equal_prompts",
         "actor_rollout_ref.rollout.calculate_log_probs=false",
         f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
         *overrides,
@@ -44,7 +45,8 @@ def assert_trained_alike(facts: JobFacts, plain: JobFacts, *, absent: tuple[str,
         assert set(compared) - set(metrics) == set(absent) & set(compared)
         for name in set(compared) & set(metrics):
             np.testing.assert_allclose(metrics[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"step {step}: {name}")
-    assert all(metrics["actor/grad_norm"] > 0 for metrics in plain.metrics.values())
+        assert 0.4 < metrics["padding/rows/without_advantage/share"] < 1
+        assert want["actor/grad_norm"] > 0
 
 
 @pytest.mark.parametrize("sharing", ["off", "trees"])

@@ -1,5 +1,6 @@
 """Real jobs through ``verl.trainer.main_ppo``: two FSDP2 ranks, real Ray, real TransferQueue."""
 
+import json
 import math
 from collections import Counter
 from itertools import islice
@@ -13,11 +14,15 @@ from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
 from verl_padding.job.calls import CRITIC as CRITIC_CALL
 from verl_padding.job.calls import LOG_PROB, REF, VALUES
-from verl_padding.timing.laps import read_steps
+from verl_padding.plan.row_keys import session_of_key
+from verl_padding.record.step_file import read_steps
+from verl_padding.runs.report import ROLLOUTS
+from verl_padding.timing.laps import laps_by_call
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 
 PROMPTS, SESSIONS, MINI = 6, 3, 2
+COUNTS = ("configured", "arrived", "missing", "failed", "empty")
 MISHAPS = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
 STEPS = 4
 OFFLOAD = "+transfer_queue.backend.SimpleStorage.ssd_offload"
@@ -26,9 +31,9 @@ OFFLOAD = "+transfer_queue.backend.SimpleStorage.ssd_offload"
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     """GRPO; one step has a single row, in another some sessions fail."""
-    timed = "padding.timing=true"
+    timed = ("padding.timing=true", "padding.record=true")
     folder = tmp_path_factory.mktemp("grpo")
-    return run_job(folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, timed, steps=STEPS)
+    return run_job(folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, *timed, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,7 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
         "+padding.weighted_losses=all",
         "+padding.advantages=session",
         "+padding.timing=true",
+        "+padding.record=true",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=96",
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=128",
@@ -133,6 +139,23 @@ def test_a_step_with_one_real_row_trains_on_it_and_warns_of_the_fewer_steps(grpo
 def test_failed_sessions_cost_rows_and_nothing_else(grpo):
     assert "this session fails on purpose" in grpo.log
     assert grpo.metrics[FAILING_STEP]["padding/actor/optimizer_steps/total"] == PROMPTS // MINI
+
+
+def test_each_session_that_brings_no_row_is_counted_as_failed_or_as_empty(grpo):
+    configured = PROMPTS * SESSIONS
+    for step, metrics in grpo.metrics.items():
+        arrived = len({session_of_key(uid) for uid in dumped(grpo, step)})
+        missing = configured - arrived
+        assert (missing > 0) is (step in (LONELY_STEP, FAILING_STEP))
+        failed, empty = (missing, 0) if step == FAILING_STEP else (0, missing)
+        counts = [metrics[f"padding/session/{name}/total"] for name in COUNTS]
+        assert counts == [configured, arrived, missing, failed, empty]
+
+
+def dumped(facts: JobFacts, step: int) -> dict[str, float]:
+    """The score of each row, by its key, from verl's rollout dump."""
+    lines = map(json.loads, (facts.folder / ROLLOUTS / f"{step}.jsonl").read_text().splitlines())
+    return {line["uid"]: line["score"] for line in lines}
 
 
 @EACH_JOB
@@ -247,10 +270,11 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
     facts: JobFacts = request.getfixturevalue(job)
     keys = {note["step"]: note["keys"] for note in facts.batches}
     for step, metrics in facts.metrics.items():
-        (timed,) = read_steps(facts.folder / "timing" / f"{step}.jsonl")
+        (timed,) = read_steps(facts.folder / "steps" / f"{step}.jsonl")
         assert (timed.step, list(timed.keys)) == (step, keys[step])
-        assert {LOG_PROB, ACTOR_CALL} <= set(timed.by_call())
-        for call, laps in timed.by_call().items():
+        by_call = laps_by_call(timed.laps)
+        assert {LOG_PROB, ACTOR_CALL} <= set(by_call)
+        for call, laps in by_call.items():
             epochs = 2 if (job, call) == ("gae", ACTOR_CALL) else 1
             assert Counter(row for lap in laps for row in lap.rows) == dict.fromkeys(range(len(timed.keys)), epochs)
             assert set(Counter((lap.mini_batch, lap.micro_batch) for lap in laps).values()) == {2}, "of both ranks"
@@ -262,3 +286,20 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
                 assert sum(lap.forward_s for lap in laps) < 0.9 * sum(lap.seconds for lap in laps), "then backwards"
             assert metrics[f"padding/{call}/prediction_error"] >= 0
         assert metrics["timing_s/padding/timing"] > 0
+
+
+@pytest.mark.parametrize("job", ["grpo", SLOW_GAE])
+def test_a_recorded_job_has_a_line_for_each_row_at_the_places_where_the_clocks_have_seen_it(job, request):
+    facts: JobFacts = request.getfixturevalue(job)
+    for step in facts.metrics:
+        (recorded,) = read_steps(facts.folder / "steps" / f"{step}.jsonl")
+        assert [row.key for row in recorded.rows] == list(recorded.keys)
+        assert {row.key: row.reward for row in recorded.rows} == pytest.approx(dumped(facts, step))
+        assert all(row.age == 0 and row.trained_tokens > 0 for row in recorded.rows)
+        for call, laps in laps_by_call(recorded.laps).items():
+            mini_batches = 1 + max(row.places[call].mini_batch for row in recorded.rows)
+            for lap in laps:
+                for row in lap.rows:
+                    place = recorded.rows[row].places[call]
+                    assert (place.mini_batch, place.rank) == (lap.mini_batch % mini_batches, lap.rank)
+                    assert place.micro_batch == (None if job == "grpo" else lap.micro_batch)

@@ -32,11 +32,12 @@ from tests.equivalence.updates import (
     read_log_probs,
     update_both,
 )
-from tests.support.fsdp2_workers import follow_no_plan, start_over
+from tests.support.fsdp2_workers import follow_no_plan, moments_of, start_over, weights_of
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
+from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.upsampling import strip
@@ -113,6 +114,55 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_ha
         trained = [value for step, value in enumerate(plain) if step % 3 > 0]
         np.testing.assert_allclose(both.padded[name], trained, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
     assert both.padded["actor/pg_loss"][-3] == 0, "the losses are known by the second epoch"
+
+
+@pytest.mark.parametrize("cut", [{"micro_batch_rows": 2}, {}, {"sharing": "trees"}], ids=["rows", "budget", "trees"])
+def test_ranks_that_leave_idle_rows_out_end_with_the_weights_and_moments_of_all_rows(cut, actors):
+    """Of three mini-batches, one keeps most rows, one has idle rows alone."""
+    start_over(actors[:1], "seq-mean-token-mean", cut.get("micro_batch_rows"), terms=False)
+    start_over(actors[1:], "seq-mean-token-mean", terms=False)
+    actors[0].execute_with_func_generator(install(cut.get("sharing", "off")))
+    batch = put_branching_rows() if "sharing" in cut else put_trained_rows()
+    rows_M = plan_of(batch, "plan", **cut).layouts["actor"].rows_M
+    idle = sorted({*rows_M[0][:1], *rows_M[1], *rows_M[2][:-2]})
+    [advantages] = read_columns(batch, "advantages")
+    put_columns(batch, advantages=[a * (row not in idle) for row, a in enumerate(advantages)])
+    plan = plan_of(batch, "plan", idle=idle, **cut)
+    assert [len(rows) for rows in plan.layouts["actor"].left_out] == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
+    both = update_both(*actors, batch, plan, said={"calculate_entropy": False})
+    assert len(both.padded["grad_norm"]) == 3 * EPOCHS
+    assert [norm == 0 for norm in both.padded["grad_norm"][:3]] == [False, True, False]
+    assert_metrics_agree(both, names=("actor/pg_loss", "grad_norm", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"))
+    assert "actor/ppo_kl" not in both.padded
+    assert len(both.padded["actor/ppo_kl_computed"]) == 3 * EPOCHS
+    moments, want = map(moments_of, actors)
+    assert (moments - want).norm() <= RELATIVE_FLOAT32 * want.norm()
+
+
+def test_ranks_whose_update_brings_its_old_log_probs_end_as_with_those_of_a_pass(actors):
+    """One optimizer step, of an update that the pass is cut as: the same to the bit."""
+    ranks, _ = actors
+    outcomes = []
+    for own in (False, True):
+        start_over([ranks], "token-mean")
+        ranks.execute_with_func_generator(install())
+        batch = put_trained_rows()
+        plan = plan_of(batch, "plan", mini_batch=6)
+        padded = upsample(batch, plan, TEMPLATE)
+        group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)
+        if not own:
+            group.compute_log_prob(call(batch, batch.keys, compute_loss=False))
+            put_columns(batch, old_log_probs=read_log_probs(batch))
+        said = {"global_batch_size": 7, "epochs": 1, OLD_LOG_PROBS_OF_UPDATE: own}
+        metrics = group.update_actor(call(batch, batch.keys, **said))["metrics"]
+        strip(padded.pads)
+        outcomes.append((weights_of(ranks), moments_of(ranks), metrics))
+    (weights, moments, want), (own_weights, own_moments, got) = outcomes
+    assert torch.equal(own_weights, weights)
+    assert torch.equal(own_moments, moments)
+    compared = [name for name in want if "perf" not in name and name != "mfu"]
+    assert {name: got[name] for name in compared} == {name: want[name] for name in compared}
+    assert want["actor/ppo_kl"] == [0.0]
 
 
 def follow(padded_ranks, packer):

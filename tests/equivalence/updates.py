@@ -26,6 +26,7 @@ from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.job.calls import CALLS
+from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.lineage import find_extensions, find_forest
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
@@ -134,12 +135,16 @@ def plan_of(
     micro_batch_rows: int | None = None,
     ranks_of_row: int = 1,
     pad_tokens: int = PAD_TOKENS,
+    idle: Sequence[int] = (),
+    mini_batch: int | None = None,
     **shape: Any,
 ) -> BatchPlan:
     """Three mini-batches; and, by a token budget, a pass that is cut as they are.
 
     Args:
         few: for :func:`put_few_rows`: in two of the mini-batches, one rank (or group of them) alone has a real row.
+        idle: rows that the update leaves out.
+        mini_batch: prompts of a mini-batch, where they are not cut into three.
         ranks_of_row: how many ranks share a row, and their budgets.
         shape: of the calls, other than two ranks'.
     """
@@ -150,7 +155,9 @@ def plan_of(
         strategy=strategy,
         prompts=3 if few else 6,
         sessions_per_prompt=2,
-        updates={update: Update(**of_call, prompts_per_mini_batch=1 if few else 2)},
+        updates={
+            update: Update(**of_call, prompts_per_mini_batch=mini_batch or (1 if few else 2), skips_idle=bool(idle))
+        },
         inference={"log_prob": Pass(**of_call, as_update=update)} if by_tokens and not few else {},
         packer=packer,
         sharing=sharing,
@@ -158,10 +165,10 @@ def plan_of(
     )
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     shared = find_extensions(batch, tokens_R), find_forest(batch, tokens_R)
-    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, *shared), job)
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, *shared, idle), job)
     layout = plan.layouts[update]
     assert layout.n_pads > 0
-    assert layout.n_mini_batches == 3 or strategy != "prompt"
+    assert layout.n_mini_batches == (3 if mini_batch is None else 1) or strategy != "prompt"
     assert sharing == "off" or plan.figures[update].sharing_factor > 1.4
     assert not few or layout.reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
     return plan
@@ -208,7 +215,7 @@ def assert_updates_agree(
     start_over([one_rank], mode, policy_loss=policy_loss)
     start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
     started(padded_ranks, one_rank)
-    if packer == "plan":
+    if packer == "plan" or micro_batch_rows is not None:
         padded_ranks.execute_with_func_generator(install(sharing))
     rows = {"off": put_trained_rows, "chains": put_grown_rows, "trees": put_branching_rows}[sharing]
     batch = (put or (put_few_rows if few else rows))()
@@ -217,8 +224,8 @@ def assert_updates_agree(
     both = update_both(padded_ranks, one_rank, batch, plan, template=template, update=update)
     assert_metrics_agree(both, update)
     if micro_batch_rows is not None:
-        of_step = both.layout.rows_per_cell / micro_batch_rows
-        assert both.padded[MICRO_BATCHES] == [of_step] * EPOCHS * both.layout.n_mini_batches
+        levels_M = [both.layout.rows_per_cell // micro_batch_rows - len(skipped) for skipped in both.layout.skipped_M]
+        assert both.padded[MICRO_BATCHES] == levels_M * EPOCHS
     elif packer == "plan":  # verl's own packer cuts as it likes
         assert_packed_as_planned(both, update)
     return both
@@ -245,6 +252,7 @@ def update_both(
     """
     layout, method = plan.layouts[update], METHODS[update]
     before = weights_of(padded_ranks)
+    said_plain = {name: value for name, value in said.items() if name != OLD_LOG_PROBS_OF_UPDATE}
     assert torch.equal(before, weights_of(one_rank))
 
     padded = padded or upsample(batch, plan, template)
@@ -258,10 +266,9 @@ def update_both(
     plain, keys_of = copies or (batch, {key: [key] for key in batch.keys})
     want = []
     for _ in range(EPOCHS):
-        for ranks in layout.cells:
-            rows = [row for cell in ranks for row in cell if row < len(batch.keys)]
+        for rows in layout.rows_M:
             keys = [key for row in rows for key in keys_of[batch.keys[row]]]
-            alone = call(plain, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1, **said)
+            alone = call(plain, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1, **said_plain)
             want.append(_metrics(getattr(one_rank, method)(alone)))
 
     after, reference = weights_of(padded_ranks), weights_of(one_rank)
@@ -286,7 +293,8 @@ def assert_metrics_agree(both: BothUpdates, update: str = "actor", names: Sequen
 
 def assert_packed_as_planned(both: BothUpdates, update: str = "actor") -> None:
     """The workers have computed the tokens that the plan says, in as many micro-batches."""
-    planned = [len(rows_DK[0]) for rows_DK in both.layout.micro_batch_rows]
+    levels_M = zip(both.layout.micro_batch_rows, both.layout.skipped_M, strict=True)
+    planned = [len(rows_DK[0]) - len(skipped) for rows_DK, skipped in levels_M]
     assert both.padded[MICRO_BATCHES] == planned * EPOCHS
     efficiency = np.dot(both.padded[PACKING_EFFICIENCY][: len(planned)], planned) / sum(planned)
     assert efficiency == pytest.approx(both.plan.figures[update].packing_efficiency)

@@ -95,6 +95,7 @@ def start_over(
     loss_agg_mode: str,
     micro_batch_rows: int | None = None,
     policy_loss: str = "vanilla",
+    terms: bool = True,
 ) -> None:
     """Gives workers the model's weights and a new optimizer again, and verl's loss with other modes.
 
@@ -102,6 +103,7 @@ def start_over(
 
     Args:
         micro_batch_rows: rows of a micro-batch; None for as many as the token budget allows.
+        terms: whether an actor's loss has its KL and entropy terms.
     """
 
     def reset(worker: Any) -> DataProto:
@@ -113,6 +115,8 @@ def start_over(
         object.__setattr__(config, "loss_agg_mode", loss_agg_mode)
         if hasattr(config, "policy_loss"):
             object.__setattr__(config.policy_loss, "loss_mode", policy_loss)
+            object.__setattr__(config, "use_kl_loss", terms)
+            object.__setattr__(config, "entropy_coeff", 0.01 if terms else 0.0)
         if wrapper:
             trainee.set_loss_fn(type(wrapper)(verls_loss, wrapper.denominator))
         object.__setattr__(trainee.engine_config, "use_dynamic_bsz", micro_batch_rows is None)
@@ -156,6 +160,17 @@ def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
     of_ranks = workers.execute_with_func_generator(_gather_weights).batch["weights"]
     assert all(torch.equal(weights, of_ranks[0]) for weights in of_ranks), "copies of weights differ between ranks"
     return of_ranks[0]
+
+
+def moments_of(workers: RayWorkerGroup) -> torch.Tensor:
+    """Both moments of AdamW of all parameters of an FSDP2 engine, (2N,) float32."""
+
+    def gather(worker: Any) -> DataProto:
+        states = getattr(worker, "actor", worker).engine.optimizer.state.values()
+        flat = [state[name].full_tensor().reshape(-1) for name in ("exp_avg", "exp_avg_sq") for state in states]
+        return DataProto(batch=TensorDict({"moments": torch.cat(flat).unsqueeze(0)}, batch_size=1))
+
+    return workers.execute_with_func_generator(gather).batch["moments"][0]
 
 
 def _gather_weights(worker: Any) -> DataProto:

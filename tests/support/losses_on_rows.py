@@ -21,7 +21,14 @@ from verl.workers.config import (
 )
 from verl.workers.utils.losses import ppo_loss, value_loss
 
-from verl_padding.pads.columns import IS_PADDING, LOSS_TOKENS, REAL_ROWS, REPORTING_RANKS, TRAINED_ROWS
+from verl_padding.pads.columns import (
+    IS_PADDING,
+    LOSS_TOKENS,
+    OF_ALL_ROWS,
+    REAL_ROWS,
+    REPORTING_RANKS,
+    TRAINED_ROWS,
+)
 
 PAD = "pad"
 # [rank][micro-batch] -> rows; a micro-batch of pads alone, one mixed, one of real rows.
@@ -95,10 +102,15 @@ class Rows:
         """Whether a row has a trained token; a pad has none."""
         return row is not PAD and bool(self.fields[row]["response_mask"].any())
 
+    def tokens(self, mask, rows):
+        return int(sum(self.fields[row][mask].sum() for row in rows))
+
     def leaves(self):
         return [row["output"].clone().requires_grad_() for row in self.fields]
 
-    def micro_batch(self, rows, leaves, output_name, *, dp_size, real_rows, reporting_ranks, nominal=7):
+    def micro_batch(
+        self, rows, leaves, output_name, *, dp_size, real_rows, reporting_ranks, nominal=7, left_out=(), **said
+    ):
         picked = [self.pad() if row is PAD else self.fields[row] for row in rows]
         outputs = [
             row["output"].clone().requires_grad_() if name is PAD else leaves[name]
@@ -109,10 +121,15 @@ class Rows:
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
         data[REAL_ROWS] = torch.full((len(rows),), real_rows)
         data[REPORTING_RANKS] = torch.full((len(rows),), reporting_ranks)
-        data[LOSS_TOKENS] = torch.full((len(rows),), int(sum(row["response_mask"].sum() for row in self.fields)))
-        data[TRAINED_ROWS] = torch.full((len(rows),), sum(map(self.trains, range(self.n_real))))
-        tokens = int(sum(row["loss_mask"].sum() for row in self.fields))
-        tu.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=nominal)
+        computed = [row for row in range(self.n_real) if row not in left_out]
+        data[LOSS_TOKENS] = torch.full((len(rows),), self.tokens("response_mask", computed))
+        data[TRAINED_ROWS] = torch.full((len(rows),), sum(map(self.trains, computed)))
+        tokens = self.tokens("loss_mask", computed)  # as verl counts them: of the rows that it gets
+        tu.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=nominal, **said)
+        if left_out:
+            tu.assign_non_tensor(data, leaves_out=True)
+            for name, mask in zip(OF_ALL_ROWS, ("loss_mask", "response_mask"), strict=True):
+                data[name] = torch.full((len(rows),), self.tokens(mask, range(self.n_real)))
         output = {output_name: nested(outputs)}
         if output_name == "log_probs":
             output["entropy"] = nested(o * o for o in outputs)
@@ -163,12 +180,18 @@ def critic_loss(mode):
     return partial(value_loss, config=config)
 
 
-def run_as_verl_does(loss, rows, layout, output_name, nominal=7):
-    """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them up."""
+def run_as_verl_does(loss, rows, layout, output_name, nominal=7, left_out=(), **said):
+    """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them up.
+
+    Args:
+        left_out: rows that no micro-batch holds, though they belong to the mini-batch.
+        said: goes to the loss with each micro-batch.
+    """
     leaves = rows.leaves()
-    real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro)
+    real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro) + len(left_out)
     reporting = sum(any(rows.trains(row) for micro in rank for row in micro) for rank in layout)
     shape = {"dp_size": len(layout), "real_rows": real_rows, "reporting_ranks": reporting, "nominal": nominal}
+    shape |= {"left_out": left_out} | said
     by_rank = []
     for rank in layout:
         metrics = {}

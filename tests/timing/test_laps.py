@@ -1,21 +1,16 @@
 """Laps by hand: their file, their figures, their trace."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from verl_padding.errors import PaddingDataError
 from verl_padding.plan import COST_MODELS
 from verl_padding.timing.laps import (
     Lap,
-    TimedStep,
     chrome_trace,
     imbalance_and_waiting,
     measurements,
     prediction_error,
-    read_steps,
-    write_step,
 )
 
 
@@ -68,27 +63,9 @@ def test_where_waiting_is_not_told_apart_the_slowest_rank_of_a_micro_batch_is_co
     assert error_of(two_ranks(told_apart=False)) == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
 
 
-def test_a_file_of_laps_reads_as_it_was_written(tmp_path: Path):
-    steps = [TimedStep(step=3, keys=["a", "b"], laps=two_ranks()), TimedStep(step=3, keys=[], laps=two_ranks(False))]
-    path = tmp_path / "timing" / "3.jsonl"
-    write_step(steps, path)
-    assert read_steps(path) == steps
-
-
-@pytest.mark.parametrize(
-    "text", [None, "", '{"step": 1, "keys": []}\n{"call": "actor"}\n', "step,call\n", '{"call": "actor"}\n', "3\n"]
-)
-def test_a_file_that_holds_no_laps_is_refused(text: str | None, tmp_path: Path):
-    path = tmp_path / "3.jsonl"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(PaddingDataError, match=r"3\.jsonl: .*Name a file of padding.timing_dir"):
-        read_steps(path)
-
-
 def test_a_trace_has_a_process_for_each_call_and_a_thread_for_each_rank_and_times_in_microseconds():
     laps = [*two_ranks(), lap(0, 0, 1.0, None, (5,), call="ref", start_s=99.0)]
-    trace = json.loads(json.dumps(chrome_trace([TimedStep(step=3, keys=["a", "b"], laps=laps)])))
+    trace = json.loads(json.dumps(chrome_trace(laps)))
     events = trace["traceEvents"]
     named = {(event["pid"], event.get("tid")): event["args"]["name"] for event in events if event["ph"] == "M"}
     assert named == {(0, None): "ref", (1, None): "actor", (0, 0): "rank 0", (1, 0): "rank 0", (1, 1): "rank 1"}

@@ -13,7 +13,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.timing import learned_costs
-from verl_padding.timing.laps import TimedStep
+from verl_padding.timing.laps import Lap
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
 
 FORMULAS = {"actor": COST_MODELS["attention"]}
@@ -82,15 +82,14 @@ def time_of(took: dict[tuple[int, int, int], float]) -> float:
     return sum(slowest_of(took).values())
 
 
-def timed_step(step: int, plan: BatchPlan, rows: Rows, seconds: Seconds, *, told_apart: bool) -> TimedStep:
+def timed_step(step: int, plan: BatchPlan, rows: Rows, seconds: Seconds, *, told_apart: bool) -> list[Lap]:
     """What clocks would say; with events alone, all ranks show the slowest."""
     held, took = micro_batches(plan, rows), seconds_of(step, plan, rows, seconds)
     slowest = slowest_of(took)
-    laps = [
+    return [
         lap(rank, micro, slowest[mini, micro], took[mini, micro, rank] if told_apart else None, tokens, mini_batch=mini)
         for (mini, micro, rank), tokens in held.items()
     ]
-    return TimedStep(step=step, keys=rows.key_R, laps=laps)
 
 
 def learn(seconds: Seconds, steps: int, *, told_apart: bool = True) -> tuple[LearnedCosts, list[str]]:
@@ -218,9 +217,9 @@ def test_where_the_formula_is_right_noise_changes_no_plan(seed: int):
             replace(
                 each, busy_s=int(formula(np.array(each.computed_tokens)).sum()) * 1e-9 * draw.lognormvariate(0, 0.02)
             )
-            for each in timed.laps
+            for each in timed
         ]
-        told += costs.learn(replace(timed, laps=laps), FORMULAS, ())
+        told += costs.learn(laps, FORMULAS, ())
     assert costs.fitted(), "there is a fit, too"
     assert not told
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
+from verl_padding.config import MIN_PAD_LENGTH, IdleRows, PaddingConfig
 from verl_padding.errors import PaddingError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
@@ -82,7 +82,10 @@ def demo(
 @app.command(epilog='A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.')
 def plan(
     rows: Annotated[
-        Path, typer.Argument(help="File of rows, a rollout dump of verl, a folder of dumps, or - for standard input.")
+        Path,
+        typer.Argument(
+            help="Rows, a recorded step, a rollout dump, a trajectory (ATIF), a log of messages, a folder; - for rows."
+        ),
     ],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
     mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
@@ -100,12 +103,15 @@ def plan(
     sharing: Annotated[
         Sharing, typer.Option(help="chains, trees: what rows share is computed once (with --packer plan).")
     ] = PaddingConfig.sharing,
+    idle_rows: Annotated[
+        IdleRows, typer.Option(help="skip: rows of prompts whose sessions all earn the same are left out.")
+    ] = PaddingConfig.idle_rows,
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
     picture: Annotated[
         Path | None, typer.Option(help="File for a picture of each step's ranks, with --compare also of stock verl's.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts a rollout dump's tokens.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer of dumps, trajectories and logs.")] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
     from verl_padding.cli.plan import cost_model_of, show_plan
@@ -117,6 +123,7 @@ def plan(
         mini_batch_setting="--mini-batch",
         cost_model=cost_model_of(cost_model),
         budget_setting="--budget",
+        skips_idle=idle_rows == "skip",
     )
     job = Job(
         strategy=strategy,
@@ -147,8 +154,24 @@ def compare(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run: the demo's, or the OUT of a recipe's script.")],
+    out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
+    steps: Annotated[str | None, typer.Option(help="Recorded steps to show, as 1,5,10-20; left out, all.")] = None,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Keep whole texts; without, what is far from ends is cut.")
+    ] = False,
+) -> None:
+    """Writes a run as one HTML file: curves, plans, trees of rows, and texts where rows part. It needs no network."""
+    from verl_padding.cli.report import write_report
+
+    write_report(run, out, steps=steps, whole_texts=texts)
+    typer.echo(f"The report is in {out}, {out.stat().st_size / 1e6:.1f} MB.")
+
+
+@app.command()
 def timeline(
-    file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.timing_dir>/3.jsonl.")],
+    file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.record_dir>/3.jsonl.")],
     picture: Annotated[Path | None, typer.Option(help="File for a picture: ranks over time, micro-batches.")] = None,
     trace: Annotated[Path | None, typer.Option(help="File for a Chrome trace, which ui.perfetto.dev opens.")] = None,
     update: Annotated[int, typer.Option(min=0, help="Local update of the step, from 0 (separate_async).")] = 0,

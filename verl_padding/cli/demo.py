@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.record.step_file import FOLDER
 from verl_padding.runs.curves import CONFIG, RunCurves, draw, stock_rule_of, table_of
 from verl_padding.runs.follow import StepLines
 from verl_padding.runs.report import LAST, METRICS, ROLLOUTS, Learning, read_step
@@ -33,7 +34,7 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
     """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
-    padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}", "padding.timing=true"]
+    padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}", "padding.timing=true", "padding.record=true"]
     return [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES, *padding]
 
 
@@ -95,9 +96,10 @@ def run_demo(*, steps: int | None, out: Path, stock: bool, images: bool = False,
     runs = [run] if stock else [run, run.by_stock_rule(stock_rule_of(out))]
     draw(runs, out / PICTURE)
     console.print(table_of(runs), soft_wrap=False)
+    recorded = "" if stock else f"its recorded steps in {out / FOLDER}, "
     console.print(
         f"The run took {minutes:.1f} minutes, start included. The picture is in {out / PICTURE}, the metrics are in "
-        f"{out / METRICS}, the rollouts in {out / ROLLOUTS}, and the output of the job in {out / LOG}.",
+        f"{out / METRICS}, the rollouts in {out / ROLLOUTS}, {recorded}and the output of the job in {out / LOG}.",
         markup=False,
     )
     learning = Learning(run.reward, goal)

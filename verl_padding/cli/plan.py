@@ -14,6 +14,7 @@ from rich.table import Table
 
 from verl_padding.cli.planned_batch import PLAN, VERL, CutLayout, PlannedBatch, draw_layouts, sharing_of
 from verl_padding.cli.rows_file import CountTokens, read_batches
+from verl_padding.cli.trajectories import ChatEncoder
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import COST_MODELS, Job, TransformerCost
@@ -35,7 +36,7 @@ def show_plan(
 
     Args:
         job: whose actor is updated, with as many prompts as each batch has.
-        tokenizer: Hugging Face name or folder, to count the tokens of a rollout dump.
+        tokenizer: Hugging Face name or folder, for the tokens of a rollout dump, a trajectory or a log of messages.
 
     Raises:
         PaddingDataError: a file or an option is refused.
@@ -46,7 +47,7 @@ def show_plan(
     def with_bar(items: Iterable[Any], what: str = "verl's packer") -> Iterable[Any]:
         return track(list(items), what, console=errors, transient=True, disable=not errors.is_terminal)
 
-    batches = read_batches(path, None if tokenizer is None else _token_counter(tokenizer))
+    batches = read_batches(path, *((None, None) if tokenizer is None else _read_by(tokenizer)))
     if picture is not None and len(batches) > 1:
         raise PaddingDataError(f"--picture {picture}: shows one batch, and {path} has more. Name one file.")
     planned = [PlannedBatch.of(batch, job) for batch in with_bar(batches, "planning")]
@@ -73,6 +74,7 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
         yield f"--sharing {job.sharing}: nothing is shared. Give rows token_ids or extends, or take a rollout dump."
     if batch.is_dump:
         yield "The lengths are an estimate: the tokenizer's counts of the rollout dump's input and output."
+    yield from batch.notes
     if batch.pads:
         yield f"The plan leaves out {counted(batch.pads, 'pad')} of stock verl that the rollout dump holds."
     sessions_of = Counter(prompt for prompt, _ in {*zip(rows.prompt_R, rows.session_R, strict=True)})
@@ -87,16 +89,23 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
     if idle:
         steps = counted(planned.layout.n_mini_batches, "optimizer step")
         yield f"--dp {dp}: ranks have nothing but pads in {idle} of {steps}."
+    if rows.idle:
+        tokens = sum(rows.tokens_R[row] for row in rows.idle) / sum(rows.tokens_R)
+        does = "The update leaves them out." if planned.update.skips_idle else "--idle-rows skip leaves them out."
+        share = f"{len(rows.idle)} of {counted(len(rows), 'row')}, {tokens:.1%} of the tokens"
+        yield f"{share}, are idle: the sessions of their prompts have all earned the same. {does}"
+    elif planned.update.skips_idle:
+        yield "--idle-rows skip: no row is idle, or the file has no rewards."
     yield from planned.plan.warnings
     if planned.plan.hint:
         yield planned.plan.hint
 
 
-def _token_counter(tokenizer: str) -> CountTokens:
+def _read_by(tokenizer: str) -> tuple[CountTokens, ChatEncoder]:
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(tokenizer)
-    return lambda text: len(loaded.encode(text, add_special_tokens=False))
+    return lambda text: len(loaded.encode(text, add_special_tokens=False)), ChatEncoder(loaded)
 
 
 def cost_model_of(name: str) -> CostModel:
@@ -157,7 +166,7 @@ def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Com
             entry["comparison"] = _totals([of_file], [compared[number]])
         batches.append(entry)
     settings = {name: getattr(planned[0].job, name) for name in ("strategy", "packer", "sharing")}
-    if not path.is_dir():
+    if not path.is_dir() and len(batches) == 1:
         return settings | batches[0]
     return settings | {"batches": batches} | ({"comparison": _totals(planned, compared)} if compared else {})
 

@@ -105,16 +105,22 @@ class PlannedBatch:
         stock_MDK = verl_layout(rows.tokens_R, **shape, track=track)
         unshared = replace(costs, forest=None)
         layouts = {VERL: CutLayout(rows_MDK=stock_MDK, costs=replace(unshared, pad_tokens=VERL_PAD_TOKENS))}
-        for sharing, name in LESS_SHARED[self.job.sharing].items():
-            job = replace(self.job, sharing=sharing)
-            layout = plan_batch(rows, job).layouts[ACTOR]
-            layouts[name] = CutLayout(rows_MDK=micro_batches_of(layout), costs=costs_of(rows, job, self.update))
-        if self.planned.is_cut:
-            return layouts | {PLAN: self.planned}
-        tokens_R = [*rows.tokens_R, *[self.job.pad_tokens] * self.plan.n_pads]
-        steps = range(self.layout.n_mini_batches)
-        packed_MDK = [pack_as_verl(self.layout.cells[step], tokens_R, budget) for step in track(steps)]
-        return layouts | {PLAN: CutLayout(rows_MDK=packed_MDK, costs=costs)}
+        jobs = {name: replace(self.job, sharing=sharing) for sharing, name in LESS_SHARED[self.job.sharing].items()}
+        if self.update.skips_idle:
+            jobs["plan_with_idle_rows"] = replace(self.job, updates={ACTOR: replace(self.update, skips_idle=False)})
+        for name, job in jobs.items():
+            layouts[name] = self._cut(plan_batch(rows, job).layouts[ACTOR], costs_of(rows, job, self.update), track)
+        return layouts | {PLAN: self._cut(self.layout, costs, track)}
+
+    def _cut(self, layout: Layout, costs: CallCosts, track: Track) -> CutLayout:
+        """A layout with its micro-batches, which verl's packer cuts where the plan has not."""
+        if layout.micro_batch_rows is not None:
+            return CutLayout(rows_MDK=micro_batches_of(layout), costs=costs)
+        assert self.update.token_budget is not None, "an option without a default"
+        tokens_R = [*self.batch.rows.tokens_R, *[self.job.pad_tokens] * layout.n_pads]
+        cells_M = [layout.cells[step] for step in track(range(layout.n_mini_batches))]
+        packed_MDK = [pack_as_verl(cells, tokens_R, self.update.token_budget) for cells in cells_M]
+        return CutLayout(rows_MDK=packed_MDK, costs=costs)
 
 
 def sharing_of(steps: Sequence[MiniBatchCost]) -> str:

@@ -1,19 +1,33 @@
-"""Reads batches of rows from a file of their lengths, or from rollout dumps of verl."""
+"""Reads batches of rows: of a file, of recorded steps, of verl's rollout dumps, or of an agent's trajectories."""
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from jinja2 import TemplateError
+
+from verl_padding.cli.trajectories import (
+    ChatEncoder,
+    ModelCall,
+    calls_of_log,
+    calls_of_trajectories,
+    first_difference,
+    is_log,
+    is_trajectory,
+)
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
+from verl_padding.plan.counted import counted
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import row_key, session_of_key, uid_of_key
+from verl_padding.plan.row_keys import row_key, rows_of_sessions, session_of_key, uid_of_key
 from verl_padding.plan.rows import may_extend
+from verl_padding.record.step_file import RecordedStep, is_step_file, read_steps
 from verl_padding.runs.report import dumps_in
 
 CountTokens = Callable[[str], int]
@@ -27,56 +41,115 @@ class RowsFile:
 
     name: str
     rows: Rows
-    lines_R: tuple[int, ...]  # line of each row, from 0: blank lines and pads of stock verl are counted, though no rows
+    lines_R: tuple[int, ...]
+    """Line of each row, from 0: blank lines and pads of stock verl are counted, though they are no rows. Calls of
+    trajectories and of logs are counted instead, in the order of their files and lines."""
     pads: int  # of stock verl in a rollout dump, left out
     is_dump: bool  # whether the lengths are an estimate: a tokenizer's counts of a dump's text
+    notes: tuple[str, ...] = ()  # what the rows are, or are not, of the file's trajectories
 
 
 class _Row(NamedTuple):
     line: int
     key: str
     tokens: Any  # `Rows` refuses what is not a whole number
-    whole: str | tuple[int, ...] | None  # text or token ids of prompt and response, if the file has them
+    whole: str | bytes | None  # text, or token ids by `_packed`, of prompt and response, if the file has them
     extends: int | None  # line of the row that this one extends, if the file has it
     shares: int | None = None  # tokens that this row shares with the one on the line before, if the file has it
+    reward: float | None = None  # of its session, if the file has it
 
 
-def read_batches(path: Path, count_tokens: CountTokens | None) -> list[RowsFile]:
-    """Reads a file, ``-`` for standard input, or all rollout dumps of a folder, a batch each, in the order of steps.
+def read_batches(path: Path, count_tokens: CountTokens | None, encode: ChatEncoder | None = None) -> list[RowsFile]:
+    """Reads a file, or ``-`` for standard input, or all steps of a folder, a batch each, in their order; or the ATIF
+    trajectories of a folder and those below it, as one batch. Of a recorded step, each local update is a batch.
 
     Raises:
-        PaddingDataError: the folder holds no dump, or `read_rows` refuses a file.
+        PaddingDataError: the folder holds neither, a recorded step has no rows, or `read_rows` refuses a file.
     """
     if path == Path("-"):
-        return [read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens)]
+        return [read_rows(sys.stdin.buffer, name="standard input", count_tokens=count_tokens, encode=encode)]
     files = dumps_in(path) if path.is_dir() else [path]
+    trajectories = _trajectories_of(path) if not files or path.suffix == ".json" else {}
+    if trajectories:
+        calls, notes = _calls_and_notes(trajectories)
+        return [_batch([], calls, name=str(path), count_tokens=count_tokens, encode=encode, notes=notes)]
     if not files:
-        raise PaddingDataError(f"{path}: holds no <step>.jsonl. Name the folder of trainer.rollout_data_dir.")
+        raise PaddingDataError(
+            f"{path}: holds no <step>.jsonl and no ATIF trajectory. Name the folder of trainer.rollout_data_dir, of "
+            "padding.record_dir, or of trajectories."
+        )
     batches = []
     for file in files:
-        with file.open("rb") as lines:
-            batches.append(read_rows(lines, name=str(file), count_tokens=count_tokens))
+        if is_step_file(file):
+            updates = read_steps(file)
+            names = [str(file) if len(updates) == 1 else f"{file}, update {update.update}" for update in updates]
+            batches += [_recorded_rows(update, name) for update, name in zip(updates, names, strict=True)]
+        else:
+            with file.open("rb") as lines:
+                batches.append(read_rows(lines, name=str(file), count_tokens=count_tokens, encode=encode))
     return batches
 
 
-def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None) -> RowsFile:
+def _trajectories_of(path: Path) -> dict[Path, Any]:
+    """The ATIF trajectories among the JSON files of a folder and those below it, or in one file; none of rows."""
+    found = {}
+    for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+        try:
+            document = json.loads(file.read_bytes())
+        except ValueError as error:
+            if path.is_dir():
+                raise PaddingDataError(f"{file}: not JSON ({error}). Repair it, or move it elsewhere.") from error
+            return {}  # rows, one a line
+        if is_trajectory(document):
+            found[file] = document
+    return found
+
+
+def _calls_and_notes(documents: Mapping[Path, Any]) -> tuple[list[ModelCall], list[str]]:
+    calls, missing = calls_of_trajectories(documents)
+    if not missing:
+        return calls, []
+    named = f"{counted(len(missing), 'file')} to which trajectories refer, as {missing[0]}"
+    return calls, [f"The plan leaves out {named}: not found."]
+
+
+def _recorded_rows(update: RecordedStep, name: str) -> RowsFile:
+    if not update.rows:
+        raise PaddingDataError(f"{name}: holds laps alone. Record steps with padding.record=true.")
+    tokens_R = [row.tokens for row in update.rows]
+    idle = [row.row for row in update.rows if not row.trained_tokens]
+    idle += [row for row in _of_equal_rewards(update.keys, [row.reward for row in update.rows]) if row not in idle]
+    rows = Rows.from_keys(update.keys, tokens_R, forest=update.forest(), idle=idle)
+    return RowsFile(name=name, rows=rows, lines_R=tuple(range(len(rows))), pads=0, is_dump=False)
+
+
+def read_rows(
+    lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None, encode: ChatEncoder | None = None
+) -> RowsFile:
     """Reads one JSON object per line; docs/rows_file.md has its forms.
 
     Args:
         lines: UTF-8, which end at newlines alone: verl does not escape U+2028 and its like.
         count_tokens: counts the tokens of a text; needed for a rollout dump.
+        encode: gives the tokens of a conversation; needed for logs and trajectories without token ids.
 
     Raises:
         PaddingDataError: a line is not a row, or the rows are not a batch.
     """
     found: list[_Row] = []
+    calls: list[ModelCall] = []
+    trajectories: dict[Path, Any] = {}
     pads, is_dump = 0, False
     for number, line in enumerate(lines):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-            if "input" not in entry:
+            if is_trajectory(entry):
+                trajectories[Path(f"{name}, line {number + 1}")] = entry
+            elif is_log(entry):
+                calls += calls_of_log(entry, f"line {number}")
+            elif "input" not in entry:
                 found.append(_row_of_lengths(entry, number))
             elif entry["uid"].startswith(PAD_UID_PREFIX):
                 pads += 1
@@ -86,15 +159,66 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
             raise PaddingDataError(f"{_place(name, number)}: not a row ({why}). {FORMS}.") from error
-    if not found:
+    more, notes = _calls_and_notes(trajectories) if trajectories else ([], [])
+    batch = _batch(found, [*calls, *more], name=name, count_tokens=count_tokens, encode=encode, notes=notes)
+    return replace(batch, pads=pads, is_dump=is_dump)
+
+
+def _batch(
+    found: list[_Row],
+    calls: Sequence[ModelCall],
+    *,
+    name: str,
+    count_tokens: CountTokens | None,
+    encode: ChatEncoder | None,
+    notes: Sequence[str],
+) -> RowsFile:
+    if not found and not calls:
         raise PaddingDataError(f"{name}: holds no row. {FORMS}.")
+    if found and calls:
+        raise PaddingDataError(f"{name}: holds rows and conversations. Give each a file of its own.")
+    if calls:
+        found, more = _rows_of_calls(calls, name, encode or ChatEncoder(None))
+        notes = [*notes, *more]
     try:
         extends_R = _extended_rows(found, name)
         rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], extends_R)
-        rows = replace(rows, forest=_forest_of(found, rows.tokens_R, count_tokens))
+        idle = tuple(_of_equal_rewards(rows.key_R, [row.reward for row in found]))
+        rows = replace(rows, forest=_forest_of(found, rows.tokens_R, count_tokens), idle=idle)
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
-    return RowsFile(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=pads, is_dump=is_dump)
+    lines_R = tuple(row.line for row in found)
+    return RowsFile(name=name, rows=rows, lines_R=lines_R, pads=0, is_dump=False, notes=tuple(notes))
+
+
+def _rows_of_calls(calls: Sequence[ModelCall], name: str, encode: ChatEncoder) -> tuple[list[_Row], list[str]]:
+    """A row for each call, and what a user should know of them."""
+    found: list[_Row] = []
+    number_of: dict[str, dict[str, int]] = {}  # prompt -> session -> its number
+    cut = 0
+    for call in calls:
+        try:
+            encoded = encode(call)
+        except (TemplateError, ValueError, TypeError) as error:
+            raise PaddingDataError(f"{name}, call {len(found)}: {type(error).__name__}: {error}") from error
+        cut += encoded.leaves_out
+        sessions = number_of.setdefault(call.prompt, {})
+        key = row_key(call.prompt, sessions.setdefault(call.session, len(sessions)), len(found))
+        found.append(_Row(len(found), key, len(encoded.token_ids), _packed(encoded.token_ids), None))
+    notes = []
+    if cut:
+        answers = f"{cut} of {counted(len(found), 'answer')}"
+        notes.append(
+            f"The chat template leaves out text, reasoning or tool calls of {answers}: these rows are too short."
+        )
+    if any(call.has_images and call.token_ids is None for call in calls):
+        notes.append("Images count as the few tokens that the chat template writes for one.")
+    return found, notes
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    """Token ids, four bytes each, big endian: they sort as the ids do, and begin alike if these do."""
+    return np.array(ids, dtype=">u4").tobytes()
 
 
 def _place(name: str, line: int) -> str:
@@ -106,12 +230,13 @@ def _dumped_row(entry: dict[str, Any], line: int, count_tokens: CountTokens | No
     if count_tokens is None:
         raise ValueError("a rollout dump has text without lengths: name the model's tokenizer with --tokenizer")
     tokens = count_tokens(entry["input"]) + count_tokens(entry["output"])
-    return _Row(line, entry["uid"], max(tokens, 1), entry["input"] + entry["output"], entry.get("extends"))
+    whole, reward = entry["input"] + entry["output"], entry.get("score")
+    return _Row(line, entry["uid"], max(tokens, 1), whole, entry.get("extends"), reward=reward)
 
 
 def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
-    whole = tuple(entry["token_ids"]) if "token_ids" in entry else None
-    lengths = [] if whole is None else [len(whole)]
+    whole = _packed(entry["token_ids"]) if "token_ids" in entry else None
+    lengths = [] if whole is None else [len(entry["token_ids"])]
     if "prompt_tokens" in entry:
         lengths.append(entry["prompt_tokens"] + entry["response_tokens"])
     if "tokens" in entry or not lengths:
@@ -120,7 +245,19 @@ def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
         raise ValueError(f"its lengths differ: {lengths}")
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
-    return _Row(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"))
+    return _Row(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"), entry.get("reward"))
+
+
+def _of_equal_rewards(keys: Sequence[str], reward_R: Sequence[float | None]) -> list[int]:
+    """Rows of the prompts of which two sessions or more have earned something, and all the same, by their last rows."""
+    rows_of: dict[str, list[int]] = {}
+    rewards_of: dict[str, list[float | None]] = {}
+    for session in rows_of_sessions(keys):
+        uid = uid_of_key(keys[session[0]])
+        rows_of.setdefault(uid, []).extend(session)
+        rewards_of.setdefault(uid, []).append(reward_R[session[-1]])
+    equal = (uid for uid, rewards in rewards_of.items() if len(rewards) > 1 and len({*rewards, None}) == 2)
+    return sorted(row for uid in equal if None not in rewards_of[uid] for row in rows_of[uid])
 
 
 def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
@@ -157,17 +294,26 @@ def _forest_of(found: Sequence[_Row], tokens_R: Sequence[int], count_tokens: Cou
     order = sorted(range(len(found)), key=lambda row: (uid_of_key(found[row].key), found[row].whole), reverse=True)
     shared_I = [0]
     for before, row in pairwise(order):
-        one, other = found[before].whole or (), found[row].whole or ()
-        alike = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+        one, other = found[before].whole or "", found[row].whole or ""
         if uid_of_key(found[before].key) != uid_of_key(found[row].key):
             shared_I.append(0)
-        elif alike == len(other):
+        elif one[: len(other)] == other:
             shared_I.append(min(tokens_R[row], tokens_R[before]))
         else:
+            alike = _alike(one, other)
             # Of a text, the token at which rows part may begin before it.
             tokens = count_tokens(other[:alike]) - 1 if count_tokens and isinstance(other, str) else alike
             shared_I.append(min(max(tokens, 0), tokens_R[row] - 1, tokens_R[before]))
     return Forest.in_order(tokens_R, order, shared_I)
+
+
+def _alike(one: str | bytes, other: str | bytes) -> int:
+    """How many characters of two texts, or ids of two rows, are equal up to where they part."""
+    if isinstance(one, str) or isinstance(other, str):
+        return first_difference(str(one), str(other))
+    length = min(len(one), len(other)) // 4
+    differ = np.frombuffer(one, ">u4", length) != np.frombuffer(other, ">u4", length)
+    return int(differ.argmax()) if differ.any() else length
 
 
 def _by_their_tokens(found: Sequence[_Row]) -> list[int | None]:

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan.counted import counted
+from verl_padding.record.step_file import RecordedStep, read_steps
 from verl_padding.runs.charts import OURS, OURS_LIGHT, PADS, WAITING, add_legend, draw_bar, new_figure, save_chart
-from verl_padding.timing.laps import Lap, TimedStep, chrome_trace, imbalance_and_waiting, read_steps
+from verl_padding.timing.laps import Lap, chrome_trace, imbalance_and_waiting, laps_by_call
 
 MOST_RANKS = 64  # in a picture
 CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB: most memory of a process in the call"
@@ -19,25 +20,26 @@ CAPTION = "micro: micro-batches of a rank; waited: seconds of the mean rank; GB:
 
 def show_timeline(file: Path, *, update: int, picture: Path | None, trace: Path | None) -> None:
     """Prints the table of a local update, counted from 0, and draws it if asked; the trace has all of the step's."""
-    steps = list(read_steps(file))
+    steps = read_steps(file)
     if update >= len(steps):
         raise PaddingDataError(f"--update {update}: {file} has {len(steps)}, counted from 0. Choose one of them.")
     timed = steps[update]
     if not timed.laps:
-        raise PaddingDataError(f"{file}: holds no lap: no worker call had a batch in this step. Name another step.")
+        fix = "Record steps with padding.timing=true, or name one in which a worker call had a batch."
+        raise PaddingDataError(f"{file}: holds no lap. {fix}")
     Console().print(_table(timed))
     if picture is not None:
         draw_timeline(timed, picture)
     if trace is not None:
-        trace.write_text(json.dumps(chrome_trace(steps)))
+        trace.write_text(json.dumps(chrome_trace([lap for step in steps for lap in step.laps])))
 
 
-def _table(timed: TimedStep) -> Table:
+def _table(timed: RecordedStep) -> Table:
     table = Table(title=f"step {timed.step}, {len(timed.keys)} rows", title_justify="left", caption=CAPTION)
     table.add_column("call", no_wrap=True)
     for name in ("ranks", "micro", "seconds", "forward", "waited", "imbalance", "tokens/s", "GB"):
         table.add_column(name, justify="right", no_wrap=True)
-    for call, laps in timed.by_call().items():
+    for call, laps in laps_by_call(timed.laps).items():
         by_rank = [[lap for lap in laps if lap.rank == rank] for rank in {lap.rank for lap in laps}]
         slowest = max(by_rank, key=lambda of_rank: sum(lap.seconds for lap in of_rank))
         seconds = sum(lap.seconds for lap in slowest)
@@ -58,13 +60,13 @@ def _table(timed: TimedStep) -> Table:
     return table
 
 
-def draw_timeline(timed: TimedStep, path: Path) -> None:
+def draw_timeline(timed: RecordedStep, path: Path) -> None:
     """Draws the calls of a step below each other, each with its ranks over its own seconds.
 
     A bar is as long as its lap. What the rank waited in it is hatched, at its end, and the share of pads before that
     is dark; where waiting is not known, the bar is whole.
     """
-    calls = timed.by_call()
+    calls = laps_by_call(timed.laps)
     ranks = min(max(lap.rank for lap in timed.laps) + 1, MOST_RANKS)
     size = (12, 1 + len(calls) * (0.9 + 0.16 * ranks))
     figure, axes_C = new_figure(nrows=len(calls), squeeze=False, figsize=size)

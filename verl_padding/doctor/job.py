@@ -1,13 +1,15 @@
 """All that is checked in a job, the cheap things first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import lcm
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.config import PaddingConfig
 from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning, wrong
 from verl_padding.doctor.installation import MODEL, devices_of_job, files_of_job, packages_of_job
 from verl_padding.errors import PaddingError
+from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
 from verl_padding.plan import STRATEGIES, Job, PlanError
@@ -82,6 +84,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
     from verl_padding.driver.advantages import check_advantages_stay_with_rows
     from verl_padding.driver.trainers import asks_for_padding, padded_trainer
     from verl_padding.job.job_reader import check_job
+    from verl_padding.job.left_out import needed_by
 
     mode = config.trainer.v1.trainer_mode
     try:
@@ -94,6 +97,10 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         check_advantages_stay_with_rows(config)
         job = reader.step_job()
         yield from summary(job, reader.engines, reader.padding.denominator)
+        steps, local_updates = job.optimizer_steps(job.updates[ACTOR]), reader.parameter_sync_step
+        yield from _left_out(
+            reader.padding, needed_by(config, reader.padding, steps=steps, local_updates=local_updates)
+        )
         yield from _budgets(config, job)
     except (PaddingError, PlanError) as refusal:
         yield wrong("padding", str(refusal))
@@ -121,6 +128,15 @@ def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Itera
     multiple = lcm(*(engine.row_multiple for engine in engines.values()))
     why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
     yield ok("pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}")
+
+
+def _left_out(padding: PaddingConfig, needed: Mapping[str, str]) -> Iterator[Finding]:
+    """What the job leaves out, what it might, and why it must not."""
+    from verl_padding.job.left_out import LEFT_OUT
+
+    for name, value in LEFT_OUT.items():
+        kept = f"not for this job: {needed[name]}" if needed[name] else "may be set: the same training, faster"
+        yield ok(f"padding.{name}={value}", "as the job asks" if getattr(padding, name) == value else kept)
 
 
 def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,11 +13,14 @@ from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver import advantages, step_metrics
+from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.actor_watch import ActorWatch, actors_of
 from verl_padding.driver.idle_rows import find_idle_rows
+from verl_padding.driver.session_counts import SessionCounts
+from verl_padding.driver.step_record import LocalUpdate, StepRecord
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.stock_guard import TakesPadding
+from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
@@ -26,9 +30,10 @@ from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
 from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.lineage import find_extensions, find_forest
+from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order, ordered_uid
-from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, read_fields, set_aside
+from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
 from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate, Schema
@@ -61,16 +66,20 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._job_reader = check_job(config, self.extends)
         self._padding = self._job_reader.padding
         advantages.check_advantages_stay_with_rows(config)
+        self._own_old_log_probs = self._padding.old_log_probs == "update"
         self._loss_weightings = loss_weightings(config, self._padding)
         self._schema = Schema(self._padding.fields)
         self._watch: ActorWatch | None = None
         self._timing: StepTiming | None = None
+        self._session_counts = SessionCounts(config.actor_rollout_ref.rollout.n)
+        self._record = StepRecord(config, self._padding)
         self._probed = False
         self._warned_of_idle_steps = self._hinted = False
         self._fetched = (0, 0)  # step, and prompts fetched in it so far
         self._padded_batch: PaddedBatch | None = None
-        # Of the local updates of the step: their rows, and the tags of the pads that the workers got.
+        # Of the local updates of the step: their rows, where these went, and the tags of the pads that the workers got.
         self._trained: list[KVBatchMeta] = []
+        self._updates: list[LocalUpdate] = []
         self._pad_tags: list[dict[str, Any]] = []
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
@@ -81,7 +90,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         self._job_reader.check_models()  # the model is at hand now, and no worker has started
 
     def _build_replay_buffer(self) -> Any:
-        return advantages.filter_groups_by_sessions(super()._build_replay_buffer())
+        return self._session_counts.watch(advantages.filter_groups_by_sessions(super()._build_replay_buffer()))
 
     def _setup(self) -> None:
         claim_queue()
@@ -112,7 +121,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             release_queue()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        self._trained, self._pad_tags = [], []
+        self._trained, self._updates, self._pad_tags = [], [], []
+        self._session_counts.start_step()
         return super().step(metrics, timing_raw)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
@@ -132,7 +142,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             assert self._padded_batch is not None, "a step without a plan"
             self._pad_tags += self._padded_batch.pads.tags
             strip(self._padded_batch.pads)
-            planned = self._padded_batch.batch.keys
+            update = LocalUpdate.of(self._padded_batch)
             metrics.update(self._idle_steps(self._padded_batch))
         except BaseException:
             if self._padded_batch is not None:
@@ -141,10 +151,18 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         finally:
             self._padded_batch = None
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
+        # What verl takes from the pass, where the update adds up the same: in a mean over rows, verl leaves out those
+        # without a trained token, and the update does not.
+        by_tokens = self.config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
+        if self._own_old_log_probs and by_tokens and "actor/entropy_loss" in metrics:
+            metrics["actor/entropy"] = metrics["actor/entropy_loss"]
         if self._timing is not None:
             started = time.perf_counter()
-            metrics.update(self._timing.read(self.global_steps, planned))
+            laps, of_clocks = self._timing.read()
+            update = replace(update, laps=laps)
+            metrics.update(of_clocks)
             metrics[names.TIMING_SECONDS] = time.perf_counter() - started
+        self._updates.append(update)
         self._trained.append(batch)
         return batch
 
@@ -169,6 +187,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         padded = self._padded(batch, plan, template, timed=self._timing is not None)
         if self._job_reader.has_teacher:
             padded.check_all_rows_have("teacher_logprobs")
+        if self._own_old_log_probs and self.config.algorithm.get("rollout_correction") is not None:
+            padded.check_no_row_has(
+                "rollout_log_probs",
+                "verl's trainer compares it with old log-probs, of which there are none with "
+                "padding.old_log_probs=update. Have the agent loop return none, or set "
+                "algorithm.rollout_correction=null",
+            )
         # Set before the pads are put: whatever interrupts the step from here on, they are taken out again.
         self._padded_batch = padded
         padded.put_pads()
@@ -179,7 +204,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self._padding.old_log_probs == "update":
+        if self._own_old_log_probs:
             return batch
         return super()._compute_old_log_prob(batch, metrics)
 
@@ -205,8 +230,16 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         n_gpus = self._get_n_gpus_for_throughput()
         metrics.update(step_metrics.performance_metrics(metrics, len(batch), self._pad_tags, timing_raw, n_gpus))
         # Of all local updates of the step: verl weighs what each of them logs by its rows.
-        rows = read_fields(batch.keys, batch.partition_id, step_metrics.SESSION_FIELDS)
-        metrics.update(step_metrics.session_metrics(batch.keys, rows))
+        started = time.perf_counter()
+        rows_of = [
+            TrainedRows.read(update.batch, update.mask_R, compare=self._padding.record) for update in self._updates
+        ]
+        metrics.update(batch_metrics.row_metrics(rows_of, self.config.algorithm))
+        metrics.update(self._session_counts.metrics(batch.keys))
+        if self.extends != SYNC:
+            metrics.update(batch_metrics.age_metrics(rows_of, global_steps))
+        self._record.write(global_steps, self._updates, rows_of)
+        metrics[names.ROWS_SECONDS] = time.perf_counter() - started
 
     def _save_checkpoint(self) -> None:
         # verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved
@@ -259,7 +292,7 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _padded(
         self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, timed: bool = False
     ) -> PaddedBatch:
-        own = ACTOR if self._padding.old_log_probs == "update" else None
+        own = ACTOR if self._own_old_log_probs else None
         weightings = self._loss_weightings
         return PaddedBatch(batch, plan, template, loss_weightings=weightings, timed=timed, own_old_log_probs=own)
 

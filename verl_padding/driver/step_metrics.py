@@ -1,11 +1,10 @@
-"""What pads cost, what the plan does and what sessions are, logged under ``padding/`` each step."""
+"""What pads cost, what the plan does and what the workers say, logged under ``padding/`` each step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
@@ -13,7 +12,6 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.plan import BatchPlan
-from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 REPORTED = {
@@ -23,9 +21,6 @@ REPORTED = {
     "perf/max_memory_reserved_gb": names.CALL_MEMORY_RESERVED,
 }
 """What the workers report of an update, under its name in verl's metrics -> our metric."""
-
-SCORES, TURNS = SESSION_FIELDS = "rm_scores", "num_turns"
-"""Fields of verl's rows that metrics of sessions are made of."""
 
 
 def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:
@@ -112,22 +107,3 @@ def performance_metrics(
     tokens = [metrics["perf/total_num_tokens"], *[tag["seq_len"] for tag in pad_tags]]
     batch = DataProto.from_dict(lengths, meta_info={"global_token_num": tokens})
     return {**compute_timing_metrics(batch, timing_raw), **compute_throughout_metrics(batch, timing_raw, n_gpus)}
-
-
-def session_metrics(keys: Sequence[str], rows: TensorDict) -> dict[str, float]:
-    """Rows, response tokens, score (that of its last row) and turns of a session, from the :data:`SESSION_FIELDS`.
-
-    Example:
-        Rows ``p_0_0``, ``p_0_1`` and ``p_1_0`` of 5, 3 and 4 response tokens and scores 1, 1 and 0 are sessions of 2
-        rows and 1 row, 8 and 4 tokens, scores 1 and 0: the score is 0.5 in the mean.
-    """
-    sessions, scores = rows_of_sessions(keys), rows[SCORES].unbind()
-    metrics: dict[str, float] = {
-        names.SESSION_SCORE: sum(float(scores[of[-1]].sum()) for of in sessions) / len(sessions),
-        names.SESSION_RESPONSE_LENGTH: sum(map(len, scores)) / len(sessions),
-        names.SESSION_ROWS: len(keys) / len(sessions),
-        names.SESSION_ROWS_MAX: max(map(len, sessions)),
-    }
-    if TURNS in rows:
-        metrics[names.SESSION_TURNS] = sum(float(turns) for turns in rows[TURNS]) / len(sessions)
-    return metrics

@@ -1,4 +1,4 @@
-"""What the workers' clocks say of a step: asked for once, logged, written to the step's file, learned from."""
+"""What the workers' clocks say of a step: asked for once, logged, learned from."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,22 +14,19 @@ from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.planner import reuses_layout_of
-from verl_padding.timing.laps import TimedStep, imbalance_and_waiting, measurements, prediction_error, write_step
+from verl_padding.timing.laps import Lap, imbalance_and_waiting, laps_by_call, measurements, prediction_error
 from verl_padding.timing.learned_costs import FILE, LearnedCosts
 from verl_padding.worker import micro_batch_clock
 
 logger = logging.getLogger(__name__)
-FOLDER = "timing"
 
 
 class StepTiming:
     """The laps of each step, by the workers of one job, which have a clock, and what the plan learns from them."""
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, worker_groups: Sequence[Any]):
-        self._folder = _folder(config, padding) if padding.timing else None
         self._trainer = config.trainer
         self._worker_groups = worker_groups
-        self._updates: list[TimedStep] = []
         self._learned = LearnedCosts() if padding.cost_model == "measured" else None
         self._planned: dict[str, CostModel] = {}
         self._formulas: dict[str, CostModel] = {}
@@ -56,23 +53,14 @@ class StepTiming:
             inference={name: replace(call, cost_model=self._planned[name]) for name, call in job.inference.items()},
         )
 
-    def read(self, step: int, keys: Sequence[str]) -> dict[str, float]:
-        """Reads the clocks after a local update, whose rows have these ``keys``, and learns from it; returns its
-        metrics. The file of a global step has all of its local updates."""
+    def read(self) -> tuple[list[Lap], dict[str, float]]:
+        """Reads the clocks after a local update, and learns from it; returns the laps and their metrics."""
         answers = [each.execute_with_func_generator(micro_batch_clock.read_in_worker) for each in self._worker_groups]
         laps = [lap for answer in answers for lap in answer.non_tensor_batch[micro_batch_clock.LAPS]]
-        timed = TimedStep(step=step, keys=list(keys), laps=laps)
-        if self._folder is not None:
-            self._updates = [each for each in self._updates if each.step == step] + [timed]
-            path = self._folder / f"{step}.jsonl"
-            try:
-                write_step(self._updates, path)
-            except OSError as error:  # a full disk, perhaps: no reason to lose a step
-                logger.warning("verl_padding: %s cannot be written (%s); the job goes on without it", path, error)
         if self._learned is not None:
-            for change in self._learned.learn(timed, self._formulas, self._cut_by_plan):
+            for change in self._learned.learn(laps, self._formulas, self._cut_by_plan):
                 logger.warning("verl_padding: %s", change)
-        return timing_metrics(timed, self._planned)
+        return laps, timing_metrics(laps, self._planned)
 
     def save(self, step: int) -> None:
         """Keeps what was learned in the folder of a step's checkpoint."""
@@ -91,18 +79,11 @@ class StepTiming:
         return Path(self._trainer.default_local_dir) / f"global_step_{step}"
 
 
-def timing_metrics(timed: TimedStep, cost_models: Mapping[str, CostModel]) -> dict[str, float]:
+def timing_metrics(laps: Sequence[Lap], cost_models: Mapping[str, CostModel]) -> dict[str, float]:
     """Metrics of the calls that have laps, by the cost that the plan of each reckoned with."""
     metrics: dict[str, float] = {}
-    for call, laps in timed.by_call().items():
-        metrics[names.PREDICTION_ERROR.format(call=call)] = prediction_error(measurements(laps, cost_models[call]))
-        if (known := imbalance_and_waiting(laps)) is not None:
+    for call, of_call in laps_by_call(laps).items():
+        metrics[names.PREDICTION_ERROR.format(call=call)] = prediction_error(measurements(of_call, cost_models[call]))
+        if (known := imbalance_and_waiting(of_call)) is not None:
             metrics[names.MEASURED_IMBALANCE.format(call=call)], metrics[names.WAITED_SECONDS.format(call=call)] = known
     return metrics
-
-
-def _folder(config: DictConfig, padding: PaddingConfig) -> Path:
-    """Where the files of a job's steps go: beside its rollouts, or among its checkpoints, unless that is set."""
-    rollouts = config.trainer.get("rollout_data_dir")
-    beside = Path(rollouts).expanduser().parent if rollouts else Path(config.trainer.default_local_dir)
-    return beside / FOLDER if padding.timing_dir is None else Path(padding.timing_dir).expanduser()

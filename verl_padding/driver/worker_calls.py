@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 import ray
+import verl
 
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.job_reader import JobReader
+from verl_padding.job.known_verl import is_known
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.counted import counted
@@ -106,7 +108,8 @@ def wrap_worker_groups(
     if reader.has_vision:
         changes.append(vision_fixes.install_in_worker)
     by_plan = padding.packer == "plan"
-    if by_plan or any(call.token_budget is None for _, call in reader.step_job().calls()):
+    by_rows = any(update.token_budget is None for update in reader.step_job().updates.values())
+    if by_plan or (by_rows and is_known(verl.__version__)):
         changes.append(plan_packer.install(reader.sharing, by_plan=by_plan))
     if padding.is_timed:
         changes.append(micro_batch_clock.install_in_worker)

@@ -17,11 +17,13 @@ from verl_padding.job.role_engine import ACTOR_SECTION
 
 MULTIPLIED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "cispo", BYPASS)
 """verl's policy losses that are sums of terms which the advantage multiplies."""
-OF_REWARDS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "remax")
+OF_REWARDS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg")
 """verl's estimators that read nothing but rewards, and give sessions of a prompt that all earn the same advantages of
 exactly 0, but for rounding. Others read what a pass computes, or whiten advantages over the batch."""
 READ_OLD_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 """verl's estimators that read old log-probs."""
+LEFT_OUT = {"idle_rows": "skip", "old_log_probs": "update"}
+"""Setting -> the value with which something is left out."""
 ESTIMATOR = "algorithm.adv_estimator"
 ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 
@@ -29,17 +31,25 @@ ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 def check_left_out(config: DictConfig, padding: PaddingConfig, *, steps: int, local_updates: int) -> None:
     """Refuses to leave out what the job needs, by a PaddingConfigError that names what needs it.
 
+    The arguments are those of :func:`needed_by`.
+    """
+    needed = needed_by(config, padding, steps=steps, local_updates=local_updates)
+    for name, value in LEFT_OUT.items():
+        if getattr(padding, name) == value and needed[name]:
+            raise PaddingConfigError(f"padding.{name}={value!r}: {needed[name]}")
+
+
+def needed_by(config: DictConfig, padding: PaddingConfig, *, steps: int, local_updates: int) -> dict[str, str]:
+    """Of each setting of :data:`LEFT_OUT`: what needs the work that it leaves out, and the fix; empty if nothing does.
+
     Args:
         steps: optimizer steps of an epoch over a batch.
         local_updates: of a global step, all of which compare with the policy of its beginning.
     """
-    why = why_idle_rows_count(config) if padding.idle_rows == "skip" else ""
-    if why:
-        raise PaddingConfigError(f"padding.idle_rows='skip': {why}")
-    if padding.old_log_probs == "update":
-        why = why_pass_is_needed(config, padding.strategy, steps=steps, local_updates=local_updates)
-    if why:
-        raise PaddingConfigError(f"padding.old_log_probs='update': {why}")
+    return {
+        "idle_rows": why_idle_rows_count(config),
+        "old_log_probs": why_pass_is_needed(config, padding.strategy, steps=steps, local_updates=local_updates),
+    }
 
 
 def why_idle_rows_count(config: DictConfig) -> str:

@@ -171,8 +171,12 @@ def find_extensions(
     return extends_R
 
 
-def find_forest(batch: KVBatchMeta, tokens_R: Sequence[int]) -> Forest:
-    """What the rows of each prompt begin with alike, in one session or in several; rows have no images."""
+def find_forest(batch: KVBatchMeta, tokens_R: Sequence[int], *, outputs: bool = True) -> Forest:
+    """What the rows of each prompt begin with alike, in one session or in several, images left aside.
+
+    Args:
+        outputs: whether the rows' outputs must be the same, too; if not, equal tokens are enough.
+    """
     rows_of: dict[str, list[int]] = {}
     for row, key in enumerate(batch.keys):
         rows_of.setdefault(uid_of_key(key), []).append(row)
@@ -184,7 +188,7 @@ def find_forest(batch: KVBatchMeta, tokens_R: Sequence[int]) -> Forest:
         order += [part[place] for place in places]
         shared_I += shared
     # Position ids follow from the tokens where nothing else is there; workers compare them in any case.
-    if not fields_of_all(batch.keys, batch.partition_id).isdisjoint(RECORDED):
+    if outputs and not fields_of_all(batch.keys, batch.partition_id).isdisjoint(RECORDED):
         for part in _parts([[place] for place in range(len(order))], [tokens_R[row] for row in order], LARGE_AT_ONCE):
             beside = [max(part[0] - 1, 0), *part]  # each row and the one before it, a few at a time
             keys = [batch.keys[order[place]] for place in beside]

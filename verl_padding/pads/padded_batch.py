@@ -80,6 +80,13 @@ class PaddedBatch:
                 "verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
             )
 
+    def check_no_row_has(self, name: str, why: str) -> None:
+        """Refuses a row that has this field, with a PaddingDataError."""
+        if having := self._source.keys_with(name):
+            raise PaddingDataError(
+                f"row {having[0]!r}: has a field {name!r} ({counted(len(having), 'row')} in all): {why}."
+            )
+
     def put_pads(self) -> None:
         """Puts all pads, with the fields that real rows have by now, in one put; none if one of these is refused."""
         if self.pads.keys:
@@ -153,6 +160,10 @@ class PaddedBatch:
             rows.extra_info.pop(key, None)
         return rows
 
+    def weights(self, call: str) -> list[float]:
+        """What the gradient of each real row's outputs is multiplied by in an update."""
+        return self._factors.get(call) or [1.0] * len(self.batch)
+
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token that weighs."""
         tokens_R, factor_R = self._trained_tokens_R, self._factors.get(call)
@@ -160,9 +171,15 @@ class PaddedBatch:
         return sum(not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M)
 
     @cached_property
+    def mask_R(self) -> list[torch.Tensor]:
+        """Which response tokens of each real row are trained, (response,) each, once the first update was called."""
+        # Read as late as that: until then the trainer may reject tokens.
+        masks = read_fields(self.batch.keys, self.batch.partition_id, ["response_mask"])["response_mask"]
+        return [mask.bool() for mask in masks.unbind()]
+
+    @cached_property
     def _trained_tokens_R(self) -> list[int]:
-        # Read as late as the first update: until then the trainer may reject tokens.
-        return tokens_of_masks(self.batch, "response_mask")
+        return [int(mask.sum()) for mask in self.mask_R]
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
         assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"

@@ -91,11 +91,22 @@ class Forest:
             if group_I is not None:
                 together = group_I[order[1:]] == group_I[order[:-1]]
                 first, end, beside = first[together], end[together], beside[together]
-            power = np.log2(end - first).astype(np.int64)  # of a width of which two cover what lies between
-            for k in set(power.tolist()):
-                at, line = np.flatnonzero(power == k), self._least_shared[k]
-                shared_I[beside[at]] = np.minimum(line[first[at]], line[end[at] - (1 << k)])
+            shared_I[beside] = self._least_from(first, end)
         return order, shared_I
+
+    def shared_by_pairs(self, one_I: Int64s, other_I: Int64s) -> Int64s:
+        """How many of their first tokens pairs of different rows share."""
+        one_I, other_I = self.place_R[one_I], self.place_R[other_I]
+        return self._least_from(np.minimum(one_I, other_I) + 1, np.maximum(one_I, other_I) + 1)
+
+    def _least_from(self, first_I: Int64s, end_I: Int64s) -> Int64s:
+        """The least that a row shares with the one before it, at the places from ``first_I`` on to before ``end_I``."""
+        least_I = np.zeros_like(first_I)
+        power_I = np.log2(end_I - first_I).astype(np.int64)  # of a width of which two cover what lies between
+        for k in set(power_I.tolist()):
+            at, line = np.flatnonzero(power_I == k), self._least_shared[k]
+            least_I[at] = np.minimum(line[first_I[at]], line[end_I[at] - (1 << k)])
+        return least_I
 
     def elsewhere(self, rows: Int64s, group_I: Int64s) -> Int64s:
         """How many tokens of each of some rows are computed in another row of its micro-batch, ``group_I``."""

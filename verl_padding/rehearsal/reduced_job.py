@@ -152,7 +152,7 @@ def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, An
     if any((OmegaConf.select(config, f"{MODEL}.{rank}") or 0) > 0 for rank in ("lora_rank", "lora.rank")):
         changes[f"{MODEL}.lora.merge"] = True
     if config.get("padding") is not None:
-        changes |= {"padding.timing": False, "padding.timing_dir": None}
+        changes |= {"padding.timing": False, "padding.record": False, "padding.record_dir": None}
     return changes
 
 

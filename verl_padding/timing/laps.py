@@ -1,15 +1,12 @@
-"""Laps: what each micro-batch took on each rank. The file that keeps those of a step, their figures, their trace."""
+"""Laps: what each micro-batch took on each rank. Their figures, and their trace."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.measured_cost import Measurement, micro_batch_cost
 
@@ -62,48 +59,12 @@ class Lap:
         return self.seconds if self.busy_s is None else self.busy_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedStep:
-    """The laps of a training step."""
-
-    step: int
-    keys: Sequence[str] = field(repr=False)
-    """Key of each row of the batch."""
-    laps: list[Lap] = field(repr=False)
-
-    def by_call(self) -> dict[str, list[Lap]]:
-        """The laps of each call, calls and laps in the order in which they began."""
-        found: dict[str, list[Lap]] = defaultdict(list)
-        for lap in sorted(self.laps, key=lambda lap: lap.start_s):
-            found[lap.call].append(lap)
-        return found
-
-
-def write_step(timed: Iterable[TimedStep], path: Path) -> None:
-    """Writes the updates of a step: of each a line with its step and keys, then a line for each lap."""
-    lines: list[dict[str, Any]] = []
-    for each in timed:
-        lines += [{"step": each.step, "keys": list(each.keys)}, *map(vars, each.laps)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-
-
-def read_steps(path: Path) -> list[TimedStep]:
-    """The updates of a step's file, mostly one; a PaddingDataError if it holds something else."""
-    steps: list[TimedStep] = []
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            values = json.loads(line)
-            if "keys" in values:
-                steps.append(TimedStep(step=values["step"], keys=values["keys"], laps=[]))
-            else:
-                tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-                steps[-1].laps.append(Lap(**values | tuples))
-        if not steps:
-            raise LookupError("it holds no step")
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise PaddingDataError(f"{path}: no laps ({error!r}). Name a file of padding.timing_dir.") from error
-    return steps
+def laps_by_call(laps: Iterable[Lap]) -> dict[str, list[Lap]]:
+    """The laps of each call, calls and laps in the order in which they began."""
+    found: dict[str, list[Lap]] = defaultdict(list)
+    for lap in sorted(laps, key=lambda lap: lap.start_s):
+        found[lap.call].append(lap)
+    return found
 
 
 def _by_micro_batch(laps: Iterable[Lap]) -> list[list[Lap]]:
@@ -142,15 +103,14 @@ def prediction_error(predicted: Sequence[Measured]) -> float:
     return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())
 
 
-def chrome_trace(steps: Sequence[TimedStep]) -> dict[str, Any]:
+def chrome_trace(laps: Sequence[Lap]) -> dict[str, Any]:
     """Laps in the Chrome trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
     A process for each worker call, and in it a thread for each rank; times are in microseconds since the first lap.
     What a rank waited inside of a lap stands at the lap's end, in one piece. Source: "Trace Event Format", complete
     events (``"ph": "X"``) and metadata events (``"ph": "M"``).
     """
-    laps = [lap for step in steps for lap in step.laps]
-    calls = list(dict.fromkeys(call for step in steps for call in step.by_call()))
+    calls = list(laps_by_call(laps))
     first = min((lap.start_s for lap in laps), default=0.0)
     ranks = sorted({(calls.index(lap.call), lap.rank) for lap in laps})
     events: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
 from verl_padding.plan.measured_cost import FEW, MeasuredCost, Measurement, fit_cost
-from verl_padding.timing.laps import Measured, TimedStep, measurements, prediction_error
+from verl_padding.timing.laps import Lap, Measured, laps_by_call, measurements, prediction_error
 
 FILE = "padding_costs.json"
 """In the folder of a checkpoint."""
@@ -83,14 +83,14 @@ class LearnedCosts:
         trial_fill = known.trial_fill if cut_by_plan else 0
         return replace(known.fitted, trial_fill=trial_fill) if known.used or trial_fill else None
 
-    def learn(self, timed: TimedStep, formulas: Mapping[str, CostModel], cut_by_plan: Collection[str]) -> list[str]:
-        """Learns from a step; returns a sentence for each call whose plan changes over, or that is to try another fill.
-        ``formulas`` has what the plan of each call uses while nothing better is known, and ``cut_by_plan`` the calls
-        whose micro-batches are as full as the plan says: others can try none."""
+    def learn(self, laps: Sequence[Lap], formulas: Mapping[str, CostModel], cut_by_plan: Collection[str]) -> list[str]:
+        """Learns from the laps of a local update; returns a sentence for each call whose plan changes over, or that is
+        to try another fill. ``formulas`` has what the plan of each call uses while nothing better is known, and
+        ``cut_by_plan`` the calls whose micro-batches are as full as the plan says: others can try none."""
         changes = []
-        for call, laps in timed.by_call().items():
+        for call, of_call in laps_by_call(laps).items():
             known = self._learned[call]
-            known.add(measurements(laps, formulas[call]))
+            known.add(measurements(of_call, formulas[call]))
             known.fitted = fit_cost([measured for measured, _ in known.seen()]) or known.fitted
             known.trial_fill = 0
             if len(known.steps) < LEAST_STEPS or (errors := _errors(known.seen())) is None:

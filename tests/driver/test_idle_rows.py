@@ -1,0 +1,161 @@
+"""Idle rows of a batch in TransferQueue: guessed by rewards, left out of the update, looked at again before it."""
+
+import logging
+
+import pytest
+import torch
+
+from tests.driver.test_worker_calls import Workers, trainer_with
+from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
+from verl_padding.driver.advantages import advantages_by_scores
+from verl_padding.driver.idle_rows import find_idle_rows
+from verl_padding.errors import PaddingDataError
+from verl_padding.job.left_out import OF_REWARDS
+from verl_padding.pads import columns
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
+
+SKIP = "padding.idle_rows=skip"
+# Prompt a: both sessions earn 1. b: 0 and 1, and the second session ends with a row that is not trained. c: both earn
+# 0, and one has a row without a trained token. d: 0 and 0.5.
+ROWS = {
+    "a_0_0": ([1, 1, 1], 1.0),
+    "a_0_1": ([1], 1.0),
+    "a_1_0": ([1, 1], 1.0),
+    "b_0_0": ([1, 1], 0.0),
+    "b_1_0": ([0, 1], 1.0),
+    "b_1_1": ([0, 0], 1.0),
+    "c_0_0": ([1, 1, 1, 1], 0.0),
+    "c_1_0": ([1], 0.0),
+    "c_1_1": ([0], 0.0),
+    "d_0_0": ([1, 0], 0.0),
+    "d_1_0": ([1], 0.5),
+}
+ONE_STEP = (
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.rollout.calculate_log_probs=false",
+    "algorithm.rollout_correction=null",
+)
+IDLE = {"a_0_0", "a_0_1", "a_1_0", "b_1_1", "c_0_0", "c_1_0", "c_1_1"}
+
+
+@pytest.fixture
+def workers(empty_queue):
+    return Workers()
+
+
+def put():
+    scores = [torch.zeros(len(mask)) for mask, _ in ROWS.values()]
+    for row, (_, score) in zip(scores, ROWS.values(), strict=True):
+        row[-1] = score
+    masks = [torch.tensor(mask) for mask, _ in ROWS.values()]
+    old = [torch.zeros(len(mask)) for mask in masks]
+    lengths, fields = [(4, len(mask)) for mask in masks], {"rm_scores": scores, "old_log_probs": old}
+    return put_rows(lengths, list(ROWS), **fields, response_mask=masks, loss_mask=masks)
+
+
+def real_keys(sent) -> list[str]:
+    return [key for key in sent.keys if not key.startswith("pad")]
+
+
+@pytest.mark.parametrize("samples", ["row", "session"])
+@pytest.mark.parametrize("estimator", OF_REWARDS)
+def test_advantages_by_scores_are_those_that_the_trainer_computes(estimator, samples, workers):
+    by_session = samples == "session"
+    trainer, _ = trainer_with(workers, f"algorithm.adv_estimator={estimator}", f"padding.advantages={samples}")
+    batch = put()
+    guessed = advantages_by_scores(batch, trainer.config, by_session=by_session, images=False)
+    trainer._compute_advantage(batch, {})
+    [computed], [masks] = read_columns(batch, "advantages"), read_columns(batch, "response_mask")
+    assert all(map(torch.equal, guessed, computed))
+    found = find_idle_rows(batch, trainer.config, by_session=by_session, images=False)
+    idle = {row for row, (a, mask) in enumerate(zip(computed, masks, strict=True)) if not (a * mask).any()}
+    assert set(found) == idle
+    assert 0 < len(idle) < len(batch)
+
+
+def test_an_update_gets_the_rows_that_teach_and_a_step_of_idle_rows_its_shortest_that_is_trained(workers):
+    trainer, group = trainer_with(workers, SKIP)
+    batch, metrics = put(), {}
+    trainer._balance_batch(batch, metrics)
+    layout = trainer._padded_batch.plan.layouts["actor"]
+    # Mini-batches of two prompts: a, b and c, d.
+    assert [{batch.keys[row] for row in rows} & IDLE for rows in layout.rows_M] == [
+        {key for key in IDLE if key[0] in prompts} for prompts in ("ab", "cd")
+    ]
+    trainer._compute_advantage(batch, metrics)
+    group.compute_log_prob(batch)
+    group.update_actor(batch)
+    passed, updated = workers.sent
+    assert sorted(real_keys(passed)) == sorted(ROWS)
+    assert sorted(real_keys(updated)) == sorted(ROWS.keys() - IDLE)
+    assert updated.extra_info[columns.LEAVES_OUT]
+    assert "leaves_out" not in passed.extra_info
+    has = {key: column for key, *column in zip(updated.keys, *read_columns(updated, *columns.OF_ALL_ROWS), strict=True)}
+    counted = {key: [int(value) for value in has[key]] for key in ("b_0_0", "d_0_0")}
+    # Tokens of prompts a and b: 3 + 1 + 2 + 2 + 1; of c and d: 4 + 1 + 1 + 1.
+    assert counted == {"b_0_0": [9, 9], "d_0_0": [7, 7]}
+    [of_all] = read_columns(updated, columns.REAL_ROWS)
+    assert {key: int(n) for key, n in zip(updated.keys, of_all, strict=True) if key in counted} == {
+        "b_0_0": 6,
+        "d_0_0": 5,
+    }
+
+
+def test_a_step_of_idle_rows_alone_computes_its_shortest_row_that_has_a_trained_token(workers):
+    trainer, group = trainer_with(workers, SKIP)
+    batch = put()
+    put_columns(batch, rm_scores=[torch.zeros(len(mask)) for mask, _ in ROWS.values()])
+    trainer._balance_batch(batch, {})
+    trainer._compute_advantage(batch, {})
+    group.update_actor(batch)
+    assert sorted(real_keys(workers.sent[0])) == ["a_0_1", "c_1_0"]
+    assert workers.sent[0].extra_info["num_mini_batch"] == 2
+
+
+@pytest.mark.parametrize("old_log_probs", ["pass", "update"])
+def test_where_a_guess_was_wrong_all_rows_are_computed_and_the_log_says_so(old_log_probs, workers, caplog):
+    trainer, group = trainer_with(workers, SKIP, f"padding.old_log_probs={old_log_probs}", *ONE_STEP)
+    batch = put()
+    trainer._balance_batch(batch, {})
+    trainer._compute_advantage(batch, {})
+    content = queue_content()
+    [advantages] = read_columns(batch, "advantages")
+    advantages[list(ROWS).index("c_1_0")][0] = 1e-6
+    put_columns(batch, advantages=advantages)
+    with caplog.at_level(logging.WARNING):
+        group.update_actor(batch)
+    assert "c_1_0" in caplog.text
+    [sent] = workers.sent
+    assert sorted(real_keys(sent)) == sorted(ROWS)
+    assert columns.LEAVES_OUT not in sent.extra_info
+    assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (old_log_probs == "update")
+    assert queue_content().keys() == content.keys()
+
+
+def test_a_job_that_asks_for_no_skipping_computes_all_rows(workers):
+    trainer, group = trainer_with(workers)
+    batch, metrics = put(), {}
+    trainer._balance_batch(batch, metrics)
+    trainer._compute_advantage(batch, metrics)
+    group.update_actor(batch)
+    assert sorted(real_keys(workers.sent[0])) == sorted(ROWS)
+
+
+def test_without_the_pass_nobody_is_asked_for_old_log_probs(workers):
+    trainer, group = trainer_with(workers, "padding.old_log_probs=update", *ONE_STEP)
+    batch, metrics = put(), {}
+    trainer._balance_batch(batch, metrics)
+    assert trainer._compute_old_log_prob(batch, metrics) is batch
+    trainer._compute_advantage(batch, metrics)
+    group.update_actor(batch)
+    [sent] = workers.sent
+    assert sent.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE]
+
+
+def test_a_row_whose_rollout_log_probs_verl_would_compare_with_those_of_no_pass_is_refused(workers):
+    trainer, _ = trainer_with(workers, "padding.old_log_probs=update", *ONE_STEP[:2])
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=r"a_0_0.*rollout_log_probs.*rollout_correction=null"):
+        trainer._balance_batch(put(), {})
+    assert queue_content().keys() - content.keys() == set(ROWS)

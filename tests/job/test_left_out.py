@@ -1,0 +1,199 @@
+"""Which jobs may leave out idle rows, or the pass that computes old log-probs, and what keeps the others from it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import verl
+from omegaconf import OmegaConf
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, register_policy_loss
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from tests.equivalence.loss_comparisons import POLICY_LOSSES
+from tests.support.verl_config import DYNAMIC, compose_job
+from verl_padding.doctor.job import checks_of_job
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.calls import ACTOR, LOG_PROB, REF
+from verl_padding.job.composition import JobArguments
+from verl_padding.job.job_reader import check_job
+from verl_padding.job.left_out import MULTIPLIED, OF_REWARDS
+from verl_padding.plan.row_keys import row_key
+
+A, R, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "+algorithm.rollout_correction"
+GRPO, LOSS = "algorithm.adv_estimator=grpo", f"{A}.policy_loss.loss_mode"
+SETTINGS = ("padding.idle_rows", "padding.old_log_probs")
+SKIP = ("padding.idle_rows=skip", GRPO)
+V1, TWICE = "trainer.v1", "data.train_batch_size=16"
+ONE_STEP = ("data.train_batch_size=8", f"{A}.ppo_mini_batch_size=8")
+UPDATE = ("padding.old_log_probs=update", GRPO, f"{R}.calculate_log_probs=false", *ONE_STEP)
+
+
+def job_of(*overrides):
+    return check_job(compose_job("+padding=prompt", *DYNAMIC, *overrides)).step_job()
+
+
+def test_an_update_skips_idle_rows_and_a_step_makes_no_pass_where_a_job_asks_for_it():
+    plain, skips, own = job_of(GRPO, *ONE_STEP), job_of(*SKIP), job_of(*UPDATE)
+    assert [job.updates[ACTOR].skips_idle for job in (plain, skips, own)] == [False, True, False]
+    assert [list(job.inference) for job in (plain, skips, own)] == [[LOG_PROB], [LOG_PROB], []]
+    reference = job_of(*UPDATE, f"{A}.use_kl_loss=true")
+    assert list(reference.inference) == [REF]
+
+
+def test_a_lora_actor_keeps_the_layout_of_the_pass_by_which_it_is_its_own_reference():
+    adapter = ("actor_rollout_ref.model.lora_rank=8", f"{A}.use_kl_loss=true")
+    assert list(job_of(*UPDATE, *adapter).inference) == [LOG_PROB]
+
+
+@pytest.mark.parametrize(
+    ("named", "overrides"),
+    [
+        *((LOSS, [f"{LOSS}={name}"]) for name in POLICY_LOSSES if name not in MULTIPLIED),
+        *(("algorithm.adv_estimator", [f"algorithm.adv_estimator={name}"]) for name in ("gae", "reinforce_plus_plus")),
+        (f"{A}.use_kl_loss=True", [f"{A}.use_kl_loss=true"]),
+        (f"{A}.entropy_coeff=0.01", [f"{A}.entropy_coeff=0.01"]),
+        (f"{A}.calculate_entropy=True", [f"{A}.calculate_entropy=true"]),
+        ("algorithm.use_kl_in_reward=True", ["algorithm.use_kl_in_reward=true"]),
+        (
+            "rollout_is_batch_normalize=True",
+            [f"{LOSS}=bypass_mode", f"+{A}.policy_loss.rollout_correction.rollout_is_batch_normalize=true"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_term_that_idle_rows_would_add_is_named(named, overrides):
+    with pytest.raises(PaddingConfigError, match=r"^padding\.idle_rows='skip': ") as refusal:
+        job_of(*SKIP, *overrides)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("named", "overrides"),
+    [
+        ("padding.strategy=lcm", ["padding.strategy=lcm"]),
+        (f"{A}.ppo_mini_batch_size=4", [f"{A}.ppo_mini_batch_size=4"]),
+        (f"{A}.ppo_epochs=2", [f"{A}.ppo_epochs=2"]),
+        (f"{R}.calculate_log_probs=True", [f"{R}.calculate_log_probs=true"]),
+        ("rollout_is=token", [f"{CORRECTION}.rollout_is=token"]),
+        ("rollout_rs=token_k1", [f"{CORRECTION}.rollout_rs=token_k1"]),
+        ("bypass_mode=True", ["algorithm.rollout_correction.bypass_mode=true"]),
+        ("use_kl_in_reward=True", ["algorithm.use_kl_in_reward=true"]),
+        ("adv_estimator=optimal_token_baseline", ["algorithm.adv_estimator=optimal_token_baseline"]),
+        ("adv_estimator=tir_optimal_token", ["algorithm.adv_estimator=tir_optimal_token_baseline"]),
+        (
+            "parameter_sync_step=2",
+            [f"{V1}.trainer_mode=separate_async", f"{V1}.separate_async.parameter_sync_step=2", TWICE],
+        ),
+    ],
+    ids=str,
+)
+def test_a_reader_of_old_log_probs_is_named(named, overrides):
+    with pytest.raises(PaddingConfigError, match=r"^padding\.old_log_probs='update': ") as refusal:
+        job_of(*UPDATE, *overrides)
+    assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("asked", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
+def test_a_loss_of_the_users_own_may_do_anything(asked, monkeypatch):
+    monkeypatch.setattr("verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY))
+    for name in ("own_loss", "vanilla"):  # also by a name of verl's
+
+        @register_policy_loss(name)
+        def own(*args, **kwargs):
+            raise NotImplementedError
+
+        with pytest.raises(PaddingConfigError, match=f"loss_mode={name}"):
+            job_of(*asked, f"{LOSS}={name}")
+
+
+def advantages_of(estimator: str, rewards: list[float]) -> torch.Tensor:
+    """By verl's function, of the sessions of a prompt that earn these rewards, beside those of another prompt."""
+    keys = [row_key(uid, session, 0) for uid in "ab" for session in range(len(rewards))]
+    scores = torch.zeros(len(keys), 3)
+    scores[:, -1] = torch.tensor([*rewards, *np.linspace(0, 1, len(rewards))])
+    tensors = {"response_mask": torch.ones(len(keys), 3), "token_level_rewards": scores, "token_level_scores": scores}
+    uids = {"uid": np.array([key.split("_")[0] for key in keys], dtype=object)}
+    data = DataProto.from_dict(tensors=tensors, non_tensors=uids)
+    config = OmegaConf.create({"norm_adv_by_std_in_grpo": True, "gamma": 1.0, "lam": 1.0, "f_norm": 1.0})
+    computed = compute_advantage_for_multi_trajectories(
+        data, keys, adv_estimator=estimator, num_repeat=len(rewards), config=config
+    )
+    return computed.batch["advantages"][: len(rewards)]
+
+
+@pytest.mark.parametrize("estimator", sorted(map(str, ADV_ESTIMATOR_REGISTRY)))
+def test_an_estimator_is_admitted_just_where_it_makes_zeros_of_equal_rewards_and_reads_nothing_else(estimator):
+    try:
+        of_equal = [advantages_of(estimator, [reward] * n) for reward in (0.0, 1.0, -1.0) for n in (2, 4, 8)]
+    except Exception:
+        makes_zeros = False  # it reads what a pass computes, or what verl's trainer does not give it
+    else:
+        makes_zeros = all((advantages == 0).all() for advantages in of_equal)
+        assert (advantages_of(estimator, [0.0, 0.2, 0.5, 1.0]) != 0).any()
+    assert makes_zeros == (estimator in OF_REWARDS)
+
+
+READERS = {
+    "trainer/distillation/losses.py:distillation_loss": "distillation.enabled",
+    "trainer/ppo/core_algos.py:compute_optimal_token_baseline_advantage": "adv_estimator",
+    "trainer/ppo/core_algos.py:compute_multi_turn_optimal_token_baseline_advantage": "adv_estimator",
+    "trainer/ppo/metric_utils.py:compute_variance_proxy_metrics": "of fields that the v1 trainer does not read",
+    "trainer/ppo/ray_trainer.py:apply_kl_penalty": "use_kl_in_reward",
+    "trainer/ppo/ray_trainer.py:compute_advantage": "adv_estimator, which it hands them to",
+    "trainer/ppo/ray_trainer.py:RayPPOTrainer._compute_old_log_prob": "the older trainer",
+    "trainer/ppo/ray_trainer.py:RayPPOTrainer.fit": "the older trainer",
+    "trainer/ppo/rollout_corr_helper.py:compute_rollout_correction_and_add_to_batch": "rollout_is, rollout_rs, and "
+    "metrics where calculate_log_probs",
+    "trainer/ppo/rollout_corr_helper.py:apply_bypass_mode": "the older trainer",
+    "trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_old_log_prob": "the pass itself",
+    "trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_ref_log_prob": "log-probs of the reference",
+    "trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_advantage": "hands them to the above",
+    "utils/debug/metrics.py:calculate_debug_metrics": "calculate_log_probs",
+    "workers/utils/losses.py:ppo_loss": "the update",
+    "workers/utils/losses.py:sft_loss": "no loss of a policy",
+}
+"""Functions of verl that read what the pass computes -> the setting with which they do, or why they do not matter."""
+
+
+def readers_in_verl() -> Iterator[str]:
+    root = Path(verl.__file__).parent
+    trainers = ("trainer/ppo/v1", "workers/utils")  # elsewhere, log_probs and entropy are an engine's outputs
+    for path in [path for part in ("trainer", "utils", "workers/utils") for path in (root / part).rglob("*.py")]:
+        file = path.relative_to(root).as_posix()
+        names = {"old_log_probs", *(("log_probs", "entropy") if file.startswith(trainers) else ())}
+        yield from (f"{file}:{function}" for function in _functions_with(ast.parse(path.read_text()), names))
+
+
+def _functions_with(node: ast.AST, names: set[str], inside: str = "") -> set[str]:
+    """Functions that have one of these texts, or an argument of this name."""
+    found = set()
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if getattr(child, "value", None) in names or getattr(child, "arg", None) in names:
+            found.add(inside)
+        found |= _functions_with(child, names, f"{inside}.{child.name}".lstrip(".") if named else inside)
+    return found
+
+
+def test_all_that_reads_old_log_probs_in_verl_is_known():
+    # When this fails, verl has a new reader: see with which setting it reads, and have job/left_out.py name that.
+    assert set(readers_in_verl()) == set(READERS)
+
+
+def test_the_doctor_says_what_a_job_may_leave_out_and_what_needs_the_rest():
+    def found(*overrides):
+        checks = checks_of_job(
+            JobArguments(overrides=("+padding=prompt", "+local=cpu", *DYNAMIC, GRPO, *overrides)), "cpu"
+        )
+        findings = [finding for check in checks for finding in check.findings]
+        return {each.subject: each.message for each in findings if each.subject.partition("=")[0] in SETTINGS}
+
+    may, asked = found(*UPDATE[1:]), found(*SKIP, f"{A}.ppo_epochs=2", *ONE_STEP)
+    assert set(may) == set(asked) == {"padding.idle_rows=skip", "padding.old_log_probs=update"}
+    assert "not for this job" not in "".join(may.values())
+    assert f"{A}.ppo_epochs=2" in asked["padding.old_log_probs=update"]
+    assert asked["padding.idle_rows=skip"] != may["padding.idle_rows=skip"]

@@ -1,0 +1,102 @@
+"""The file of a step, written and read again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.timing.test_laps import two_ranks
+from verl_padding.errors import PaddingDataError
+from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, read_steps, write_steps
+
+ROW = RecordedRow(
+    row=0,
+    key="a_0_0",
+    tokens=12,
+    trained_tokens=4,
+    reward=1.0,
+    advantage=0.5,
+    weight=1.0,
+    shared_tokens=12,
+    shares_with=1,
+    age=0,
+    places={"actor": Place(0, 1, 2), "log_prob": Place(0, 1, None)},
+)
+"""Extended by the row below: that one begins with all of its tokens."""
+LONGER = replace(
+    ROW, row=1, key="a_0_1", tokens=20, trained_tokens=0, advantage=None, shared_tokens=0, shares_with=None
+)
+PARTED = replace(ROW, row=2, key="a_1_0", tokens=15, shared_tokens=7, shares_with=0)
+ALONE = replace(LONGER, row=3, key="b_0_0", age=None)
+
+
+def made_step(**values) -> RecordedStep:
+    rows = [ROW, LONGER, PARTED, ALONE]
+    return RecordedStep(**{"step": 3, "update": 0, "keys": [row.key for row in rows], "rows": rows} | values)
+
+
+@pytest.mark.parametrize("leave_out", ["nothing", "rows", "laps"])
+def test_a_file_reads_as_it_was_written(leave_out: str, tmp_path: Path):
+    updates = [made_step(laps=two_ranks()), made_step(update=1, laps=two_ranks(told_apart=False))]
+    if leave_out != "nothing":
+        updates = [replace(update, **{leave_out: []}) for update in updates]
+    path = tmp_path / "steps" / "3.jsonl"
+    write_steps(updates, path)
+    assert read_steps(path) == updates
+
+
+def test_a_line_of_a_row_has_this_form(tmp_path: Path):
+    write_steps([made_step()], tmp_path / "3.jsonl")
+    header, row, *_ = map(json.loads, (tmp_path / "3.jsonl").read_text().splitlines())
+    assert header == {"form": 1, "step": 3, "update": 0, "keys": ["a_0_0", "a_0_1", "a_1_0", "b_0_0"]}
+    assert row == {
+        "row": 0,
+        "key": "a_0_0",
+        "tokens": 12,
+        "trained_tokens": 4,
+        "reward": 1.0,
+        "advantage": 0.5,
+        "weight": 1.0,
+        "shared_tokens": 12,
+        "shares_with": 1,
+        "age": 0,
+        "places": {"actor": [0, 1, 2], "log_prob": [0, 1, None]},
+    }
+
+
+def test_what_rows_share_is_a_forest_again():
+    forest = made_step().forest()
+    order, shared = forest.shared_among(np.array([0, 2, 1]))
+    assert order.tolist() == [2, 0, 1], "row 1, then row 0, which it begins with, then row 2, which parts from that"
+    assert shared.tolist() == [0, 12, 7]
+    assert sorted(forest.place_R.tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        '{"form": 1, "step": 1, "update": 0, "keys": []}\n{"call": "actor"}\n',
+        '{"form": 1, "step": 1, "update": 0, "keys": ["a_0_0"]}\n{"row": 0}\n',
+        "step,call\n",
+        '{"call": "actor"}\n',
+        "3\n",
+    ],
+)
+def test_a_file_that_holds_no_step_is_refused(text: str | None, tmp_path: Path):
+    path = tmp_path / "3.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PaddingDataError, match=r"3\.jsonl: .*Name one of padding.record_dir"):
+        read_steps(path)
+
+
+@pytest.mark.parametrize("header", ['{"step": 1, "keys": []}', '{"form": 2, "step": 1, "keys": [], "new": 1}'])
+def test_a_file_of_another_form_is_refused(header: str, tmp_path: Path):
+    path = tmp_path / "3.jsonl"
+    path.write_text(header + "\n")
+    with pytest.raises(PaddingDataError, match=r"form=(None|2).* reads form 1\. "):
+        read_steps(path)

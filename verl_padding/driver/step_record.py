@@ -1,0 +1,111 @@
+"""Writes the file of each step: what its rows were worth, where each went, and the laps of the workers' clocks."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from verl_padding.config import PaddingConfig
+from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.job.calls import ACTOR
+from verl_padding.pads.padded_batch import PaddedBatch
+from verl_padding.pads.queue import KVBatchMeta
+from verl_padding.plan import BatchPlan
+from verl_padding.plan.layout import Layout
+from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
+from verl_padding.timing.laps import Lap
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdate:
+    """A local update that has been made."""
+
+    batch: KVBatchMeta
+    """The real rows, as they were planned."""
+    plan: BatchPlan
+    mask_R: Sequence[torch.Tensor] = field(repr=False)
+    """Which response tokens of each row were trained, (response,) each."""
+    weight_R: Sequence[float]
+    """What the gradient of each row's outputs was multiplied by in the actor's update."""
+    laps: Sequence[Lap] = ()
+    """Empty where micro-batches are not timed."""
+
+    @classmethod
+    def of(cls, padded: PaddedBatch) -> Self:
+        """What stays of a padded batch that was trained on."""
+        return cls(batch=padded.batch, plan=padded.plan, mask_R=padded.mask_R, weight_R=padded.weights(ACTOR))
+
+
+class StepRecord:
+    """The files of a job's steps; each has what the settings ask for, rows or laps or both."""
+
+    def __init__(self, config: DictConfig, padding: PaddingConfig):
+        rollouts = config.trainer.get("rollout_data_dir")
+        beside = Path(rollouts).expanduser().parent if rollouts else Path(config.trainer.default_local_dir)
+        named = padding.record_dir
+        self._folder = beside / FOLDER if named is None else Path(named).expanduser()
+        self._has_rows, self._has_laps = padding.record, padding.timing
+
+    def write(self, step: int, updates: Sequence[LocalUpdate], rows_of: Sequence[TrainedRows]) -> None:
+        """Writes the local updates of a global step, and the rows of each; where that fails, the log has a warning."""
+        if not (self._has_rows or self._has_laps):
+            return
+        path = self._folder / f"{step}.jsonl"
+        recorded = [
+            RecordedStep(
+                step=step,
+                update=number,
+                keys=update.batch.keys,
+                rows=list(recorded_rows(step, update, rows)) if self._has_rows else (),
+                laps=update.laps if self._has_laps else (),
+            )
+            for number, (update, rows) in enumerate(zip(updates, rows_of, strict=True))
+        ]
+        try:
+            write_steps(recorded, path)
+        except OSError as error:  # a full disk, perhaps: no reason to lose a step
+            logger.warning("verl_padding: %s cannot be written (%s); the job goes on without it", path, error)
+
+
+def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator[RecordedRow]:
+    """The rows of a local update of a global step, in the order of its batch."""
+    place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
+    forest = rows.forest
+    assert forest is not None, "rows that are recorded are compared"
+    order = np.argsort(forest.place_R)
+    for row, key in enumerate(rows.keys):
+        shared, trained, made_by = int(forest.shared_R[row]), int(rows.trained_R[row]), rows.weights_step_R[row]
+        yield RecordedRow(
+            row=row,
+            key=key,
+            tokens=int(rows.tokens_R[row]),
+            trained_tokens=trained,
+            reward=float(rows.reward_R[row]),
+            advantage=float(rows.advantage_R[row]) if trained else None,
+            weight=update.weight_R[row],
+            shared_tokens=shared,
+            shares_with=int(order[forest.place_R[row] - 1]) if shared else None,
+            age=None if made_by is None else step - 1 - made_by,
+            places={call: of_call[row] for call, of_call in place_of.items() if row in of_call},
+        )
+
+
+def places(layout: Layout) -> dict[int, Place]:
+    """Where a layout puts each real row, unless it leaves it out. Micro-batches that no rank computes do not count."""
+    found: dict[int, Place] = {}
+    for mini_batch, cells in enumerate(layout.cells):
+        for rank, cell in enumerate(cells):
+            is_cut = layout.micro_batch_rows is not None
+            parts = layout.micro_batches(mini_batch, rank) if is_cut else [cell]
+            parts = [part for number, part in enumerate(parts) if number not in layout.skipped_M[mini_batch]]
+            for micro_batch, part in enumerate(parts):
+                place = Place(mini_batch, rank, micro_batch if is_cut else None)
+                found |= {row: place for row in part if row < layout.n_rows}
+    return found

@@ -1,0 +1,107 @@
+"""The rows of a local update, after it: what they earned, what they were trained on, and what they begin with alike.
+
+They are read once, for the step's metrics and for its record.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict
+
+from verl_padding.pads.lineage import find_forest
+from verl_padding.pads.queue import KVBatchMeta, read_fields
+from verl_padding.pads.tags import tokens_of_tags
+from verl_padding.plan.cost import Int64s
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import session_of_key
+
+ADVANTAGES, SCORES, TURNS = FIELDS = "advantages", "rm_scores", "num_turns"
+"""Fields of verl's rows that are read, beside their token ids."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRows:
+    """Columns of the rows of a batch, in its order."""
+
+    keys: Sequence[str]
+    tokens_R: Int64s
+    """Tokens of prompt and response."""
+    response_R: Int64s
+    """Tokens of the response."""
+    mask_R: Sequence[torch.Tensor]
+    """(response,) each: which tokens are trained."""
+    trained_R: Int64s
+    """How many these are."""
+    advantage_R: Floats
+    """Mean over these; NaN where there are none."""
+    has_advantage_R: npt.NDArray[np.bool_]
+    """Whether the advantage of one of these is not exactly 0."""
+    reward_R: Floats
+    """Score, summed over the tokens."""
+    turns_R: Floats | None
+    """Turns of the conversation, where agent loops count them."""
+    weights_step_R: Sequence[int | None]
+    """Global step that has made the oldest weights that sampled each row."""
+    forest: Forest | None
+    """What rows of a prompt begin with alike, by their tokens; None if they were not compared."""
+
+    @classmethod
+    def read(cls, batch: KVBatchMeta, mask_R: Sequence[torch.Tensor], *, compare: bool) -> Self:
+        """Reads the rows of a batch from TransferQueue.
+
+        Args:
+            mask_R: (response,) each: which tokens of the response are trained.
+            compare: whether to compare the tokens of rows where each session has one row, too.
+        """
+        tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        compare = compare or len(set(map(session_of_key, batch.keys))) < len(batch.keys)
+        return cls.of_fields(
+            batch.keys,
+            tokens_R,
+            mask_R,
+            read_fields(batch.keys, batch.partition_id, FIELDS),
+            forest=find_forest(batch, tokens_R, outputs=False) if compare else None,
+            weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
+        )
+
+    @classmethod
+    def of_fields(
+        cls,
+        keys: Sequence[str],
+        tokens_R: Sequence[int],
+        mask_R: Sequence[torch.Tensor],
+        fields: TensorDict,
+        *,
+        forest: Forest | None,
+        weights_step_R: Sequence[int | None],
+    ) -> Self:
+        """What the :data:`FIELDS` of rows with these keys, tokens and masks say."""
+        lengths = torch.tensor([len(mask) for mask in mask_R])
+
+        def per_row(values: torch.Tensor) -> Floats:
+            summed: Floats = torch.segment_reduce(values.to(torch.float64), "sum", lengths=lengths).numpy()
+            return summed
+
+        trained = torch.cat(list(mask_R)).bool()
+        advantages = torch.cat(fields[ADVANTAGES].unbind()) * trained
+        trained_R = per_row(trained).astype(np.int64)
+        with np.errstate(invalid="ignore"):
+            advantage_R = per_row(advantages) / trained_R
+        return cls(
+            keys=keys,
+            tokens_R=np.array(tokens_R, dtype=np.int64),
+            response_R=lengths.numpy(),
+            mask_R=mask_R,
+            trained_R=trained_R,
+            advantage_R=advantage_R,
+            has_advantage_R=per_row(advantages != 0) > 0,
+            reward_R=per_row(torch.cat(fields[SCORES].unbind())),
+            turns_R=np.array([float(turns) for turns in fields[TURNS]]) if TURNS in fields else None,
+            weights_step_R=weights_step_R,
+            forest=forest,
+        )

@@ -1,0 +1,136 @@
+"""The file of a step, ``<step>.jsonl``: of each local update its rows, if recorded, and its laps, if timed.
+
+docs/record.md has the form. Nothing of a row's texts or token ids is in it, but its key.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from verl_padding.errors import PaddingDataError
+from verl_padding.plan.forest import Forest
+from verl_padding.timing.laps import Lap
+
+FORM = 1
+"""Version of the form: a reader knows by it whether it can read a file."""
+FOLDER = "steps"
+"""Where the files are if no folder is set: beside the folder of rollouts, or among the checkpoints."""
+
+
+class Place(NamedTuple):
+    """Where a worker call computes a row."""
+
+    mini_batch: int
+    rank: int
+    """Data-parallel rank."""
+    micro_batch: int | None
+    """Its number in the mini-batch; None where verl's packer cuts the micro-batches, in the workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRow:
+    """A row of a local update."""
+
+    row: int
+    """Its number in the update, from 0."""
+    key: str
+    tokens: int
+    """Tokens of prompt and response."""
+    trained_tokens: int
+    """Tokens that ``response_mask`` keeps."""
+    reward: float
+    """The row's score, summed over its tokens; verl gives each row of a session the session's."""
+    advantage: float | None
+    """Mean over its trained tokens; None where it has none."""
+    weight: float
+    """What the gradient of its outputs is multiplied by in the actor's update; 1 where all rows weigh the same."""
+    shared_tokens: int
+    """How many of its first tokens are also those of row ``shares_with``."""
+    shares_with: int | None
+    """Number of the row that it shares its beginning with: the one before it in the order of trees. None for none."""
+    age: int | None
+    """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None where it does not say."""
+    places: Mapping[str, Place]
+    """Where each worker call that was planned computes it; a call that leaves it out is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedStep:
+    """A local update of a global step; a mode without local updates has one a step."""
+
+    step: int
+    update: int
+    """Its number in the step, from 0."""
+    keys: Sequence[str] = field(repr=False)
+    """Key of each row, in the order of the batch."""
+    rows: Sequence[RecordedRow] = field(default=(), repr=False)
+    """In the order of ``keys``; empty where rows are not recorded."""
+    laps: Sequence[Lap] = field(default=(), repr=False)
+    """Empty where micro-batches are not timed."""
+
+    def forest(self) -> Forest:
+        """What the rows begin with alike, within each prompt."""
+        follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}
+        order: list[int] = []
+        for row in self.rows:
+            at = None if row.shares_with is not None else row.row
+            while at is not None:
+                order.append(at)
+                at = follower.get(at)
+        tokens_R = np.array([row.tokens for row in self.rows], dtype=np.int64)
+        return Forest.in_order(tokens_R, order, [self.rows[row].shared_tokens for row in order])
+
+
+def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
+    """Writes the local updates of a step, and makes the folder: of each a line with its number and keys, then a line
+    for each row, then one for each lap."""
+    lines: list[Mapping[str, Any]] = []
+    for each in updates:
+        lines.append({"form": FORM, "step": each.step, "update": each.update, "keys": list(each.keys)})
+        lines += [*map(vars, each.rows), *map(vars, each.laps)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def is_step_file(path: Path) -> bool:
+    """Whether a file begins as that of a step does; others hold rows in other forms."""
+    with path.open("rb") as lines:
+        return lines.readline().startswith(b'{"form":')
+
+
+def read_steps(path: Path) -> list[RecordedStep]:
+    """The local updates of a step's file, mostly one; a PaddingDataError if it holds something else."""
+    updates: list[tuple[dict[str, Any], list[RecordedRow], list[Lap]]] = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            values = json.loads(line)
+            if "keys" in values:
+                _check_form(path, values.pop("form", None))
+                updates.append((values, [], []))
+            elif "call" in values:
+                tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+                updates[-1][2].append(Lap(**values | tuples))
+            else:
+                places = {call: Place(*place) for call, place in values["places"].items()}
+                updates[-1][1].append(RecordedRow(**values | {"places": places}))
+        if not updates:
+            raise LookupError("it holds no step")
+        return [RecordedStep(**values, rows=rows, laps=laps) for values, rows, laps in updates]
+    except PaddingDataError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise PaddingDataError(
+            f"{path}: not the file of a step ({error!r}). Name one of padding.record_dir."
+        ) from error
+
+
+def _check_form(path: Path, form: object) -> None:
+    if form != FORM:
+        raise PaddingDataError(
+            f"{path}: form={form}, and this version of verl_padding reads form {FORM}. Read the file with the version "
+            "that has written it, or record the step again."
+        )
