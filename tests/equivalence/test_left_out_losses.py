@@ -57,6 +57,19 @@ def test_without_idle_rows_an_admitted_loss_has_the_same_gradients_and_the_same_
     assert of_some["actor/pg_loss"] == pytest.approx(of_all["actor/pg_loss"], rel=RELATIVE_FLOAT64, abs=1e-15)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_in_each_precision_an_idle_row_has_a_gradient_of_exactly_0(name, dtype):
+    rows = rows_of(scale=0.1)
+    for row in rows.fields:
+        row |= {field: value.to(dtype) for field, value in row.items() if value.is_floating_point()}
+    loss = RealRowsLoss(policy_loss("token-mean", name, terms=False), "rows")
+    gradients, _ = run_as_verl_does(loss, rows, [[[0, 1], [2]], [[3], [4]]], "log_probs")
+    found = [float(gradient.abs().max()) for gradient in gradients]
+    assert [found[row] for row in IDLE] == [0.0, 0.0]
+    assert min(found[row] for row in range(5) if row not in IDLE) > 0
+
+
 @EACH_LOSS
 def test_a_loss_is_admitted_just_where_idle_rows_add_nothing(name):
     found = []
