@@ -26,7 +26,12 @@ UNSHARED = ("+padding=prompt", "padding.packer=plan")
 FLAGS = {"shared": (*UNSHARED, "padding.sharing=chains"), "unshared": UNSHARED}
 WITHOUT_MEMORY = 0.65
 """Reward of an agent that tries a random door each time (the recipe's README)."""
-MEASURED = {"update_s": "timing_s/update_actor", "log_prob_s": "timing_s/old_log_prob", "step_s": "timing_s/step"}
+MEASURED = {
+    "update_s": "timing_s/update_actor",
+    "log_prob_s": "timing_s/old_log_prob",
+    "step_s": "timing_s/step",
+    "rows_of_a_session": "padding/session/rows/mean",
+}
 
 
 def main(
@@ -52,7 +57,7 @@ def main(
         for seed in range(seeds if side == "shared" else unshared):
             folder = (out / f"{side}_seed{seed}").resolve()
             job = partial(_job, seed=seed, flags=flags)
-            runs[folder.name] = run_of(job, folder, recipe=RECIPE, steps=steps, goal=GOAL) | _last_steps(folder)
+            runs[folder.name] = run_of(job, folder, recipe=RECIPE, steps=steps, goal=GOAL) | last_steps(folder)
     figures = {"shared": spread_of([run for name, run in runs.items() if name.startswith("shared")])}
     show_runs(f"recipes/every_call, {steps} steps: mean reward of a session", runs, GOAL)
     for name, run in runs.items():
@@ -79,7 +84,7 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
     save_chart(figure, path)
 
 
-def _last_steps(folder: Path) -> dict[str, Any]:
+def last_steps(folder: Path) -> dict[str, Any]:
     """Medians over the last steps."""
     metrics = [step for _, step in read_metrics(folder)[-LAST:]]
     factor = [step.get("padding/actor/sharing_factor", 1.0) for step in metrics]

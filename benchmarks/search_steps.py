@@ -20,8 +20,8 @@ import typer
 from benchmarks.jobs import random_jobs
 from benchmarks.results import AsJson, Keep, report, show
 from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.plan.mini_batch_costs import layout_time
 from verl_padding.plan.packing import bins, by_level, cells, pads
-from verl_padding.plan.packing.micro_batch_fill import layout_time
 from verl_padding.plan.planner import costs_of
 from verl_padding.plan.row_keys import row_key
 
@@ -81,7 +81,7 @@ def time_of_plan(batch: Batch) -> int:
     """What the search minimizes, counted from the plan's own layout."""
     rows, job, update = batch
     layout, costs = plan_batch(rows, job).layouts["actor"], costs_of(rows, job, update)
-    return layout_time(layout, costs) + (layout.n_micro_batches or 0) * costs.level
+    return layout_time(layout, costs)
 
 
 def planned(jobs: Sequence[Batch]) -> tuple[list[int], float]:

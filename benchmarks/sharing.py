@@ -82,7 +82,7 @@ Grown = list[tuple[str, list[int], list[int]]]
 def grown_rows(turns: int) -> tuple[Grown, StepSize]:
     """Rows of an update: as many sessions of each prompt as have ``DISTINCT_TOKENS`` together."""
     draw = random.Random(turns)
-    firsts = [_tokens(draw, 20, 60) for _ in range(PROMPTS)]
+    firsts = [random_tokens(draw, 20, 60) for _ in range(PROMPTS)]
     rows: list[Grown] = [[] for _ in firsts]
     distinct = sessions = 0
     while distinct < DISTINCT_TOKENS or sessions % RANKS:  # stock verl's mini-batches divide by the ranks
@@ -99,20 +99,20 @@ def _session(draw: random.Random, turns: int, first: list[int], prompt: str, ses
     """Key, prompt and response of each row; it goes on until its turns are over or its context is full."""
     rows: Grown = []
     context = list(first)
-    for turn in range(_number_of_turns(draw, turns)):
-        answer = _tokens(draw, 10, 45)
+    for turn in range(number_of_turns(draw, turns)):
+        answer = random_tokens(draw, 10, 45)
         if len(context) + len(answer) > BUDGET:
             break
         rows.append((row_key(prompt, session, turn), list(context), answer))
-        context += answer + _tokens(draw, 10, 30)
+        context += answer + random_tokens(draw, 10, 30)
     return rows
 
 
-def _tokens(draw: random.Random, least: int, most: int) -> list[int]:
+def random_tokens(draw: random.Random, least: int, most: int) -> list[int]:
     return [draw.randrange(5, 200) for _ in range(draw.randint(least, most))]
 
 
-def _number_of_turns(draw: random.Random, mean: int) -> int:
+def number_of_turns(draw: random.Random, mean: int) -> int:
     """Long-tailed around a mean; always 1 for a mean of 1."""
     return 1 if mean == 1 else max(1, round(mean * draw.lognormvariate(-0.125, 0.5)))
 
@@ -150,16 +150,15 @@ def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
         from verl_padding.worker.plan_packer import install
 
         model = make_model(Path(folder), HIDDEN, BUDGET)
-        # One group for all sides: workers share only what a plan says.
         workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
         workers.execute_with_func_generator(use_transformers_attention)
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
-        workers.execute_with_func_generator(install("chains"))
         for turns in TURNS:
             rows, size = grown_rows(turns)
             for number in track(_rounds(repeats), f"{turns} turns", console=console):
                 for side in SIDES if number % 2 else reversed(SIDES):
                     start_side(workers, side)
+                    workers.execute_with_func_generator(install(side.sharing))
                     batch = put_batch(rows)
                     start_peak(workers)
                     took: dict[str, Any] = (
@@ -192,7 +191,7 @@ def grown_lengths(draw: random.Random, prompts: int, sessions: int, turns: int, 
         first = draw.randint(100, 800)
         for session in range(sessions):
             length, last = first, None
-            for turn in range(_number_of_turns(draw, turns)):
+            for turn in range(number_of_turns(draw, turns)):
                 length += draw.randint(50, 600)
                 if length > budget:
                     break

@@ -296,7 +296,7 @@ def planned_update(
     """
     from tests.support.padded_rows import upsample
     from verl_padding.driver.worker_calls import PaddedWorkerGroup
-    from verl_padding.pads.lineage import find_extensions
+    from verl_padding.pads.lineage import find_extensions, find_forest
     from verl_padding.pads.template import PadTemplate
     from verl_padding.pads.upsampling import strip
     from verl_padding.plan import Job, Rows, Update, plan_batch
@@ -321,7 +321,8 @@ def planned_update(
     started = time.perf_counter()
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     extends_R = find_extensions(batch, tokens_R) if side.sharing == "chains" else None
-    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R), job)
+    forest = find_forest(batch, tokens_R) if side.sharing == "trees" else None
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest), job)
     padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=PAD_LENGTH), timed=timed)
     ready = time.perf_counter()
     batch.extra_info.update(size.extra_info())

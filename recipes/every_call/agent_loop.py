@@ -7,9 +7,10 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.utils.profiler import simple_timer
+from verl.workers.rollout.replica import TokenOutput
 
 from verl_padding.pads.lineage import EXTENDS
-from verl_padding.recipes.every_call.tasks import task_of
+from verl_padding.recipes.every_call.tasks import Messages, task_of
 
 
 class EveryCallLoop(AgentLoopBase):
@@ -51,17 +52,25 @@ class EveryCallLoop(AgentLoopBase):
                 output.extra_fields[EXTENDS] = len(outputs) - 1
             outputs.append(output)
             reply = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
-            told = task.react(reply)
+            told = task.react(self._answer(reply))
             said = [*messages, {"role": "assistant", "content": reply}]
             messages = [*said, {"role": "user", "content": told}]
-            whole, _, _ = await self.ct_merge_assistant_token(context, output.response_ids, [])
-            merged, _, _ = await self.ct_merge_context_msg(said, messages, whole.token_ids, [])
-            context = merged.token_ids
+            context = await self._next_context(output, said, messages)
         if outputs:
             # Set here, not by verl's reward loop: the reward is the session's, and no single row is enough to find it.
             outputs[-1].reward_score = task.reward
             outputs[-1].extra_fields["reward_extra_info"] = task.info | {"calls": float(len(outputs))}
         return outputs
+
+    def _answer(self, reply: str) -> str:
+        """What the task sees of a reply."""
+        return reply
+
+    async def _next_context(self, output: AgentLoopOutput, said: Messages, messages: Messages) -> list[int]:
+        """All tokens of a call, and what was said after it."""
+        whole, _, _ = await self.ct_merge_assistant_token(output.prompt_ids, output.response_ids, [])
+        merged, _, _ = await self.ct_merge_context_msg(said, messages, whole.token_ids, [])
+        return list(merged.token_ids)
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
         # verl's own method cuts a long prompt from the left: rows would no longer begin with the ones before them.
@@ -70,20 +79,28 @@ class EveryCallLoop(AgentLoopBase):
     async def _call(self, context: list[int], sampling_params: dict[str, Any]) -> AgentLoopOutput:
         metrics: dict[str, Any] = {}
         with simple_timer("generate_sequences", metrics):
-            answer = await self.server_manager.generate(
-                request_id=uuid4().hex, prompt_ids=context, sampling_params=dict(sampling_params)
-            )
+            answer, mask = await self._generate(context, sampling_params)
         length = self.rollout_config.response_length
         ids = answer.token_ids[:length]
         return AgentLoopOutput(
             prompt_ids=context,
             response_ids=ids,
-            response_mask=[1] * len(ids),
+            response_mask=mask[:length],
             response_logprobs=answer.log_probs[:length] if answer.log_probs else None,
             routed_experts=answer.routed_experts,
             num_turns=2,
             metrics=metrics,
             extra_fields=dict(answer.extra_fields),
+        )
+
+    async def _generate(self, context: list[int], sampling_params: dict[str, Any]) -> tuple[TokenOutput, list[int]]:
+        """What the model answers, and a 1 for each token that it has sampled."""
+        answer = await self._ask(context, sampling_params)
+        return answer, [1] * len(answer.token_ids)
+
+    async def _ask(self, context: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        return await self.server_manager.generate(
+            request_id=uuid4().hex, prompt_ids=context, sampling_params=dict(sampling_params)
         )
 
 

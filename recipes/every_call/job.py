@@ -18,15 +18,20 @@ GOAL = Goal(reward=0.75, floor=0.6, steps=60)
 """The goal of ``configs/recipe/every_call_tiny.yaml``; one that forgets what it has tried earns 0.65."""
 
 
-def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
+THINKING = ("data.max_response_length=6", "actor_rollout_ref.rollout.agent.default_agent_loop=every_call_thinking")
+"""Four tokens of reasoning, their end, and a door."""
+
+
+def tiny_job(assets: Path, *, seed: int = 0, thinking: bool = False) -> list[str]:
     """Makes model and data in ``assets`` if they are not there, and returns the overrides that name them.
 
     Args:
         seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed`` is set elsewhere.
+        thinking: with a model that thinks before each answer, and forgets it afterwards.
 
     ``configs/recipe/every_call_tiny.yaml`` says what is learned and how.
     """
-    model = make_tiny_model("qwen2", assets, seed=seed)
+    model = make_tiny_model("qwen3_thinking" if thinking else "qwen2", assets, seed=seed)
     train, val = write_tiny_data(assets, seed=seed)
     return [
         "+recipe=every_call_tiny",
@@ -35,12 +40,15 @@ def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
         f"data.val_files={val}",
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={HERE / 'agent.yaml'}",
         *seed_overrides(seed),
+        *(THINKING if thinking else ()),
     ]
 
 
-def main(assets: Annotated[Path, typer.Argument(help="Folder for model and data.")], seed: int = 0) -> None:
+def main(
+    assets: Annotated[Path, typer.Argument(help="Folder for model and data.")], seed: int = 0, thinking: bool = False
+) -> None:
     """Makes model and data, and prints the overrides, one per line."""
-    typer.echo("\n".join(tiny_job(assets.resolve(), seed=seed)))
+    typer.echo("\n".join(tiny_job(assets.resolve(), seed=seed, thinking=thinking)))
 
 
 if __name__ == "__main__":

@@ -103,20 +103,25 @@ def test_the_json_is_the_whole_plan_and_keeps_its_promises(strategy, path, rows)
         assert [len(step) for step in prompts] == [3, 3, 3]
 
 
+def cost_of(tokens: int) -> int:
+    return int(attention_cost(np.array([tokens]))[0])
+
+
+def loads_of(step: dict, rows: list[dict]) -> list[list[int]]:
+    """Cost of each micro-batch of each rank of a plan's step, pads of two tokens among it."""
+    return [
+        [sum(cost_of(rows[row]["tokens"]) for row in micro["rows"]) + micro["pads"] * cost_of(2) for micro in micros]
+        for micros in (rank["micro_batches"] for rank in step["ranks"])
+    ]
+
+
 def test_the_table_shows_what_an_independent_count_finds(path, rows):
     plan = plan_of(path, *PLANNED)
     lines = [line.split("│")[1:-1] for line in run(path, *PLANNED).stdout.split("\n") if line.startswith("│")]
     table = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
     slowest_of_all = cost_of_all = 0
     for number, step in enumerate(plan["steps"]):
-        load = [
-            [
-                sum(int(attention_cost(np.array([rows[row]["tokens"]]))[0]) for row in micro["rows"])
-                + micro["pads"] * int(attention_cost(np.array([2]))[0])
-                for micro in rank["micro_batches"]
-            ]
-            for rank in step["ranks"]
-        ]
+        load = loads_of(step, rows)
         slowest, cost = sum(map(max, zip(*load, strict=True))), sum(map(sum, load))
         slowest_of_all, cost_of_all = slowest_of_all + slowest, cost_of_all + cost
         shown = table[str(number)]
@@ -290,6 +295,19 @@ def test_the_picture_shows_rows_pads_and_waiting_and_with_compare_stock_verl_bes
     for colour in (charts.OURS, charts.OURS_LIGHT, charts.STOCK, charts.STOCK_LIGHT, charts.PADS):
         assert pixels(colour) > 50, colour
     assert image.imread(picture).shape[1] == 2 * width
+
+
+def test_the_bars_of_the_picture_end_where_the_slowest_rank_of_each_micro_batch_does(path, rows, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(charts, "save_chart", lambda figure, path: drawn.append(figure))
+    assert run(path, *PLANNED, "--picture", tmp_path / "plan.png").exit_code == 0
+    steps = plan_of(path, *PLANNED)["steps"]
+    for axes, step in zip(drawn[0].axes, steps, strict=True):
+        slowest = sum(map(max, zip(*loads_of(step, rows), strict=True)))
+        ends: dict[float, float] = {}  # by height: of each rank, with what it waits
+        for bar in axes.patches:
+            ends[bar.get_y()] = max(ends.get(bar.get_y(), 0), bar.get_x() + bar.get_width())
+        assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 4)
 
 
 def test_the_picture_of_a_plan_that_shares_shows_the_tokens_that_it_computes(tmp_path, monkeypatch):

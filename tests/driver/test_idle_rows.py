@@ -128,7 +128,9 @@ def test_where_a_guess_was_wrong_all_rows_are_computed_and_the_log_says_so(old_l
     assert "c_1_0" in caplog.text
     [sent] = workers.sent
     assert sorted(real_keys(sent)) == sorted(ROWS)
-    assert columns.LEAVES_OUT not in sent.extra_info
+    padded = trainer._padded_batch
+    assert padded.mistaken == 1
+    assert not any(padded.plan.layouts["actor"].left_out), "the step's record tells what was done"
     assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (old_log_probs == "update")
     assert queue_content().keys() == content.keys()
 

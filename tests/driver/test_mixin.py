@@ -37,7 +37,7 @@ def set_up(trainer):
     trainer._setup()
 
 
-@pytest.mark.parametrize("sharing", ["off", "chains"])
+@pytest.mark.parametrize("sharing", ["off", "chains", "trees"])
 def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
     monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
     asked = []
@@ -46,6 +46,21 @@ def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monk
     set_up(trainer)
     release_queue()
     assert asked == [sharing]
+
+
+def test_rows_of_a_session_that_part_are_planned_together_with_trees():
+    # Four sessions of two rows: the first 20 of 24 tokens of each are the same.
+    starts = torch.randint(5, 200, (4, 20)).repeat_interleave(2, dim=0)
+    rows = torch.cat([starts, torch.arange(8)[:, None].expand(8, 4)], dim=1)
+    batch = put_rows([(20, 4)] * 8, input_ids=list(rows), prompts=list(rows[:, :20]), responses=list(rows[:, 20:]))
+    factors = {}
+    for sharing in ("chains", "trees"):
+        trainer, metrics = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}"), {}
+        trainer._balance_batch(batch, metrics)
+        factors[sharing] = metrics["padding/actor/sharing_factor"]
+        release_queue()
+    # The last of the tokens that two rows share is computed in both.
+    assert factors == pytest.approx({"chains": 1.0, "trees": 48 / (24 + 24 - 19)})
 
 
 def refused(trainer, batch, message):

@@ -62,3 +62,46 @@ def test_a_job_whose_update_brings_its_old_log_probs_trains_as_with_the_pass(tmp
     own, lean = run(tmp_path / "own", UPDATE, one_step), run(tmp_path / "lean", SKIP, UPDATE, one_step)
     assert_trained_alike(own, plain, absent=("actor/entropy",))
     assert_trained_alike(lean, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
+
+
+def test_a_job_of_idle_rows_alone_takes_all_its_steps_and_logs_what_it_logs(tmp_path):
+    one_reward = "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context_of_one_reward"
+    several_steps = "actor_rollout_ref.actor.ppo_mini_batch_size=2"
+    plain, lean = (
+        run(tmp_path / "plain", one_reward, several_steps),
+        run(tmp_path / "lean", one_reward, several_steps, SKIP),
+    )
+    assert rollouts(lean) == rollouts(plain)
+    for step, want in plain.metrics.items():
+        metrics = lean.metrics[step]
+        assert metrics["padding/rows/without_advantage/share"] == 1
+        assert metrics["padding/actor/optimizer_steps/total"] == 3
+        for name in ("actor/grad_norm", "actor/pg_loss", "actor/pg_clipfrac"):
+            assert (metrics[name], want[name]) == (0, 0), name
+        assert metrics["actor/lr"] == want["actor/lr"]
+
+
+SEPARATE = ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.n_gpus_per_node=2")
+LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=true")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        (("trainer.v1.trainer_mode=colocate_async", UPDATE, "padding.cost_model=measured"), 1),
+        ((*SEPARATE, UPDATE, *LORA), 1),
+        ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=2", "padding.sharing=chains"), 1),
+    ],
+    ids=["colocate_async", "separate_async, adapters", "separate_async, two local updates"],
+)
+def test_asynchronous_jobs_leave_out_what_they_need_not(overrides, steps, tmp_path):
+    size = 3 if "trainer.v1.separate_async.parameter_sync_step=2" in overrides else 6
+    facts = run(tmp_path, SKIP, f"actor_rollout_ref.actor.ppo_mini_batch_size={size}", *overrides)
+    assert sorted(facts.metrics) == [1, 2, 3]
+    for metrics in facts.metrics.values():
+        assert 0.2 < metrics["padding/rows/without_advantage/share"] < 1
+        assert metrics["padding/actor/optimizer_steps/total"] == steps * 6 / size
+        assert metrics["padding/actor/mistaken_idle_rows/total"] == 0
+        assert metrics["actor/grad_norm"] > 0
+        assert ("actor/ppo_kl" in metrics, "actor/ppo_kl_computed" in metrics) == (False, True)
+        assert ("actor/entropy" in metrics) == (UPDATE not in overrides)

@@ -130,32 +130,40 @@ def run_growing(folder: Path, sharing: str, *overrides: str) -> JobFacts:
     )
 
 
-@pytest.mark.parametrize("sharing", ["chains", "trees"])
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
-def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, sharing, tmp_path):
+def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path):
     overrides = []
     if estimator == "gae":
         # verl draws the head of a critic anew in each run where the model has none.
         value_model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
         overrides = ["algorithm.adv_estimator=gae", f"critic.model.path={value_model}"]
-    shared = run_growing(tmp_path / "shared", sharing, *overrides)
-    plain = run_growing(tmp_path / "plain", "off", *overrides)
+    plain, chains, trees = (
+        run_growing(tmp_path / sharing, sharing, *overrides) for sharing in ("off", "chains", "trees")
+    )
     rows = rollouts(plain)
     assert sorted(rows) == [1, 2, 3]
-    assert rollouts(shared) == rows, "texts and rewards, row by row"
     assert all(any(score > 0 for *_, score in of_step) for of_step in rows.values())
-    assert_log_probs_agree(shared, plain)
-    for facts in (shared, plain):
+    for facts in (plain, chains, trees):
         for step, metrics in facts.metrics.items():
             exact = ["actor/ppo_kl", "actor/pg_clipfrac", *(["actor/kl_loss"] if step == 1 else [])]
             assert {name: metrics[name] for name in exact} == dict.fromkeys(exact, 0.0), step
             assert metrics["actor/grad_norm"] > 0
             assert metrics["padding/session/rows/mean"] > 1.5
         assert facts.metrics[STEPS]["actor/kl_loss"] > 0
-    for step, metrics in shared.metrics.items():
+    for shared in (chains, trees):
+        assert rollouts(shared) == rows, "texts and rewards, row by row"
+        assert_log_probs_agree(shared, plain)
+        assert_metrics_agree(shared, plain)
+    for step, metrics in chains.metrics.items():
         factors = {name: value for name, value in metrics.items() if name.endswith("/sharing_factor")}
         assert len(factors) == (5 if overrides else 3)
         assert min(factors.values()) > 1.2, "rows were meant to extend each other"
+        for name, factor in factors.items():
+            assert trees.metrics[step][name] > factor, f"sessions of a prompt were meant to share it: {name}"
+
+
+def assert_metrics_agree(shared: JobFacts, plain: JobFacts) -> None:
+    for step, metrics in shared.metrics.items():
         want = plain.metrics[step]
         compared = [
             name

@@ -5,6 +5,7 @@ test_engine_shapes.py has other shapes: four ranks, Ulysses, critics, adapters, 
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,23 +117,42 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_ha
     assert both.padded["actor/pg_loss"][-3] == 0, "the losses are known by the second epoch"
 
 
-@pytest.mark.parametrize("cut", [{"micro_batch_rows": 2}, {}, {"sharing": "trees"}], ids=["rows", "budget", "trees"])
+IDLE_CUTS: dict[str, dict[str, Any]] = {
+    "rows": {"micro_batch_rows": 2},
+    "budget": {},
+    "weights": {"weighs": True},
+    "chains": {"sharing": "chains"},
+    "trees": {"sharing": "trees"},
+}
+
+
+@pytest.mark.parametrize("cut", IDLE_CUTS.values(), ids=IDLE_CUTS)
 def test_ranks_that_leave_idle_rows_out_end_with_the_weights_and_moments_of_all_rows(cut, actors):
     """Of three mini-batches, one keeps most rows, one has idle rows alone."""
-    start_over(actors[:1], "seq-mean-token-mean", cut.get("micro_batch_rows"), terms=False)
-    start_over(actors[1:], "seq-mean-token-mean", terms=False)
-    actors[0].execute_with_func_generator(install(cut.get("sharing", "off")))
-    batch = put_branching_rows() if "sharing" in cut else put_trained_rows()
+    mode, cut = "seq-mean-token-mean", dict(cut)
+    weighs = cut.pop("weighs", False)
+    start_over(actors[:1], mode, cut.get("micro_batch_rows"), terms=False)
+    start_over(actors[1:], mode, terms=False)
+    sharing = cut.get("sharing", "off")
+    actors[0].execute_with_func_generator(install(sharing))
+    batch = {"off": put_trained_rows, "chains": put_grown_rows, "trees": put_branching_rows}[sharing]()
     rows_M = plan_of(batch, "plan", **cut).layouts["actor"].rows_M
     idle = sorted({*rows_M[0][:1], *rows_M[1], *rows_M[2][:-2]})
     [advantages] = read_columns(batch, "advantages")
     put_columns(batch, advantages=[a * (row not in idle) for row, a in enumerate(advantages)])
+    copies = put_copies(batch) if weighs else None
+    if weighs:
+        put_weights(batch)
     plan = plan_of(batch, "plan", idle=idle, **cut)
     assert [len(rows) for rows in plan.layouts["actor"].left_out] == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
-    both = update_both(*actors, batch, plan, said={"calculate_entropy": False})
+    weightings = [LossWeighting(call="actor", mode=mode)] if weighs else []
+    padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=weightings, skips_idle="actor")
+    padded.put_pads()
+    both = update_both(*actors, batch, plan, said={"calculate_entropy": False}, padded=padded, copies=copies)
     assert len(both.padded["grad_norm"]) == 3 * EPOCHS
     assert [norm == 0 for norm in both.padded["grad_norm"][:3]] == [False, True, False]
-    assert_metrics_agree(both, names=("actor/pg_loss", "grad_norm", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"))
+    if not weighs:
+        assert_metrics_agree(both, names=("actor/pg_loss", "grad_norm", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"))
     assert "actor/ppo_kl" not in both.padded
     assert len(both.padded["actor/ppo_kl_computed"]) == 3 * EPOCHS
     moments, want = map(moments_of, actors)
@@ -248,12 +268,16 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     follow(actors[0], "plan")
     batch = put_trained_rows()
     copies = put_copies(batch)
-    weights = TensorDict({"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch))
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
+    put_weights(batch)
     plan = plan_of(batch, "plan")
     padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=[LossWeighting(call="actor", mode=mode)])
     padded.put_pads()
     update_both(*actors, batch, plan, padded=padded, copies=copies)
+
+
+def put_weights(batch):
+    weights = TensorDict({"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
 
 
 EXACT = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")

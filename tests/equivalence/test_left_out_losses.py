@@ -112,9 +112,11 @@ def test_an_advantage_that_is_not_exactly_0_has_a_gradient():
     assert farthest(want, got, rows) > RELATIVE_FLOAT64
 
 
-@pytest.mark.parametrize("name", MULTIPLIED)
+@pytest.mark.parametrize("name", [*MULTIPLIED, "a bypass that rejects"])
 def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
-    loss, same = policy_loss("token-mean", name, terms=False), pytest.approx
+    same, rejection = pytest.approx, RolloutCorrectionConfig(rollout_rs="token_k1", rollout_rs_threshold="0.5_2.0")
+    settings = {"name": name} if name in MULTIPLIED else {"name": "bypass_mode", "rollout_correction": rejection}
+    loss = policy_loss("token-mean", **settings, terms=False)
     clips_no_zero = True
     for scale in (0.3, 1.0, 3.0):
         rows = rows_of(scale=scale)

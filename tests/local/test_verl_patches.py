@@ -58,8 +58,9 @@ importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(na
 """
 
 
-def test_nothing_is_registered_unless_asked_for() -> None:
-    assert run_fresh(SHOW, platform=None).stdout.strip() == "0 0"
+@pytest.mark.parametrize("platform", [None, "nvidia"])
+def test_nothing_is_registered_unless_asked_for(platform: str | None) -> None:
+    assert run_fresh(SHOW, platform=platform).stdout.strip() == "0 0"
 
 
 @pytest.mark.parametrize("first", ["verl", "verl_padding.local.rollout_server"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.measured_cost import LEAST_LAPS, MeasuredCost, Measurement, fit_cost
-from verl_padding.plan.packing.micro_batch_fill import layout_time
+from verl_padding.plan.mini_batch_costs import layout_time
 from verl_padding.plan.planner import costs_of
 
 ON_A_CPU = MeasuredCost(handling_s=0.02, per_token_s=2e-5, per_square_s=2e-8, per_pair_s=2e-8)

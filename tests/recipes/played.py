@@ -20,7 +20,8 @@ class ScriptedServer:
         script: replies, or (part of the prompt that it is for, reply).
     """
 
-    def __init__(self, script: Iterable[str | tuple[str, str]]):
+    def __init__(self, script: Iterable[str | tuple[str, str]], tokenizer: Any = TOKENIZER):
+        self.tokenizer = tokenizer
         self.script = [("", each) if isinstance(each, str) else each for each in script]
         self.requests: list[tuple[str, str, dict]] = []
         """Name, prompt and sampling parameters of each request."""
@@ -28,12 +29,12 @@ class ScriptedServer:
     async def generate(
         self, *, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        prompt = TOKENIZER.decode(prompt_ids)
+        prompt = self.tokenizer.decode(prompt_ids)
         self.requests.append((request_id, prompt, dict(sampling_params)))
         fitting = [each for each in self.script if each[0] in prompt]
         assert fitting, f"nobody was meant to be asked {prompt!r}"
         self.script.remove(fitting[0])
-        ids = TOKENIZER.encode(fitting[0][1])
+        ids = self.tokenizer.encode(fitting[0][1])
         return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
 
     @property
@@ -46,6 +47,7 @@ def play(
     script: Iterable[str | tuple[str, str]],
     row: dict[str, Any],
     rollout: dict[str, Any],
+    tokenizer: Any = TOKENIZER,
     **settings: Any,
 ) -> tuple[list[AgentLoopOutput], ScriptedServer]:
     """Rows of a session, and the server that was asked.
@@ -54,13 +56,13 @@ def play(
         rollout: the config's section.
         settings: of the agent loop.
     """
-    server = ScriptedServer(script)
+    server = ScriptedServer(script, tokenizer)
 
     async def run() -> list[AgentLoopOutput]:
         loop = kind(
             trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})),
             server_manager=server,
-            tokenizer=TOKENIZER,
+            tokenizer=tokenizer,
             processor=None,
             dataset_cls=None,
             data_config=DictConfigWrap(OmegaConf.create({})),

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recipes import played
+from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
 from verl_padding.recipes.every_call.tasks import GSM8K_SOURCE, TINY_SOURCE, CheckedMath, Doors, task_of
+from verl_padding.recipes.every_call.thinking import ThinkingLoop
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "3"}}
 END = "<|im_end|>"
@@ -54,6 +56,43 @@ def test_a_context_that_outgrows_the_prompt_ends_the_session_and_is_never_cut():
     assert len(outputs) == len(server.requests) < 3
     with pytest.raises(ValueError, match=r"data\.max_prompt_length=5: row 7 of .* a context of \d+ tokens"):
         play(["1"], prompt_length=5, row=ROW | {"index": 7})
+
+
+def think(replies, tokenizer):
+    rollout = {"prompt_length": 300, "response_length": 6}
+    return played.play(ThinkingLoop, replies, ROW, rollout, tokenizer, max_thinking=4)
+
+
+def test_what_was_thought_is_left_out_of_the_next_prompt_and_sessions_go_on_from_what_was_said():
+    tokenizer = make_byte_tokenizer(thinks=True)
+    outputs, server = think(["hmm</think>", "1", "so 2", "2", "3</think>", "3"], tokenizer)
+    first = "<|im_start|>user\n????????<|im_end|>\n<|im_start|>assistant\n"
+    second = first + "1<|im_end|>\n<|im_start|>user\n11111111<|im_end|>\n<|im_start|>assistant\n"
+    third = second + "2<|im_end|>\n<|im_start|>user\n22222222<|im_end|>\n<|im_start|>assistant\n"
+    prompts = [tokenizer.decode(output.prompt_ids) for output in outputs]
+    assert prompts == [f"{said}<think>" for said in (first, second, third)]
+    thoughts = ["hmm</think>", "so 2</think>", "3</think>"]
+    assert server.prompts[1::2] == [prompt + thought for prompt, thought in zip(prompts, thoughts, strict=True)]
+    rows = [tokenizer.decode(output.response_ids) for output in outputs]
+    assert rows == ["hmm</think>1", "so 2</think>2", "3</think>3"]
+    # The second thought was ended for the model: no token of its own.
+    assert [output.response_mask for output in outputs] == [[1] * 5, [1] * 4 + [0, 1], [1] * 3]
+    assert [output.response_logprobs[-2] for output in outputs] == [-0.5, 0.0, -0.5]
+    assert [output.extra_fields.get("extends") for output in outputs] == [None] * 3
+    assert [limits["max_tokens"] for *_, limits in server.requests] == [4, 1] * 3
+    assert [output.reward_score for output in outputs] == [None, None, 1.0]
+
+
+def test_a_model_that_ends_its_turn_while_it_thinks_has_not_answered():
+    outputs, server = think([f"2{END}"], make_byte_tokenizer(thinks=True))
+    assert (len(outputs), len(server.requests)) == (1, 1)
+    assert outputs[0].response_mask == [1, 1]
+    assert outputs[0].reward_score == 0.0
+
+
+def test_a_tokenizer_without_an_end_of_thoughts_is_refused():
+    with pytest.raises(ValueError, match="no token </think>"):
+        think([], make_byte_tokenizer())
 
 
 @given(prize=st.sampled_from("1234"), doors=st.permutations("1234"))

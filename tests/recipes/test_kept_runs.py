@@ -10,6 +10,7 @@ from benchmarks.recipe_runs import recipe_of
 from benchmarks.results import kept
 from verl_padding.recipes.context_reset.job import GOAL as DEMO_GOAL
 from verl_padding.recipes.every_call.job import GOAL as EVERY_CALL_GOAL
+from verl_padding.recipes.every_call.job import THINKING
 from verl_padding.recipes.subagents.job import GOAL as SUBAGENTS_GOAL
 from verl_padding.runs.report import LAST, Goal, Learning
 
@@ -79,6 +80,23 @@ def test_the_page_of_the_subagents_says_what_is_kept():
     for side, want in (("padded", (4, 4)), ("stock", (5, 18))):
         steps = [number for name, run in runs.items() if name.startswith(side) for number in run["optimizer_steps"]]
         assert (min(steps), max(steps)) == want
+
+
+def test_with_a_model_that_thinks_trees_share_and_chains_do_not_and_the_page_says_so():
+    it = kept("every_call_thinking")
+    assert (it["recipe"], it["overrides"]) == (recipe_of("every_call_tiny"), list(THINKING))
+    runs = it["runs"]
+    trees = [runs[f"trees_seed{seed}"] for seed in range(3)]
+    assert min(run["sharing_factor"] for run in trees) > 2
+    assert min(run["rows_of_a_session"] for run in trees) > 1.5
+    assert runs["chains_seed0"]["sharing_factor"] == runs["off_seed0"]["sharing_factor"] == 1
+    page = (ROOT / "recipes" / "every_call" / "README.md").read_text()
+    for title, figure in (
+        ("tokens / computed tokens, trees", "sharing_factor"),
+        ("rows of a session", "rows_of_a_session"),
+        ("mean reward of a session", "last"),
+    ):
+        assert f"| {title} | {' | '.join(f'{run[figure]:.2f}' for run in trees)} |" in page
 
 
 RISE = [0.02 * step for step in range(50)]

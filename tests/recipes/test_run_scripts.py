@@ -120,13 +120,14 @@ def test_the_data_is_the_same_for_the_same_seed(data, answers, tmp_path):
         (context_reset, {}, "context_reset"),
         (context_reset, {"images": True}, "context_reset"),
         (every_call, {}, "every_call"),
+        (every_call, {"thinking": True}, "every_call_thinking"),
         (subagents, {}, "subagents_tiny"),
     ],
 )
 def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(job, settings, loop, tmp_path):
     flag = ("+padding=prompt", "padding.packer=plan", "padding.sharing=chains")
     config = compose_job("+local=cpu", *job.tiny_job(tmp_path, **settings), *flag)
-    assert check_job(config).has_vision == bool(settings)
+    assert check_job(config).has_vision == settings.get("images", False)
     agent = config.actor_rollout_ref.rollout.agent
     assert agent.default_agent_loop == loop
     assert Path(agent.agent_loop_config_path).is_file()

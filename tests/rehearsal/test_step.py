@@ -174,6 +174,13 @@ def test_the_gpu_scripts_of_the_recipes_are_rehearsed_as_they_stand(script, own,
     assert code == 0, said
 
 
+def test_a_module_that_cannot_be_imported_is_a_failure_of_the_rehearsal(own, monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl_padding.rehearsal.step", None)
+    code, said = rehearsed(*own.overrides(), only="step")
+    assert code == 1
+    assert "verl_padding.rehearsal.step" in said
+
+
 OWN_CODE = """
 import verl_padding.local  # before verl, as its own import of torchvision wants it
 import torch

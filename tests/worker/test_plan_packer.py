@@ -58,6 +58,15 @@ def test_rows_that_no_rank_computes_are_in_no_micro_batch():
     assert rows_of(micro_batches) == [[0, 1], [2, 3]]
 
 
+def test_outputs_of_an_update_that_keeps_them_are_those_of_the_rows_that_are_computed():
+    # Megatron's engine keeps them, FSDP's does not.
+    data = cell(numbers=[0, -1, -1, 1, 1, 2])
+    micro_batches, indices = follow_plan(prepare_micro_batches)(data)
+    outputs = [{"model_output": {"log_probs": micro_batch["input_ids"].float()}} for micro_batch in micro_batches]
+    restored = postprocess_batch_func(outputs, indices, data)["model_output"]["log_probs"]
+    assert [int(row[0]) // 100 for row in restored.unbind()] == [0, 3, 4, 5]
+
+
 def test_numbers_of_micro_batches_of_another_call_are_not_read():
     data = cell(budget=30)
     tu.assign_non_tensor(data, cut_by_plan=False)

@@ -93,7 +93,7 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
         tokens = sum(rows.tokens_R[row] for row in rows.idle) / sum(rows.tokens_R)
         does = "The update leaves them out." if planned.update.skips_idle else "--idle-rows skip leaves them out."
         share = f"{len(rows.idle)} of {counted(len(rows), 'row')}, {tokens:.1%} of the tokens"
-        yield f"{share}, are idle: the sessions of their prompts have all earned the same. {does}"
+        yield f"{share}, are idle: not trained, or of prompts whose sessions have all earned the same. {does}"
     elif planned.update.skips_idle:
         yield "--idle-rows skip: no row is idle, or the file has no rewards."
     yield from planned.plan.warnings

@@ -144,6 +144,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
             strip(self._padded_batch.pads)
             update = LocalUpdate.of(self._padded_batch)
             metrics.update(self._idle_steps(self._padded_batch))
+            if self._padding.idle_rows == "skip":
+                metrics[names.MISTAKEN_IDLE_ROWS] = self._padded_batch.mistaken
         except BaseException:
             if self._padded_batch is not None:
                 self._strip_after_an_error(self._padded_batch)
@@ -292,9 +294,15 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     def _padded(
         self, batch: KVBatchMeta, plan: BatchPlan, template: PadTemplate, *, timed: bool = False
     ) -> PaddedBatch:
-        own = ACTOR if self._own_old_log_probs else None
-        weightings = self._loss_weightings
-        return PaddedBatch(batch, plan, template, loss_weightings=weightings, timed=timed, own_old_log_probs=own)
+        return PaddedBatch(
+            batch,
+            plan,
+            template,
+            loss_weightings=self._loss_weightings,
+            timed=timed,
+            own_old_log_probs=ACTOR if self._own_old_log_probs else None,
+            skips_idle=ACTOR if self._padding.idle_rows == "skip" else None,
+        )
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
@@ -325,8 +333,13 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
     @contextmanager
     def _plan_single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
+        step = self._padded_batch
+        mistaken = step is not None and bool(step.mistaken)  # the step's plan has left rows out that are computed now
+        batch = step.batch if step is not None and mistaken else batch
         plan, template = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), {}, call)
-        padded = self._padded(batch, plan, template)
+        padded = self._padded(batch, plan, template, timed=mistaken and self._timing is not None)
+        if step is not None and mistaken:
+            step.plan = replace(step.plan, layouts={**step.plan.layouts, call: plan.layouts[call]})
         try:
             padded.put_pads()
             yield padded

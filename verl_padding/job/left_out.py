@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.loss_weightings import BYPASS, CORRECTION, LOSS_MODE
+from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
 
 MULTIPLIED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "cispo", BYPASS)
@@ -87,7 +88,8 @@ def why_pass_is_needed(config: DictConfig, strategy: str, *, steps: int, local_u
     if (epochs := OmegaConf.select(config, f"{ACTOR_SECTION}.ppo_epochs")) > 1:
         return f"{ACTOR_SECTION}.ppo_epochs={epochs}: the second epoch compares with them. Set it to 1."
     if local_updates > 1:
-        return f"parameter_sync_step={local_updates}: the second local update compares with them. Set it to 1."
+        setting = f"trainer.v1.{SEPARATE_ASYNC}.parameter_sync_step"
+        return f"{setting}={local_updates}: the second local update compares with them. Set it to 1."
     replay = f"{ACTOR_SECTION}.{config.actor_rollout_ref.actor.strategy}.router_replay.mode"
     if OmegaConf.select(config, replay) == "R2":
         return f"{replay}=R2: the pass records the routes that the update replays. Set it to R3 or disabled."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-TinyModelKind = Literal["qwen2", "qwen3", "qwen3_moe", "qwen3_vl"]
+TinyModelKind = Literal["qwen2", "qwen3", "qwen3_thinking", "qwen3_moe", "qwen3_vl"]
 
 IMAGE_PATCH = 16  # pixels of a side of a vision model's patch; 2 x 2 patches become one token
 IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
@@ -27,6 +27,7 @@ MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4], 
 OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": HEAD,
+    "qwen3_thinking": HEAD,
     "qwen3_moe": HEAD
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
     "qwen3_vl": HEAD | {"rope_parameters": MROPE},
@@ -49,11 +50,20 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+THINK_TOKENS = ("<think>", "</think>")
+# As Qwen3's: what was thought in earlier turns is left out, and a reply begins with a thought.
+THINKING_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'].split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+)
+
 
 def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path:
     """Makes a tiny model in a folder of its own in `folder`, unless it is there already, and returns its folder.
 
-    ``qwen3_vl`` sees images and needs the extra ``vision``. Several processes may ask for the same model.
+    ``qwen3_vl`` sees images and needs the extra ``vision``; the template of ``qwen3_thinking`` leaves out what was
+    thought in earlier turns. Several processes may ask for the same model.
     """
     place = folder / f"tiny_{kind}_seed{seed}"
     if not place.is_dir():
@@ -77,7 +87,7 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
     import transformers
 
     sees = kind == "qwen3_vl"
-    tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else ())
+    tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else (), thinks=kind == "qwen3_thinking")
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     sizes = SIZES | ids | {"vocab_size": len(tokenizer)}
     parts: list[Any] = []
@@ -92,7 +102,7 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
         videos = transformers.Qwen3VLVideoProcessor()  # needs torchvision, which is in the extra ``vision``
         parts = [transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE)]
     else:
-        config = transformers.AutoConfig.for_model(kind, **sizes, **OF_KIND[kind])
+        config = transformers.AutoConfig.for_model(kind.removesuffix("_thinking"), **sizes, **OF_KIND[kind])
     auto_class = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
     # the global generator is put back afterwards: a caller's own seed must not depend on this call
     with torch.random.fork_rng(devices=[]):
@@ -107,8 +117,10 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
         os.rename(draft, place)
 
 
-def make_byte_tokenizer(more_tokens: Sequence[str] = ()) -> Any:
+def make_byte_tokenizer(more_tokens: Sequence[str] = (), *, thinks: bool = False) -> Any:
     """A ``PreTrainedTokenizerFast`` of 256 bytes, three markers and `more_tokens`: each byte of a text is one token.
+
+    With ``thinks``, the beginning and the end of a thought are tokens, too, and earlier thoughts are left out of chats.
 
     So a conversation that is encoded turn by turn has the same tokens as when it is encoded whole.
     """
@@ -127,4 +139,7 @@ def make_byte_tokenizer(more_tokens: Sequence[str] = ()) -> Any:
     )
     tokenizer.add_tokens([*more_tokens], special_tokens=True)
     tokenizer.chat_template = CHAT_TEMPLATE
+    if thinks:
+        tokenizer.add_tokens([*THINK_TOKENS])  # not special, as Qwen3's: they are part of a reply's text
+        tokenizer.chat_template = THINKING_TEMPLATE
     return tokenizer

@@ -21,10 +21,10 @@ TRAINED_ROWS = "mini_batch_trained_rows"
 REPORTING_RANKS = "mini_batch_reporting_ranks"
 """Column (R,) in an update: data-parallel ranks that hold a trained token of the row's mini-batch."""
 ALL_TOKENS = "mini_batch_all_tokens"
-"""Column (R,) in an update that leaves rows out: tokens with a loss of all rows of the row's mini-batch, those of their
+"""Column (R,) in an update that may leave rows out: tokens with a loss of all rows of the row's mini-batch, by their
 ``loss_mask``, which verl divides by."""
 ALL_LOSS_TOKENS = "mini_batch_all_loss_tokens"
-"""Column (R,) in an update that leaves rows out: as :data:`LOSS_TOKENS`, with those of the rows that are left out."""
+"""Column (R,) in an update that may leave rows out: as :data:`LOSS_TOKENS`, with those of rows that are left out."""
 LOSS_FACTOR = "loss_factor"
 """Column (R,) in an update whose rows weigh differently: what the gradient of the row's outputs is multiplied by
 (:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
@@ -44,7 +44,7 @@ WEIGHS_ROWS = "weighs_rows"
 """Key of ``extra_info`` of an update whose rows weigh differently. Without it no loss reads :data:`LOSS_FACTOR`: a row
 may have that from an earlier update, while the pads of this one have none."""
 LEAVES_OUT = "leaves_out"
-"""Key of ``extra_info`` of an update that leaves rows out, and so has the columns of :data:`OF_ALL_ROWS`."""
+"""Key of ``extra_info`` of an update that may leave rows out, and so has the columns of :data:`OF_ALL_ROWS`."""
 OLD_LOG_PROBS_OF_UPDATE = "old_log_probs_of_update"
 """Key of ``extra_info`` of an update that takes its own log-probs for the old policy's."""
 CUT_BY_PLAN = "cut_by_plan"

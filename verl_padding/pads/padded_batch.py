@@ -26,7 +26,7 @@ class PaddedBatch:
 
     A PaddingDataError refuses a real row that is tagged as padding, that :class:`SourceRows` refuses, or that cannot
     weigh what its agent loop says. ``timed`` says whether the workers time micro-batches, ``own_old_log_probs`` which
-    update takes its own log-probs for those of the old policy.
+    update takes its own log-probs for those of the old policy, ``skips_idle`` which one may leave rows out.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class PaddedBatch:
         loss_weightings: Sequence[LossWeighting] = (),
         timed: bool = False,
         own_old_log_probs: str | None = None,
+        skips_idle: str | None = None,
     ):
         check_no_pads(batch)
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
@@ -48,7 +49,9 @@ class PaddedBatch:
         """All pads of the plan, whether they have been put or not."""
         self._template = template
         self._timed = timed
-        self._own_old_log_probs = own_old_log_probs
+        self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
+        self.mistaken = 0
+        """Rows that the plan leaves out of an update, although they turned out to have an advantage."""
         self._source = SourceRows(batch)
         self._made: set[str] = set()
         self._factors = self._loss_factors(loss_weightings)
@@ -112,6 +115,7 @@ class PaddedBatch:
         rows = read_fields(keys, self.batch.partition_id, ("advantages", "response_mask"))
         advantages, masks = rows["advantages"].unbind(), rows["response_mask"].unbind()
         wrong = [key for key, *each in zip(keys, advantages, masks, strict=True) if (each[0] * each[1]).any()]
+        self.mistaken = len(wrong)
         if wrong:
             logger.warning(
                 f"verl_padding: {counted(len(wrong), 'row')} ({first_few(wrong)}) had no advantage by their rewards, "
@@ -142,7 +146,7 @@ class PaddedBatch:
         if factor_R is not None:
             rows.extra_info[columns.WEIGHS_ROWS] = True
         tokens_R = None
-        if any(layout.left_out):
+        if call == self._skips_idle:
             rows.extra_info[columns.LEAVES_OUT] = True
             tokens_R = tokens_of_masks(self.batch, "loss_mask")
         if call == self._own_old_log_probs:

@@ -81,6 +81,14 @@ class CallCosts:
         at, start_I = self.forest.segments(numbers)
         return self.tokens_R[numbers[at]] - start_I, self.of_rests(numbers[at], start_I)
 
+    def computed_in(self, rows: Int64s, batch_I: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Micro-batch, tokens and cost of all that is computed of rows in several of them, one after the other."""
+        start_I = np.zeros_like(rows)
+        if self.forest is not None:
+            at, start_I = self.forest.segments(rows, batch_I)
+            rows, batch_I = rows[at], batch_I[at]
+        return batch_I, self.tokens_R[rows] - start_I, self.of_rests(rows, start_I)
+
     def of_rests(self, rows: Int64s, start_I: Int64s) -> Int64s:
         """Cost of what rows have from token ``start_I`` on: attention looks back at what is before it."""
         if not start_I.any():
@@ -93,13 +101,11 @@ class CallCosts:
         shape = len(rows_DK), len(rows_DK[0])
         rows_B = [rows for rows_K in rows_DK for rows in rows_K]
         numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
-        batch_I, start_I = np.repeat(np.arange(len(rows_B)), list(map(len, rows_B))), np.zeros_like(numbers)
-        if self.forest is not None:
-            at, start_I = self.forest.segments(numbers, batch_I)
-            numbers, batch_I = numbers[at], batch_I[at]
+        held_I = np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
+        batch_I, tokens_I, cost_I = self.computed_in(numbers, held_I)
         sums_2B = np.zeros((2, len(rows_B)), dtype=np.int64)
-        np.add.at(sums_2B[0], batch_I, self.tokens_R[numbers] - start_I)
-        np.add.at(sums_2B[1], batch_I, self.of_rests(numbers, start_I))
+        np.add.at(sums_2B[0], batch_I, tokens_I)
+        np.add.at(sums_2B[1], batch_I, cost_I)
         return sums_2B[0].reshape(shape), sums_2B[1].reshape(shape)
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:

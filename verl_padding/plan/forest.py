@@ -120,6 +120,16 @@ class Forest:
         return order, elsewhere(shared_I, self.tokens_R[rows[order]])
 
     @property
+    def parts(self) -> bool:
+        """Whether any rows share a token that need not be computed again, and then part."""
+        return bool(((self.shared_R >= LEAST_SHARED) & (self.shared_R < self.tokens_R)).any())
+
+    def sharing_less(self) -> list[Forest | None]:
+        """What may be shared instead: whole rows, where rows part, and nothing."""
+        chains = self.chains()
+        return [*([chains] if self.parts and chains.saves else []), None]
+
+    @property
     def saves(self) -> bool:
         """Whether any rows share a token that need not be computed again."""
         return bool(((self.shared_R >= LEAST_SHARED) | (self.shared_R == self.tokens_R)).any())

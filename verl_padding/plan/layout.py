@@ -26,6 +26,8 @@ class Layout:
     the same number of micro-batches, each of one row or more. None if verl's packer cuts them in the workers."""
     micro_batch_multiple: int = 1
     """The number of micro-batches of a mini-batch that are computed is a multiple of this."""
+    of_update: bool = False
+    """Whether an update is laid out, which owes nobody an output of a pad; a pass does."""
     left_out: tuple[Cell, ...] = ()
     """Real rows of each mini-batch that are in no cell, since they add nothing to its gradient; none if all are in."""
 
@@ -61,8 +63,8 @@ class Layout:
 
     @cached_property
     def skipped_M(self) -> tuple[frozenset[int], ...]:
-        """Micro-batches of each mini-batch that hold pads alone on every rank: no rank computes them."""
-        if self.micro_batch_rows is None:
+        """Micro-batches of each mini-batch of an update that hold pads alone on every rank: no rank computes them."""
+        if self.micro_batch_rows is None or not self.of_update:
             return (frozenset(),) * self.n_mini_batches
         skipped_M = []
         for m in range(self.n_mini_batches):
@@ -73,9 +75,10 @@ class Layout:
         return tuple(skipped_M)
 
     def as_one_mini_batch(self) -> Layout:
-        """The same ranks, order of rows and micro-batches, for a call that takes the whole batch at once.
+        """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch at once.
 
-        Micro-batches that are not computed stay out, where that leaves cells of one size.
+        Micro-batches that the update does not compute are left out where that leaves cells of one size; else they are
+        computed, with those of their mini-batch.
         """
         assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
         held_DK: list[list[Cell]] = [[] for _ in range(self.dp_size)]
@@ -108,6 +111,7 @@ class Layout:
             cells=(tuple(tuple(number.get(row, row) for rows in held_K for row in rows) for held_K in held_DK),),
             micro_batch_rows=(tuple(tuple(map(len, held_K)) for held_K in held_DK),),
             left_out=(),
+            of_update=False,
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
+from verl_padding.plan.measured_cost import MeasuredCost
 
 RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
 """Row numbers of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads."""
@@ -68,6 +70,16 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     )
 
 
+def layout_time(layout: Layout, costs: CallCosts) -> int:
+    """What a layout costs the slowest ranks, where they synchronize, and the handling of micro-batches and pads."""
+    steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=False)
+    by_micro = costs.call.sync_point == "micro_batch"
+    slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
+    # Where the handling of a micro-batch was measured, it is in its cost.
+    handled = 0 if isinstance(costs.cost_model, MeasuredCost) else sum(step.micro_batches for step in steps)
+    return slowest + handled * costs.level + layout.n_pads * costs.pad_handling
+
+
 def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
     """Row numbers of the computed micro-batches of each mini-batch and rank; a cell that the workers cut is one."""
     if layout.micro_batch_rows is None:
@@ -101,7 +113,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
     numbers = np.array([row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64)
     real = numbers[numbers < costs.n_rows]
     n_pads = len(numbers) - len(real)
-    computed_DK = [[_computed(rows, costs) for rows in rows_K] for rows_K in rows_DK]
+    computed_DK = _computed(rows_DK, costs)
     load_DK = np.array([_loads(computed_K, costs) for computed_K in computed_DK], dtype=np.int64)
     tokens_I, cost_I = costs.computed(real)
     mini_bound = mini_batch_bound(cost_I, n_ranks)
@@ -136,7 +148,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
 
 def micro_batch_loads(rows_K: Sequence[Sequence[int]], costs: CallCosts) -> list[int]:
     """Cost of each micro-batch of a rank, as the engine computes it; its handling too, where that was measured."""
-    return _loads([_computed(rows, costs) for rows in rows_K], costs)
+    return _loads(_computed([rows_K], costs)[0], costs)
 
 
 def _loads(computed_K: Sequence[tuple[Int64s, Int64s, int]], costs: CallCosts) -> list[int]:
@@ -154,8 +166,14 @@ def _loads(computed_K: Sequence[tuple[Int64s, Int64s, int]], costs: CallCosts) -
     ]
 
 
-def _computed(rows: Sequence[int], costs: CallCosts) -> tuple[Int64s, Int64s, int]:
-    """Tokens and cost of all real rows of a micro-batch that are computed, and how many pads it has."""
-    numbers = np.asarray(rows, dtype=np.int64)
-    real = numbers[numbers < costs.n_rows]
-    return *costs.computed(real), len(numbers) - len(real)
+def _computed(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> list[list[tuple[Int64s, Int64s, int]]]:
+    """Tokens and cost of all real rows of each micro-batch that are computed, and how many pads it has."""
+    rows_B = [rows for rows_K in rows_DK for rows in rows_K]
+    numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
+    held_I = np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
+    is_real_I = numbers < costs.n_rows
+    pads_B = np.bincount(held_I[~is_real_I], minlength=len(rows_B)).tolist()
+    batch_I, tokens_I, cost_I = costs.computed_in(numbers[is_real_I], held_I[is_real_I])
+    ends = np.searchsorted(batch_I, np.arange(1, len(rows_B)))
+    computed_B = zip(np.split(tokens_I, ends), np.split(cost_I, ends), pads_B, strict=False)  # none of no micro-batch
+    return [list(islice(computed_B, len(rows_K))) for rows_K in rows_DK]

@@ -60,12 +60,14 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         costs = costs_of(rows, job, call)
         taken = reuses_layout_of(job, call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        shape = (taken, cut, layout_key(call, job.packer), costs.cost_model)
+        trains = isinstance(call, Update)
+        shape = (trains, taken, cut, layout_key(call, job.packer), costs.cost_model)
         same = next((other for other, known in shapes.items() if known == shape), None)
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            layouts[name] = _layout(costs, job.packer, cut, None if taken is None else layouts[taken])
+            layout = _layout(costs, job.packer, cut, None if taken is None else layouts[taken])
+            layouts[name] = replace(layout, of_update=trains)
             figures[name] = score_layout(layouts[name], costs)
         shapes[name] = shape
         if costs.forest is not None:
@@ -87,13 +89,17 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     name = max(job.updates, key=lambda each: layouts[each].n_pads, default=None)
     if name is None or layouts[name].n_pads <= len(rows):
         return None
-    update = job.updates[name]
-    if job.strategy == "prompt" and layouts[name].n_mini_batches > 1:
+    update, several = job.updates[name], layouts[name].n_mini_batches > 1
+    if job.strategy == "lcm":
+        fix = "Their size is fixed with strategy='lcm'; strategy='prompt' or 'rows' give mini-batches what there is"
+    elif job.strategy == "prompt" and several:
         fix = "Prompts have uneven numbers of rows; strategy='rows' gives mini-batches even ones"
     elif update.token_budget is None and update.micro_batch_rows > 1:
         fix = "Cut micro-batches by tokens (use_dynamic_bsz), or give them fewer rows"
-    else:
+    elif several:
         fix = f"Raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}, or take fewer ranks"
+    else:
+        fix = "Take fewer ranks"
     return (
         f"{name}: {layouts[name].n_pads} pads for {counted(len(rows), 'row')}, since cells are all of one size. {fix}."
     )

@@ -67,6 +67,8 @@ class Rows:
             seen.add(key)
             if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MOST_TOKENS:
                 raise PlanError(f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MOST_TOKENS} is needed")
+        if len(set(self.idle)) < len(self.idle) or not set(self.idle) <= set(range(n_rows)):
+            raise PlanError(f"idle={list(self.idle)}: numbers of rows from 0 to {n_rows - 1} are needed, each once")
         for row, earlier in enumerate(self.extends_R or ()):
             if earlier is None:
                 continue

@@ -1,4 +1,4 @@
-"""What only a worker shows of what is left out: whether its loss is verl's, and its model has no dropout."""
+"""What only a worker shows of what is left out: that its loss is verl's, and its model draws nothing in training."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,20 +33,20 @@ def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
                 f"{left_out[0]}: the actor's loss is {loss!r}, which may add something for the rows, or read the "
                 f"log-probs, that are left out. Use verl's ppo_loss, or leave {left_out[0]} out."
             )
-        if padding.old_log_probs == "update" and (where := _dropout(trainee.engine.module)):
+        if padding.old_log_probs == "update" and (where := _noise(trainee.engine.module)):
             raise PaddingConfigError(
-                f"{left_out[-1]}: the actor has dropout ({where}), with which an update's log-probs are not those of a "
+                f"{left_out[-1]}: the actor has {where} while it trains, so an update's log-probs are not those of a "
                 "pass. Set it to 0, or padding.old_log_probs=pass."
             )
 
     return check
 
 
-def _dropout(modules: Any) -> str | None:
-    """A module that drops something while it trains, of a model or of the parts of one; None if there is none."""
+def _noise(modules: Any) -> str | None:
+    """A module of a model, or of the parts of one, that draws something while it trains; None if there is none."""
     for part in modules if isinstance(modules, list | tuple) else [modules]:
         for name, module in part.named_modules():
-            rates = {each: value for each, value in vars(module).items() if "dropout" in each}
+            rates = {each: rate for each, rate in vars(module).items() if "dropout" in each or "jitter" in each}
             if isinstance(module, torch.nn.modules.dropout._DropoutNd):
                 rates["p"] = module.p
             for each, rate in rates.items():

@@ -59,16 +59,20 @@ class RealRowsLoss:
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which the gradient of
     their outputs is multiplied. Loss and metrics are those of rows that weigh the same.
 
-    Of an update that leaves idle rows out, denominators are those of all rows. Losses and clip fractions in which such
-    rows count nothing are those of all rows, too; other metrics are of the computed rows, and named so.
+    Of an update that may leave idle rows out, denominators are those of all rows. Losses and clip fractions in which
+    such rows count nothing are those of all rows, too; other metrics are of the computed rows, and named so.
     """
 
     def __init__(self, inner: Callable[..., Any], denominator: Denominator):
         self.inner = normalize_over_mini_batch(inner)
         self.denominator = denominator
-        clips_no_zero = getattr(_policy_loss(inner), "loss_mode", None) in CLIPS_NO_ZERO
-        self._of_all_rows = CLIP_FRACTIONS if clips_no_zero else frozenset()
+        policy_loss = _policy_loss(inner)
+        clips_no_zero = policy_loss is not None and policy_loss.loss_mode in CLIPS_NO_ZERO
+        # A bypass that rejects tokens takes its fractions of those that are left, which no column counts.
+        rejects = clips_no_zero and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
+        self._of_all_rows = CLIP_FRACTIONS if clips_no_zero and not rejects else frozenset()
         self._losses: set[str] = set()
+        self._known: set[str] = set()
 
     def __call__(self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any) -> Any:
         """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""
@@ -82,7 +86,9 @@ class RealRowsLoss:
         reporting_ranks = int(columns.read_column(data, columns.REPORTING_RANKS)[0])
         if not trained:
             if reporting_ranks == 0:  # where some rank trains, it alone reports losses
-                packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in self._losses}
+                of_left_out = self._of_all_rows & self._known if _trained_tokens_of_all(data) else frozenset()
+                zeros = self._losses | of_left_out
+                packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in zeros}
             return _connected_zero(model_output), packing
         if len(trained) < len(data):
             model_output = {name: _select(value, trained, len(data)) for name, value in model_output.items()}
@@ -108,12 +114,11 @@ class RealRowsLoss:
         )
         shared = share(metrics, of_tokens=tokens / int(columns.read_column(data, columns.LOSS_TOKENS)[0]))
         if leaves_out:
-            named = {name: name for name in names_of_sums(metrics)}
-            shared = {named.get(name, f"{name}_computed"): metric for name, metric in shared.items()}
-            of_all = tokens / int(columns.read_column(data, columns.ALL_LOSS_TOKENS)[0])
-            for name in self._of_all_rows & metrics.keys():
-                del shared[f"{name}_computed"]
-                shared |= share({name: metrics[name]}, of_tokens=of_all)
+            of_all = {name: metrics[name] for name in self._of_all_rows & metrics.keys()}
+            self._known |= of_all.keys()
+            keeps = {*names_of_sums(metrics), *of_all}
+            shared |= share(of_all, of_tokens=tokens / _trained_tokens_of_all(data))
+            shared = {name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()}
         return loss, shared | packing
 
 
@@ -137,6 +142,12 @@ def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric
         computed = sum(tokens - shared for row, tokens, shared in computed_rows(data) if real_R[row])
         metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / budget)
     return metrics
+
+
+def _trained_tokens_of_all(data: TensorDict) -> int:
+    """Trained tokens of all rows of the mini-batch, also those left out; 0 of an update that leaves none out."""
+    leaves_out = tu.get_non_tensor_data(data=data, key=columns.LEAVES_OUT, default=False)
+    return int(columns.read_column(data, columns.ALL_LOSS_TOKENS)[0]) if leaves_out else 0
 
 
 def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:

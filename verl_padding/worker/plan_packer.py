@@ -68,11 +68,11 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
             return prepare(data, **kwargs)
         number_R = read_column(data, MICRO_BATCH).tolist()
         computed_R = [row for row, number in enumerate(number_R) if number >= 0]
+        if len(computed_R) < len(data):
+            data, number_R = tu.index_select_tensor_dict(data, computed_R), [number_R[row] for row in computed_R]
         if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
-            return prepare(
-                data if len(computed_R) == len(data) else tu.index_select_tensor_dict(data, computed_R), **kwargs
-            )
-        indices = [list(rows) for _, rows in groupby(computed_R, key=number_R.__getitem__)]
+            return prepare(data, **kwargs)
+        indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
         if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
             raise PaddingDataError(
                 f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "

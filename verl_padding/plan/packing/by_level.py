@@ -39,8 +39,9 @@ POLISH_PAIRS = 1 << 22
 """How long the micro-batches of one call are polished, in pairs of rows compared: about a tenth of a second."""
 POLISHED = 3
 """How many of the best ways to cut a mini-batch are polished; for a large one, only the best is."""
-LARGE = 1024
-"""A mini-batch with more rows is large: the ways to cut it differ little once they are polished."""
+LARGE, HUGE = 1024, 16384
+"""A mini-batch with more rows is large: the ways to cut it differ little once they are polished. A way to group the
+rows of a huge one is not tried if another one is faster than it could be, unless rows that share met by chance."""
 
 
 class ByLevel(Way):
@@ -108,23 +109,23 @@ def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows
         max_pairs: how long to polish, in pairs of rows compared.
         most_rows: the most rows of a cell, and so of an item; None for any number.
     """
-    cuts, least = [], []
-    ways = list(ways_to_group(costs, rows, most_rows))
-    for items in ways:
-        packer = LevelPacker(costs, items)
+    cuts: list[Cut] = []
+    ways = [LevelPacker(costs, items) for items in ways_to_group(costs, rows, most_rows)]
+    for packer in sorted(ways, key=attrgetter("least_time")):
+        if cuts and len(rows) > HUGE and most_rows is None and packer.least_time >= min(cut.time for cut in cuts):
+            break
         n_polished = POLISHED if len(rows) <= LARGE and len(ways) == 1 else 1
         found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]
         polished = [packer.polish(levels, max_pairs // (n_polished * len(ways))) for levels in found]
         for levels in sorted(polished, key=attrgetter("time")):
-            bins_DK = packer.assign_ranks(levels, list(map(len, items.rows_I)))
-            rows_DK = [[[row for item in of_bin for row in items.rows_I[item]] for of_bin in bins] for bins in bins_DK]
+            bins_DK = packer.assign_ranks(levels)
+            rows_DK = [[packer.items.rows_of(of_bin) for of_bin in bins] for bins in bins_DK]
             time = levels.time
             if len(ways) > 1:  # items of a bin may share more
                 _, load_DK = costs.sums(rows_DK)
                 time = int(load_DK.max(axis=0).sum()) + len(levels.bins_KD) * costs.level
             cuts.append(Cut(rows_DK=rows_DK, time=time))
-        least.append(packer.bound + packer.least_levels * costs.level)
-    return sorted(cuts, key=attrgetter("time")), min(least)
+    return sorted(cuts, key=attrgetter("time")), min(packer.least_time for packer in ways)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +146,7 @@ class LevelPacker:
     def __init__(self, costs: CallCosts, items: Items):
         call = costs.call
         assert call.token_budget is not None
-        self.tokens_I, self.cost_I = items.tokens_I, items.cost_I
+        self.items, self.tokens_I, self.cost_I = items, items.tokens_I, items.cost_I
         self.n_ranks, self.token_budget = call.dp_size, call.token_budget
         self.multiple = call.micro_batch_multiple
         """The number of levels is a multiple of it."""
@@ -153,9 +154,11 @@ class LevelPacker:
         self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
         """The least height there is."""
         # A search takes time with the items, and many of them are packed well at the first attempt.
-        self.goal = self.bound + self.bound * min(max(len(items.rows_I), 1 << 11), 1 << 14) // (1 << 21)
+        self.goal = self.bound + self.bound * min(max(len(items), 1 << 11), 1 << 14) // (1 << 21)
         """Height at which a search may end: a thousandth above the bound, up to a hundredth for many thousand items."""
         self.least_levels = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
+        self.least_time = self.bound + self.least_levels * costs.level
+        """A time that no cut can beat."""
         self._handling = costs.level
         self._total = sum(self.cost_I)
 
@@ -190,16 +193,16 @@ class LevelPacker:
         )
         return self.levels_of(bins)
 
-    def assign_ranks(self, levels: Levels, n_rows_I: Sequence[int]) -> list[list[Bin]]:
+    def assign_ranks(self, levels: Levels) -> list[list[Bin]]:
         """Gives each rank a bin of each level; ranks with few rows so far get the bins with many."""
         bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
         standing = [(0, 0, rank) for rank in range(self.n_ranks)]
         for bins in levels.bins_KD:
-            weighed = sorted((sum(n_rows_I[item] for item in items), self._cost([items]), items) for items in bins)
+            weighed = sorted((self.items.n_rows(held), self._cost([held]), held) for held in bins)
             standing.sort(reverse=True)
-            for place, (n_rows, cost, items) in enumerate(weighed):
+            for place, (n_rows, cost, held) in enumerate(weighed):
                 rows_before, cost_before, rank = standing[place]
-                bins_DK[rank].append(items)
+                bins_DK[rank].append(held)
                 standing[place] = (rows_before + max(n_rows, 1), cost_before + cost, rank)
         return bins_DK
 

@@ -8,7 +8,6 @@ are packed: several goals are tried.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -21,8 +20,8 @@ from verl_padding.plan.forest import LEAST_SHARED, elsewhere
 
 GOALS = (inf, 1.0, 1 / 2, 1 / 4, 1 / 10)
 """What a run may cost at most, in parts of an even share of a bin."""
-GIVEN_UP = 1 / 2
-"""Part of a run that may be left to the next one, if less is shared there."""
+GIVEN_UP = 2
+"""One of so many parts of a run may be left to the next one, if less is shared there."""
 MOST_GATHERED = 8
 """Tokens of all rows of a micro-batch, over its token budget, at most: keys and values are gathered for each row."""
 
@@ -31,7 +30,11 @@ MOST_GATHERED = 8
 class Items:
     """The items of a mini-batch, the costliest first."""
 
-    rows_I: list[list[int]]
+    rows: list[int]
+    """Rows of all items, those of an item beside each other."""
+    first_I: list[int]
+    end_I: list[int]
+    """Item i has ``rows[first_I[i]:end_I[i]]``."""
     tokens_I: list[int]
     """What each takes of a token budget, no less than those behind it: where two are about as costly, a little more."""
     cost_I: list[int]
@@ -41,10 +44,23 @@ class Items:
         """Each row by itself."""
         by_length = costs.longest_first(rows)
         return cls(
-            rows_I=[[row] for row in by_length.tolist()],
+            rows=by_length.tolist(),
+            first_I=[*range(len(by_length))],
+            end_I=[*range(1, len(by_length) + 1)],
             tokens_I=costs.tokens_R[by_length].tolist(),
             cost_I=costs.cost_R[by_length].tolist(),
         )
+
+    def __len__(self) -> int:
+        return len(self.first_I)
+
+    def n_rows(self, items: Sequence[int]) -> int:
+        """How many rows some items have."""
+        return sum(self.end_I[item] - self.first_I[item] for item in items)
+
+    def rows_of(self, items: Sequence[int]) -> list[int]:
+        """The rows of some items, one item after the other."""
+        return [row for item in items for row in self.rows[self.first_I[item] : self.end_I[item]]]
 
 
 def ways_to_group(costs: CallCosts, rows: Sequence[int], most_rows: int | None) -> Iterator[Items]:
@@ -58,18 +74,19 @@ def ways_to_group(costs: CallCosts, rows: Sequence[int], most_rows: int | None) 
         return
     numbers, most = np.array(rows, dtype=np.int64), most_rows or len(rows)
     order, shared_I = costs.forest.shared_among(numbers)
-    yield _runs(costs, numbers[order], shared_I, most, inf, chains=True)
+    in_order, all_of_it = numbers[order], int(costs.cost_R[numbers].sum())
+    yield _runs(costs, in_order, shared_I, most, all_of_it, chains=True)
     tokens_I, cost_I = costs.computed(numbers)
-    if len(tokens_I) and (shared_I < costs.tokens_R[numbers[order]])[shared_I >= LEAST_SHARED].any():
+    if len(tokens_I) and (shared_I < costs.tokens_R[in_order])[shared_I >= LEAST_SHARED].any():
         assert costs.call.token_budget is not None
         bins = costs.call.dp_size * -(-int(tokens_I.sum()) // (costs.call.token_budget * costs.call.dp_size))
         yield Items.of_rows(costs, rows)
         for goal in GOALS:
-            yield _runs(costs, numbers[order], shared_I, most, goal * int(cost_I.sum()) / bins)
+            yield _runs(costs, in_order, shared_I, most, int(min(goal * int(cost_I.sum()) / bins, all_of_it)))
 
 
 def _runs(
-    costs: CallCosts, rows: Int64s, shared_I: Int64s, most: int, most_cost: float, *, chains: bool = False
+    costs: CallCosts, rows: Int64s, shared_I: Int64s, most: int, most_cost: int, *, chains: bool = False
 ) -> Items:
     """Runs of rows in the order of their trees, each as long as budget, cost and number of rows allow.
 
@@ -77,45 +94,49 @@ def _runs(
         shared_I: tokens that each row shares with the one before it.
         chains: each row of a run but the first is a beginning of the one before.
     """
-    budget = costs.call.token_budget
+    budget, places = costs.call.token_budget, np.arange(len(rows))
     assert budget is not None
     length_I = costs.tokens_R[rows]
     is_whole_I = shared_I == length_I
     start_I = elsewhere(shared_I, length_I)
-    goes_on_I = is_whole_I if chains else start_I > 0
+    begins_tree_I = ~is_whole_I if chains else start_I == 0
     parts = length_I - start_I, costs.of_rests(rows, start_I), np.where(is_whole_I, 0, length_I)
-    # Of the rows before each place, and of the first row of a run: what it shares is computed again.
-    tokens_to, cost_to, path_to = (np.append(0, np.cumsum(part)).tolist() for part in parts)
-    again_I, own_I = start_I.tolist(), costs.cost_R[rows].tolist()
-    starts_path_I = np.where(is_whole_I, length_I, 0).tolist()
-    ends = [*(np.flatnonzero(~goes_on_I)[1:]).tolist(), len(rows)]
-    numbers, shared = rows.tolist(), shared_I.tolist()
-    found: list[tuple[int, int, list[int]]] = []
-    first = 0
-    for end in ends:
-        while first < end:
-            again, path = again_I[first], starts_path_I[first]
-            cost_before = cost_to[first + 1] - own_I[first]
-            last = min(
-                bisect_right(tokens_to, tokens_to[first] + budget - again, first, end + 1) - 1,
-                bisect_right(path_to, path_to[first] + MOST_GATHERED * budget - path, first, end + 1) - 1,
-                bisect_right(cost_to, cost_before + most_cost, first, end + 1) - 1,
-                first + most,
-            )
-            last = max(first + 1, last)
-            if last < end and last - first > 1:
-                # Where the next row shares least: the last such place among those that leave enough.
-                enough = cost_before + (1 - GIVEN_UP) * (cost_to[last] - cost_before)
-                least = max(first + 1, bisect_left(cost_to, enough, first, last))
-                last = min(range(last, least - 1, -1), key=shared.__getitem__)
-            tokens = tokens_to[last] - tokens_to[first] + again
-            gathered = -(-(path_to[last] - path_to[first] + path) // MOST_GATHERED)
-            found.append((cost_to[last] - cost_before, max(tokens, gathered), numbers[first:last]))
-            first = last
-    found.sort(key=lambda item: (-item[0], -item[1]))
-    taken = np.maximum.accumulate(np.array([tokens for _, tokens, _ in found], dtype=np.int64)[::-1])[::-1]
+    # Of the rows before each place. What the first row of a run shares is computed again.
+    tokens_to, cost_to, path_to = (np.append(0, np.cumsum(part)) for part in parts)
+    cost_before_I = cost_to[1:] - costs.cost_R[rows]
+    path_before_I = path_to[:-1] - np.where(is_whole_I, length_I, 0)
+    # Of a run that begins at each place: its end, and the places where it may end earlier, if less is shared there.
+    trees = np.append(np.flatnonzero(begins_tree_I), len(rows))
+    tree_end_I = trees[np.searchsorted(trees, places, side="right")]
+    ends = (
+        np.searchsorted(tokens_to, tokens_to[:-1] - start_I + budget, side="right") - 1,
+        np.searchsorted(path_to, path_before_I + MOST_GATHERED * budget, side="right") - 1,
+        np.searchsorted(cost_to, cost_before_I + most_cost, side="right") - 1,
+        places + most,
+        tree_end_I,
+    )
+    end_I = np.maximum(np.minimum.reduce(ends), places + 1)
+    enough_I = cost_to[end_I] - (cost_to[end_I] - cost_before_I) // GIVEN_UP
+    least_I = np.maximum(np.searchsorted(cost_to, enough_I), places + 1)
+    is_cut_I = (end_I < tree_end_I) & (end_I > least_I)
+    ends_at, least, is_cut, shared = end_I.tolist(), least_I.tolist(), is_cut_I.tolist(), shared_I.tolist()
+    firsts = []
+    place = 0
+    while place < len(rows):
+        firsts.append(place)
+        end = ends_at[place]
+        # The last of the places where least is shared.
+        place = min(range(end, least[place] - 1, -1), key=shared.__getitem__) if is_cut[place] else end
+    first_J, end_J = np.array(firsts, dtype=np.int64), np.array([*firsts[1:], len(rows)], dtype=np.int64)
+    cost_J = cost_to[end_J] - cost_before_I[first_J]
+    gathered_J = -(-(path_to[end_J] - path_before_I[first_J]) // MOST_GATHERED)
+    tokens_J = np.maximum(tokens_to[end_J] - tokens_to[first_J] + start_I[first_J], gathered_J)
+    order = np.lexsort((-tokens_J, -cost_J))
+    taken = np.maximum.accumulate(tokens_J[order][::-1])[::-1]
     return Items(
-        rows_I=[run for _, _, run in found],
+        rows=rows.tolist(),
+        first_I=first_J[order].tolist(),
+        end_I=end_J[order].tolist(),
         tokens_I=np.minimum(taken, budget).tolist(),
-        cost_I=[cost for cost, _, _ in found],
+        cost_I=cost_J[order].tolist(),
     )

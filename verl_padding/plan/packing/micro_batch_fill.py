@@ -14,9 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.layout import Layout
 from verl_padding.plan.measured_cost import MeasuredCost
-from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
+from verl_padding.plan.mini_batch_costs import layout_time
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.way import Way
 
@@ -55,14 +54,6 @@ def _sample(mini_batches: MiniBatches, ranks: int) -> tuple[MiniBatches, int]:
         return replace(mini_batches, rows_M=rows_M[:n_taken]), ranks
     of_sample = max(1, ranks // part)
     return replace(mini_batches, rows_M=[rows_M[0][: len(rows_M[0]) * of_sample // ranks]]), of_sample
-
-
-def layout_time(layout: Layout, costs: CallCosts) -> int:
-    """What a layout costs the slowest ranks, where they synchronize, with the handling of its pads."""
-    steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=False)
-    by_micro = costs.call.sync_point == "micro_batch"
-    slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
-    return slowest + layout.n_pads * costs.pad_handling
 
 
 def _priced_for(fill: int, costs: CallCosts, model: MeasuredCost) -> CallCosts:
