@@ -48,9 +48,9 @@ ROWS = [
     row(3, "b_0_0", tokens=4321, reward=0.0, advantage=-1.75),
 ]
 TEXTS = {
-    "a_0_0": ("say: ", f"one {HOSTILE}"),
-    "a_0_1": (f"say: one {HOSTILE} and then", " two"),
-    "a_1_0": ("say: ", "uno"),
+    "a_0_0": ("say\U0001f600 ", f"one {HOSTILE}"),
+    "a_0_1": (f"say\U0001f600 one {HOSTILE} and then", " two"),
+    "a_1_0": ("say\U0001f600 ", "uno"),
     "b_0_0": ("x" * 2000 + "the end of a long prompt", "short"),
 }
 
@@ -167,7 +167,7 @@ def test_texts_stand_beside_where_they_part_and_are_cut_unless_asked_for(run):
     assert left_out == 2024 - 800
     (uno,) = step["partings"][2]
     assert (uno["with"], uno["shared_tokens"], uno["characters"]) == (0, 7, 5)
-    assert (uno["before"], uno["mine"], uno["its"]) == ("say: ", "uno", f"one {HOSTILE}")
+    assert (uno["before"], uno["mine"], uno["its"]) == ("say\U0001f600 ", "uno", f"one {HOSTILE}")
     # The row before it in its session is one that it does not share with by the forest's order.
     (before,) = step["partings"][1]
     assert (before["with"], before["shared_tokens"], before["mine"], before["its"]) == (

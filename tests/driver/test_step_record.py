@@ -115,6 +115,7 @@ def test_a_row_that_an_update_leaves_out_has_no_place_and_micro_batches_that_no_
         n_rows=4,
         cells=(((4, 0), (5, 1)),),  # two ranks; 4 and 5 are pads, in a micro-batch of their own
         micro_batch_rows=(((1, 1), (1, 1)),),
+        of_update=True,
         left_out=((2, 3),),
     )
     assert places(layout) == {0: Place(0, 0, 0), 1: Place(0, 1, 0)}
