@@ -58,6 +58,6 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
 def test_a_folder_has_the_keys_of_the_page(tmp_path):
     (tmp_path / "1.jsonl").write_text(TEXTS[0])
     shown = plan_of(tmp_path, *SHAPE, "--compare")
-    (form,) = re.findall(r"the output is `(\{.*?\})`", PAGE)
+    (form,) = re.findall(r"the output is\s`(\{.*?\})`", PAGE)
     assert list(shown) == re.findall(r'"(\w+)"', form)
     assert shown["batches"][0].keys() == first_column("The plan as JSON") - {"strategy", "packer", "sharing"}
