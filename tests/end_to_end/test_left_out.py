@@ -89,7 +89,7 @@ LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.mer
     ("overrides", "steps"),
     [
         (("trainer.v1.trainer_mode=colocate_async", UPDATE, "padding.cost_model=measured"), 1),
-        ((*SEPARATE, UPDATE, *LORA), 1),
+        ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=1", UPDATE, *LORA), 1),
         ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=2", "padding.sharing=chains"), 1),
     ],
     ids=["colocate_async", "separate_async, adapters", "separate_async, two local updates"],
