@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import transfer_queue as tq
@@ -63,6 +63,10 @@ class Side:
     """Rows of a micro-batch; None for as many as the token budget allows."""
     packs: bool = True
     """Whether the engine packs the rows of a micro-batch, or pads them to the longest."""
+    skips_idle: bool = False
+    """Whether the update leaves idle rows out."""
+    old_log_probs: Literal["put", "pass", "update"] = "put"
+    """Old log-probs are those that were put with the rows, a pass's before the update, or the update's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +181,11 @@ def make_model(folder: Path, hidden: int = HIDDEN, context: int = BUDGET) -> Pat
     return folder
 
 
-def start_side(workers: Any, side: Side) -> None:
-    """Gives the workers the model's weights and a new optimizer, and has them cut micro-batches as a side does."""
+def start_side(workers: Any, side: Side, *, terms: bool = True) -> None:
+    """Gives the workers the model's weights and a new optimizer, and has them cut micro-batches as a side does.
+
+    ``terms`` says whether the loss has its KL and entropy terms.
+    """
     from verl.protocol import DataProto
 
     from tests.support.fsdp2_workers import start_over
@@ -188,7 +195,7 @@ def start_side(workers: Any, side: Side) -> None:
         object.__setattr__(worker.actor.model_config, "use_remove_padding", side.packs)
         return DataProto()
 
-    start_over([workers], "token-mean", side.micro_batch_rows)
+    start_over([workers], "token-mean", side.micro_batch_rows, terms=terms)
     workers.execute_with_func_generator(pack)
 
 
@@ -242,7 +249,7 @@ def computed_tokens(tokens_R: Sequence[int], side: Side, mini_rows: int) -> int:
 
 
 def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize, side: Side = SIDES[0]) -> dict[str, Any]:
-    """Seconds, pads, steps and wasted tokens of an update as verl's trainer does it."""
+    """Seconds, pads, steps and wasted tokens of an update, with its pass, as verl's trainer does it."""
     from verl.trainer.ppo.v1 import PPOTrainer
 
     trainer = SimpleNamespace(
@@ -257,6 +264,8 @@ def stock_update(workers: Any, batch: KVBatchMeta, size: StepSize, side: Side = 
     padded.extra_info.update(size.extra_info())
     _complete_stock_pads(padded)
     begun = time.perf_counter()
+    if side.old_log_probs == "pass":
+        _log_prob_pass(workers, padded)
     output = workers.update_actor(padded)
     done = time.perf_counter()
     tq.kv_clear(keys=padded.keys, partition_id=padded.partition_id)
@@ -279,6 +288,19 @@ def _complete_stock_pads(padded: KVBatchMeta) -> None:
         put_trained(pads, [len(row) for row in rows["responses"].unbind()], tags)
 
 
+def _log_prob_pass(workers: Any, batch: KVBatchMeta) -> None:
+    """The actor's pass over the rows of an update, which takes its log-probs for those of the old policy."""
+    from verl.workers.utils.padding import response_from_nested
+
+    from verl_padding.pads.queue import put_columns, rows_like
+
+    rows = rows_like(batch, batch.keys, batch.tags)
+    rows.extra_info.update(calculate_entropy=True, compute_loss=False)
+    workers.compute_log_prob(rows)
+    found = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["log_probs", "response_mask"])
+    put_columns(rows, {"old_log_probs": response_from_nested(found["log_probs"], found["response_mask"])})
+
+
 def planned_update(
     workers: Any,
     batch: KVBatchMeta,
@@ -287,34 +309,33 @@ def planned_update(
     cost_model: CostModel | None = None,
     *,
     timed: bool = False,
+    idle: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Seconds, pads, steps and wasted tokens (of packed rows) of an update as the padded trainers do it.
+    """Seconds, pads, steps and wasted tokens (of packed rows) of an update, with its pass, as padded trainers do it.
 
     Args:
         cost_model: what the plan reckons with; None for verl's formula.
         timed: whether the workers, which have a clock then, time its micro-batches.
+        idle: numbers of rows that a side which skips them leaves out.
     """
     from tests.support.padded_rows import upsample
     from verl_padding.driver.worker_calls import PaddedWorkerGroup
     from verl_padding.pads.lineage import find_extensions, find_forest
     from verl_padding.pads.template import PadTemplate
     from verl_padding.pads.upsampling import strip
-    from verl_padding.plan import Job, Rows, Update, plan_batch
+    from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 
     assert side.strategy is not None
+    shape: dict[str, Any] = {"dp_size": RANKS, "cost_model": cost_model}
+    by_rows = side.micro_batch_rows is not None
+    shape |= {"micro_batch_rows": side.micro_batch_rows} if by_rows else {"token_budget": size.budget}
+    update = Update(**shape, prompts_per_mini_batch=size.mini_prompts, skips_idle=side.skips_idle)
     job = Job(
         strategy=side.strategy,
         prompts=size.prompts,
         sessions_per_prompt=size.sessions,
-        updates={
-            "actor": Update(
-                dp_size=RANKS,
-                token_budget=size.budget,
-                prompts_per_mini_batch=size.mini_prompts,
-                cost_model=cost_model,
-            )
-        },
-        inference={},
+        updates={"actor": update},
+        inference={"log_prob": Pass(**shape, as_update="actor")} if side.old_log_probs == "pass" else {},
         packer=side.packer,
         sharing=side.sharing,
     )
@@ -322,11 +343,16 @@ def planned_update(
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     extends_R = find_extensions(batch, tokens_R) if side.sharing == "chains" else None
     forest = find_forest(batch, tokens_R) if side.sharing == "trees" else None
-    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest), job)
-    padded = upsample(batch, plan, PadTemplate(eos_token_id=EOS, length=PAD_LENGTH), timed=timed)
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest, idle), job)
+    own = "actor" if side.old_log_probs == "update" else None
+    template = PadTemplate(eos_token_id=EOS, length=PAD_LENGTH)
+    padded = upsample(batch, plan, template, timed=timed, own_old_log_probs=own)
     ready = time.perf_counter()
     batch.extra_info.update(size.extra_info())
-    output = PaddedWorkerGroup(workers, lambda: padded).update_actor(batch)
+    group = PaddedWorkerGroup(workers, lambda: padded)
+    if side.old_log_probs == "pass":
+        _log_prob_pass(group, batch)
+    output = group.update_actor(batch)
     done = time.perf_counter()
     strip(padded.pads)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)

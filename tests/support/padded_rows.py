@@ -1,5 +1,7 @@
 """Pads put into the queue beside real rows, as a step of the padded trainer does it."""
 
+from typing import Any
+
 import torch
 
 from verl_padding.pads.padded_batch import PaddedBatch
@@ -24,9 +26,9 @@ def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
     return plan_batch(rows, job)
 
 
-def upsample(batch, plan: BatchPlan, template: PadTemplate, *, timed: bool = False) -> PaddedBatch:
-    """The batch with its pads in TransferQueue; `strip` takes them out."""
-    padded = PaddedBatch(batch, plan, template, timed=timed)
+def upsample(batch, plan: BatchPlan, template: PadTemplate, **of_batch: Any) -> PaddedBatch:
+    """The batch with its pads in TransferQueue; `strip` takes them out. ``of_batch`` is what else it is made of."""
+    padded = PaddedBatch(batch, plan, template, **of_batch)
     padded.put_pads()
     return padded
 
