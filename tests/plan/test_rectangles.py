@@ -198,7 +198,8 @@ def test_what_is_computed_holds_the_budget_and_the_promises_of_a_layout_hold(tok
             assert len({len(blocks) for blocks in by_rank}) == 1
             assert len(by_rank[0]) % update.micro_batch_multiple == 0
             load_D = []
-            for blocks in by_rank:
+            for of_rank in by_rank:
+                blocks = [block for k, block in enumerate(of_rank) if k not in layout.skipped_M[mini_batch]]
                 cell = max(all_tokens[row] for block in blocks for row in block)
                 longest_K = [max(all_tokens[row] for row in block) for block in blocks]
                 if update.padded_to == "cell":

@@ -19,7 +19,13 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from tests.support.losses_on_rows import nested
 from tests.support.padded_rows import values_of
-from verl_padding.pads.columns import CUT_BY_PLAN, IS_PADDING, WEIGHS_ROWS, loss_columns, micro_batch_columns
+from verl_padding.pads.columns import (
+    CUT_BY_PLAN,
+    IS_PADDING,
+    WEIGHS_ROWS,
+    loss_columns,
+    micro_batch_columns,
+)
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Sharing
 from verl_padding.worker.plan_packer import follow_plan
