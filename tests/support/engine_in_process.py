@@ -154,7 +154,7 @@ def cut_as_planned(
             "dp_size": layout.dp_size,
             "batch_num_tokens": tokens,
             WEIGHS_ROWS: factor_R is not None,
-            CUT_BY_PLAN: True,
+            CUT_BY_PLAN: MICRO_BATCH in columns,
         }
         tu.assign_non_tensor(data, **COMMON | budget | shape | said)
         micro_batches, places = cut(data)
