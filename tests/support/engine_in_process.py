@@ -22,6 +22,7 @@ from tests.support.padded_rows import values_of
 from verl_padding.pads.columns import (
     CUT_BY_PLAN,
     IS_PADDING,
+    MICRO_BATCH,
     WEIGHS_ROWS,
     loss_columns,
     micro_batch_columns,
