@@ -129,12 +129,12 @@ def text_of(page: Path) -> str:
 def logged_metrics() -> set[str]:
     """Names of all metrics that the plug-in's functions give for jobs of all calls, and those of its constants."""
     calls = {"dp_size": 2, "token_budget": 64}
-    rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(4) for s in range(2)], [9 + p for p in range(8)])
+    rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(4) for s in range(2)], [9 + p for p in range(8)], idle=[0])
     job = Job(
         strategy="prompt",
         prompts=4,
         sessions_per_prompt=2,
-        updates={name: Update(**calls, prompts_per_mini_batch=2) for name in (ACTOR, CRITIC)},
+        updates={name: Update(**calls, prompts_per_mini_batch=2, skips_idle=True) for name in (ACTOR, CRITIC)},
         inference={name: Pass(**calls) for name in (LOG_PROB, REF, VALUES)},
         packer="plan",
         sharing="chains",

@@ -412,5 +412,5 @@ def test_prompts_whose_sessions_have_all_earned_the_same_are_told_and_may_be_lef
     numbers = {int(digits) for held in ROWS_OF.findall(json.dumps(less["steps"])) for digits in held.split(", ")}
     assert numbers == {0, 1, 7, 8, 9}
     compared = {name: (figures["rows"], figures["tokens"]) for name, figures in less["comparison"].items()}
-    assert compared == {"verl": (10, 320), "plan_with_idle_rows": (10, 320), "plan": (5, 180)}
-    assert less["comparison"]["plan"]["over_perfect"] < less["comparison"]["plan_with_idle_rows"]["over_perfect"]
+    assert compared == {"verl": (10, 320), "plan_computing_idle_rows": (10, 320), "plan": (5, 180)}
+    assert less["comparison"]["plan"]["over_perfect"] < less["comparison"]["plan_computing_idle_rows"]["over_perfect"]

@@ -255,7 +255,7 @@ def test_a_browser_shows_a_row_its_tree_and_its_texts_without_an_error(run, tmp_
     assert "Step 1" in opened.visible("h2")
     body = opened.dom.split('id="prompts"')[1].split("<script")[0]
     assert "4,321 tokens" in body
-    assert "2 sessions, 3 rows, 61 tokens, 31 % shared, reward 0.625, 1 idle row" in body
+    assert "2 sessions, 3 rows, 61 tokens, 31 % alike, reward 0.625, 1 idle row" in body
     # In the order of the tree: the longest, its beginning, and the row that parts from that.
     assert re.findall(r'data-row="(\d)"', body) == ["1", "0", "2"]
     assert "Its first 7 tokens are also those of a_0_0." in body

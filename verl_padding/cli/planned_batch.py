@@ -107,7 +107,9 @@ class PlannedBatch:
         layouts = {VERL: CutLayout(rows_MDK=stock_MDK, costs=replace(unshared, pad_tokens=VERL_PAD_TOKENS))}
         jobs = {name: replace(self.job, sharing=sharing) for sharing, name in LESS_SHARED[self.job.sharing].items()}
         if self.update.skips_idle:
-            jobs["plan_with_idle_rows"] = replace(self.job, updates={ACTOR: replace(self.update, skips_idle=False)})
+            jobs["plan_computing_idle_rows"] = replace(
+                self.job, updates={ACTOR: replace(self.update, skips_idle=False)}
+            )
         for name, job in jobs.items():
             layouts[name] = self._cut(plan_batch(rows, job).layouts[ACTOR], costs_of(rows, job, self.update), track)
         return layouts | {PLAN: self._cut(self.layout, costs, track)}

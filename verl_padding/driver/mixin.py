@@ -24,7 +24,7 @@ from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, LOG_PROB
 from verl_padding.job.job_reader import check_job, translate_plan_error
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
@@ -153,6 +153,8 @@ class PaddedTrainer(TakesPadding, VerlTrainer):
         finally:
             self._padded_batch = None
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
+        if self._own_old_log_probs:
+            metrics.pop(names.CALL_SECONDS.format(call=LOG_PROB), None)  # verl times the pass that is not made
         # What verl takes from the pass, where the update adds up the same: in a mean over rows, verl leaves out those
         # without a trained token, and the update does not.
         by_tokens = self.config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES

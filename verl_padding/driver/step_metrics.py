@@ -43,6 +43,8 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
                 names.UPDATE_PADS.format(update=call): layout.n_pads,
                 names.IMBALANCE.format(update=call): figures.imbalance,
             }
+            if layout.left_out:
+                metrics[names.LEFT_OUT_ROWS.format(update=call)] = sum(map(len, layout.left_out))
         if plan.packer == "plan":
             of_call: dict[str, float | None] = {names.MICRO_IMBALANCE: figures.micro_imbalance}
             if plan.sharing != "off":

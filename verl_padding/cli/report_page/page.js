@@ -160,7 +160,7 @@ function showPrompts() {
     const summary = details.appendChild(element("summary"));
     summary.append(element("code", "", of.prompt), element("span", "figures",
       `${count(of.sessions, "session")}, ${count(of.rows.length, "row")}, ${count(of.tokens, "token")}, ` +
-      `${Math.round((100 * of.shared) / of.tokens)} % shared, reward ${shown(of.reward)}, ${count(of.idle, "idle row")}`));
+      `${Math.round((100 * of.shared) / of.tokens)} % alike, reward ${shown(of.reward)}, ${count(of.idle, "idle row")}`));
     details.addEventListener("toggle", () => {
       if (details.open && details.children.length === 1) details.append(tableOf(of.rows));
     });
