@@ -34,7 +34,7 @@ def test_the_rows_of_the_page_are_read_as_it_says():
     assert len(set(talks.rows.prompt_R)) == 2
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
-    assert first_column("A row of a rollout dump") == json.loads(TEXTS[1]).keys() - {"score"}
+    assert first_column("A row of a rollout dump") == json.loads(TEXTS[1]).keys()
 
 
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
