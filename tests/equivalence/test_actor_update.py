@@ -300,18 +300,20 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
             start_over([ranks], "token-mean")
             batch = put()
             plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)
-            assert plan.layouts["log_prob"].order == plan.layouts["actor"].order
+            passed, updated = (plan.layouts[name].order for name in ("log_prob", "actor"))
+            n_rows = len(batch)  # a pass leaves out the micro-batches of pads alone
+            assert [row for row in passed if row < n_rows] == [row for row in updated if row < n_rows]
             padded = upsample(batch, plan, TEMPLATE)
             group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)
             group.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
             found = read_log_probs(batch)
             put_columns(batch, old_log_probs=found, ref_log_prob=[row.clone() for row in found])
-            updated = group.update_actor(
+            answer = group.update_actor(
                 call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1, calculate_entropy=False)
             )
             strip(padded.pads)
-            first = {name: updated["metrics"][name][0] for name in EXACT}
+            first = {name: answer["metrics"][name][0] for name in EXACT}
             assert first == dict.fromkeys(EXACT, 0.0), sharing
             # The weights have moved then.
-            assert updated["metrics"]["actor/ppo_kl"][1] != 0.0
+            assert answer["metrics"]["actor/ppo_kl"][1] != 0.0
             empty_queue()
