@@ -9,6 +9,7 @@ from tests.driver.test_worker_calls import Workers, trainer_with
 from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
 from verl_padding.driver.advantages import advantages_by_scores
 from verl_padding.driver.idle_rows import find_idle_rows
+from verl_padding.driver.step_record import LocalUpdate
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.left_out import OF_REWARDS
 from verl_padding.pads import columns
@@ -130,9 +131,23 @@ def test_where_a_guess_was_wrong_all_rows_are_computed_and_the_log_says_so(old_l
     assert sorted(real_keys(sent)) == sorted(ROWS)
     padded = trainer._padded_batch
     assert padded.mistaken == 1
-    assert not any(padded.plan.layouts["actor"].left_out), "the step's record tells what was done"
+    assert not any(LocalUpdate.of(padded).plan.layouts["actor"].left_out), "the step's record tells what was done"
     assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (old_log_probs == "update")
     assert queue_content().keys() == content.keys()
+
+
+def test_after_a_wrong_guess_the_calls_of_a_users_own_get_their_rows_and_an_update_can_be_made_again(workers):
+    trainer, group = trainer_with(workers, SKIP)
+    batch = put()
+    trainer._balance_batch(batch, {})
+    trainer._compute_advantage(batch, {})
+    put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
+    some = batch.select_keys(batch.keys[:3])
+    for update in (1, 2):
+        group.update_actor(batch)
+        assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS), update
+        group.compute_log_prob(some)
+        assert sorted(real_keys(workers.sent[-1])) == sorted(some.keys), update
 
 
 def test_a_job_that_asks_for_no_skipping_computes_all_rows(workers):

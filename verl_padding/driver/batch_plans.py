@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,13 +127,14 @@ class PlansBatches(VerlTrainer):
     @contextmanager
     def _plan_single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PaddedBatch]:
         """A plan and pads for one worker call with rows that the step has not planned for it."""
-        step = self._padded_batch
-        mistaken = step is not None and bool(step.mistaken)  # the step's plan has left rows out that are computed now
-        batch = step.batch if step is not None and mistaken else batch
+        step, timed = self._padded_batch, False
+        corrects = step is not None and step.is_for(call, batch)  # the step's plan leaves out what is computed now
+        if step is not None and corrects:
+            batch, timed = step.batch, self._timing is not None
         plan, template = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), {}, call)
-        padded = self._padded(batch, plan, template, timed=mistaken and self._timing is not None)
-        if step is not None and mistaken:
-            step.plan = replace(step.plan, layouts={**step.plan.layouts, call: plan.layouts[call]})
+        padded = self._padded(batch, plan, template, timed=timed)
+        if step is not None and corrects:
+            step.corrected[call] = plan.layouts[call]
         try:
             padded.put_pads()
             yield padded

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +30,7 @@ class LocalUpdate:
     batch: KVBatchMeta
     """The real rows, as they were planned."""
     plan: BatchPlan
+    """As it was carried out."""
     mask_R: Sequence[torch.Tensor] = field(repr=False)
     """Which response tokens of each row were trained, (response,) each."""
     weight_R: Sequence[float]
@@ -40,7 +41,8 @@ class LocalUpdate:
     @classmethod
     def of(cls, padded: PaddedBatch) -> Self:
         """What stays of a padded batch that was trained on."""
-        return cls(batch=padded.batch, plan=padded.plan, mask_R=padded.mask_R, weight_R=padded.weights(ACTOR))
+        plan = replace(padded.plan, layouts={**padded.plan.layouts, **padded.corrected})
+        return cls(batch=padded.batch, plan=plan, mask_R=padded.mask_R, weight_R=padded.weights(ACTOR))
 
 
 class StepRecord:

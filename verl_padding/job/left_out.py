@@ -34,10 +34,11 @@ def check_left_out(config: DictConfig, padding: PaddingConfig, *, steps: int, lo
 
     The arguments are those of :func:`needed_by`.
     """
-    needed = needed_by(config, padding, steps=steps, local_updates=local_updates)
-    for name, value in LEFT_OUT.items():
-        if getattr(padding, name) == value and needed[name]:
-            raise PaddingConfigError(f"padding.{name}={value!r}: {needed[name]}")
+    asked = [name for name, value in LEFT_OUT.items() if getattr(padding, name) == value]
+    needed = needed_by(config, padding, steps=steps, local_updates=local_updates) if asked else {}
+    for name in asked:
+        if needed[name]:
+            raise PaddingConfigError(f"padding.{name}={LEFT_OUT[name]!r}: {needed[name]}")
 
 
 def needed_by(config: DictConfig, padding: PaddingConfig, *, steps: int, local_updates: int) -> dict[str, str]:
@@ -58,8 +59,8 @@ def why_idle_rows_count(config: DictConfig) -> str:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
     actor = ACTOR_SECTION
-    losses = {name: POLICY_LOSS_REGISTRY[name] for name in MULTIPLIED}
-    estimators = {name: ADV_ESTIMATOR_REGISTRY[name] for name in OF_REWARDS}
+    losses = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name in MULTIPLIED}
+    estimators = {name: each for name, each in ADV_ESTIMATOR_REGISTRY.items() if name in OF_REWARDS}
     return (
         _unless_verls(config, LOSS_MODE, losses, "it is not known to be 0 where the advantage is")
         or _if_set(config, f"{CORRECTION}.rollout_is_batch_normalize", "it divides by a mean over a micro-batch's rows")

@@ -52,6 +52,8 @@ class PaddedBatch:
         self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
         self.mistaken = 0
         """Rows that the plan leaves out of an update, although they turned out to have an advantage."""
+        self.corrected: dict[str, Layout] = {}
+        """The layouts of updates that were made without leaving such rows out, by plans and pads of their own."""
         self._source = SourceRows(batch)
         self._made: set[str] = set()
         self._factors = self._loss_factors(loss_weightings)
@@ -101,11 +103,11 @@ class PaddedBatch:
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether the plan has this call, with these rows in any order, and what it leaves out may be left out."""
-        return (
-            call in self.plan.layouts
-            and sorted(batch.keys) == sorted(self.batch.keys)
-            and not self._left_out_by_mistake(call)
-        )
+        return self.is_for(call, batch) and not self._left_out_by_mistake(call)
+
+    def is_for(self, call: str, batch: KVBatchMeta) -> bool:
+        """Whether the plan has this call, with these rows in any order."""
+        return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
 
     def _left_out_by_mistake(self, call: str) -> list[str]:
         """Rows that an update leaves out although they have an advantage by now on a trained token."""
