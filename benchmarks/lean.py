@@ -15,49 +15,45 @@ that it takes one step, too, and one pad at most.
 *Pads that level*: 16 prompts, one of 400 rows, one a mini-batch, four rows a micro-batch; all in one call, in which
 every mini-batch is padded to the largest, and a call for each, which is padded to its own multiple alone.
 
-A Qwen2 of two layers, verl's own worker, engine and loss without KL and entropy terms. The sides of a case take turns
-in one job, in one order and the other, each from the model's weights, on the same rows, put anew; their gradient norms
-must be equal. What is compared is CPU seconds of both ranks, so that ranks that wait, and other work, count little;
-seconds on the clock stand beside them.
+The loss has no KL and no entropy term. The sides of a case take turns (:mod:`benchmarks.two_ranks`), and their gradient
+norms must be equal. CPU seconds of both ranks are compared; seconds on the clock stand beside them.
 """
 
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.progress import track
 from transfer_queue import KVBatchMeta
 
-from benchmarks.attention import use_row_attention, use_transformers_attention
-from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
+from benchmarks.results import AsJson, Keep, busy_cores, report, show, spread
 from benchmarks.sharing import BUDGET, Grown, put_batch, random_tokens
-from benchmarks.train_step import HIDDEN, RANKS, Side, StepSize, make_model, planned_update, start_side, stock_update
-from benchmarks.tree_updates import cpu_seconds, rollout, thinking_session
-from tests.support.cluster import ray_and_queue
+from benchmarks.train_step import HIDDEN
+from benchmarks.tree_updates import rollout, thinking_session
+from benchmarks.two_ranks import take_turns, two_ranks
+from benchmarks.updates import RANKS, Side, StepSize, planned_update, update_of
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
 SHARES = (0.0, 0.3, 0.6)
 """Idle tokens, as a share of all."""
-ALL = Side(name="all rows", strategy="prompt", packer="plan")
+ALL = Side(name="all rows", strategy="prompt", packer="plan", attention="row by row", has_terms=False)
 SKIP = replace(ALL, name="without idle rows", skips_idle=True)
 PASS, OWN = (
     replace(ALL, name="with the pass", old_log_probs="pass"),
     replace(ALL, name="without the pass", old_log_probs="update"),
 )
 BOTH = replace(OWN, name="without pass and idle rows", skips_idle=True)
-ALL_PAIRS = Side(name="stock verl, all pairs", strategy=None, old_log_probs="pass")
-STOCK, TREES = replace(ALL_PAIRS, name="stock verl"), replace(PASS, name="trees", sharing="trees")
+STOCK = replace(PASS, name="stock verl", strategy=None, packer="verl")
+ALL_PAIRS = replace(STOCK, name="stock verl, all pairs", attention="all pairs")
+TREES = replace(PASS, name="trees", sharing="trees")
 TREES_SKIP = replace(TREES, name="trees, without idle rows", skips_idle=True)
 LEAN = replace(TREES_SKIP, name="trees, without idle rows and pass", old_log_probs="update")
-LEVELLED = Side(name="one call", strategy="prompt", packer="plan", micro_batch_rows=4)
+LEVELLED = replace(ALL, name="one call", micro_batch_rows=4)
 OF_ITS_OWN = replace(LEVELLED, name="a call for each mini-batch")
 
 
@@ -134,50 +130,28 @@ def put(case: Case) -> KVBatchMeta:
     return put_columns(batch, advantages=[each * (row not in case.idle) for row, each in enumerate(advantages)])
 
 
-def update(workers: Any, side: Side, case: Case) -> dict[str, Any]:
+def update(workers: Any, case: Case, side: Side) -> dict[str, Any]:
     """What an update of a side took, and the pass before it."""
     batch = put(case)
-    before = cpu_seconds(workers)
-    if side.strategy is None:
-        took = stock_update(workers, batch, case.size, side)
-    elif side is OF_ITS_OWN:
-        alone = replace(case.size, prompts=1)
-        prompts = dict.fromkeys(map(uid_of_key, batch.keys))
-        parts = [batch.select_keys([key for key in batch.keys if uid_of_key(key) == prompt]) for prompt in prompts]
-        calls = [planned_update(workers, part, side, alone) for part in parts]
-        summed = ("before", "update", "pads", "steps", "grad_norm", "micro_batches")
-        took = {name: sum((call[name] for call in calls[1:]), calls[0][name]) for name in summed}
-    else:
-        took = planned_update(workers, batch, side, case.size, idle=case.idle)
-    return took | {"cpu": cpu_seconds(workers) - before}
+    if side is not OF_ITS_OWN:
+        return update_of(workers, batch, side, case.size, case.idle)
+    alone = replace(case.size, prompts=1)
+    prompts = dict.fromkeys(map(uid_of_key, batch.keys))
+    parts = [batch.select_keys([key for key in batch.keys if uid_of_key(key) == prompt]) for prompt in prompts]
+    calls = [planned_update(workers, part, side, alone) for part in parts]
+    summed = ("before", "update", "pads", "steps", "grad_norm", "micro_batches")
+    return {name: sum((call[name] for call in calls[1:]), calls[0][name]) for name in summed}
 
 
 def measure(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What each round of each side took, by case."""
-    record: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
-        from tests.support.fsdp2_workers import start_actor, stop
-        from verl_padding.worker.losses import wrap_worker_loss
-        from verl_padding.worker.plan_packer import install
-
-        model = make_model(Path(folder), HIDDEN, BUDGET)
-        workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
-        workers.execute_with_func_generator(wrap_worker_loss("rows"))
+    record = {}
+    with two_ranks(HIDDEN, BUDGET) as workers:
         for name, case in cases().items():
-            record[name] = {side.name: [] for side in case.sides}
-            for number in track(range(repeats + 1), name, console=console):
-                for side in case.sides if number % 2 else reversed(case.sides):
-                    start_side(workers, side, terms=False)
-                    attention = use_transformers_attention if side is ALL_PAIRS else use_row_attention
-                    workers.execute_with_func_generator(attention)
-                    workers.execute_with_func_generator(install(side.sharing))
-                    took = update(workers, side, case)
-                    if number:  # the first round warms up
-                        record[name][side.name].append(took)
-                norms = [took[-1]["grad_norm"] for took in record[name].values() if took]
-                for other in norms[1:]:
-                    np.testing.assert_allclose(other, norms[0], rtol=1e-3, err_msg=f"{name}: sides learn otherwise")
-        stop(workers)
+            record[name] = take_turns(workers, case.sides, partial(update, workers, case), range(repeats + 1), name)
+            first, *others = [took[-1]["grad_norm"] for took in record[name].values()]
+            for other in others:
+                np.testing.assert_allclose(other, first, rtol=1e-3, err_msg=f"{name}: sides learn otherwise")
     return record
 
 

@@ -17,34 +17,22 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from itertools import count
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.progress import track
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from benchmarks.attention import use_transformers_attention
 from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
-from benchmarks.train_step import (
-    RANKS,
-    Side,
-    StepSize,
-    make_model,
-    planned_update,
-    put_batch,
-    put_lengths,
-    start_side,
-    stock_update,
-)
-from tests.support.cluster import ray_and_queue
+from benchmarks.train_step import HIDDEN, put_batch, put_lengths
+from benchmarks.two_ranks import start_side, take_turns, two_ranks
+from benchmarks.updates import Side, StepSize, planned_update, update_of
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.plan import COST_MODELS
 from verl_padding.plan.row_keys import row_key
@@ -56,7 +44,7 @@ VERLS = Side(name="verl's packer", strategy="prompt")
 PLANS = Side(name="plan's packer", strategy="prompt", packer="plan")
 MEASURED = Side(name="plan's packer, measured costs", strategy="prompt", packer="plan")
 SIDES = (STOCK, VERLS, PLANS, MEASURED)
-SIZE = StepSize(prompts=16, budget=8192)
+SIZE = StepSize(prompts=16, sessions=8, mini_prompts=8, budget=8192)
 LONGEST = 2048
 """Tokens of a row."""
 LEARNING = 6
@@ -142,29 +130,24 @@ def main(
     busy = busy_cores()
     record: dict[str, dict[str, list[dict[str, Any]]]] = {}
     costs: dict[str, Any] = {}
-    with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
+    with two_ranks(HIDDEN, LONGEST, SIZE.budget) as workers:
         import verl_padding.local.cpu_platform  # noqa: F401  (the clock asks for it, here as in workers)
-        from tests.support.fsdp2_workers import start_actor, stop
-        from verl_padding.worker.losses import wrap_worker_loss
-        from verl_padding.worker.plan_packer import install
 
-        workers = start_actor(
-            make_model(Path(folder)), RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={SIZE.budget}"
-        )
-        hooks = (wrap_worker_loss("rows"), install(), micro_batch_clock.install_in_worker, use_transformers_attention)
-        for setup in hooks:
-            workers.execute_with_func_generator(setup)
+        workers.execute_with_func_generator(micro_batch_clock.install_in_worker)
         for mix, put in MIXES.items():
             learned = LearnedCosts()
-            sides: dict[str, list[dict[str, Any]]] = {side.name: [] for side in SIDES}
             for step in range(LEARNING):
+                start_side(workers, MEASURED)
                 _learning_update(workers, put(), learned, step)
-            for number in track(range(repeats), mix, console=console):
-                for side in SIDES if number % 2 else SIDES[::-1]:
-                    sides[side.name].append(_update(workers, put(), side, learned, LEARNING + number))
-            record[mix] = sides
+            steps = count(LEARNING)
+
+            def update(side: Side, put: Any = put, learned: Any = learned, steps: Any = steps) -> dict[str, Any]:
+                if side is MEASURED:
+                    return _learning_update(workers, put(), learned, next(steps))
+                return update_of(workers, put(), side, SIZE)
+
+            record[mix] = take_turns(workers, SIDES, update, range(repeats), mix, warm_up=False)
             costs[mix] = {name: getattr(cost, name) for name in COEFFICIENTS} if (cost := _cost(learned)) else None
-        stop(workers)
     clock_s = clock_seconds()
     for mix, sides in record.items():
         _show(mix, sides, costs[mix])
@@ -179,17 +162,7 @@ def main(
 COEFFICIENTS = ("handling_s", "per_token_s", "per_square_s", "per_pair_s")
 
 
-def _update(workers: Any, batch: KVBatchMeta, side: Side, learned: LearnedCosts, step: int) -> dict[str, Any]:
-    if side is MEASURED:
-        return _learning_update(workers, batch, learned, step)
-    start_side(workers, side)
-    if side is STOCK:
-        return stock_update(workers, batch, SIZE)
-    return planned_update(workers, batch, side, SIZE)
-
-
 def _learning_update(workers: Any, batch: KVBatchMeta, learned: LearnedCosts, step: int) -> dict[str, Any]:
-    start_side(workers, MEASURED)
     took = planned_update(workers, batch, MEASURED, SIZE, _cost(learned), timed=True)
     answer = workers.execute_with_func_generator(micro_batch_clock.read_in_worker)
     laps = list(answer.non_tensor_batch[micro_batch_clock.LAPS])

@@ -27,11 +27,9 @@ takes in the updates of rows with as many turns.
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
@@ -41,20 +39,9 @@ import typer
 from rich.progress import track
 from transfer_queue import KVBatchMeta
 
-from benchmarks.attention import use_transformers_attention
 from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
-from benchmarks.train_step import (
-    RANKS,
-    Side,
-    StepSize,
-    make_model,
-    peak_of,
-    planned_update,
-    put_trained,
-    start_peak,
-    start_side,
-    stock_update,
-)
+from benchmarks.two_ranks import take_turns, two_ranks
+from benchmarks.updates import RANKS, Side, StepSize, put_trained, update_of
 from tests.support.cluster import ray_and_queue
 from verl_padding.plan import Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.mini_batch_costs import micro_batches_of, mini_batch_costs
@@ -143,35 +130,16 @@ def _rounds(repeats: int) -> Iterator[int]:
 
 def measure_updates(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What each round of each side took, by turns."""
-    record: dict[str, dict[str, list[dict[str, Any]]]] = {str(turns): {s.name: [] for s in SIDES} for turns in TURNS}
-    with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
-        from tests.support.fsdp2_workers import start_actor, stop
-        from verl_padding.worker.losses import wrap_worker_loss
-        from verl_padding.worker.plan_packer import install
-
-        model = make_model(Path(folder), HIDDEN, BUDGET)
-        workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
-        workers.execute_with_func_generator(use_transformers_attention)
-        workers.execute_with_func_generator(wrap_worker_loss("rows"))
+    record = {}
+    with two_ranks(HIDDEN, BUDGET) as workers:
         for turns in TURNS:
             rows, size = grown_rows(turns)
-            for number in track(_rounds(repeats), f"{turns} turns", console=console):
-                for side in SIDES if number % 2 else reversed(SIDES):
-                    start_side(workers, side)
-                    workers.execute_with_func_generator(install(side.sharing))
-                    batch = put_batch(rows)
-                    start_peak(workers)
-                    took: dict[str, Any] = (
-                        stock_update(workers, batch, size)
-                        if side.strategy is None
-                        else planned_update(workers, batch, side, size)
-                    )
-                    took["memory_gib"] = peak_of(workers) / 2**30
-                    took["rows"], took["sessions"] = len(rows), PROMPTS * size.sessions
-                    took["tokens"] = sum(len(prompt) + len(answer) for _, prompt, answer in rows)
-                    if number:  # the first round warms up
-                        record[str(turns)][side.name].append(took)
-        stop(workers)
+            told = {"rows": len(rows), "tokens": sum(len(prompt) + len(answer) for _, prompt, answer in rows)}
+
+            def update(side: Side, rows: Grown = rows, size: StepSize = size, told: Any = told) -> dict[str, Any]:
+                return update_of(workers, put_batch(rows), side, size) | told
+
+            record[str(turns)] = take_turns(workers, SIDES, update, _rounds(repeats), f"{turns} turns")
     return record
 
 

@@ -8,52 +8,34 @@ nothing. As many rows as have ``COMPUTED_TOKENS`` that are unlike.
 
 *Sides*: stock verl twice, with transformers' attention, which computes all pairs of tokens of a micro-batch on a CPU,
 and with the attention of ``+local=cpu``, row by row; and, with the latter, ``+padding=prompt padding.packer=plan`` with
-``padding.sharing`` off, chains and trees. A Qwen2 of two layers, wide enough that most of what a token takes is linear
-layers; verl's own worker, engine and loss. All sides take turns in one job, in one order and the other, each from the
-model's weights, on the same rows, put anew.
-
-What is compared is CPU seconds of both ranks in the update: ranks that wait, and other work on the machine, count
-little. Seconds on the clock, those before the update (rows are compared, the plan is made) and the largest resident set
-of a rank stand beside them.
+``padding.sharing`` off, chains and trees. The model is wide enough that most of what a token takes is linear layers.
+They take turns (:mod:`benchmarks.two_ranks`), and CPU seconds of both ranks in the update are compared; seconds on the
+clock, those before the update (rows are compared, the plan is made) and the largest resident set of a rank stand beside
+them.
 """
 
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import torch
 import typer
-from rich.progress import track
-from tensordict import TensorDict
 
-from benchmarks.attention import use_row_attention, use_transformers_attention
-from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
+from benchmarks.results import AsJson, Keep, busy_cores, report, show, spread
 from benchmarks.sharing import BUDGET, HIDDEN, Grown, number_of_turns, put_batch, random_tokens
-from benchmarks.train_step import (
-    RANKS,
-    Side,
-    StepSize,
-    make_model,
-    peak_of,
-    planned_update,
-    start_peak,
-    start_side,
-    stock_update,
-)
-from tests.support.cluster import ray_and_queue
+from benchmarks.two_ranks import take_turns, two_ranks
+from benchmarks.updates import RANKS, Side, StepSize, update_of
 from verl_padding.plan.row_keys import row_key
 
-COMPUTED_TOKENS = RANKS * 2 * BUDGET
+COMPUTED_TOKENS = RANKS * 6 * BUDGET
 SESSIONS = 8
-ALL_PAIRS, STOCK = Side(name="stock verl, all pairs", strategy=None), Side(name="stock verl", strategy=None)
-OFF = Side(name="off", strategy="prompt", packer="plan")
+ALL_PAIRS = Side(name="stock verl, all pairs", strategy=None)
+STOCK = replace(ALL_PAIRS, name="stock verl", attention="row by row")
+OFF = replace(STOCK, name="off", strategy="prompt", packer="plan")
 CHAINS, TREES = replace(OFF, name="chains", sharing="chains"), replace(OFF, name="trees", sharing="trees")
 SIDES = (ALL_PAIRS, STOCK, OFF, CHAINS, TREES)
 
@@ -112,52 +94,17 @@ def drawn_rows(case: str) -> tuple[Grown, StepSize]:
     return rows, StepSize(prompts=prompts, sessions=SESSIONS, mini_prompts=prompts, budget=BUDGET)
 
 
-def cpu_seconds(workers: Any) -> float:
-    """CPU seconds of all ranks since they were started."""
-    from verl.protocol import DataProto
-
-    def read(worker: Any) -> Any:
-        import time
-
-        taken = torch.tensor([time.process_time()], dtype=torch.float64)
-        return DataProto(batch=TensorDict({"seconds": taken}, batch_size=1))
-
-    return float(workers.execute_with_func_generator(read).batch["seconds"].sum())
-
-
 def measure(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What each round of each side took, by turns."""
-    record: dict[str, dict[str, list[dict[str, Any]]]] = {case: {side.name: [] for side in SIDES} for case in CASES}
-    with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
-        from tests.support.fsdp2_workers import start_actor, stop
-        from verl_padding.worker.losses import wrap_worker_loss
-        from verl_padding.worker.plan_packer import install
-
-        model = make_model(Path(folder), HIDDEN, BUDGET)
-        workers = start_actor(model, RANKS, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}")
-        workers.execute_with_func_generator(wrap_worker_loss("rows"))
+    record = {}
+    with two_ranks(HIDDEN, BUDGET) as workers:
         for case in CASES:
             rows, size = drawn_rows(case)
-            for number in track(range(repeats + 1), case, console=console):
-                for side in SIDES if number % 2 else reversed(SIDES):
-                    start_side(workers, side)
-                    attention = use_transformers_attention if side is ALL_PAIRS else use_row_attention
-                    workers.execute_with_func_generator(attention)
-                    workers.execute_with_func_generator(install(side.sharing))  # trees wrap the attention
-                    batch = put_batch(rows)
-                    start_peak(workers)
-                    before = cpu_seconds(workers)
-                    took: dict[str, Any] = (
-                        stock_update(workers, batch, size)
-                        if side.strategy is None
-                        else planned_update(workers, batch, side, size)
-                    )
-                    took["cpu"] = cpu_seconds(workers) - before
-                    took["memory_gib"] = peak_of(workers) / 2**30
-                    took["rows"] = len(rows)
-                    if number:  # the first round warms up
-                        record[case][side.name].append(took)
-        stop(workers)
+
+            def update(side: Side, rows: Grown = rows, size: StepSize = size) -> dict[str, Any]:
+                return update_of(workers, put_batch(rows), side, size) | {"rows": len(rows)}
+
+            record[case] = take_turns(workers, SIDES, update, range(repeats + 1), case)
     return record
 
 

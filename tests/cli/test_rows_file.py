@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from verl_padding.cli.rows_file import read_batches, read_rows
@@ -98,6 +99,16 @@ def test_a_row_that_extends_no_row_of_its_session_is_refused_with_its_line(exten
     other = {"prompt": "b", "session": 0, "tokens": 4}
     shown = refusal(ROW, "", PAD, other, {**ROW, "tokens": 9, "extends": extends})
     assert f"rows.jsonl, line 5 (row number 4): extends={extends}, but that is not the number of a row of its" in shown
+
+
+def test_rows_of_text_and_of_token_ids_share_nothing_in_one_prompt_either():
+    of_text = [{"uid": f"a_{session}_0", "input": "ab", "output": "c"} for session in (0, 1)]
+    of_ids = [{"prompt": "a", "session": session, "token_ids": [1, 2, session]} for session in (2, 3)]
+    rows = read(*of_text, *of_ids, count_tokens=len).rows
+    forest = rows.shared(trees=True)
+    pairs = [(0, 1), (2, 3), (0, 2), (1, 3)]
+    shared = forest.shared_by_pairs(*(np.array(numbers) for numbers in zip(*pairs, strict=True)))
+    assert shared.tolist() == [3, 2, 0, 0]
 
 
 def test_of_two_rows_as_long_the_later_one_may_extend_the_earlier_one():

@@ -1,6 +1,5 @@
 """What a report has of a recorded step: numbers of its rows, column by column, its laps, and texts from the dump."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from verl_padding.cli.first_difference import first_difference
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import index_of_key, session_of_key
-from verl_padding.record.step_file import RecordedStep
+from verl_padding.record.step_file import RecordedStep, or_null
 from verl_padding.runs.report import read_dump
 from verl_padding.timing.laps import Lap
 
@@ -60,7 +59,7 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
         "step": update.step,
         "update": update.update,
         "keys": list(update.keys),
-        "rows": {name: [_finite(getattr(row, name)) for row in rows] for name in _COLUMNS},
+        "rows": {name: [or_null(getattr(row, name)) for row in rows] for name in _COLUMNS},
         "places": {call: [row.places.get(call) for row in rows] for call in calls},
         "order": forest.place_R.tolist(),
         "laps": [_lap(lap) for lap in update.laps if lap.rank < MOST_RANKS],
@@ -71,11 +70,6 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
 
 
 _COLUMNS = ("tokens", "trained_tokens", "reward", "advantage", "idle", "weight", "shared_tokens", "shares_with", "age")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lap(lap: Lap) -> list[Any]:

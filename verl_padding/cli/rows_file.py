@@ -307,11 +307,13 @@ def _forest_of(found: Sequence[_Row], tokens_R: Sequence[int], count_tokens: Cou
         return Forest.in_order(tokens_R, range(len(found))[::-1], shared_I[:-1])
     if any(row.whole is None for row in found):
         return None
-    order = sorted(range(len(found)), key=lambda row: (uid_of_key(found[row].key), found[row].whole), reverse=True)
+    # Rows of text and rows of token ids cannot be compared.
+    kind_R = [(uid_of_key(row.key), isinstance(row.whole, str)) for row in found]
+    order = sorted(range(len(found)), key=lambda row: (kind_R[row], found[row].whole), reverse=True)
     shared_I = [0]
     for before, row in pairwise(order):
         one, other = found[before].whole or "", found[row].whole or ""
-        if uid_of_key(found[before].key) != uid_of_key(found[row].key):
+        if kind_R[before] != kind_R[row]:
             shared_I.append(0)
         elif one[: len(other)] == other:
             shared_I.append(min(tokens_R[row], tokens_R[before]))

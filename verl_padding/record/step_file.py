@@ -95,7 +95,7 @@ def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     lines: list[Mapping[str, Any]] = []
     for each in updates:
         lines.append({"form": FORM, "step": each.step, "update": each.update, "keys": list(each.keys)})
-        lines += [{name: _finite(value) for name, value in vars(row).items()} for row in each.rows]
+        lines += [{name: or_null(value) for name, value in vars(row).items()} for row in each.rows]
         lines += map(vars, each.laps)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.part")
@@ -103,8 +103,8 @@ def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     os.replace(written, path)
 
 
-def _finite(value: Any) -> Any:
-    """JSON has neither NaN nor infinity."""
+def or_null(value: Any) -> Any:
+    """What JSON, which has neither NaN nor infinity, takes for a value."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -40,8 +40,8 @@ POLISH_PAIRS = 1 << 22
 POLISHED = 3
 """How many of the best ways to cut a mini-batch are polished; for a large one, only the best is."""
 LARGE, HUGE = 1024, 16384
-"""A mini-batch with more rows is large: the ways to cut it differ little once they are polished. A way to group the
-rows of a huge one is not tried if another one is faster than it could be, unless rows that share met by chance."""
+"""A mini-batch with more rows is large: the ways to cut it differ little once they are polished. In a huge batch, a way
+to group rows is not tried if another one is faster than it could be, unless rows that share met by chance."""
 
 
 class ByLevel(Way):
@@ -112,7 +112,7 @@ def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows
     cuts: list[Cut] = []
     ways = [LevelPacker(costs, items) for items in ways_to_group(costs, rows, most_rows)]
     for packer in sorted(ways, key=attrgetter("least_time")):
-        if cuts and len(rows) > HUGE and most_rows is None and packer.least_time >= min(cut.time for cut in cuts):
+        if cuts and costs.n_rows > HUGE and most_rows is None and packer.least_time >= min(cut.time for cut in cuts):
             break
         n_polished = POLISHED if len(rows) <= LARGE and len(ways) == 1 else 1
         found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.train_step import SIDES, Side, computed_tokens, peak_of, start_peak, steps_of
+from benchmarks.train_step import SIDES
+from benchmarks.two_ranks import peak_of, start_peak
+from benchmarks.updates import Side, computed_tokens, steps_of
 
 MIB = 2**20
 
