@@ -2,8 +2,8 @@
 
     python -m benchmarks.lean [--keep] [--json]
 
-*Idle rows*: 24 prompts of eight rollouts; 0, 30 and 60 % of the tokens are of prompts without an advantage; one
-mini-batch, and four. The update that computes all rows, and the one that leaves idle rows out
+*Idle rows*: one mini-batch of 24 prompts of eight rollouts, and four; 0, 30 and 60 % of the tokens are of prompts
+without an advantage. The update that computes all rows, and the one that leaves idle rows out
 (``padding.idle_rows=skip``). *The pass*: one optimizer step whose old log-probs are those of a pass before it, or the
 update's own (``padding.old_log_probs=update``), and that without idle rows. *All together*: prompts of 200 to 300
 tokens, as an agent's with its tools, and sessions of four turns on average, whose reasoning is left out of later
@@ -37,7 +37,7 @@ from benchmarks.train_step import HIDDEN
 from benchmarks.tree_updates import rollout, thinking_session
 from benchmarks.two_ranks import take_turns, two_ranks
 from benchmarks.updates import RANKS, Side, StepSize, planned_update, update_of
-from verl_padding.plan.row_keys import row_key, uid_of_key
+from verl_padding.plan.row_keys import uid_of_key
 
 SHARES = (0.0, 0.3, 0.6)
 """Idle tokens, as a share of all."""
@@ -74,22 +74,24 @@ class Case:
 def cases() -> dict[str, Case]:
     """By name."""
     draw = random.Random(0)
-    rollouts = _prompts(draw, rollout, 24, 8, (20, 60))
+    rollouts = _prompts(draw, rollout, 96, 8, (20, 60))
     thinking = _prompts(draw, partial(thinking_session, 4), 5, 4, (200, 300))
     made: dict[str, Case] = {}
     for steps, counted in ((1, "one mini-batch"), (4, "four mini-batches")):
-        size = StepSize(prompts=24, sessions=8, mini_prompts=24 // steps, budget=BUDGET)
+        rows = rollouts[: steps * 24 * 8]
+        size = StepSize(prompts=steps * 24, sessions=8, mini_prompts=24, budget=BUDGET)
         for share in SHARES:
-            idle, sides = idle_rows(rollouts, share), (ALL, SKIP)
-            made[f"{counted}, {share:.0%} idle"] = Case(rows=rollouts, size=size, idle=idle, sides=sides)
+            idle, sides = idle_rows(rows, share), (ALL, SKIP)
+            made[f"{counted}, {share:.0%} idle"] = Case(rows=rows, size=size, idle=idle, sides=sides)
     made["pass"] = replace(made["one mini-batch, 60% idle"], sides=(PASS, OWN, BOTH))
     one_step = StepSize(prompts=1, sessions=len(thinking) + len(thinking) % RANKS, mini_prompts=1, budget=BUDGET)
     idle, sides = idle_rows(thinking, 0.6), (ALL_PAIRS, STOCK, TREES, TREES_SKIP, LEAN)
     made["all together"] = Case(rows=thinking, size=one_step, idle=idle, sides=sides)
     uneven = [
-        (row_key(f"p{prompt}", session, 0), random_tokens(draw, 3, 6), random_tokens(draw, 10, 30))
+        row
         for prompt in range(16)
         for session in range(draw.randint(5, 11) if prompt else 400)
+        for row in rollout(draw, random_tokens(draw, 20, 60), f"p{prompt}", session)[0]
     ]
     size = StepSize(prompts=16, sessions=8, mini_prompts=1, budget=BUDGET)
     made["pads that level"] = Case(rows=uneven, size=size, idle=[], sides=(OF_ITS_OWN, LEVELLED))

@@ -7,12 +7,13 @@ import torch
 
 from tests.driver.test_worker_calls import Workers, trainer_with
 from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
-from verl_padding.driver.advantages import advantages_by_scores
-from verl_padding.driver.idle_rows import find_idle_rows
+from verl_padding.driver.advantages import READ
+from verl_padding.driver.idle_rows import advantages_by_scores, find_idle_rows
 from verl_padding.driver.step_record import LocalUpdate
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.left_out import OF_REWARDS
 from verl_padding.pads import columns
+from verl_padding.pads.queue import read_fields
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -65,7 +66,8 @@ def test_advantages_by_scores_are_those_that_the_trainer_computes(estimator, sam
     by_session = samples == "session"
     trainer, _ = trainer_with(workers, f"algorithm.adv_estimator={estimator}", f"padding.advantages={samples}")
     batch = put()
-    guessed = advantages_by_scores(batch, trainer.config, by_session=by_session, images=False)
+    rows = read_fields(batch.keys, batch.partition_id, READ)
+    guessed = advantages_by_scores(batch, rows, trainer.config, by_session=by_session, images=False)
     trainer._compute_advantage(batch, {})
     [computed], [masks] = read_columns(batch, "advantages"), read_columns(batch, "response_mask")
     assert all(map(torch.equal, guessed, computed))

@@ -74,47 +74,18 @@ def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
     return chain[::-1]
 
 
-def advantages_by_scores(
-    batch: KVBatchMeta, config: DictConfig, *, by_session: bool, images: bool
-) -> Sequence[torch.Tensor]:
-    """The advantages (response tokens,) that each row will have, as far as scores and masks alone decide them.
-
-    What verl's trainer does with them in ``_compute_advantage``, and the padded one after it.
-    """
-    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this module.
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-
-    if by_session:
-        return _of_sessions(batch, config.algorithm, images=images)["advantages"].unbind()
-    rows = read_fields(batch.keys, batch.partition_id, (MASK, SCORES))
-    lengths, padded, algorithm = rows[MASK].offsets().diff().tolist(), rows.to_padded_tensor(), config.algorithm
-    uids = np.array([uid_of_key(key) for key in batch.keys], dtype=object)
-    columns = {MASK: padded[MASK], REWARDS: padded[SCORES], "token_level_scores": padded[SCORES]}
-    data = compute_advantage_for_multi_trajectories(
-        DataProto.from_dict(tensors=columns, non_tensors={"uid": uids}),
-        batch_keys=batch.keys,
-        adv_estimator=algorithm.adv_estimator,
-        gamma=algorithm.gamma,
-        lam=algorithm.lam,
-        num_repeat=config.actor_rollout_ref.rollout.n,
-        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
-        config=algorithm,
-    )
-    advantages = [row[:length] for row, length in zip(data.batch["advantages"], lengths, strict=True)]
-    for row, repaired in _of_untrained_ends(rows, batch.keys, algorithm).items():
-        advantages[row] = repaired
-    return advantages
-
-
 def compute_session_advantages(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> None:
     """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows."""
-    put_columns(batch, _of_sessions(batch, algorithm, images=images))
+    rows = read_fields(batch.keys, batch.partition_id, READ)
+    put_columns(batch, advantages_of_sessions(batch, rows, algorithm, images=images))
 
 
-def _of_sessions(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> dict[str, torch.Tensor]:
+def advantages_of_sessions(
+    batch: KVBatchMeta, rows: TensorDict, algorithm: DictConfig, *, images: bool
+) -> dict[str, torch.Tensor]:
+    """Advantages and returns of a batch whose rows have these fields, those of :data:`READ`."""
     tokens_R = tokens_of_tags(batch.keys, batch.tags)
     extends_R = find_continued(batch, tokens_R, images=images)
-    rows = read_fields(batch.keys, batch.partition_id, READ)
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
     places_R = trajectory_places(batch.keys, prompt_R, response_R, extends_R)
@@ -205,13 +176,15 @@ def repair_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     """
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(rows_of_sessions(batch.keys)) == len(batch.keys):
         return
-    repaired = _of_untrained_ends(read_fields(batch.keys, batch.partition_id, READ), batch.keys, algorithm)
+    repaired = advantages_of_untrained_ends(read_fields(batch.keys, batch.partition_id, READ), batch.keys, algorithm)
     if repaired:
         keys, tags = [batch.keys[row] for row in repaired], [batch.tags[row] for row in repaired]
         put_columns(rows_like(batch, keys, tags), dict.fromkeys(RESULTS, _jagged(list(repaired.values()))))
 
 
-def _of_untrained_ends(rows: TensorDict, keys: Sequence[str], algorithm: DictConfig) -> dict[int, torch.Tensor]:
+def advantages_of_untrained_ends(
+    rows: TensorDict, keys: Sequence[str], algorithm: DictConfig
+) -> dict[int, torch.Tensor]:
     """Advantages of the rows of sessions whose last row has no trained token, by verl's GRPO; of no row by another."""
     sessions, mask_R = rows_of_sessions(keys), rows[MASK].unbind()
     mended = [number for number, session in enumerate(sessions) if not mask_R[session[-1]].any()]

@@ -66,8 +66,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            layout = _layout(costs, job.packer, cut, None if taken is None else layouts[taken])
-            layouts[name] = replace(layout, of_update=trains)
+            layouts[name] = _layout(costs, job.packer, cut, None if taken is None else layouts[taken])
             figures[name] = score_layout(layouts[name], costs)
         shapes[name] = shape
         if costs.forest is not None:

@@ -13,6 +13,7 @@ from itertools import chain, count, islice
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.calls import Update
 from verl_padding.plan.layout import Layout
 
 MORE_PAD_LEVELS = 2
@@ -75,6 +76,7 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
         cells=cells,
         micro_batch_rows=n_rows_MDK if with_micro_batches else None,
         micro_batch_multiple=costs.call.micro_batch_multiple,
+        of_update=isinstance(costs.call, Update),
     )
 
 
