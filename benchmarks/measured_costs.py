@@ -1,4 +1,4 @@
-"""What plans gain that learn from the clock, and what the clock costs: updates of real FSDP2 workers, turn by turn.
+"""What plans gain that learn from the clock: updates of real FSDP2 workers, turn by turn.
 
     python -m benchmarks.measured_costs [--keep] [--json]
 
@@ -9,31 +9,22 @@ here. Sides: stock verl with its trainer's own balancing and pads, at the number
 settings give it there, more than the plan's; ``padding=prompt`` with verl's packer, with the plan's, and with the
 plan's and measured costs. The last one learns in updates before those that are reported. The sides take turns, each
 from the model's weights, on the same rows, put anew.
-
-*The clock*: what it takes for a micro-batch, on an engine that computes nothing, by the seconds of a micro-batch.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
-import time
 from collections.abc import Callable
 from itertools import count
-from types import SimpleNamespace
 from typing import Annotated, Any
 
-import torch
 import typer
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.utils import tensordict_utils as tu
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, report, show, spread
 from benchmarks.train_step import HIDDEN, put_batch, put_lengths
 from benchmarks.two_ranks import start_side, take_turns, two_ranks
 from benchmarks.updates import Side, StepSize, planned_update, update_of
-from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.plan import COST_MODELS
 from verl_padding.plan.row_keys import row_key
 from verl_padding.timing.learned_costs import LearnedCosts
@@ -82,45 +73,6 @@ MIXES: dict[str, Callable[[], KVBatchMeta]] = {
 }
 
 
-class IdleEngine:
-    """Cuts nothing and computes nothing: runs one micro-batch again and again."""
-
-    engine_config = SimpleNamespace(pipeline_model_parallel_size=1)
-
-    def get_data_parallel_rank(self) -> int:
-        return 0
-
-    def forward_backward_batch(self, data: TensorDict, micro_batches: int) -> None:
-        for _ in range(micro_batches):
-            self.forward_step(data)
-
-    def forward_step(self, micro_batch: TensorDict) -> None:
-        pass
-
-
-def clock_seconds(rows: int = 64, micro_batches: int = 100, repeats: int = 9) -> float:
-    """Seconds that the clock takes for a micro-batch of so many rows, its laps read at the end; median of repeats."""
-    tokens = [torch.zeros(length, dtype=torch.int64) for length in range(1, rows + 1)]
-    data = TensorDict(
-        {
-            "input_ids": torch.nested.as_nested_tensor(tokens, layout=torch.jagged),
-            BATCH_ROW: torch.arange(rows),
-        },
-        batch_size=rows,
-    )
-    tu.assign_non_tensor(data, **{TIMED_CALL: "actor"})
-    taken = []
-    for _ in range(repeats):
-        engine = IdleEngine()
-        clock = micro_batch_clock.MicroBatchClock(engine)
-        started = time.perf_counter()
-        engine.forward_backward_batch(data, micro_batches)
-        laps = clock.read()
-        taken.append((time.perf_counter() - started) / micro_batches)
-        assert len(laps) == micro_batches
-    return statistics.median(taken)
-
-
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of all sides.")] = 3,
     keep: Keep = False,
@@ -148,15 +100,9 @@ def main(
 
             record[mix] = take_turns(workers, SIDES, update, range(repeats), mix, warm_up=False)
             costs[mix] = {name: getattr(cost, name) for name in COEFFICIENTS} if (cost := _cost(learned)) else None
-    clock_s = clock_seconds()
     for mix, sides in record.items():
         _show(mix, sides, costs[mix])
-        timed = sides[MEASURED.name]
-        share = clock_s * timed[-1]["micro_batches"] / statistics.median(took["update"] for took in timed)
-        console.print(f"the clock's own seconds: {share:.3%} of an update")
-    report(
-        {"mixes": record, "costs": costs, "clock_s": clock_s}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy
-    )
+    report({"mixes": record, "costs": costs}, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
 COEFFICIENTS = ("handling_s", "per_token_s", "per_square_s", "per_pair_s")

@@ -7,12 +7,13 @@
   (``padding.packer=plan``). 8,192 rows on 64 ranks; ``--large`` adds 131,072 on 512, some minutes.
 - A cell of 1,024 rows: verl's ``rearrange_micro_batches``, which packs anew with one micro-batch more until all fit,
   first-fit-decreasing, and the plan for one rank.
-- The whole plan for ever more rows: seconds over n log n should not grow.
+- With ``padding.sharing=trees``, rows of agents whose reasoning is left out of later prompts, in 1 to 64 mini-batches;
+  as many rows and ranks as of the largest batch.
 """
 
 from __future__ import annotations
 
-from math import log2
+import time
 from statistics import median
 from typing import Annotated, Any
 
@@ -28,13 +29,13 @@ from verl.utils.seqlen_balancing import (
 
 from benchmarks.results import AsJson, Keep, busy_cores, console, report, seconds_of, show, spread
 from verl_padding.plan import BatchPlan, Job, Packer, Pass, Rows, Update, plan_batch
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.packing.bins import first_fit
 from verl_padding.plan.row_keys import row_key
 
 BUDGET = 16384
 REPEATS = 5
 STEPS = 4
-SIZES = tuple(2**exponent for exponent in range(10, 21))
 
 
 def lognormal_tokens(rows: int, sigma: float = 0.9) -> list[int]:
@@ -113,26 +114,65 @@ def a_cell(n_rows: int, sigma: float) -> dict[str, Any]:
     return {"rows": n_rows, "sigma": sigma, "seconds": {"verl": verl, "plan": ours}, "micro_batches": counts}
 
 
-def growth() -> list[dict[str, Any]]:
-    """Seconds of the whole plan of an update, 128 rows a rank up to 512 ranks."""
+def thinking_rows(n_rows: int) -> tuple[Rows, int]:
+    """Rows of sessions of some eight model calls whose reasoning is left out of later prompts, eight sessions a prompt;
+    and the number of prompts."""
+    draw = np.random.default_rng(0)
+    keys: list[str] = []
+    tokens: list[int] = []
+    order: list[int] = []
+    shared: list[int] = []
+    prompts = 0
+    while len(tokens) < n_rows:
+        first = int(draw.integers(200, 800))
+        for session in range(8):
+            context, begins = first, len(tokens)
+            read: list[int] = []
+            for call in range(max(1, round(8 * draw.lognormal(-0.125, 0.5)))):
+                thought, answer = int(draw.integers(100, 600)), int(draw.integers(50, 300))
+                if context + thought + answer > BUDGET:
+                    break
+                keys.append(row_key(f"p{prompts}", session, call))
+                tokens.append(context + thought + answer)
+                read.append(context)
+                context += answer + int(draw.integers(20, 300))
+            # The longest first; a call shares what it has read with the next one, and the prompt with other sessions.
+            order += reversed(range(begins, len(tokens)))
+            shared += [first if session else 0, *read[:-1][::-1]]
+        prompts += 1
+    return Rows.from_keys(keys, tokens, forest=Forest.in_order(tokens, order, shared)), prompts
+
+
+def trees(n_rows: int, ranks: int) -> list[dict[str, Any]]:
+    """Seconds of the plan of an update and its pass with ``padding.sharing=trees``, by mini-batches."""
+    rows, prompts = thinking_rows(n_rows)
     figures = []
-    for n_rows in SIZES:
-        ranks = min(n_rows // 128, 512)
-        rows = rows_of(lognormal_tokens(n_rows))
-        cells, whole = (
-            seconds_of(lambda packer=packer, rows=rows, ranks=ranks: plan(rows, ranks, packer, passes=False), 1)[0]
-            for packer in ("verl", "plan")
+    for steps in (1, 4, 16, 64):
+        update = Update(dp_size=ranks, token_budget=BUDGET, prompts_per_mini_batch=prompts // steps)
+        job = Job(
+            strategy="prompt",
+            prompts=prompts // steps * steps,
+            sessions_per_prompt=8,
+            updates={"actor": update},
+            inference={"log_prob": Pass(dp_size=ranks, token_budget=BUDGET, as_update="actor")},
+            packer="plan",
+            sharing="trees",
         )
-        figures.append({"rows": n_rows, "ranks": ranks, "cells": cells, "whole_plan": whole})
-    show(
-        "one update of four mini-batches: seconds, and millionths of a second over n log2 n",
-        ["rows", "ranks", "cells", "whole plan", "cells / n log n", "whole plan / n log n"],
-        [
-            [f"{it['rows']:,}", it["ranks"], it["cells"], it["whole_plan"]]
-            + [1e6 * it[side] / (it["rows"] * log2(it["rows"])) for side in ("cells", "whole_plan")]
-            for it in figures
-        ],
-    )
+        started = time.process_time()
+        planned = plan_batch(rows, job).figures["actor"]
+        figures.append(
+            {
+                "rows": len(rows),
+                "ranks": ranks,
+                "mini_batches": steps,
+                "cpu_seconds": time.process_time() - started,
+                "sharing_factor": planned.sharing_factor,
+                "over_bound": planned.micro_over_lower_bound,
+            }
+        )
+    names = ("mini_batches", "cpu_seconds", "sharing_factor", "over_bound")
+    title = f"trees: {len(rows):,} rows of thinking agents, {ranks} ranks"
+    show(title, [name.replace("_", " ") for name in names], [[each[name] for name in names] for each in figures])
     return figures
 
 
@@ -147,7 +187,7 @@ def main(
     if large:
         batches.append(a_batch(131072, 512, 3))
     cells = [a_cell(1024, 0.6), a_cell(1024, 1.0)]
-    figures = {"batches": batches, "cells": cells, "growth": growth()}
+    figures = {"batches": batches, "cells": cells, "trees": trees(131072, 512) if large else trees(8192, 64)}
     report(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 

@@ -15,13 +15,10 @@ micro-batches a token would cost by how full its micro-batch is. An update is on
 micro-batches a rank, so that those of all sides are about equally full.
 
 *Plans*: random batches of such sessions on 2 to 512 ranks. The time of the slowest rank of each micro-batch over the
-lower bound, and over the dearest tip or the mean of the ranks, whichever is more: a bound that no micro-batch has to
-hold; the sharing factor, and that of whole sessions, which a plan with few of them a rank cuts; and what a plan that
-knows nothing of prefixes would take with the same engine, which then shares what happens to be in one micro-batch.
+lower bound, the sharing factor, and what a plan that knows nothing of prefixes would take with the same engine, which
+then shares what happens to be in one micro-batch.
 
-*Lineage*: 8,192 rows of about 4,000 tokens in TransferQueue. The time to find which rows extend each other, by token
-ids, and where the agent loop has said it; and the seconds of an update that such rows would be spared, at what a token
-takes in the updates of rows with as many turns.
+*Lineage*: 8,192 rows of about 4,000 tokens in TransferQueue; the time to find which rows extend each other.
 """
 
 from __future__ import annotations
@@ -60,7 +57,6 @@ CHAINS = Side(name="plan with chains", strategy="prompt", packer="plan", sharing
 SIDES = (STOCK, PLAN, CHAINS)
 LEAST_SECONDS = 120.0
 """Updates of few rows are short, and need more rounds to be compared."""
-MANY_ROWS, MANY_RANKS = 131_072, 512
 SEARCHED_ROWS, SEARCHED_TURNS, SEARCHED_TOKENS = 8192, 8, 4000
 
 Grown = list[tuple[str, list[int], list[int]]]
@@ -194,21 +190,13 @@ def measure_plans(batches: int) -> dict[str, list[float]]:
         chains = plan_batch(rows, job_of(prompts, sessions, ranks, budget, "chains"))
         plan = chains.figures["actor"]
         job = job_of(prompts, sessions, ranks, budget, "off")
-        assert rows.extends_R is not None
         blind = plan_batch(rows, job)
         sharing = replace(job, sharing="chains")
         shared = costs_of(rows, sharing, sharing.updates["actor"])
         steps = mini_batch_costs(micro_batches_of(blind.layouts["actor"]), shared)
-        ours = mini_batch_costs(micro_batches_of(chains.layouts["actor"]), shared)
-        extended = set(rows.extends_R)
-        tips_tokens = sum(tokens for row, tokens in enumerate(rows.tokens_R) if row not in extended)
         figures = {
-            "rows": len(rows),
-            "ranks": ranks,
             "over_bound": plan.micro_over_lower_bound or 0.0,
-            "over_mean_or_tip": sum(step.micro_slowest for step in ours) / sum(step.mini_bound for step in ours),
             "sharing_factor": plan.sharing_factor,
-            "whole_sharing_factor": sum(rows.tokens_R) / tips_tokens,
             "pads": plan.pads,
             "blind_over_bound": sum(step.micro_slowest for step in steps) / sum(step.micro_bound for step in steps),
             "blind_sharing_factor": sum(rows.tokens_R) / sum(step.computed_tokens for step in steps),
@@ -219,56 +207,33 @@ def measure_plans(batches: int) -> dict[str, list[float]]:
     return record
 
 
-def seconds_of_many() -> dict[str, float]:
-    """Seconds to plan 131,072 rows for 512 ranks."""
-    draw = random.Random(1)
-    rows = grown_lengths(draw, 2200, 8, 8, 16384)
-    assert rows.extends_R is not None
-    assert len(rows) >= MANY_ROWS  # a row extends one before it, so that any number of them may be left out at the end
-    rows = Rows.from_keys(rows.key_R[:MANY_ROWS], rows.tokens_R[:MANY_ROWS], rows.extends_R[:MANY_ROWS])
-    started = time.perf_counter()
-    plan = plan_batch(rows, job_of(2200, 8, MANY_RANKS, 16384, "chains")).figures["actor"]
-    return {
-        "rows": len(rows),
-        "seconds": time.perf_counter() - started,
-        "over_bound": plan.micro_over_lower_bound or 0.0,
-        "sharing_factor": plan.sharing_factor,
-    }
-
-
 def measure_lineage(repeats: int) -> dict[str, Any]:
     """Seconds to find out which rows extend each other, round by round."""
-    record: dict[str, Any] = {"rows": SEARCHED_ROWS, "searched": [], "said": []}
+    record: dict[str, Any] = {"rows": SEARCHED_ROWS, "searched": []}
     with ray_and_queue(object_store_bytes=2_000_000_000):
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
         from tests.support.rows_in_queue import PARTITION
-        from verl_padding.pads.lineage import EXTENDS, EXTRA_FIELDS, find_extensions
+        from verl_padding.pads.lineage import find_extensions
 
-        for name in ("searched", "said"):
-            generator = torch.Generator().manual_seed(0)
-            keys, tokens_R = [], []
-            for session in track(range(SEARCHED_ROWS // SEARCHED_TURNS), f"rows, {name}", console=console):
-                tip = torch.randint(5, 200, (SEARCHED_TOKENS + 50 * SEARCHED_TURNS,), generator=generator)
-                rows = []
-                for turn in range(SEARCHED_TURNS):
-                    tokens = SEARCHED_TOKENS + 50 * (turn + 1 - SEARCHED_TURNS // 2)
-                    extra = {EXTENDS: turn - 1} if turn and name == "said" else {}
-                    ids = {"input_ids": tip[:tokens], "position_ids": torch.arange(tokens)}
-                    rows.append(ids | {EXTRA_FIELDS: extra})
-                    tokens_R.append(tokens)
-                of_session = [row_key(str(session), 0, turn) for turn in range(SEARCHED_TURNS)]
-                tq.kv_batch_put(of_session, PARTITION, fields=list_of_dict_to_tensordict(rows), tags=[{}] * len(rows))
-                keys += of_session
-            batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id=PARTITION, fields=None, extra_info={})
-            record["tokens"] = sum(tokens_R)
-            record["repeated_tokens"] = sum(n for row, n in enumerate(tokens_R) if (row + 1) % SEARCHED_TURNS)
-            for _ in range(repeats):
-                started = time.perf_counter()
-                extends_R = find_extensions(batch, tokens_R)
-                record[name].append(time.perf_counter() - started)
-                assert extends_R == [row - 1 if row % SEARCHED_TURNS else None for row in range(SEARCHED_ROWS)]
-            tq.kv_clear(keys=keys, partition_id=PARTITION)
+        generator = torch.Generator().manual_seed(0)
+        keys, tokens_R = [], []
+        for session in track(range(SEARCHED_ROWS // SEARCHED_TURNS), "rows", console=console):
+            tip = torch.randint(5, 200, (SEARCHED_TOKENS + 50 * SEARCHED_TURNS,), generator=generator)
+            lengths = [SEARCHED_TOKENS + 50 * (turn + 1 - SEARCHED_TURNS // 2) for turn in range(SEARCHED_TURNS)]
+            rows = [{"input_ids": tip[:tokens], "position_ids": torch.arange(tokens)} for tokens in lengths]
+            of_session = [row_key(str(session), 0, turn) for turn in range(SEARCHED_TURNS)]
+            tq.kv_batch_put(of_session, PARTITION, fields=list_of_dict_to_tensordict(rows), tags=[{}] * len(rows))
+            keys += of_session
+            tokens_R += lengths
+        batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id=PARTITION, fields=None, extra_info={})
+        record["tokens"] = sum(tokens_R)
+        for _ in range(repeats):
+            started = time.perf_counter()
+            extends_R = find_extensions(batch, tokens_R)
+            record["searched"].append(time.perf_counter() - started)
+            assert extends_R == [row - 1 if row % SEARCHED_TURNS else None for row in range(SEARCHED_ROWS)]
+        tq.kv_clear(keys=keys, partition_id=PARTITION)
     return record
 
 
@@ -285,10 +250,7 @@ def main(
 ) -> None:
     """Measures plans, lineage and updates."""
     busy = busy_cores()
-    plans, many, lineage = measure_plans(batches), seconds_of_many(), measure_lineage(repeats)
-    sides = measure_updates(repeats)
-    plain = sides[str(SEARCHED_TURNS)][PLAN.name]
-    lineage["spared_s"] = lineage["repeated_tokens"] * median(it["update"] / it["tokens"] for it in plain)
+    plans, lineage, sides = measure_plans(batches), measure_lineage(repeats), measure_updates(repeats)
     lines, ratios = [], {}
     for turns, of_turns in sides.items():
         stock, plain, chains = (_seconds(of_turns[side.name]) for side in SIDES)
@@ -297,11 +259,6 @@ def main(
             "sharing_factor": factor,
             "stock_over_chains": [a / b for a, b in zip(stock, chains, strict=True)],
             "plan_over_chains": [a / b for a, b in zip(plain, chains, strict=True)],
-        }
-        ratios[turns]["medians"] = {
-            "stock_over_chains": median(ratios[turns]["stock_over_chains"]),
-            "plan_over_chains": median(ratios[turns]["plan_over_chains"]),
-            "plan_over_chains_of_sharing_factor": median(ratios[turns]["plan_over_chains"]) / factor,
         }
         for side in SIDES:
             took = of_turns[side.name]
@@ -337,16 +294,10 @@ def main(
         ],
     )
     console.print(
-        f"of whole sessions: sharing factor {spread(plans['whole_sharing_factor'])}; slowest rank / the dearest tip or "
-        f"the mean of the ranks: {spread(plans['over_mean_or_tip'])}"
-    )
-    console.print(f"{many['rows']} rows on {MANY_RANKS} ranks: {many['seconds']:.1f} s, {many['over_bound']:.3f}")
-    console.print(
         f"lineage of {lineage['rows']} rows with {lineage['tokens'] / 1e6:.0f} million tokens: "
-        f"{spread(lineage['searched'], 2)} s, {spread(lineage['said'], 2)} s where the agent loop has said it; "
-        f"an update is spared {lineage['spared_s']:.0f} s"
+        f"{spread(lineage['searched'], 2)} s"
     )
-    figures = {"sides": sides, "ratios": ratios, "plans": plans, "many": many, "lineage": lineage}
+    figures = {"sides": sides, "ratios": ratios, "plans": plans, "lineage": lineage}
     report(figures, benchmark=__file__, keep=keep, as_json=as_json, busy=busy)
 
 
