@@ -24,6 +24,23 @@ def transfer_queue() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def empty_queue(transfer_queue: None) -> Iterator[None]:
+    """The same, emptied after the test."""
+    from tests.support.rows_in_queue import empty_queue
+
+    yield
+    empty_queue()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder; nobody writes into it."""
+    from verl_padding.local.tiny_models import make_tiny_model
+
+    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
+
+
 @pytest.fixture(scope="session")
 def own_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe of docs/own_recipe.md, before its first run."""

@@ -1,17 +1,7 @@
 """A job that can start, for the tests of the doctor."""
 
-from pathlib import Path
-
 import pandas
 import pytest
-
-from verl_padding.local.tiny_models import make_tiny_model
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory) -> Path:
-    """A model's folder; nobody writes into it."""
-    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

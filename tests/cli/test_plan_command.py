@@ -310,43 +310,6 @@ def test_the_bars_of_the_picture_end_where_the_slowest_rank_of_each_micro_batch_
         assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 4)
 
 
-def test_the_picture_of_a_plan_that_shares_shows_the_tokens_that_it_computes(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(charts, "save_chart", lambda figure, path: drawn.append(figure))
-    rows = [{"prompt": "p0", "session": 0, "tokens": 100}, {"prompt": "p0", "session": 0, "tokens": 250, "extends": 0}]
-    path = write_lines(tmp_path / "rows.jsonl", rows)
-    shape = (path, "--dp", 1, "--mini-batch", 1, "--n", 1, "--budget", 400, "--packer", "plan")
-    for sharing in ("off", "chains"):
-        assert run(*shape, "--sharing", sharing, "--picture", tmp_path / "plan.png").exit_code == 0
-    titles = [figure.axes[0].get_title() for figure in drawn]
-    assert titles == [
-        "plan, 1 of 1 step",
-        "plan with sharing, 1 of 1 step\n250 of 350 tokens computed: sharing factor 1.40",
-    ]
-
-
-def test_where_no_rank_waits_the_picture_shows_no_waiting(tmp_path):
-    # Two ranks of equal rows in each step, but the second step is the longer one.
-    rows = [{"prompt": f"p{row}", "session": 0, "tokens": 100 if row < 2 else 900} for row in range(4)]
-    path = write_lines(tmp_path / "rows.jsonl", rows)
-    shape = ("--dp", 2, "--mini-batch", 2, "--n", 1, "--budget", 900, "--packer", "plan")
-    assert run(path, *shape, "--picture", tmp_path / "even.png").exit_code == 0
-    path.write_text(path.read_text().replace("900", "800", 1))
-    assert run(path, *shape, "--picture", tmp_path / "uneven.png").exit_code == 0
-    # The legend has a patch of it.
-    even, uneven = (pixels_of(tmp_path / name)(WAITING["edgecolor"]) for name in ("even.png", "uneven.png"))
-    assert 0 < even < uneven / 2
-
-
-def test_of_many_ranks_few_steps_are_drawn(tmp_path):
-    path, picture = write_lines(tmp_path / "rows.jsonl", rows_of(40)), tmp_path / "plan.png"
-    shape = ("--mini-batch", 2, "--n", 2, "--budget", 1000)
-    for ranks, most in ((2, 1200), (70, 3000)):
-        assert run(path, "--dp", ranks, *shape, "--picture", picture).exit_code == 0
-        height = image.imread(picture).shape[0]
-        assert 500 < height < most
-
-
 def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(1500), 0.9, 100_000), 16, 16384).astype(int).tolist()

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from threading import Thread
 
@@ -40,13 +38,6 @@ def test_standard_input_is_planned_as_a_file_is(file):
     assert given["steps"] == from_file["steps"]
     assert run("-", *SHAPE, given=file.read_text()).stdout.startswith("standard input: 2 ranks, strategy prompt")
     assert "standard input, line 1 (row number 0): not a row" in run("-", *SHAPE, given="{").stderr
-
-
-def test_a_pipe_into_the_installed_command_gives_json_and_nothing_else(file):
-    command = [Path(sys.executable).parent / "verl-padding", "plan", "-", *map(str, SHAPE), "--json"]
-    output = subprocess.run(command, input=b"\xef\xbb\xbf" + file.read_bytes(), capture_output=True, check=True)
-    assert json.loads(output.stdout)["figures"]["optimizer_steps"] == 4
-    assert output.stderr == b""
 
 
 def test_a_pipe_with_a_name_is_read_once(file, tmp_path):
@@ -111,14 +102,6 @@ def test_a_file_may_have_any_name(file):
     strange = file.rename(file.with_name("[bold]rows[red].jsonl"))
     assert run(strange, *SHAPE).stdout.startswith("[bold]rows[red].jsonl: 2 ranks")
     assert f"{strange}: row 'p15_3_63'" in refused(strange, *SHAPE, "--budget", 9)
-
-
-def test_with_verls_packer_the_plans_cells_are_cut_as_the_workers_would_cut_them(file):
-    verl, plan = (plan_of(file, *SHAPE, "--compare", "--packer", packer)["comparison"] for packer in ("verl", "plan"))
-    assert verl["verl"] == plan["verl"]
-    assert verl["plan"]["micro_batches"] >= plan["plan"]["micro_batches"] > 4
-    assert verl["plan"]["micro_over_perfect"] >= verl["plan"]["over_perfect"] >= 1
-    assert verl["plan"]["tokens"] == sum(row["tokens"] for row in ROWS)
 
 
 def test_what_sharing_saves_stands_beside_the_plan_without_it(tmp_path):

@@ -162,19 +162,25 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
             assert trees.metrics[step][name] > factor, f"sessions of a prompt were meant to share it: {name}"
 
 
-def assert_metrics_agree(shared: JobFacts, plain: JobFacts) -> None:
-    for step, metrics in shared.metrics.items():
-        want = plain.metrics[step]
+def assert_metrics_agree(
+    facts: JobFacts,
+    plain: JobFacts,
+    *,
+    among: tuple[str, ...] = ("critic/rewards/mean", "actor/entropy", "rollout_corr/training_log_ppl"),
+    absent: tuple[str, ...] = (),
+) -> None:
+    """At each step the same metrics, but for those that tell of the plan, and those ``absent``."""
+    for step, want in plain.metrics.items():
+        metrics = facts.metrics[step]
         compared = [
             name
             for name, value in want.items()
             if isinstance(value, float) and not MEASURED.search(name) and not OF_THE_PLAN.search(name)
         ]
         assert len(compared) > 30
-        assert (
-            {"critic/rewards/mean", "actor/entropy", "rollout_corr/training_log_ppl"} <= set(compared) <= set(metrics)
-        )
-        for name in compared:
+        assert set(among) <= set(compared)
+        assert set(compared) - set(metrics) == set(absent) & set(compared)
+        for name in set(compared) - set(absent):
             np.testing.assert_allclose(metrics[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"step {step}: {name}")
 
 

@@ -2,7 +2,7 @@
 
 import json
 from contextlib import nullcontext
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +12,6 @@ import verl
 from verl.trainer.ppo import v1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.equivalence.loss_comparisons import POLICY_LOSSES
-from tests.support.losses_on_rows import MODES
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.doctor.job import summary
@@ -22,7 +20,6 @@ from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.job_reader import JobReader, check_job
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
 
@@ -53,12 +50,6 @@ def described(config) -> dict[str, str]:
     return {finding.subject: finding.message for finding in found}
 
 
-def test_one_flag_fills_the_section_and_leaves_the_mode_to_the_job():
-    config = compose_job("+padding=rows", *DYNAMIC)
-    assert config.trainer.v1 == compose_job().trainer.v1
-    assert check_job(config).padding.strategy == "rows"
-
-
 @pytest.mark.parametrize(("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})])
 def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_98_rows):
     config = compose_job(
@@ -84,11 +75,6 @@ def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_
         assert {name: layouts[name].n_mini_batches for name in job.updates} == steps
         if n_rows == 98:
             assert steps == steps_of_98_rows
-
-
-def test_the_trainer_mode_alone_works_with_the_defaults():
-    config = compose_job("trainer.v1.trainer_mode=padded_separate_async", *DYNAMIC)
-    assert check_job(config).padding.strategy == "prompt"
 
 
 def test_settings_of_a_padded_trainers_own_name_are_refused():
@@ -159,16 +145,6 @@ def test_bypass_mode_runs_no_log_prob_pass_unless_the_actor_is_its_own_reference
     assert list(job_of(bypass).inference) == []
     lora = (bypass, KL, f"{MODEL}.lora_rank=8")
     assert list(job_of(*lora).inference) == [LOG_PROB]
-
-
-def test_the_prompts_of_a_step_are_shared_out_over_the_local_updates():
-    job = job_of(
-        "trainer.v1.trainer_mode=padded_separate_async",
-        "trainer.v1.separate_async.parameter_sync_step=4",
-        "data.train_batch_size=1024",
-        f"{A}.ppo_mini_batch_size=256",
-    )
-    assert job.prompts == 256
 
 
 SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_batch_size=16"]
@@ -254,15 +230,7 @@ def test_an_attention_past_the_exchange_is_refused(overrides):
         job_of(*overrides)
 
 
-def test_the_plans_micro_batches_are_refused_where_verl_cuts_them_in_another_way(monkeypatch):
-    with pytest.raises(PaddingConfigError, match=r"dynamic_context_parallel=True.*padding.packer=verl"):
-        job_of(
-            MEGATRON,
-            *DYNAMIC,
-            PLAN,
-            f"{A}.megatron.dynamic_context_parallel=true",
-            f"{A}.megatron.max_seqlen_per_dp_cp_rank=16384",
-        )
+def test_the_plans_micro_batches_are_refused_with_another_verl(monkeypatch):
     monkeypatch.setattr("verl.__version__", "0.10.0")
     with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):
         job_of(PLAN)
@@ -301,33 +269,6 @@ def test_equal_sessions_are_refused_where_a_bypass_normalizes_its_weights():
         job_of("padding.weighting=session", *bypass)
     # What only the driver reads is no part of the loss.
     job_of("padding.weighting=session", "++algorithm.rollout_correction.rollout_is_batch_normalize=true")
-
-
-def test_weights_are_refused_by_the_loss_whatever_the_denominator():
-    """Which losses that are is held against their gradients in tests/equivalence/test_row_weights.py."""
-    config, found = padded(), {}
-    actor = config.actor_rollout_ref.actor
-    actor.loss_scale_factor = 8
-    for loss, agg_mode, denominator in product(POLICY_LOSSES, MODES, ("rows", "nominal")):
-        actor.policy_loss.loss_mode, actor.loss_agg_mode, config.padding.denominator = loss, agg_mode, denominator
-        config.padding.weighting = "row"
-        # Where only rows could bring weights, each loss runs.
-        (of_rows,) = loss_weightings(config, check_job(config).padding)
-        config.padding.weighting = "session"
-        (of_sessions,) = loss_weightings(config, PaddingConfig.from_section(config.padding))
-        with pytest.raises(PaddingConfigError, match=r"^padding\.weighting=") if of_sessions.refusal else nullcontext():
-            check_job(config)
-        refused = (bool(of_rows.refusal), bool(of_sessions.refusal))
-        assert found.setdefault((loss, agg_mode), refused) == refused, "the denominator was not meant to matter"
-
-    def refused_in(agg_mode, *, of_sessions: bool) -> list[str]:
-        return [name for name in POLICY_LOSSES if found[name, agg_mode][of_sessions]]
-
-    choose_tokens, means = ["clip_cov", "kl_cov"], ["clip_cov", "geo_mean", "kl_cov", "sapo"]
-    for agg_mode in MODES:
-        assert refused_in(agg_mode, of_sessions=False) == (means if agg_mode in TOKEN_MODES else choose_tokens)
-        mean_of_tokens = agg_mode == "seq-mean-token-mean"
-        assert refused_in(agg_mode, of_sessions=True) == (choose_tokens if mean_of_tokens else means)
 
 
 CORRECTION, OF_LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.rollout_correction"

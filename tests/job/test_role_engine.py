@@ -23,7 +23,6 @@ from verl_padding.driver.worker_calls import check_engines
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.job_reader import JobReader
 from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference
-from verl_padding.local.tiny_models import make_tiny_model
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 MEGATRON, VEOMNI = "model_engine=megatron", "model_engine=veomni"
@@ -64,11 +63,6 @@ JOBS = {
     "megatron": of_both("megatron", "tensor_model_parallel_size=2", "context_parallel_size=2"),
     "veomni": (*of_both("veomni", "ulysses_parallel_size=2"), f"{ACTOR}.pad_to_length=true"),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
 
 
 class EnoughError(Exception):
@@ -129,8 +123,10 @@ def engine_in_verls_trainer(config, monkeypatch):
 
 
 @pytest.mark.parametrize("overrides", JOBS.values(), ids=JOBS)
-def test_engines_are_those_that_verls_own_code_makes(overrides, model, monkeypatch):
-    config = compose_job(*DYNAMIC, f"actor_rollout_ref.model.path={model}", f"critic.model.path={model}", *overrides)
+def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monkeypatch):
+    config = compose_job(
+        *DYNAMIC, f"actor_rollout_ref.model.path={tiny_model}", f"critic.model.path={tiny_model}", *overrides
+    )
     engines = JobReader(config, PaddingConfig(packer="plan"), "sync").engines
     assert list(engines) == ["critic", "ref", "actor"]
     for role, engine in engines.items():

@@ -44,19 +44,6 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_a_worker_call_gets_each_real_row_once_and_the_pads_of_its_layout():
-    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
-    padded = upsample(batch, plan_for(batch), TEMPLATE)
-    for call, send in {"log_prob": padded.inference_call, "actor": padded.update_call}.items():
-        rows = send(call, batch)
-        layout = padded.plan.layouts[call]
-        pads = [key for key, tag in zip(rows.keys, rows.tags, strict=True) if tag.get("is_padding")]
-        assert len(pads) == layout.n_pads
-        assert sorted(set(rows.keys) - set(pads)) == sorted(batch.keys)
-        assert len(rows) % layout.dp_size == 0
-    assert padded.plan.n_pads > 0
-
-
 def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mini_batches():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     batch.extra_info.update(mini_batch_size=4, epochs=1, dataloader_kwargs={"shuffle": True})

@@ -1,18 +1,11 @@
 """A tiny model, and a folder of a user's own."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from verl.tools import function_tool
 
 from tests.rehearsal.own_jobs import OwnJob
-from verl_padding.local.tiny_models import make_tiny_model
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory) -> Path:
-    return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -96,8 +96,9 @@ def row_tag(prompt: int, response: int) -> dict:
 
 def empty_queue() -> None:
     """Takes out all rows that tests have put there."""
-    if left := list(queue_content()):
-        tq.kv_clear(keys=left, partition_id=PARTITION)
+    for partition, rows in (tq.kv_list() or {}).items():
+        if rows:
+            tq.kv_clear(keys=list(rows), partition_id=partition)
 
 
 def queue_content() -> dict[str, dict]:

@@ -9,7 +9,6 @@ from verl_padding.config import PaddingConfig
 from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning, wrong
 from verl_padding.doctor.installation import MODEL, devices_of_job, files_of_job, packages_of_job
 from verl_padding.errors import PaddingError
-from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
 from verl_padding.plan import STRATEGIES, Job, PlanError
@@ -84,7 +83,6 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
     from verl_padding.driver.advantages import check_advantages_stay_with_rows
     from verl_padding.driver.trainers import asks_for_padding, padded_trainer
     from verl_padding.job.job_reader import check_job
-    from verl_padding.job.left_out import needed_by
 
     mode = config.trainer.v1.trainer_mode
     try:
@@ -97,10 +95,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         check_advantages_stay_with_rows(config)
         job = reader.step_job()
         yield from summary(job, reader.engines, reader.padding.denominator)
-        steps, local_updates = job.optimizer_steps(job.updates[ACTOR]), reader.parameter_sync_step
-        yield from _left_out(
-            reader.padding, needed_by(config, reader.padding, steps=steps, local_updates=local_updates)
-        )
+        yield from _left_out(reader.padding, reader.needed_by())
         yield from _budgets(config, job)
     except (PaddingError, PlanError) as refusal:
         yield wrong("padding", str(refusal))

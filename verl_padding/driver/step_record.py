@@ -17,6 +17,7 @@ from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.plan import BatchPlan
 from verl_padding.plan.layout import Layout
+from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
 from verl_padding.timing.laps import Lap
 
@@ -101,13 +102,12 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
 
 def places(layout: Layout) -> dict[int, Place]:
     """Where a layout puts each real row, unless it leaves it out. Micro-batches that no rank computes do not count."""
-    found: dict[int, Place] = {}
-    for mini_batch, cells in enumerate(layout.cells):
-        for rank, cell in enumerate(cells):
-            is_cut = layout.micro_batch_rows is not None
-            parts = layout.micro_batches(mini_batch, rank) if is_cut else [cell]
-            parts = [part for number, part in enumerate(parts) if number not in layout.skipped_M[mini_batch]]
-            for micro_batch, part in enumerate(parts):
-                place = Place(mini_batch, rank, micro_batch if is_cut else None)
-                found |= {row: place for row in part if row < layout.n_rows}
-    return found
+    is_cut = layout.micro_batch_rows is not None
+    return {
+        row: Place(mini_batch, rank, micro_batch if is_cut else None)
+        for mini_batch, ranks in enumerate(micro_batches_of(layout))
+        for rank, parts in enumerate(ranks)
+        for micro_batch, part in enumerate(parts)
+        for row in part
+        if row < layout.n_rows
+    }

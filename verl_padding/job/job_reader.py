@@ -17,7 +17,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_adapters, check_engines, check_model
 from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
-from verl_padding.job.left_out import check_left_out
+from verl_padding.job.left_out import LEFT_OUT, needed_by
 from verl_padding.job.loss_weightings import check_losses
 from verl_padding.job.model_config import has_tower, kinds_of_layers, n_routed_experts, read_model_config
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
@@ -58,9 +58,12 @@ def check_job(config: DictConfig, mode: str | None = None) -> "JobReader":
         why = "this mode's rollout sleeps from a step's first local update on, and the next would wait for it for ever"
         raise PaddingConfigError(f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.")
     check_losses(config, padding)
-    job = reader.step_job()
-    steps = job.optimizer_steps(job.updates[ACTOR])
-    check_left_out(config, padding, steps=steps, local_updates=reader.parameter_sync_step)
+    reader.step_job()
+    # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
+    asked = [name for name, value in LEFT_OUT.items() if getattr(padding, name) == value]
+    for name in asked:
+        if why := reader.needed_by()[name]:
+            raise PaddingConfigError(f"padding.{name}={LEFT_OUT[name]!r}: {why}")
     check_adapters(config, reader.mode, reader.engines.values())
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
@@ -91,6 +94,12 @@ class JobReader:
         engines = role_engines(self._config)
         check_engines(list(engines.values()), self.padding)
         return engines
+
+    def needed_by(self) -> dict[str, str]:
+        """What needs the work that each setting of :data:`LEFT_OUT` leaves out, and the fix; empty if nothing does."""
+        job = self.step_job()
+        steps = job.optimizer_steps(job.updates[ACTOR])
+        return needed_by(self._config, self.padding, steps=steps, local_updates=self.parameter_sync_step)
 
     @cached_property
     def model_config(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
-from verl_padding.errors import PaddingConfigError
 from verl_padding.job.loss_weightings import BYPASS, CORRECTION, LOSS_MODE
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
@@ -27,18 +26,6 @@ LEFT_OUT = {"idle_rows": "skip", "old_log_probs": "update"}
 """Setting -> the value with which something is left out."""
 ESTIMATOR = "algorithm.adv_estimator"
 ROLLOUT_CORRECTION = "algorithm.rollout_correction"
-
-
-def check_left_out(config: DictConfig, padding: PaddingConfig, *, steps: int, local_updates: int) -> None:
-    """Refuses to leave out what the job needs, by a PaddingConfigError that names what needs it.
-
-    The arguments are those of :func:`needed_by`.
-    """
-    asked = [name for name, value in LEFT_OUT.items() if getattr(padding, name) == value]
-    needed = needed_by(config, padding, steps=steps, local_updates=local_updates) if asked else {}
-    for name in asked:
-        if needed[name]:
-            raise PaddingConfigError(f"padding.{name}={LEFT_OUT[name]!r}: {needed[name]}")
 
 
 def needed_by(config: DictConfig, padding: PaddingConfig, *, steps: int, local_updates: int) -> dict[str, str]:

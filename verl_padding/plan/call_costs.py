@@ -19,6 +19,13 @@ PAD_HANDLING_TOKENS = 8
 takes a tenth of a millisecond, in which a rank trains this many tokens of a model of a billion parameters."""
 
 
+def one_after_the_other(rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
+    """The rows of each rank's micro-batches, and for each the number of its micro-batch, counted over all ranks."""
+    rows_B = [rows for rows_K in rows_DK for rows in rows_K]
+    numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
+    return numbers, np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallCosts:
     """Costs of a worker call, made once for all that plans it."""
@@ -76,10 +83,8 @@ class CallCosts:
     def computed(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
         """Tokens and cost of each of the rows, or segments, that are computed if these rows share a micro-batch."""
         numbers = np.asarray(rows, dtype=np.int64)
-        if self.forest is None:
-            return self.tokens_R[numbers], self.cost_R[numbers]
-        at, start_I = self.forest.segments(numbers)
-        return self.tokens_R[numbers[at]] - start_I, self.of_rests(numbers[at], start_I)
+        _, tokens_I, cost_I = self.computed_in(numbers, np.zeros_like(numbers))
+        return tokens_I, cost_I
 
     def computed_in(self, rows: Int64s, batch_I: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Micro-batch, tokens and cost of all that is computed of rows in several of them, one after the other."""
@@ -99,11 +104,8 @@ class CallCosts:
     def sums(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""
         shape = len(rows_DK), len(rows_DK[0])
-        rows_B = [rows for rows_K in rows_DK for rows in rows_K]
-        numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
-        held_I = np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
-        batch_I, tokens_I, cost_I = self.computed_in(numbers, held_I)
-        sums_2B = np.zeros((2, len(rows_B)), dtype=np.int64)
+        batch_I, tokens_I, cost_I = self.computed_in(*one_after_the_other(rows_DK))
+        sums_2B = np.zeros((2, shape[0] * shape[1]), dtype=np.int64)
         np.add.at(sums_2B[0], batch_I, tokens_I)
         np.add.at(sums_2B[1], batch_I, cost_I)
         return sums_2B[0].reshape(shape), sums_2B[1].reshape(shape)

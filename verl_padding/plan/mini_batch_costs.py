@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from verl_padding.plan.batch_plan import LayoutFigures
-from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.call_costs import CallCosts, one_after_the_other
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
@@ -168,12 +168,10 @@ def _loads(computed_K: Sequence[tuple[Int64s, Int64s, int]], costs: CallCosts) -
 
 def _computed(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> list[list[tuple[Int64s, Int64s, int]]]:
     """Tokens and cost of all real rows of each micro-batch that are computed, and how many pads it has."""
-    rows_B = [rows for rows_K in rows_DK for rows in rows_K]
-    numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
-    held_I = np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
-    is_real_I = numbers < costs.n_rows
-    pads_B = np.bincount(held_I[~is_real_I], minlength=len(rows_B)).tolist()
+    numbers, held_I = one_after_the_other(rows_DK)
+    is_real_I, n_micro = numbers < costs.n_rows, sum(map(len, rows_DK))
+    pads_B = np.bincount(held_I[~is_real_I], minlength=n_micro).tolist()
     batch_I, tokens_I, cost_I = costs.computed_in(numbers[is_real_I], held_I[is_real_I])
-    ends = np.searchsorted(batch_I, np.arange(1, len(rows_B)))
+    ends = np.searchsorted(batch_I, np.arange(1, n_micro))
     computed_B = zip(np.split(tokens_I, ends), np.split(cost_I, ends), pads_B, strict=False)  # none of no micro-batch
     return [list(islice(computed_B, len(rows_K))) for rows_K in rows_DK]

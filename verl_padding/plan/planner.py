@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.call_costs import CallCosts, one_after_the_other
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
 from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
@@ -113,11 +113,10 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | 
 
 
 def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
-    micro_batches = [rows for ranks in micro_batches_of(layout) for rows_K in ranks for rows in rows_K]
-    real_B = [[row for row in rows if row < layout.n_rows] for rows in micro_batches]
-    rows = np.array([row for real in real_B for row in real], dtype=np.int64)
+    numbers, held_I = one_after_the_other([rows_K for ranks in micro_batches_of(layout) for rows_K in ranks])
+    is_real_I = numbers < layout.n_rows
     shared_R = np.zeros(layout.n_rows, dtype=np.int64)
-    shared_R[rows] = forest.elsewhere(rows, np.repeat(np.arange(len(real_B)), list(map(len, real_B))))
+    shared_R[numbers[is_real_I]] = forest.elsewhere(numbers[is_real_I], held_I[is_real_I])
     return tuple(shared_R.tolist())
 
 

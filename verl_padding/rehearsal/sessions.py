@@ -289,8 +289,7 @@ def _fields_without_role(rows: Sequence[PlayedRow], config: DictConfig, tokenize
     """What a padded job would refuse: a field that no pad can be made for."""
     if not asks_for_padding(config) or not rows:
         return
-    section = config.get("padding")
-    padding = PaddingConfig() if section is None else PaddingConfig.from_section(section)
+    padding = PaddingConfig.from_section(config.get("padding"))
     template = PadTemplate(eos_token_id=tokenizer.eos_token_id or 0, length=8, schema=Schema(padding.fields))
     for name in dict.fromkeys(name for row in rows for name in row.fields):
         try:
