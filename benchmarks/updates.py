@@ -220,9 +220,14 @@ def planned_update(
     extends_R = find_extensions(batch, tokens_R) if side.sharing == "chains" else None
     forest = find_forest(batch, tokens_R) if side.sharing == "trees" else None
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest, idle), job)
-    own = "actor" if side.old_log_probs == "update" else None
-    template = PadTemplate(eos_token_id=EOS, length=PAD_LENGTH)
-    padded = upsample(batch, plan, template, timed=timed, own_old_log_probs=own)
+    padded = upsample(
+        batch,
+        plan,
+        PadTemplate(eos_token_id=EOS, length=PAD_LENGTH),
+        timed=timed,
+        own_old_log_probs="actor" if side.old_log_probs == "update" else None,
+        skips_idle="actor" if side.skips_idle else None,
+    )
     ready = time.perf_counter()
     batch.extra_info.update(size.extra_info())
     group = PaddedWorkerGroup(workers, lambda: padded)
