@@ -127,6 +127,18 @@ def test_a_pass_that_is_cut_as_its_update_has_its_micro_batches_in_their_order(r
     for rank in range(theirs.dp_size):
         of_update = [theirs.micro_batches(step, rank) for step in range(theirs.n_mini_batches)]
         assert _real(ours.micro_batches(0, rank), rows) == _real([of for step in of_update for of in step], rows)
+    # What the update does not compute, a pass has as far as its cells would be uneven without.
+    spare_D = [
+        sum(len(theirs.micro_batches(step, rank)[k]) for step, skipped in enumerate(theirs.skipped_M) for k in skipped)
+        for rank in range(theirs.dp_size)
+    ]
+    computed = theirs.n_micro_batches
+    assert computed is not None
+    more, missing = len(ours.micro_batches(0, 0)) - computed, max(spare_D) - min(spare_D)
+    room = job.inference["log_prob"].token_budget // job.pad_tokens - 1  # beside one pad of each rank
+    least = -(-missing // room) if missing else 0
+    assert more == -(-least // theirs.micro_batch_multiple) * theirs.micro_batch_multiple
+    met["passes that compute pads alone"] += more > 0
 
 
 def _real(micro_batches: Sequence[tuple[int, ...]], rows: Rows) -> list[list[int]]:

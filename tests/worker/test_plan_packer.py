@@ -58,6 +58,19 @@ def test_rows_that_no_rank_computes_are_in_no_micro_batch():
     assert rows_of(micro_batches) == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_megatrons_losses_are_multiplied_by_the_tokens_that_its_gradients_are_divided_by(dynamic, monkeypatch):
+    # On two ranks, of which the other one leaves 5 tokens out; verl counts those of all rows before.
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda count, group: count.add_(5))
+    numbers = [0, 0, -1, -1, 1, 1]
+    data = cell(numbers=numbers, dynamic=dynamic)
+    tu.assign_non_tensor(data, routed_num_tokens=sum(LENGTHS) + 25)
+    micro_batches, _ = follow_plan(prepare_micro_batches)(data, dp_group=object(), same_micro_num_in_dp=False)
+    computed = sum(length for length, number in zip(LENGTHS, numbers, strict=True) if number >= 0)
+    for micro_batch in micro_batches:
+        assert tu.get_non_tensor_data(micro_batch, "routed_num_tokens", None) == computed + 20
+
+
 def test_outputs_of_an_update_that_keeps_them_are_those_of_the_rows_that_are_computed():
     # Megatron's engine keeps them, FSDP's does not.
     data = cell(numbers=[0, -1, -1, 1, 1, 2])

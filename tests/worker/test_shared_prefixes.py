@@ -14,6 +14,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import MICRO_BATCH, SHARED
+from verl_padding.pads.lineage import Inputs
 from verl_padding.worker.plan_packer import follow_plan
 from verl_padding.worker.prefix_tree import TREE
 from verl_padding.worker.shared_prefixes import SHARES, find_tree, share_in
@@ -32,6 +33,17 @@ def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
             for number, row in enumerate(tokens)
         ]
     )
+
+
+@pytest.mark.parametrize("sharing", ["chains", "trees"])
+def test_rows_with_one_beginning_are_each_compared_with_few_others(sharing, monkeypatch):
+    compared = []
+    alike = Inputs.alike
+    monkeypatch.setattr(Inputs, "alike", lambda *these: compared.append(these) or alike(*these))
+    rows = [[7, 7, 7, row, row, row] for row in range(100)]
+    find_tree(rows_of(rows), sharing)
+    find_tree(rows_of(rows, temperature=[float(row) for row in range(100)]), sharing)
+    assert 0 < len(compared) <= 6 * len(rows)
 
 
 def tips_of(data: TensorDict, sharing: str = "chains") -> tuple[int, ...]:

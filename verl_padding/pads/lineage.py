@@ -55,8 +55,8 @@ class Inputs:
         temperature = tu.get(data, "temperature")
         if isinstance(temperature, torch.Tensor):
             temperature = temperature.tolist()
-        # A number holds for all rows.
-        self._temperature = temperature if isinstance(temperature, Sequence) else None
+        self.temperature_R: Sequence[float] | None = temperature if isinstance(temperature, Sequence) else None
+        """Of each row; None where one holds for all."""
         images = tu.get(data, IMAGES)
         self._images: list[Mapping[str, Any]] = [each or {} for each in images or [{}] * len(self.ids_R)]
 
@@ -88,7 +88,7 @@ class Inputs:
 
     def shared(self, longer: int, shorter: int) -> int:
         """How many of their first tokens two rows may have the same outputs for: 0, or all of one, with images."""
-        if self._temperature is not None and self._temperature[shorter] != self._temperature[longer]:
+        if self.temperature_R is not None and self.temperature_R[shorter] != self.temperature_R[longer]:
             return 0
         n_shorter, n_longer = len(self.ids_R[shorter]), len(self.ids_R[longer])
         length = self.alike(shorter, longer)

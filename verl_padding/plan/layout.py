@@ -74,19 +74,29 @@ class Layout:
             skipped_M.append(frozenset(of_pads[first:]))
         return tuple(skipped_M)
 
-    def as_one_mini_batch(self) -> Layout:
+    def as_one_mini_batch(self, most_pads: int) -> Layout:
         """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch at once.
 
-        Micro-batches that the update does not compute are left out where that leaves cells of one size; else they are
-        computed, with those of their mini-batch.
+        Of the pads that the update does not compute, it has as few as make its cells even, in as few micro-batches at the
+        end, of at most ``most_pads`` each: a pass owes outputs of all its rows.
         """
         assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
         held_DK: list[list[Cell]] = [[] for _ in range(self.dp_size)]
+        spare_D: list[list[int]] = [[] for _ in range(self.dp_size)]
         for m, skipped in enumerate(self.skipped_M):
-            rows_DK = [self.micro_batches(m, rank) for rank in range(self.dp_size)]
-            even = all(len({len(rows_K[k]) for rows_K in rows_DK}) == 1 for k in skipped)
-            for held_K, rows_K in zip(held_DK, rows_DK, strict=True):
-                held_K += [rows for k, rows in enumerate(rows_K) if not (even and k in skipped)]
+            for rank in range(self.dp_size):
+                for k, rows in enumerate(self.micro_batches(m, rank)):
+                    if k in skipped:
+                        spare_D[rank] += rows
+                    else:
+                        held_DK[rank].append(rows)
+        missing_D = [len(spare) - min(map(len, spare_D)) for spare in spare_D]
+        levels = 0
+        while levels * most_pads < max(missing_D) + levels:  # each rank has a pad in each
+            levels += self.micro_batch_multiple
+        for held_K, spare, missing in zip(held_DK, spare_D, missing_D, strict=True):
+            pads = spare[: missing + levels]
+            held_K += [tuple(pads[level::levels]) for level in range(levels)]
         return self._of_one_mini_batch(held_DK)
 
     def followed_by(self, other: Layout) -> Layout:

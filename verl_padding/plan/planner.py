@@ -108,7 +108,9 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | 
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of what it leaves out."""
     if taken is None:
         return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
-    layout, rest = taken.as_one_mini_batch(), sorted(row for rows in taken.left_out for row in rows)
+    assert costs.call.token_budget is not None
+    layout = taken.as_one_mini_batch(costs.call.token_budget // costs.pad_tokens)
+    rest = sorted(row for rows in taken.left_out for row in rows)
     return layout.followed_by(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
 
 

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.known_verl import KNOWN_VERL
@@ -28,6 +30,8 @@ from verl_padding.worker.training_workers import for_training_workers
 logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
+ROUTED = "routed_num_tokens"
+"""Key of a mini-batch in verl's Megatron engine: tokens of all ranks' rows."""
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
@@ -69,6 +73,8 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
         number_R = read_column(data, MICRO_BATCH).tolist()
         computed_R = [row for row, number in enumerate(number_R) if number >= 0]
         if len(computed_R) < len(data):
+            if ROUTED in data:
+                _leave_out_of_count(data, computed_R, kwargs.get("dp_group"))
             data, number_R = tu.index_select_tensor_dict(data, computed_R), [number_R[row] for row in computed_R]
         if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
             return prepare(data, **kwargs)
@@ -91,6 +97,18 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
         return micro_batches, indices
 
     return prepare_micro_batches
+
+
+def _leave_out_of_count(data: TensorDict, computed_R: list[int], group: Any) -> None:
+    """Takes the tokens of rows that no rank computes out of the count by which Megatron's losses are multiplied.
+
+    With ``calculate_per_token_loss``, gradients are divided by the tokens of the micro-batches that ran.
+    """
+    tokens_R = data[TOKENS].offsets().diff()
+    left_out = (tokens_R.sum() - tokens_R[computed_R].sum()).to(get_device_id())
+    if group is not None:  # all ranks leave rows out of the same mini-batches
+        torch.distributed.all_reduce(left_out, group=group)
+    tu.assign_non_tensor(data, **{ROUTED: tu.get_non_tensor_data(data, ROUTED, None) - int(left_out)})
 
 
 def _check_tokens(computed: int, planned: int, budget: int) -> None:

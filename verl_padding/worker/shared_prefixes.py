@@ -54,7 +54,8 @@ def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
     inputs = Inputs(data)
     lengths_R = [len(ids) for ids in inputs.ids_R]
     is_pad_R = read_column(data, IS_PADDING).tolist() if IS_PADDING in data else [False] * len(data)
-    group_R = [f"pad {row}" if is_pad else "" for row, is_pad in enumerate(is_pad_R)]
+    temperature_R = inputs.temperature_R or [1.0] * len(data)
+    group_R = [f"pad {row}" if is_pad else f"{temperature_R[row]}" for row, is_pad in enumerate(is_pad_R)]
     order, shared_I = inputs.trees(group_R)
     before_I = [order[0], *order[:-1]]
     # What sees an image may see more than what is before it: a mask of the model's says so, which trees leave out.
@@ -64,7 +65,10 @@ def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
             shared_I[place] = 0
         # A row with the same tokens may lie between, of other images or routes.
         for before in reversed(order[:place]):
-            if group_R[before] != group_R[row] or inputs.alike(before, row) <= shared_I[place]:
+            more = shared_I[place] + 1 if branches else lengths_R[row]
+            if shared_I[place] == lengths_R[row] or group_R[before] != group_R[row]:
+                break
+            if inputs.alike(before, row) < more:
                 break
             shared = inputs.shared(before, row)
             if shared > shared_I[place] and (branches or shared == lengths_R[row]):
