@@ -101,6 +101,22 @@ def test_a_row_that_extends_no_row_of_its_session_is_refused_with_its_line(exten
     assert f"rows.jsonl, line 5 (row number 4): extends={extends}, but that is not the number of a row of its" in shown
 
 
+@pytest.mark.parametrize("ids", [[-1], [1 << 32], [1.5], ["a"], [[1], [2]], "12"])
+def test_token_ids_that_are_none_are_refused(ids):
+    assert "token ids are whole numbers" in refusal({"prompt": "a", "session": 0, "token_ids": ids})
+
+
+def test_a_reward_that_is_no_number_is_refused_and_nan_equals_nothing():
+    assert "reward=[1] is not a number" in refusal({**ROW, "reward": [1]})
+    rows = [{"prompt": "a", "session": session, "tokens": 5, "reward": float("nan")} for session in (0, 1)]
+    assert read(*rows).rows.idle == ()
+
+
+def test_of_idle_rows_the_shortest_comes_first_as_the_update_computes_it_where_it_has_no_others():
+    rows = [{"prompt": "a", "session": row, "tokens": tokens, "reward": 1} for row, tokens in enumerate([9, 3, 5])]
+    assert read(*rows).rows.idle == (1, 2, 0)
+
+
 def test_rows_of_text_and_of_token_ids_share_nothing_in_one_prompt_either():
     of_text = [{"uid": f"a_{session}_0", "input": "ab", "output": "c"} for session in (0, 1)]
     of_ids = [{"prompt": "a", "session": session, "token_ids": [1, 2, session]} for session in (2, 3)]

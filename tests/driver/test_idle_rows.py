@@ -134,6 +134,10 @@ def test_where_a_guess_was_wrong_all_rows_are_computed_and_the_log_says_so(old_l
     padded = trainer._padded_batch
     assert padded.mistaken == 1
     assert not any(LocalUpdate.of(padded).plan.layouts["actor"].left_out), "the step's record tells what was done"
+    metrics = trainer._plan_metrics(padded)
+    assert metrics["padding/actor/left_out_rows/total"] == 0
+    assert metrics["padding/pad_rows/total"] == len(sent) - len(ROWS)
+    assert metrics["global_seqlen_computed/mean"] * 2 == sum(tag["seq_len"] for tag in sent.tags)
     assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (old_log_probs == "update")
     assert queue_content().keys() == content.keys()
 

@@ -324,6 +324,9 @@ def test_a_model_whose_rows_cannot_part_shares_chains_instead_of_trees_and_the_l
         reader = check_job(padded(f"{MODEL}.path={tmp_path}", "padding.packer=plan", "padding.sharing=trees"))
         assert [reader.sharing, reader.step_job().sharing] == [sharing] * 2
         assert caplog.text.count("linear_attention") == (sharing == "chains")
+    actor = make_tiny_model("qwen2", tmp_path / "actor")
+    trees = ("padding.packer=plan", "padding.sharing=trees", f"{MODEL}.path={actor}")
+    assert check_job(padded(*trees, GAE, f"critic.model.path={tmp_path}")).sharing == "chains"
 
 
 def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(tmp_path):

@@ -10,6 +10,7 @@ import torch
 import verl
 from omegaconf import OmegaConf
 from verl.protocol import DataProto
+from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, register_policy_loss
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
@@ -108,6 +109,19 @@ def test_a_loss_of_the_users_own_may_do_anything(asked, monkeypatch):
 
         with pytest.raises(PaddingConfigError, match=f"loss_mode={name}"):
             job_of(*asked, f"{LOSS}={name}")
+
+
+@pytest.mark.parametrize("asked", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
+def test_a_loss_or_an_estimator_that_a_later_verl_brings_is_refused_until_it_is_known(asked, monkeypatch):
+    def later(*args, **kwargs):
+        raise NotImplementedError
+
+    later.__module__ = "verl.trainer.ppo.core_algos"
+    for registry, setting in (("POLICY_LOSS_REGISTRY", LOSS), ("ADV_ESTIMATOR_REGISTRY", "algorithm.adv_estimator")):
+        known = getattr(core_algos, registry)
+        monkeypatch.setattr(core_algos, registry, {**known, "later": later})
+        with pytest.raises(PaddingConfigError, match=f"{setting.split('.')[-1]}=later"):
+            job_of(*asked, f"{setting}=later")
 
 
 def advantages_of(estimator: str, rewards: list[float]) -> torch.Tensor:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from tests.support.drawn_jobs import batches, jobs
-from verl_padding.plan import Job, Rows, plan_batch
+from verl_padding.plan import Job, Rows, Update, plan_batch
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.mini_batch_costs import layout_time
 from verl_padding.plan.planner import costs_of, reuses_layout_of
 
@@ -23,3 +24,15 @@ def test_no_call_takes_longer_than_with_chains_or_without_sharing(rows, job):
     trees, chains, off = (times(rows, replace(job, sharing=sharing)) for sharing in ("trees", "chains", "off"))
     for name, time in trees.items():
         assert time <= chains[name] <= off[name]
+
+
+def test_the_lower_bound_of_rows_that_part_is_one_where_short_ends_of_long_rows_cost_most_a_token():
+    # A row of 150, and eight of about 85 whose first 79 are the same, beside eight of 15 alone; thousands of tokens.
+    tokens = [thousands * 1000 for thousands in (150, 80, *[89] * 7, *[15] * 8)]
+    keys = ["a_0_0", *[f"b_{session}_0" for session in range(8)], *[f"c{prompt}_0_0" for prompt in range(8)]]
+    forest = Forest.in_order(tokens, range(17), [0, 0, *[79_000] * 7, *[0] * 8])
+    update = Update(dp_size=2, token_budget=150_010, prompts_per_mini_batch=10)
+    job = Job(strategy="rows", prompts=10, sessions_per_prompt=1, updates={"actor": update}, inference={})
+    plan = plan_batch(Rows.from_keys(keys, tokens, forest=forest), replace(job, packer="plan", sharing="trees"))
+    assert plan.figures["actor"].sharing_factor > 2
+    assert plan.figures["actor"].micro_over_lower_bound >= 1

@@ -123,6 +123,13 @@ def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(fa
         probe(of, sharing="trees")
 
 
+def test_a_model_whose_attention_wants_a_mask_may_not_share_trees():
+    of = trainee("diffllama", torch.float32, "trees")
+    probe(of, sharing="chains")
+    with pytest.raises(PaddingConfigError, match=r"sharing='trees': .*diffllama.* Set padding\.sharing=chains"):
+        probe(of, sharing="trees")
+
+
 def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_probed():
     of = trainee("bloom", torch.float32, **LEAKING["bloom"])
     config = of.engine_config

@@ -10,6 +10,7 @@ from verl.utils.metric import AggregationType, Metric
 
 from tests.support.losses_on_rows import LAYOUTS, PAD, SPREAD, Rows, critic_loss, nested, policy_loss, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
+from verl_padding.pads import columns
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 
 LOSSES = {"log_probs": policy_loss, "values": critic_loss}
@@ -35,6 +36,19 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
     assert loss.requires_grad
     assert list(metrics) == [MICRO_BATCHES]
     loss.backward()
+
+
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_the_first_mini_batch_of_a_job_reports_its_losses_also_if_no_row_of_it_trains(leaves_out):
+    rows = Rows()
+    output, data = rows.micro_batch([PAD, PAD], [], "log_probs", dp_size=2, real_rows=5, reporting_ranks=0)
+    data[columns.ALL_LOSS_TOKENS] = torch.full((2,), 4)
+    tu.assign_non_tensor(data, **{columns.LEAVES_OUT: leaves_out})
+    _, metrics = RealRowsLoss(policy_loss("token-mean"), "rows")(model_output=output, data=data)
+    # Of a mini-batch whose rows are left out but for one that is not trained, tokens that are not clipped are known.
+    fractions = {"actor/pg_clipfrac", "actor/pg_clipfrac_lower"} if leaves_out else set()
+    reported = {name: sum(metric.values) for name, metric in metrics.items() if name.startswith("actor/")}
+    assert reported == dict.fromkeys({"actor/pg_loss", *fractions}, 0.0)
 
 
 @pytest.mark.parametrize(("held", "tokens"), [([0, 2, PAD], 7 + 8), ([1], 6), ([PAD, PAD], 0)])

@@ -91,7 +91,8 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
         yield f"--dp {dp}: ranks have nothing but pads in {idle} of {steps}."
     if rows.idle:
         tokens = sum(rows.tokens_R[row] for row in rows.idle) / sum(rows.tokens_R)
-        does = "The update leaves them out." if planned.update.skips_idle else "--idle-rows skip leaves them out"
+        does = "The update leaves them out, but for one where a mini-batch has no others."
+        does = does if planned.update.skips_idle else "--idle-rows skip leaves them out"
         does += "" if planned.update.skips_idle else ", which verl-padding doctor admits or refuses for a job."
         share = f"{len(rows.idle)} of {counted(len(rows), 'row')}, {tokens:.1%} of the tokens"
         yield f"{share}, are idle: not trained, or of prompts whose sessions have all earned the same. {does}"

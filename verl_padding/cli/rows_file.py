@@ -194,8 +194,9 @@ def _batch(
     try:
         extends_R = _extended_rows(found, name)
         rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], extends_R)
-        idle = tuple(_of_equal_rewards(rows.key_R, [row.reward for row in found]))
-        rows = replace(rows, forest=_forest_of(found, rows.tokens_R, count_tokens), idle=idle)
+        # The update computes the first of them where it has no others: the shortest.
+        idle = sorted(_of_equal_rewards(rows.key_R, [row.reward for row in found]), key=lambda r: (rows.tokens_R[r], r))
+        rows = replace(rows, forest=_forest_of(found, rows.tokens_R, count_tokens), idle=tuple(idle))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
     lines_R = tuple(row.line for row in found)
@@ -234,7 +235,10 @@ def _rows_of_calls(calls: Sequence[ModelCall], name: str, encode: ChatEncoder) -
 
 def _packed(ids: Sequence[int]) -> bytes:
     """Token ids, four bytes each, big endian: they sort as the ids do, and begin alike if these do."""
-    return np.array(ids, dtype=">u4").tobytes()
+    found = np.array(ids)
+    if len(ids) and (found.ndim != 1 or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < 1 << 32):
+        raise ValueError(f"token ids are whole numbers from 0 to {(1 << 32) - 1}")
+    return found.astype(">u4").tobytes()
 
 
 def _place(name: str, line: int) -> str:
@@ -246,8 +250,15 @@ def _dumped_row(entry: dict[str, Any], line: int, count_tokens: CountTokens | No
     if count_tokens is None:
         raise ValueError("a rollout dump has text without lengths: name the model's tokenizer with --tokenizer")
     tokens = count_tokens(entry["input"]) + count_tokens(entry["output"])
-    whole, reward = entry["input"] + entry["output"], entry.get("score")
-    return _Row(line, entry["uid"], max(tokens, 1), whole, entry.get("extends"), reward=reward)
+    whole, extends = entry["input"] + entry["output"], entry.get("extends")
+    return _Row(line, entry["uid"], max(tokens, 1), whole, extends, reward=_reward(entry, "score"))
+
+
+def _reward(entry: Mapping[str, Any], name: str) -> float | None:
+    value = entry.get(name)
+    if not isinstance(value, int | float | None):
+        raise TypeError(f"{name}={value!r} is not a number")
+    return value
 
 
 def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
@@ -261,7 +272,7 @@ def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
         raise ValueError(f"its lengths differ: {lengths}")
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
-    return _Row(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"), entry.get("reward"))
+    return _Row(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"), _reward(entry, "reward"))
 
 
 def _of_equal_rewards(keys: Sequence[str], reward_R: Sequence[float | None]) -> list[int]:
@@ -272,8 +283,9 @@ def _of_equal_rewards(keys: Sequence[str], reward_R: Sequence[float | None]) -> 
         uid = uid_of_key(keys[session[0]])
         rows_of.setdefault(uid, []).extend(session)
         rewards_of.setdefault(uid, []).append(reward_R[session[-1]])
-    equal = (uid for uid, rewards in rewards_of.items() if len(rewards) > 1 and len({*rewards, None}) == 2)
-    return sorted(row for uid in equal if None not in rewards_of[uid] for row in rows_of[uid])
+    # NaN equals nothing.
+    equal = (uid for uid, of in rewards_of.items() if len(of) > 1 and None not in of and all(r == of[0] for r in of))
+    return [row for uid in equal for row in rows_of[uid]]
 
 
 def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:

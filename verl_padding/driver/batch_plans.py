@@ -134,7 +134,7 @@ class PlansBatches(VerlTrainer):
         plan, template = self._plan(batch, tokens_of_tags(batch.keys, batch.tags), {}, call)
         padded = self._padded(batch, plan, template, timed=timed)
         if step is not None and corrects:
-            step.corrected[call] = plan.layouts[call]
+            step.corrected[call] = plan
         try:
             padded.put_pads()
             yield padded

@@ -19,7 +19,7 @@ from verl_padding.driver.stock_guard import TakesPadding
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import CALL_BY_NAME, LOG_PROB
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
 from verl_padding.job.job_reader import check_job
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
@@ -40,6 +40,9 @@ else:
     VerlTrainer = object  # a mixin: it comes before one of verl's trainers, which brings the base
 
 logger = logging.getLogger(__name__)
+
+SEQLEN = "global_seqlen"
+"""verl's prefix for metrics of the tokens that ranks get."""
 
 
 class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
@@ -135,6 +138,8 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
             self._pad_tags += self._padded_batch.pads.tags
             strip(self._padded_batch.pads)
             update = LocalUpdate.of(self._padded_batch)
+            if self._padded_batch.corrected:
+                metrics.update(self._plan_metrics(self._padded_batch))
             metrics.update(self._idle_steps(self._padded_batch))
             if self._padding.idle_rows == "skip":
                 metrics[names.MISTAKEN_IDLE_ROWS] = self._padded_batch.mistaken
@@ -163,7 +168,7 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
         return batch
 
     def _balance_batch(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **_: Any
+        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = SEQLEN, **_: Any
     ) -> KVBatchMeta:
         """Puts the rows in the order of the data set, plans them, and puts their pads into TransferQueue.
 
@@ -195,9 +200,16 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
         padded.put_pads()
         metrics[names.PLAN_SECONDS] = planned - started
         metrics[names.UPSAMPLE_SECONDS] = time.perf_counter() - planned
-        metrics.update(step_metrics.plan_metrics(plan, tokens_R, template.length))
-        metrics.update(step_metrics.rank_token_metrics(plan, tokens_R, template.length, logging_prefix))
+        metrics.update(self._plan_metrics(padded, logging_prefix))
         return batch
+
+    def _plan_metrics(self, padded: PaddedBatch, logging_prefix: str = SEQLEN) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if self._padding.idle_rows == "skip":
+            logging_prefix += "_computed"  # verl's are of all rows
+            found[names.LEFT_OUT_ROWS.format(update=ACTOR)] = 0
+        made = padded.carried_out, tokens_of_tags(padded.batch.keys, padded.batch.tags), padded.pad_length
+        return found | step_metrics.plan_metrics(*made) | step_metrics.rank_token_metrics(*made, logging_prefix)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self._own_old_log_probs:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -42,8 +42,7 @@ class LocalUpdate:
     @classmethod
     def of(cls, padded: PaddedBatch) -> Self:
         """What stays of a padded batch that was trained on."""
-        plan = replace(padded.plan, layouts={**padded.plan.layouts, **padded.corrected})
-        return cls(batch=padded.batch, plan=plan, mask_R=padded.mask_R, weight_R=padded.weights(ACTOR))
+        return cls(batch=padded.batch, plan=padded.carried_out, mask_R=padded.mask_R, weight_R=padded.weights(ACTOR))
 
 
 class StepRecord:

@@ -120,7 +120,7 @@ class JobReader:
         """Refuses an actor or critic that pads or shared prefixes would change, whose images pads cannot have, or whose
         config cannot be read. If no critic may be ``fetched``, one that is not in a folder here passes.
 
-        Where trees are to be shared and a layer of the actor does not see whole rows, chains are, with a warning."""
+        Where trees are to be shared and a layer of a model does not see whole rows, chains are, with a warning."""
         models = {ACTOR_MODEL: self.model_config}
         if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
             models[CRITIC_MODEL] = read_model_config(self._config, CRITIC_MODEL)
@@ -130,13 +130,13 @@ class JobReader:
             check_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
-        others = kinds_of_layers(self.model_config) - BRANCHING_LAYERS
+        others = {kind for model in models.values() for kind in kinds_of_layers(model)} - BRANCHING_LAYERS
         others |= {"a tower for images or sounds"} if self.has_images else set()
         if self.sharing == "trees" and others:
             self.sharing = "chains"
             logger.warning(
-                "verl_padding: padding.sharing=chains instead of trees, since the actor has layers of "
-                f"{sorted(others)}: a row that parts from another one would begin in the wrong state."
+                f"verl_padding: padding.sharing=chains instead of trees, since a model has {sorted(others)}: what it "
+                "computes of a token depends on more than the tokens before it that attention sees."
             )
 
     @property

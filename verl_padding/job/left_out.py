@@ -20,8 +20,10 @@ MULTIPLIED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean"
 OF_REWARDS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg")
 """verl's estimators that read nothing but rewards, and give sessions of a prompt that all earn the same advantages of
 exactly 0, but for rounding. Others read what a pass computes, or whiten advantages over the batch."""
-READ_OLD_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
-"""verl's estimators that read old log-probs."""
+READ_NO_OTHERS = (*MULTIPLIED, "clip_cov", "kl_cov", "dro")
+"""verl's policy losses that read old log-probs, and nothing else of the pass."""
+READ_NONE = (*OF_REWARDS, "gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "gdpo")
+"""verl's estimators that read no old log-probs."""
 LEFT_OUT = {"idle_rows": "skip", "old_log_probs": "update"}
 """Setting -> the value with which something is left out."""
 ESTIMATOR = "algorithm.adv_estimator"
@@ -81,7 +83,8 @@ def why_pass_is_needed(config: DictConfig, strategy: str, *, steps: int, local_u
     replay = f"{ACTOR_SECTION}.{config.actor_rollout_ref.actor.strategy}.router_replay.mode"
     if OmegaConf.select(config, replay) == "R2":
         return f"{replay}=R2: the pass records the routes that the update replays. Set it to R3 or disabled."
-    others = {name: each for name, each in ADV_ESTIMATOR_REGISTRY.items() if name not in READ_OLD_LOG_PROBS}
+    losses = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name in READ_NO_OTHERS}
+    estimators = {name: each for name, each in ADV_ESTIMATOR_REGISTRY.items() if name in READ_NONE}
     rollout = "actor_rollout_ref.rollout.calculate_log_probs"
     return (
         _if_set(config, f"{ROLLOUT_CORRECTION}.bypass_mode", "there is no pass that could be left out")
@@ -90,8 +93,8 @@ def why_pass_is_needed(config: DictConfig, strategy: str, *, steps: int, local_u
         or _if_set(config, rollout, "metrics compare those of the rollout with them")
         or _if_set(config, "algorithm.use_kl_in_reward", "rewards depend on them")
         or _if_set(config, "distillation.enabled", "the teacher's loss may read them")
-        or _unless_verls(config, LOSS_MODE, POLICY_LOSS_REGISTRY, "a loss of your own may read them")
-        or _unless_verls(config, ESTIMATOR, others, "it reads them, or may do so")
+        or _unless_verls(config, LOSS_MODE, losses, "it may read more of the pass")
+        or _unless_verls(config, ESTIMATOR, estimators, "it reads them, or may do so")
     )
 
 

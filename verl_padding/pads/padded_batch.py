@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -47,13 +48,14 @@ class PaddedBatch:
         self.plan = plan
         self.pads = new_pads(self.batch, plan.n_pads, template)
         """All pads of the plan, whether they have been put or not."""
+        self.pad_length = template.length
         self._template = template
         self._timed = timed
         self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
         self.mistaken = 0
         """Rows that the plan leaves out of an update, although they turned out to have an advantage."""
-        self.corrected: dict[str, Layout] = {}
-        """The layouts of updates that were made without leaving such rows out, by plans and pads of their own."""
+        self.corrected: dict[str, BatchPlan] = {}
+        """Plans, with pads of their own, of updates that were made without leaving such rows out."""
         self._source = SourceRows(batch)
         self._made: set[str] = set()
         self._factors = self._loss_factors(loss_weightings)
@@ -100,6 +102,13 @@ class PaddedBatch:
             put_pads(self.pads, fields)
         elif not self._template.has_seen(self._source.names - columns.OWN_COLUMNS):
             self._new_fields(1)  # a field that no pad can be made for is refused when it first appears
+
+    @property
+    def carried_out(self) -> BatchPlan:
+        """The plan, with the layouts of updates that were made otherwise."""
+        layouts = {call: plan.layouts[call] for call, plan in self.corrected.items()}
+        figures = {call: plan.figures[call] for call, plan in self.corrected.items()}
+        return replace(self.plan, layouts={**self.plan.layouts, **layouts}, figures={**self.plan.figures, **figures})
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether the plan has this call, with these rows in any order, and what it leaves out may be left out."""

@@ -77,8 +77,8 @@ class Layout:
     def as_one_mini_batch(self, most_pads: int) -> Layout:
         """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch at once.
 
-        Of the pads that the update does not compute, it has as few as make its cells even, in as few micro-batches at the
-        end, of at most ``most_pads`` each: a pass owes outputs of all its rows.
+        Of the pads that the update does not compute, it has as few as make its cells even, at the end, at most
+        ``most_pads`` in a micro-batch: a pass owes outputs of all its rows.
         """
         assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
         held_DK: list[list[Cell]] = [[] for _ in range(self.dp_size)]

@@ -122,6 +122,8 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
         mini_bound = max(mini_bound, cell * int(cost_I.max()))
     if not with_micro_bound:
         micro_bound = 0
+    elif costs.forest is not None and costs.forest.parts:
+        micro_bound = mini_bound  # a short end of a long row costs more a token than a longer one may
     elif call.padded_to == "micro_batch" and call.token_budget is None:
         micro_bound = equal_blocks_bound(cost_I, n_ranks, call.micro_batch_rows)
     else:

@@ -20,6 +20,7 @@ def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
 
     @for_training_workers
     def check(role: str, trainee: Any) -> None:
+        from verl.trainer.ppo.core_algos import get_policy_loss_fn
         from verl.workers.utils.losses import ppo_loss
 
         left_out = [f"padding.idle_rows={padding.idle_rows!r}"] if padding.idle_rows == "skip" else []
@@ -28,10 +29,12 @@ def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
         if role != "actor" or not left_out:
             return
         loss = trainee.loss_fn.func if isinstance(trainee.loss_fn, partial) else trainee.loss_fn
-        if loss is not ppo_loss:
+        if loss is ppo_loss:  # what it calls may be the user's own by now, under a name of verl's
+            loss = get_policy_loss_fn(trainee.loss_fn.keywords["config"].policy_loss.loss_mode)
+        if not loss.__module__.startswith("verl."):
             raise PaddingConfigError(
                 f"{left_out[0]}: the actor's loss is {loss!r}, which may add something for the rows, or read the "
-                f"log-probs, that are left out. Use verl's ppo_loss, or leave {left_out[0]} out."
+                f"log-probs, that are left out. Use a loss of verl's, or leave {left_out[0]} out."
             )
         if padding.old_log_probs == "update" and (where := _noise(trainee.engine.module)):
             raise PaddingConfigError(
@@ -46,7 +49,7 @@ def _noise(modules: Any) -> str | None:
     """A module of a model, or of the parts of one, that draws something while it trains; None if there is none."""
     for part in modules if isinstance(modules, list | tuple) else [modules]:
         for name, module in part.named_modules():
-            rates = {each: rate for each, rate in vars(module).items() if "dropout" in each or "jitter" in each}
+            rates = {each: rate for each, rate in vars(module).items() if "drop" in each or "jitter" in each}
             if isinstance(module, torch.nn.modules.dropout._DropoutNd):
                 rates["p"] = module.p
             for each, rate in rates.items():

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
+from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from verl_padding.config import Denominator
@@ -53,8 +54,8 @@ class RealRowsLoss:
     Pads have none, and neither have real rows whose ``response_mask`` is all 0, which stay in the denominators. A
     micro-batch without a trained token gets a zero that depends on the model's output, so that its backward runs the
     same collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics, every micro-batch
-    reports a count of one, and how full it is. A mini-batch without a trained token reports 0 for each loss that
-    ``inner`` has reported before.
+    reports a count of one, and how full it is. A mini-batch without a trained token reports 0 for verl's policy loss,
+    and for each loss that ``inner`` has reported before.
 
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which the gradient of
     their outputs is multiplied. Loss and metrics are those of rows that weigh the same.
@@ -68,11 +69,14 @@ class RealRowsLoss:
         self.denominator = denominator
         policy_loss = _policy_loss(inner)
         clips_no_zero = policy_loss is not None and policy_loss.loss_mode in CLIPS_NO_ZERO
+        bypasses = policy_loss is not None and policy_loss.loss_mode == "bypass_mode"  # by a loss of its own choice
         # A bypass that rejects tokens takes its fractions of those that are left, which no column counts.
         rejects = clips_no_zero and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
         self._of_all_rows = CLIP_FRACTIONS if clips_no_zero and not rejects else frozenset()
-        self._losses: set[str] = set()
-        self._known: set[str] = set()
+        # Reported from the first mini-batch on, trained token or not; others once the inner loss has reported them.
+        is_verls = isinstance(inner, partial) and inner.func is ppo_loss
+        self._losses: set[str] = {"actor/pg_loss"} if is_verls else set()
+        self._known: set[str] = set(CLIP_FRACTIONS) if is_verls and clips_no_zero and not bypasses else set()
 
     def __call__(self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any) -> Any:
         """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""

@@ -152,7 +152,7 @@ class LevelPacker:
         """The number of levels is a multiple of it."""
         arrays = np.array(items.tokens_I, dtype=np.int64), np.array(items.cost_I, dtype=np.int64)
         self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
-        """The least height there is."""
+        """The least height there is; of runs of trees, whose cost a token may fall with their tokens, about that."""
         # A search takes time with the items, and many of them are packed well at the first attempt.
         self.goal = self.bound + self.bound * min(max(len(items), 1 << 11), 1 << 14) // (1 << 21)
         """Height at which a search may end: a thousandth above the bound, up to a hundredth for many thousand items."""

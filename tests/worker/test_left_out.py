@@ -1,0 +1,59 @@
+"""What only a worker shows of what is left out: whose loss its actor has, and what draws something while it trains."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
+from verl.workers.utils.losses import ppo_loss
+
+from verl_padding.config import PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.worker.left_out import check_left_out
+
+SKIP, UPDATE = PaddingConfig(idle_rows="skip"), PaddingConfig(old_log_probs="update")
+VANILLA = partial(ppo_loss, config=SimpleNamespace(policy_loss=SimpleNamespace(loss_mode="vanilla")))
+
+
+class Trainee:
+    """An actor's training worker."""
+
+    def __init__(self, loss_fn=VANILLA, module=None):
+        self.loss_fn = loss_fn
+        self.engine = SimpleNamespace(module=module or torch.nn.Linear(2, 2))
+
+
+def check(padding: PaddingConfig, trainee: Trainee) -> None:
+    check_left_out(padding)(SimpleNamespace(actor=trainee))
+
+
+@pytest.mark.parametrize("padding", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
+def test_a_loss_of_the_users_own_is_refused_in_the_worker_too_where_it_has_a_name_of_verls(padding, monkeypatch):
+    check(padding, Trainee())
+    with pytest.raises(PaddingConfigError, match="own_loss"):
+        check(padding, Trainee(partial(own_loss)))
+    monkeypatch.setattr("verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY))
+    register_policy_loss("vanilla")(own_loss)
+    with pytest.raises(PaddingConfigError, match="own_loss"):
+        check(padding, Trainee())
+    check(PaddingConfig(), Trainee())
+
+
+def own_loss(**_):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("rate", ["layerdrop", "drop_prob", "router_jitter_noise", "attention_dropout"])
+def test_a_model_that_draws_while_it_trains_takes_no_log_probs_of_an_update(rate):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0))
+    check(UPDATE, Trainee(module=module))
+    setattr(module[0], rate, 0.5)
+    with pytest.raises(PaddingConfigError, match=rf"{rate}=0\.5"):
+        check(UPDATE, Trainee(module=module))
+    check(SKIP, Trainee(module=module))
+
+
+def test_nor_does_one_with_a_layer_of_dropout():
+    with pytest.raises(PaddingConfigError, match=r"0\.p=0\.1"):
+        check(UPDATE, Trainee(module=torch.nn.Sequential(torch.nn.Dropout(0.1))))
