@@ -61,10 +61,10 @@ def put_trained_rows() -> KVBatchMeta:
     return with_trained_fields(put_rows(LENGTHS))
 
 
-def put_few_rows() -> KVBatchMeta:
+def put_few_rows(lengths: Sequence[tuple[int, int]] = LENGTHS) -> KVBatchMeta:
     """Rows of three prompts, of which the first two have one row: too few for all ranks of a mini-batch each."""
     torch.manual_seed(0)
-    return with_trained_fields(put_rows(LENGTHS[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
+    return with_trained_fields(put_rows(lengths[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
 
 
 def put_grown_rows() -> KVBatchMeta:

@@ -52,6 +52,8 @@ class PaddedBatch:
         self._template = template
         self._timed = timed
         self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
+        leaving_out = {call for call, layout in plan.layouts.items() if any(layout.left_out)}
+        assert leaving_out <= {skips_idle}, f"{leaving_out} would divide by the rows that they compute"
         self.mistaken = 0
         """Rows that the plan leaves out of an update, although they turned out to have an advantage."""
         self.corrected: dict[str, BatchPlan] = {}
