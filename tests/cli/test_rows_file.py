@@ -101,7 +101,7 @@ def test_a_row_that_extends_no_row_of_its_session_is_refused_with_its_line(exten
     assert f"rows.jsonl, line 5 (row number 4): extends={extends}, but that is not the number of a row of its" in shown
 
 
-@pytest.mark.parametrize("ids", [[-1], [1 << 32], [1.5], ["a"], [[1], [2]], "12"])
+@pytest.mark.parametrize("ids", [[-1], [True, 2], [1 << 32], [1.5], ["a"], [[1], [2]], "12"])
 def test_token_ids_that_are_none_are_refused(ids):
     assert "token ids are whole numbers" in refusal({"prompt": "a", "session": 0, "token_ids": ids})
 

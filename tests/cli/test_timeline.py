@@ -27,7 +27,10 @@ def test_a_step_is_shown_as_a_table(file: Path):
     code, output = run(file)
     assert code == 0
     assert "step 3, 2 rows" in output
-    assert "actor" in output
+    (line,) = [line for line in output.splitlines() if "actor" in line]
+    assert [cell.strip() for cell in line.strip("│ ").split("│")] == [
+        "actor", "2", "2", "5.00", "1.25", "1.00", "1.250", "16", "0.00",
+    ]  # fmt: skip
 
 
 def test_a_step_is_drawn_and_traced(file: Path):

@@ -5,15 +5,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
-from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.losses import ppo_loss, sft_loss
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.worker.left_out import check_left_out
 
 SKIP, UPDATE = PaddingConfig(idle_rows="skip"), PaddingConfig(old_log_probs="update")
-VANILLA = partial(ppo_loss, config=SimpleNamespace(policy_loss=SimpleNamespace(loss_mode="vanilla")))
+
+
+def policy_loss(mode: str) -> partial:
+    return partial(ppo_loss, config=SimpleNamespace(policy_loss=SimpleNamespace(loss_mode=mode)))
+
+
+VANILLA = policy_loss("vanilla")
 
 
 class Trainee:
@@ -31,13 +38,22 @@ def check(padding: PaddingConfig, trainee: Trainee) -> None:
 @pytest.mark.parametrize("padding", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
 def test_a_loss_of_the_users_own_is_refused_in_the_worker_too_where_it_has_a_name_of_verls(padding, monkeypatch):
     check(padding, Trainee())
-    with pytest.raises(PaddingConfigError, match="own_loss"):
-        check(padding, Trainee(partial(own_loss)))
-    monkeypatch.setattr("verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY))
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY))
+    register_policy_loss("later")(POLICY_LOSS_REGISTRY["vanilla"])
+    not_known = partial(own_loss), own_loss, partial(sft_loss), partial(ppo_loss, None), ppo_loss, policy_loss("later")
+    for loss in not_known:
+        with pytest.raises(PaddingConfigError, match="the actor's loss is"):
+            check(padding, Trainee(loss))
     register_policy_loss("vanilla")(own_loss)
     with pytest.raises(PaddingConfigError, match="own_loss"):
         check(padding, Trainee())
     check(PaddingConfig(), Trainee())
+
+
+def test_a_loss_with_a_gradient_in_idle_rows_is_refused_whatever_the_driver_has_seen():
+    with pytest.raises(PaddingConfigError, match="dro"):
+        check(SKIP, Trainee(policy_loss("dro")))
+    check(UPDATE, Trainee(policy_loss("dro")))
 
 
 def own_loss(**_):

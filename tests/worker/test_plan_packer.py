@@ -69,6 +69,10 @@ def test_megatrons_losses_are_multiplied_by_the_tokens_that_its_gradients_are_di
     computed = sum(length for length, number in zip(LENGTHS, numbers, strict=True) if number >= 0)
     for micro_batch in micro_batches:
         assert tu.get_non_tensor_data(micro_batch, "routed_num_tokens", None) == computed + 20
+    alone = cell(numbers=numbers, dynamic=dynamic)
+    tu.assign_non_tensor(alone, routed_num_tokens=sum(LENGTHS))
+    for micro_batch in follow_plan(prepare_micro_batches)(alone)[0]:
+        assert tu.get_non_tensor_data(micro_batch, "routed_num_tokens", None) == computed
 
 
 def test_outputs_of_an_update_that_keeps_them_are_those_of_the_rows_that_are_computed():

@@ -35,6 +35,12 @@ def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
     )
 
 
+def test_a_row_that_parts_shares_with_an_earlier_one_of_its_routes_behind_another_of_others():
+    routes = [torch.full((4, 2, 2), route) for route in (0, 1, 0)]
+    tree = find_tree(rows_of([[1, 2, 3, 6], [1, 2, 3, 5], [1, 2, 3, 4]], routed_experts=routes), "trees")
+    assert tree.tokens == 4 + 4 + 2
+
+
 @pytest.mark.parametrize("sharing", ["chains", "trees"])
 def test_rows_with_one_beginning_are_each_compared_with_few_others(sharing, monkeypatch):
     compared = []

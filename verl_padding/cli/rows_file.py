@@ -211,12 +211,13 @@ def _rows_of_calls(calls: Sequence[ModelCall], name: str, encode: ChatEncoder) -
     for call in calls:
         try:
             encoded = encode(call)
+            whole = _packed(encoded.token_ids)
         except (TemplateError, ValueError, TypeError) as error:
             raise PaddingDataError(f"{name}, call {len(found)}: {type(error).__name__}: {error}") from error
         cut += encoded.leaves_out
         sessions = number_of.setdefault(call.prompt, {})
         key = row_key(call.prompt, sessions.setdefault(call.session, len(sessions)), len(found))
-        found.append(_Row(len(found), key, len(encoded.token_ids), _packed(encoded.token_ids), None))
+        found.append(_Row(len(found), key, len(encoded.token_ids), whole, None))
     notes = []
     if cut:
         answers = f"{cut} of {counted(len(found), 'answer')}"
@@ -236,7 +237,8 @@ def _rows_of_calls(calls: Sequence[ModelCall], name: str, encode: ChatEncoder) -
 def _packed(ids: Sequence[int]) -> bytes:
     """Token ids, four bytes each, big endian: they sort as the ids do, and begin alike if these do."""
     found = np.array(ids)
-    if len(ids) and (found.ndim != 1 or found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < 1 << 32):
+    whole = found.ndim == 1 and found.dtype.kind in "iu" and bool not in map(type, ids)
+    if len(ids) and not (whole and 0 <= found.min() <= found.max() < 1 << 32):
         raise ValueError(f"token ids are whole numbers from 0 to {(1 << 32) - 1}")
     return found.astype(">u4").tobytes()
 

@@ -205,7 +205,7 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
 
     def _plan_metrics(self, padded: PaddedBatch, logging_prefix: str = SEQLEN) -> dict[str, float]:
         found: dict[str, float] = {}
-        if self._padding.idle_rows == "skip":
+        if self._padding.idle_rows == "skip" and ACTOR in padded.plan.layouts:
             logging_prefix += "_computed"  # verl's are of all rows
             found[names.LEFT_OUT_ROWS.format(update=ACTOR)] = 0
         made = padded.carried_out, tokens_of_tags(padded.batch.keys, padded.batch.tags), padded.pad_length

@@ -84,7 +84,7 @@ class JobReader:
         """The verl mode that the job's trainer extends; by default the one that the trainer's name says."""
         self.padding = padding
         self.sharing: Sharing = padding.sharing
-        """What is shared; :meth:`check_models` makes chains of trees that the actor's model does not suit."""
+        """What is shared; :meth:`check_models` makes chains of trees that a model does not suit."""
         self.parameter_sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
         """Local updates per global step, which share its prompts."""
 

@@ -70,14 +70,16 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
     outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
     parting = [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
-    each_way: tuple[Sharing, ...] = ("off", "trees") if sharing == "trees" else ()
-    try:
-        trees = [_outputs(trainee, parting, axes, multiple, way) or [] for way in each_way]
-    except RuntimeError as error:  # an attention of the model's own wants a mask, which a tree has none of
-        raise PaddingConfigError(
-            f"padding.sharing='trees': the {role} cannot compute rows that part (model_type={text.model_type}): "
-            f"{error}. Set padding.sharing=chains."
-        ) from error
+    trees: list[list[torch.Tensor]] = []
+    if sharing == "trees":
+        trees.append(_outputs(trainee, parting, axes, multiple) or [])
+        try:
+            trees.append(_outputs(trainee, parting, axes, multiple, sharing) or [])
+        except RuntimeError as error:  # such as of an attention of the model's own, which wants a mask
+            raise PaddingConfigError(
+                f"padding.sharing='trees': the {role} cannot compute rows that part (model_type={text.model_type}): "
+                f"{error}. Set padding.sharing=chains."
+            ) from error
     if not outputs:  # ranks that share rows have none of their own, but all of them take part in each pass
         return
     one, beside_others, changed = outputs

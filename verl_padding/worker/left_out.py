@@ -8,6 +8,7 @@ import torch
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.left_out import MULTIPLIED, READ_NO_OTHERS
 from verl_padding.worker.training_workers import for_training_workers
 
 
@@ -28,13 +29,16 @@ def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
             left_out.append(f"padding.old_log_probs={padding.old_log_probs!r}")
         if role != "actor" or not left_out:
             return
-        loss = trainee.loss_fn.func if isinstance(trainee.loss_fn, partial) else trainee.loss_fn
-        if loss is ppo_loss:  # what it calls may be the user's own by now, under a name of verl's
-            loss = get_policy_loss_fn(trainee.loss_fn.keywords["config"].policy_loss.loss_mode)
-        if not loss.__module__.startswith("verl."):
+        loss, admitted = trainee.loss_fn, MULTIPLIED if padding.idle_rows == "skip" else READ_NO_OTHERS
+        is_verls = isinstance(loss, partial) and loss.func is ppo_loss and "config" in loss.keywords
+        if is_verls:  # what it calls may be another one by now, or the user's own under a name of verl's
+            mode = loss.keywords["config"].policy_loss.loss_mode
+            loss = get_policy_loss_fn(mode)
+            is_verls = mode in admitted and loss.__module__.startswith("verl.")
+        if not is_verls:
             raise PaddingConfigError(
                 f"{left_out[0]}: the actor's loss is {loss!r}, which may add something for the rows, or read the "
-                f"log-probs, that are left out. Use a loss of verl's, or leave {left_out[0]} out."
+                f"log-probs, that are left out. Use a policy loss of verl's that admits it, or leave {left_out[0]} out."
             )
         if padding.old_log_probs == "update" and (where := _noise(trainee.engine.module)):
             raise PaddingConfigError(
