@@ -1,4 +1,4 @@
-"""Which rows of the benchmark of what is not computed are idle, and that its sides learn the same."""
+"""Which rows of the benchmark of what is not computed are idle."""
 
 from benchmarks.lean import idle_rows
 

@@ -49,6 +49,25 @@ def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
     assert plan.layouts["critic"].real_rows_M == (7, 6, 6, 6)
 
 
+@pytest.mark.parametrize(("most_pads", "micro_batches"), [(32, 1), (8, 3), (4, 7)])
+def test_a_pass_has_as_few_of_the_pads_that_its_update_leaves_out_as_make_its_ranks_even(most_pads, micro_batches):
+    # The first prompt fills five micro-batches of each rank. Of each other prompt, a rank has a row as long as the
+    # budget, and the other two short ones: besides, a micro-batch of one pad here, and of four there, on no rank.
+    lengths = {0: [64] * 10} | {prompt: [64, 30, 30] for prompt in range(1, 8)}
+    rows = [(f"p{prompt}_0_{row}", tokens) for prompt, of in lengths.items() for row, tokens in enumerate(of)]
+    job = job_of(prompts=8, packer="plan", actor=Update(dp_size=2, token_budget=64, prompts_per_mini_batch=1))
+    update = plan_batch(Rows.from_keys(*zip(*rows, strict=True)), job).layouts["actor"]
+    spare_D = [
+        sum(len(update.micro_batches(m, d)[k]) for m, of in enumerate(update.skipped_M) for k in of) for d in (0, 1)
+    ]
+    assert (update.n_micro_batches, sorted(spare_D)) == (12, [7, 28])
+    taken = update.as_one_mini_batch(most_pads)
+    assert taken.n_micro_batches == 12 + micro_batches
+    pads_DK = [[len(rows) for rows in taken.micro_batches(0, rank)[12:]] for rank in (0, 1)]
+    assert max(map(max, pads_DK)) <= most_pads
+    assert abs(sum(pads_DK[0]) - sum(pads_DK[1])) == 28 - 7
+
+
 def plan_3509(strategy, packer):
     """One of the jobs that figures are told of: 3,509 rows of 400 prompts, on eight ranks."""
     job = five_jobs()[2]

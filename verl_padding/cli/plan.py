@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from verl_padding.cli.file_rows import CountTokens
 from verl_padding.cli.planned_batch import PLAN, VERL, CutLayout, PlannedBatch, draw_layouts, sharing_of
-from verl_padding.cli.rows_file import CountTokens, read_batches
+from verl_padding.cli.rows_file import read_batches
 from verl_padding.cli.trajectories import ChatEncoder
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
@@ -91,9 +92,9 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
         yield f"--dp {dp}: ranks have nothing but pads in {idle} of {steps}."
     if rows.idle:
         tokens = sum(rows.tokens_R[row] for row in rows.idle) / sum(rows.tokens_R)
-        does = "The update leaves them out, but for one where a mini-batch has no others."
-        does = does if planned.update.skips_idle else "--idle-rows skip leaves them out"
-        does += "" if planned.update.skips_idle else ", which verl-padding doctor admits or refuses for a job."
+        does = "--idle-rows skip leaves them out, which verl-padding doctor admits or refuses for a job."
+        if planned.update.skips_idle:
+            does = "The update leaves them out, but for one where a mini-batch has no others."
         share = f"{len(rows.idle)} of {counted(len(rows), 'row')}, {tokens:.1%} of the tokens"
         yield f"{share}, are idle: not trained, or of prompts whose sessions have all earned the same. {does}"
     elif planned.update.skips_idle:

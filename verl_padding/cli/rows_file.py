@@ -2,16 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
 
-from verl_padding.cli.first_difference import first_difference
+from verl_padding.cli.file_rows import CountTokens, FileRow, extended_rows, forest_of, place_of
 from verl_padding.cli.trajectories import (
     ChatEncoder,
     ModelCall,
@@ -24,13 +24,9 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
 from verl_padding.plan.counted import counted
-from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import row_key, rows_of_sessions, session_of_key, uid_of_key
-from verl_padding.plan.rows import may_extend
+from verl_padding.plan.row_keys import row_key, rows_of_sessions, uid_of_key
 from verl_padding.record.step_file import RecordedStep, begins_step, steps_of
 from verl_padding.runs.report import dumps_in
-
-CountTokens = Callable[[str], int]
 
 FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms'
 
@@ -47,16 +43,6 @@ class RowsFile:
     pads: int  # of stock verl in a rollout dump, left out
     is_dump: bool  # whether the lengths are an estimate: a tokenizer's counts of a dump's text
     notes: tuple[str, ...] = ()  # what the rows are, or are not, of the file's trajectories
-
-
-class _Row(NamedTuple):
-    line: int
-    key: str
-    tokens: Any  # `Rows` refuses what is not a whole number
-    whole: str | bytes | None  # text, or token ids by `_packed`, of prompt and response, if the file has them
-    extends: int | None  # line of the row that this one extends, if the file has it
-    shares: int | None = None  # tokens that this row shares with the one on the line before, if the file has it
-    reward: float | None = None  # of its session, if the file has it
 
 
 def read_batches(path: Path, count_tokens: CountTokens | None, encode: ChatEncoder | None = None) -> list[RowsFile]:
@@ -147,7 +133,7 @@ def read_rows(
     Raises:
         PaddingDataError: a line is not a row, or the rows are not a batch.
     """
-    found: list[_Row] = []
+    found: list[FileRow] = []
     calls: list[ModelCall] = []
     trajectories: dict[Path, Any] = {}
     pads, is_dump = 0, False
@@ -169,14 +155,14 @@ def read_rows(
                 is_dump = True
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise PaddingDataError(f"{_place(name, number)}: not a row ({why}). {FORMS}.") from error
+            raise PaddingDataError(f"{place_of(name, number)}: not a row ({why}). {FORMS}.") from error
     more, notes = _calls_and_notes(trajectories) if trajectories else ([], [])
     batch = _batch(found, [*calls, *more], name=name, count_tokens=count_tokens, encode=encode, notes=notes)
     return replace(batch, pads=pads, is_dump=is_dump)
 
 
 def _batch(
-    found: list[_Row],
+    found: list[FileRow],
     calls: Sequence[ModelCall],
     *,
     name: str,
@@ -192,20 +178,20 @@ def _batch(
         found, more = _rows_of_calls(calls, name, encode or ChatEncoder(None))
         notes = [*notes, *more]
     try:
-        extends_R = _extended_rows(found, name)
+        extends_R = extended_rows(found, name)
         rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], extends_R)
         # The update computes the first of them where it has no others: the shortest.
         idle = sorted(_of_equal_rewards(rows.key_R, [row.reward for row in found]), key=lambda r: (rows.tokens_R[r], r))
-        rows = replace(rows, forest=_forest_of(found, rows.tokens_R, count_tokens), idle=tuple(idle))
+        rows = replace(rows, forest=forest_of(found, rows.tokens_R, count_tokens), idle=tuple(idle))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
     lines_R = tuple(row.line for row in found)
     return RowsFile(name=name, rows=rows, lines_R=lines_R, pads=0, is_dump=False, notes=tuple(notes))
 
 
-def _rows_of_calls(calls: Sequence[ModelCall], name: str, encode: ChatEncoder) -> tuple[list[_Row], list[str]]:
+def _rows_of_calls(calls: Sequence[ModelCall], name: str, encode: ChatEncoder) -> tuple[list[FileRow], list[str]]:
     """A row for each call, and what a user should know of them."""
-    found: list[_Row] = []
+    found: list[FileRow] = []
     number_of: dict[str, dict[str, int]] = {}  # prompt -> session -> its number
     cut = 0
     for call in calls:
@@ -217,7 +203,7 @@ def _rows_of_calls(calls: Sequence[ModelCall], name: str, encode: ChatEncoder) -
         cut += encoded.leaves_out
         sessions = number_of.setdefault(call.prompt, {})
         key = row_key(call.prompt, sessions.setdefault(call.session, len(sessions)), len(found))
-        found.append(_Row(len(found), key, len(encoded.token_ids), whole, None))
+        found.append(FileRow(len(found), key, len(encoded.token_ids), whole, None))
     notes = []
     if cut:
         answers = f"{cut} of {counted(len(found), 'answer')}"
@@ -243,17 +229,12 @@ def _packed(ids: Sequence[int]) -> bytes:
     return found.astype(">u4").tobytes()
 
 
-def _place(name: str, line: int) -> str:
-    """Names a line, which is given from 0, as ``extends`` and the JSON of a plan number rows."""
-    return f"{name}, line {line + 1} (row number {line})"
-
-
-def _dumped_row(entry: dict[str, Any], line: int, count_tokens: CountTokens | None) -> _Row:
+def _dumped_row(entry: dict[str, Any], line: int, count_tokens: CountTokens | None) -> FileRow:
     if count_tokens is None:
         raise ValueError("a rollout dump has text without lengths: name the model's tokenizer with --tokenizer")
     tokens = count_tokens(entry["input"]) + count_tokens(entry["output"])
     whole, extends = entry["input"] + entry["output"], entry.get("extends")
-    return _Row(line, entry["uid"], max(tokens, 1), whole, extends, reward=_reward(entry, "score"))
+    return FileRow(line, entry["uid"], max(tokens, 1), whole, extends, reward=_reward(entry, "score"))
 
 
 def _reward(entry: Mapping[str, Any], name: str) -> float | None:
@@ -263,7 +244,7 @@ def _reward(entry: Mapping[str, Any], name: str) -> float | None:
     return value
 
 
-def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
+def _row_of_lengths(entry: dict[str, Any], line: int) -> FileRow:
     whole = _packed(entry["token_ids"]) if "token_ids" in entry else None
     lengths = [] if whole is None else [len(entry["token_ids"])]
     if "prompt_tokens" in entry:
@@ -274,7 +255,7 @@ def _row_of_lengths(entry: dict[str, Any], line: int) -> _Row:
         raise ValueError(f"its lengths differ: {lengths}")
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
-    return _Row(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"), _reward(entry, "reward"))
+    return FileRow(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"), _reward(entry, "reward"))
 
 
 def _of_equal_rewards(keys: Sequence[str], reward_R: Sequence[float | None]) -> list[int]:
@@ -288,79 +269,3 @@ def _of_equal_rewards(keys: Sequence[str], reward_R: Sequence[float | None]) -> 
     # NaN equals nothing.
     equal = (uid for uid, of in rewards_of.items() if len(of) > 1 and None not in of and all(r == of[0] for r in of))
     return [row for uid in equal for row in rows_of[uid]]
-
-
-def _extended_rows(found: Sequence[_Row], name: str) -> list[int | None] | None:
-    """Number of the row that each row extends, by ``extends`` or else by its tokens; None if the file has neither."""
-    if all(row.whole is None and row.extends is None for row in found):
-        return None
-    row_of_line = {row.line: place for place, row in enumerate(found)}
-    extends_R = _by_their_tokens(found)
-    for at, row in enumerate(found):
-        if row.extends is None:
-            continue
-        earlier = row_of_line.get(row.extends)
-        if earlier is None or session_of_key(found[earlier].key) != session_of_key(row.key):
-            why = f"extends={row.extends}, but that is not the number of a row of its session."
-            raise PaddingDataError(f"{_place(name, row.line)}: {why}")
-        extends_R[at] = earlier
-    return extends_R
-
-
-def _forest_of(found: Sequence[_Row], tokens_R: Sequence[int], count_tokens: CountTokens | None) -> Forest | None:
-    """What rows of a prompt share, by ``shares``, or else by their tokens or texts; None if the file has neither."""
-    if any(row.shares is not None for row in found):
-        # From the last line to the first: a row comes before those that it extends.
-        for place, (above, line) in enumerate(pairwise(found)):
-            shares = 0 if line.shares is None else line.shares
-            of_one_prompt = uid_of_key(above.key) == uid_of_key(line.key)
-            most = min(tokens_R[place : place + 2]) if of_one_prompt else 0
-            if not isinstance(shares, int) or isinstance(shares, bool) or not 0 <= shares <= most:
-                raise PlanError(f"row number {line.line}: shares={shares!r} must be a whole number from 0 to {most}")
-        shared_I = [0, *[row.shares or 0 for row in reversed(found)]]
-        return Forest.in_order(tokens_R, range(len(found))[::-1], shared_I[:-1])
-    if any(row.whole is None for row in found):
-        return None
-    # Rows of text and rows of token ids cannot be compared.
-    kind_R = [(uid_of_key(row.key), isinstance(row.whole, str)) for row in found]
-    order = sorted(range(len(found)), key=lambda row: (kind_R[row], found[row].whole), reverse=True)
-    shared_I = [0]
-    for before, row in pairwise(order):
-        one, other = found[before].whole or "", found[row].whole or ""
-        if kind_R[before] != kind_R[row]:
-            shared_I.append(0)
-        elif one[: len(other)] == other:
-            shared_I.append(min(tokens_R[row], tokens_R[before]))
-        else:
-            alike = _alike(one, other)
-            # Of a text, the token at which rows part may begin before it.
-            tokens = count_tokens(other[:alike]) - 1 if count_tokens and isinstance(other, str) else alike
-            shared_I.append(min(max(tokens, 0), tokens_R[row] - 1, tokens_R[before]))
-    return Forest.in_order(tokens_R, order, shared_I)
-
-
-def _alike(one: str | bytes, other: str | bytes) -> int:
-    """How many characters of two texts, or ids of two rows, are equal up to where they part."""
-    if isinstance(one, bytes) and isinstance(other, bytes):
-        return first_difference(one, other) // 4
-    return first_difference(str(one), str(other))
-
-
-def _by_their_tokens(found: Sequence[_Row]) -> list[int | None]:
-    extends_R: list[int | None] = [None] * len(found)
-    tokens_R = [row.tokens for row in found]
-    rows_of: dict[tuple[str, type], list[tuple[Any, int]]] = {}
-    for number, row in enumerate(found):
-        if row.whole:
-            rows_of.setdefault((session_of_key(row.key), type(row.whole)), []).append((row.whole, number))
-    for rows in rows_of.values():
-        # In this order the rows that begin with a row come right after it.
-        before: list[tuple[Any, int]] = []
-        for whole, longer in sorted(rows):
-            while before and whole[: len(before[-1][0])] != before[-1][0]:
-                before.pop()
-            # By the tokenizer's counts, a text may have fewer tokens than its beginning.
-            extended = (earlier for _, earlier in reversed(before) if may_extend(tokens_R, longer, earlier))
-            extends_R[longer] = next(extended, None)
-            before.append((whole, longer))
-    return extends_R
