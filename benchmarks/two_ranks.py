@@ -31,12 +31,14 @@ def two_ranks(hidden: int, longest: int, budget: int | None = None) -> Iterator[
     rank, ``budget``, or as many as a row."""
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from tests.support.fsdp2_workers import start_actor, stop
+        from verl_padding.worker import mini_batches
         from verl_padding.worker.losses import wrap_worker_loss
 
         budget_setting = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget or longest}"
         workers = start_actor(make_model(Path(folder), hidden, longest), RANKS, budget_setting)
         # It lets rows that no plan has touched pass: stock verl's side runs verl's own loss.
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
+        workers.execute_with_func_generator(mini_batches.install_in_worker)
         yield workers
         stop(workers)
 

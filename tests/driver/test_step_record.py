@@ -110,12 +110,11 @@ def test_the_files_are_beside_the_rollouts_if_there_are_any(monkeypatch, tmp_pat
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["7.jsonl"]
 
 
-def test_a_row_that_an_update_leaves_out_has_no_place_and_micro_batches_that_no_rank_computes_do_not_count():
+def test_a_row_that_an_update_leaves_out_has_no_place():
     layout = Layout(
         n_rows=4,
         cells=(((4, 0), (5, 1)),),  # two ranks; 4 and 5 are pads, in a micro-batch of their own
         micro_batch_rows=(((1, 1), (1, 1)),),
-        of_update=True,
         left_out=((2, 3),),
     )
-    assert places(layout) == {0: Place(0, 0, 0), 1: Place(0, 1, 0)}
+    assert places(layout) == {0: Place(0, 0, 1), 1: Place(0, 1, 1)}

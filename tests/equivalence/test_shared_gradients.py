@@ -188,10 +188,10 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_where_micro_batches_hold_pads_alone_the_chains_beside_them_give_the_same_gradients(mode, engines, rows):
-    plan = plan_of(rows, ranks=8)
+    plan = plan_of(rows, ranks=4)
     layout = plan.layouts[CALL]
-    cuts = [layout.micro_batches(step, rank) for step in range(layout.n_mini_batches) for rank in range(8)]
-    assert sum(min(micro_batch) >= len(rows) for cut in cuts for micro_batch in cut) >= 4, "of pads alone"
+    cuts = [layout.micro_batches(step, rank) for step in range(layout.n_mini_batches) for rank in range(4)]
+    assert sum(min(micro_batch) >= len(rows) for cut in cuts for micro_batch in cut), "of pads alone"
     loss = policy_loss(mode, "vanilla")
     got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"))
     assert_same_gradients(got, plain_gradients(engines[1], rows, plan, loss))

@@ -61,10 +61,10 @@ def put_trained_rows() -> KVBatchMeta:
     return with_trained_fields(put_rows(LENGTHS))
 
 
-def put_few_rows(lengths: Sequence[tuple[int, int]] = LENGTHS) -> KVBatchMeta:
+def put_few_rows() -> KVBatchMeta:
     """Rows of three prompts, of which the first two have one row: too few for all ranks of a mini-batch each."""
     torch.manual_seed(0)
-    return with_trained_fields(put_rows(lengths[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
+    return with_trained_fields(put_rows(LENGTHS[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
 
 
 def put_grown_rows() -> KVBatchMeta:
@@ -215,7 +215,7 @@ def assert_updates_agree(
     start_over([one_rank], mode, policy_loss=policy_loss)
     start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
     started(padded_ranks, one_rank)
-    if packer == "plan" or micro_batch_rows is not None:
+    if packer == "plan":
         padded_ranks.execute_with_func_generator(install(sharing))
     rows = {"off": put_trained_rows, "chains": put_grown_rows, "trees": put_branching_rows}[sharing]
     batch = (put or (put_few_rows if few else rows))()
@@ -224,7 +224,7 @@ def assert_updates_agree(
     both = update_both(padded_ranks, one_rank, batch, plan, template=template, update=update)
     assert_metrics_agree(both, update)
     if micro_batch_rows is not None:
-        levels_M = [both.layout.rows_per_cell // micro_batch_rows - len(skipped) for skipped in both.layout.skipped_M]
+        levels_M = [rows // micro_batch_rows for rows in both.layout.cell_rows_M]
         assert both.padded[MICRO_BATCHES] == levels_M * EPOCHS
     elif packer == "plan":  # verl's own packer cuts as it likes
         assert_packed_as_planned(both, update)
@@ -263,6 +263,7 @@ def update_both(
     )
     strip(padded.pads)
 
+    assert len(got["lr"]) == 1, "the scheduler takes its step after the last mini-batch of the last epoch"
     plain, keys_of = copies or (batch, {key: [key] for key in batch.keys})
     want = []
     for _ in range(EPOCHS):
@@ -293,8 +294,7 @@ def assert_metrics_agree(both: BothUpdates, update: str = "actor", names: Sequen
 
 def assert_packed_as_planned(both: BothUpdates, update: str = "actor") -> None:
     """The workers have computed the tokens that the plan says, in as many micro-batches."""
-    levels_M = zip(both.layout.micro_batch_rows, both.layout.skipped_M, strict=True)
-    planned = [len(rows_DK[0]) - len(skipped) for rows_DK, skipped in levels_M]
+    planned = [len(rows_DK[0]) for rows_DK in both.layout.micro_batch_rows]
     assert both.padded[MICRO_BATCHES] == planned * EPOCHS
     efficiency = np.dot(both.padded[PACKING_EFFICIENCY][: len(planned)], planned) / sum(planned)
     assert efficiency == pytest.approx(both.plan.figures[update].packing_efficiency)

@@ -46,25 +46,35 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths
 
 def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mini_batches():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
-    batch.extra_info.update(mini_batch_size=4, epochs=1, dataloader_kwargs={"shuffle": True})
+    batch.extra_info.update(mini_batch_size=4, epochs=2, dataloader_kwargs={"shuffle": True})
     padded = upsample(batch, plan_for(batch), TEMPLATE)
     rows = padded.update_call("actor", batch)
     layout = padded.plan.layouts["actor"]
-    assert rows.extra_info["num_mini_batch"] == layout.n_mini_batches == 3
+    assert rows.extra_info[columns.N_MINI_BATCHES] == layout.n_mini_batches == 3
     assert "mini_batch_size" not in rows.extra_info
-    assert rows.extra_info["dataloader_kwargs"] == {"shuffle": False}
-    assert rows.extra_info["epochs"] == 1
+    assert rows.extra_info["epochs"] == rows.extra_info[columns.EPOCHS_OF_CALL] == 2
     assert batch.extra_info["mini_batch_size"] == 4
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-    # What verl's dispatch makes of it: equal chunks a rank, equal mini-batches inside a chunk.
-    cells = data[columns.IS_PADDING].reshape(layout.dp_size, layout.n_mini_batches, layout.rows_per_cell)
-    real_M = (~cells).sum(dim=(0, 2))
-    reporting_M = (~cells).any(dim=2).sum(dim=0)
-    shape = cells.shape
-    assert torch.equal(data[columns.REAL_ROWS].reshape(shape), real_M.view(1, -1, 1).expand(shape))
-    assert torch.equal(data[columns.REPORTING_RANKS].reshape(shape), reporting_M.view(1, -1, 1).expand(shape))
-    assert real_M.min() >= 1
-    assert cells.any()
+    # What verl's workers make of it: equal chunks a rank, and mini-batches as the batch_sampler says.
+    sampler = rows.extra_info["dataloader_kwargs"]["batch_sampler"]
+    size = len(data) // layout.dp_size
+    assert (
+        [place for places in sampler for place in places]
+        == list(range(size))
+        == list(range(rows.extra_info["num_mini_batch"]))
+    )
+    for mini_batch, places in enumerate(sampler):
+        held_D = [[rank * size + place for place in places] for rank in range(layout.dp_size)]
+        real_D = [[place for place in held if not data[columns.IS_PADDING][place]] for held in held_D]
+        want = {
+            columns.MINI_BATCH: mini_batch,
+            columns.REAL_ROWS: sum(map(len, real_D)),
+            columns.REPORTING_RANKS: sum(map(bool, real_D)),
+        }
+        assert want[columns.REAL_ROWS] >= 1
+        for name, value in want.items():
+            assert {int(data[name][place]) for held in held_D for place in held} == {value}
+    assert data[columns.IS_PADDING].any()
     assert columns.LOSS_FACTOR not in data, "all rows weigh the same"
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.jobs import five_jobs
 from verl_padding.plan import Job, Layout, NoRealRowError, Pass, PlanError, Rows, RowTooLongError, Update, plan_batch
-from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.plan.planner import reuses_layout_of
 
 
@@ -34,12 +33,29 @@ def lcm_job(dp_size=1, **mini_batches):
 
 
 def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
-    # Two mini-batches, two ranks, cells of two: position = rank * 4 + mini_batch * 2 + j. Row 7 is pad 1 of 6 rows.
-    layout = Layout(n_rows=6, cells=(((0, 1), (2, 6)), ((3, 4), (5, 7))))
-    assert layout.order == (0, 1, 3, 4, 2, 6, 5, 7)
-    assert layout.real_rows_M == (3, 3)
+    # Two mini-batches, two ranks, cells of two rows and of one. Row 5 is pad 0 of 5 rows.
+    layout = Layout(n_rows=5, cells=(((0, 1), (2, 5)), ((3,), (4,))))
+    assert layout.order == (0, 1, 3, 2, 5, 4)
+    assert layout.cell_rows_M == (2, 1)
+    assert layout.real_rows_M == (3, 2)
     assert layout.reporting_ranks_M == (2, 2)
-    assert layout.n_pads == 2
+    assert layout.n_pads == 1
+    assert replace(layout, spare=1).order == (0, 1, 3, 6, 2, 5, 4, 7)
+
+
+def test_a_pass_has_the_micro_batches_of_all_mini_batches_and_after_them_those_of_other_rows():
+    update = Layout(
+        n_rows=6,
+        cells=(((0, 1), (2, 6)), ((3,), (7,))),
+        micro_batch_rows=(((2,), (2,)), ((1,), (1,))),
+        left_out=((4, 5), ()),
+    )
+    taken = update.as_one_mini_batch()
+    assert [taken.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,)], [(2, 6), (7,)]]
+    rest = Layout(n_rows=6, cells=(((4, 5), (6, 7)),), micro_batch_rows=(((1, 1), (1, 1)),))
+    both = taken.followed_by(rest)
+    assert [both.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,), (4,), (5,)], [(2, 6), (7,), (8,), (9,)]]
+    assert (both.n_pads, both.left_out) == (4, ())
 
 
 def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
@@ -47,25 +63,6 @@ def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
     plan = plan_batch(batch([10] * 25), lcm_job(dp_size=4, actor=8, critic=12))
     assert plan.layouts["actor"].real_rows_M == (5, 4, 4, 4, 4, 4)
     assert plan.layouts["critic"].real_rows_M == (7, 6, 6, 6)
-
-
-@pytest.mark.parametrize(("most_pads", "micro_batches"), [(32, 1), (8, 3), (4, 7)])
-def test_a_pass_has_as_few_of_the_pads_that_its_update_leaves_out_as_make_its_ranks_even(most_pads, micro_batches):
-    # The first prompt fills five micro-batches of each rank. Of each other prompt, a rank has a row as long as the
-    # budget, and the other two short ones: besides, a micro-batch of one pad here, and of four there, on no rank.
-    lengths = {0: [64] * 10} | {prompt: [64, 30, 30] for prompt in range(1, 8)}
-    rows = [(f"p{prompt}_0_{row}", tokens) for prompt, of in lengths.items() for row, tokens in enumerate(of)]
-    job = job_of(prompts=8, packer="plan", actor=Update(dp_size=2, token_budget=64, prompts_per_mini_batch=1))
-    update = plan_batch(Rows.from_keys(*zip(*rows, strict=True)), job).layouts["actor"]
-    spare_D = [
-        sum(len(update.micro_batches(m, d)[k]) for m, of in enumerate(update.skipped_M) for k in of) for d in (0, 1)
-    ]
-    assert (update.n_micro_batches, sorted(spare_D)) == (12, [7, 28])
-    taken = update.as_one_mini_batch(most_pads)
-    assert taken.n_micro_batches == 12 + micro_batches
-    pads_DK = [[len(rows) for rows in taken.micro_batches(0, rank)[12:]] for rank in (0, 1)]
-    assert max(map(max, pads_DK)) <= most_pads
-    assert abs(sum(pads_DK[0]) - sum(pads_DK[1])) == 28 - 7
 
 
 def plan_3509(strategy, packer):
@@ -82,15 +79,15 @@ def assert_even(figures):
     assert figures.micro_imbalance is None or figures.micro_imbalance < 1.005
 
 
-@pytest.mark.parametrize(("packer", "rows_per_cell"), [("verl", 88), ("plan", 89)])
-def test_400_prompts_of_3509_rows_make_the_five_steps_that_are_configured(packer, rows_per_cell):
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_400_prompts_of_3509_rows_make_the_five_steps_that_are_configured(packer):
     # 400 / 80 = 5 steps. 309 prompts have nine rows and 91 have eight. A rank holds 702 / 8 rows of a step, rounded up
-    # to 88: 5 x 8 x 88 = 3520 = 3509 + 11 pads. The plan's packer makes cells one row larger where that is faster.
+    # to 88: 5 x 8 x 88 = 3520 = 3509 + 11 pads. The plan's packer makes cells a row larger where that is faster.
     plan = plan_3509("prompt", packer)
     layout = plan.layouts["actor"]
     assert sorted(layout.real_rows_M) == [701, 702, 702, 702, 702]
-    assert (layout.rows_per_cell, layout.n_pads) == (rows_per_cell, 5 * 8 * rows_per_cell - 3509)
-    assert plan.n_pads == {"verl": 11, "plan": 51}[packer]
+    assert set(layout.cell_rows_M) == {"verl": {88}, "plan": {88, 89}}[packer]
+    assert plan.n_pads == {"verl": 11, "plan": 35}[packer]
     assert_even(plan.figures["actor"])
 
 
@@ -100,23 +97,27 @@ def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_c
     plan = plan_3509("lcm", packer)
     layout = plan.layouts["actor"]
     assert layout.real_rows_M == (585, 585, 585, 585, 585, 584)
-    assert (layout.rows_per_cell, layout.n_pads) == (80, 331)
+    # A rank holds 585 / 8 rows of a step, rounded up to 74: 7 pads a step. The others are in none.
+    assert (len(layout.order), layout.n_pads) == (6 * 640, 331)
+    assert (set(layout.cell_rows_M), layout.spare) == {"verl": ({74, 73}, 37), "plan": ({74}, 36)}[packer]
     assert_even(plan.figures["actor"])
 
 
-def test_of_the_pads_that_level_mini_batches_none_is_computed_and_what_would_need_fewer_is_told():
-    # One prompt of 400 rows and 15 of 8: cells have the 52 rows of the large one, 16 x 8 x 52 = 520 rows + 6136 pads.
-    # The small ones fill 8 ranks x 4 rows, with 24 pads each; 15 x 24 + 16 = 376 pads are beside rows.
+def test_mini_batches_have_the_pads_that_their_own_rows_need_and_many_are_told():
+    # One prompt of 400 rows and 15 of 8, in micro-batches of 4 on 8 ranks: 416 + 15 x 32 = 520 rows + 376 pads. In
+    # mini-batches of one size, the largest, there would be 16 x 416 - 520 = 6136.
     rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(16) for s in range(400 if p == 7 else 8)], [10] * 520)
     update = Update(dp_size=8, micro_batch_rows=4, prompts_per_mini_batch=1)
     plan = plan_batch(rows, job_of(prompts=16, sessions=8, actor=update))
-    layout, held = plan.layouts["actor"], micro_batches_of(plan.layouts["actor"])
-    assert layout.n_pads == 6136
-    computed = [row for ranks in held for rows_K in ranks for of in rows_K for row in of]
-    assert sum(row >= 520 for row in computed) == 376
-    assert layout.n_micro_batches == 15 * 1 + 13
-    assert "strategy='rows'" in plan.hint
-    assert plan_batch(rows, job_of("rows", prompts=16, sessions=8, actor=update)).hint is None
+    layout = plan.layouts["actor"]
+    assert layout.n_pads == 376
+    assert (layout.n_micro_batches, plan.hint) == (15 * 1 + 13, None)
+    few = Rows.from_keys([f"p{p}_{s}_0" for p in range(16) for s in range(8)], [10] * 128)
+    plan = plan_batch(few, job_of(prompts=16, sessions=8, actor=update))
+    assert plan.n_pads == 16 * 32 - 128
+    assert "use_dynamic_bsz" in plan.hint
+    wide = replace(update, micro_batch_rows=1, dp_size=32)
+    assert "Raise prompts_per_mini_batch, now 1" in plan_batch(few, job_of(prompts=16, sessions=8, actor=wide)).hint
 
 
 def test_what_the_updates_micro_batches_cost_a_pass_is_told():
@@ -136,7 +137,7 @@ def test_what_the_updates_micro_batches_cost_a_pass_is_told():
         own.append(round(figures["own"].micro_over_lower_bound, 2))
         taken.append(round(figures["log_prob"].micro_over_lower_bound, 2))
         micro_batches.append((figures["log_prob"].micro_batches, figures["own"].micro_batches))
-    assert taken == [1.04, 1.0, 1.0, 1.26, 1.0, 1.28]
+    assert taken == [1.04, 1.0, 1.0, 1.26, 1.0, 1.25]
     assert own == [1.0, 1.0, 1.0, 1.01, 1.0, 1.0]
     assert micro_batches == [(20, 19), (10, 10), (33, 30), (12, 10), (19, 18), (16, 5)]
 
@@ -163,7 +164,7 @@ def test_a_long_row_buys_balance_with_a_few_pads_and_not_with_hundreds():
     layout = plan_batch(batch([16000] + [400] * 40), job).layouts["actor"]
     long_rank = next(cell for cell in layout.cells[0] if 0 in cell)
     assert sum(row < 41 for row in long_rank) == 1, "the rank of the long row has no other"
-    assert layout.rows_per_cell == 40
+    assert layout.cell_rows_M == (40,)
 
 
 def test_a_single_row_is_one_step_with_the_fewest_pads():

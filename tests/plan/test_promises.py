@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.drawn_jobs import MOST_TOKENS, DrawnRows, batches, computed_once, jobs
-from verl_padding.plan import COST_MODELS, BatchPlan, Job, Layout, LayoutFigures, Rows, Update, plan_batch
+from verl_padding.pads.columns import cut_into
+from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.calls import Call
 from verl_padding.plan.planner import reuses_layout_of
@@ -80,16 +81,6 @@ def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list
     return [*once, *[position for end in ends for position in range(1, end + 1)]]
 
 
-def computed_micro_batches(layout: Layout, mini_batch: int, *, trains: bool) -> list[list[tuple[int, ...]]]:
-    """Rows of each rank's micro-batches, in an update without the last of those that hold pads alone on every rank."""
-    held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
-    of_pads = [k for k, held_D in enumerate(zip(*held_DK, strict=True)) if min(map(min, held_D)) >= layout.n_rows]
-    while of_pads and (not trains or len(of_pads) % layout.micro_batch_multiple):
-        del of_pads[0]
-    met["micro-batches that no rank computes"] += len(of_pads)
-    return [[rows for k, rows in enumerate(held_K) if k not in of_pads] for held_K in held_DK]
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _not_vacuous():
     met.clear()
@@ -97,7 +88,7 @@ def _not_vacuous():
     # Each is met several times as often, whatever the seed.
     in_all_tests = "pads", "steps", "two updates", "fewer steps", "shared prefixes"
     in_some = "micro-batches", "micro-batches of pads alone", "rows that are computed in others", "rows that part"
-    in_some += "micro-batches that no rank computes", "rows that are left out", "steps of idle rows alone"
+    in_some += "rows that are left out", "steps of idle rows alone"
     for what, part in (dict.fromkeys(in_all_tests, 1 / 50) | dict.fromkeys(in_some, 1 / 200)).items():
         assert met[what] >= met["plans"] * part, (what, met)
     assert met[SEVERAL_STEPS] >= met["plans whose micro-batches a pass takes over"] / 10, met
@@ -108,8 +99,9 @@ def _not_vacuous():
 def test_every_real_row_is_in_exactly_one_cell_of_each_layout(rows, job):
     plan = planned(rows, job)
     for layout in plan.layouts.values():
-        seen = Counter(row for ranks in layout.cells for cell in ranks for row in cell)
-        assert seen == Counter(range(len(rows) + layout.n_pads))
+        seen = Counter(row for ranks in layout.cells for cell in ranks for row in cell if row < len(rows))
+        assert seen == Counter(range(len(rows)))
+        assert Counter(layout.order) == Counter(range(len(rows) + layout.n_pads))
     assert set(plan.layouts) == {name for name, _ in job.calls()}
     assert plan.n_pads == max(layout.n_pads for layout in plan.layouts.values())
 
@@ -123,26 +115,10 @@ def test_a_pass_that_is_cut_as_its_update_has_its_micro_batches_in_their_order(r
     met["plans whose micro-batches a pass takes over"] += 1
     met[SEVERAL_STEPS] += theirs.n_mini_batches > 1
     assert ours.n_mini_batches == 1
-    assert ours.skipped_M == (frozenset(),), "a pass owes an output for every row"
+    assert ours.n_pads == theirs.n_pads - theirs.dp_size * theirs.spare
     for rank in range(theirs.dp_size):
         of_update = [theirs.micro_batches(step, rank) for step in range(theirs.n_mini_batches)]
-        assert _real(ours.micro_batches(0, rank), rows) == _real([of for step in of_update for of in step], rows)
-    # What the update does not compute, a pass has as far as its cells would be uneven without.
-    spare_D = [
-        sum(len(theirs.micro_batches(step, rank)[k]) for step, skipped in enumerate(theirs.skipped_M) for k in skipped)
-        for rank in range(theirs.dp_size)
-    ]
-    computed = theirs.n_micro_batches
-    assert computed is not None
-    more, missing = len(ours.micro_batches(0, 0)) - computed, max(spare_D) - min(spare_D)
-    room = job.inference["log_prob"].token_budget // job.pad_tokens - 1  # beside one pad of each rank
-    least = -(-missing // room) if missing else 0
-    assert more == -(-least // theirs.micro_batch_multiple) * theirs.micro_batch_multiple
-
-
-def _real(micro_batches: Sequence[tuple[int, ...]], rows: Rows) -> list[list[int]]:
-    """The real rows of those that hold one."""
-    return [real for of in micro_batches if (real := [row for row in of if row < len(rows)])]
+        assert ours.micro_batches(0, rank) == [of for step in of_update for of in step]
 
 
 @EXAMPLES
@@ -151,16 +127,15 @@ def test_verls_dispatch_of_the_order_gives_the_cells(rows, job):
     plan = planned(rows, job)
     for name, call in job.calls():
         layout = plan.layouts[name]
-        # verl: equal contiguous chunks a rank (KVBatchMeta.chunk), then equal mini-batches (make_iterator).
+        # verl: equal contiguous chunks a rank (KVBatchMeta.chunk), then what the batch_sampler says (make_iterator).
         order, size = list(layout.order), len(layout.order) // call.dp_size
         assert len(order) % call.dp_size == 0
+        sampler = cut_into(layout, epochs=1)["dataloader_kwargs"]["batch_sampler"]
         for rank in range(call.dp_size):
             chunk = order[rank * size : (rank + 1) * size]
-            assert size % layout.n_mini_batches == 0
-            mini = size // layout.n_mini_batches
-            assert mini % call.cell_multiple == 0 or job.strategy == "lcm"
-            for step in range(layout.n_mini_batches):
-                assert tuple(chunk[step * mini : (step + 1) * mini]) == layout.cells[step][rank]
+            assert [tuple(chunk[place] for place in of) for of in sampler] == [ranks[rank] for ranks in layout.cells]
+            assert min([len(rows), *chunk[sum(layout.cell_rows_M) :]]) == len(rows)
+        assert all(rows % call.cell_multiple == 0 for rows in layout.cell_rows_M)
 
 
 @EXAMPLES
@@ -215,7 +190,7 @@ def test_a_prompt_stays_whole_and_prompts_are_spread_evenly(rows, job):
 
 @EXAMPLES
 @given(rows=batches(), job=jobs(strategies=("lcm",)))
-def test_lcm_takes_verls_number_of_steps_of_verls_size(rows, job):
+def test_lcm_takes_verls_number_of_steps_and_has_as_many_rows_as_verl(rows, job):
     plan = planned(rows, job)
     multiple = job.row_multiple
     for update in job.updates.values():
@@ -226,7 +201,9 @@ def test_lcm_takes_verls_number_of_steps_of_verls_size(rows, job):
     for name, update in job.updates.items():
         layout, size = plan.layouts[name], update.prompts_per_mini_batch * job.sessions_per_prompt
         assert layout.n_mini_batches == min(padded // size, len(rows))
-        assert layout.rows_per_cell * layout.dp_size == size
+        assert len(layout.order) == layout.n_mini_batches * size
+        assert max(layout.cell_rows_M) * update.dp_size <= size
+        met["pads in no step"] += layout.spare
 
 
 @EXAMPLES
@@ -261,26 +238,28 @@ def test_the_same_input_gives_the_same_plan_and_it_survives_json(drawn):
 
 @EXAMPLES
 @given(rows=batches(), job=jobs())
-def test_with_fixed_micro_batches_cells_are_as_small_as_can_be(rows, job):
-    plan = planned(rows, job)
-    for name, call in job.calls():
-        if call.token_budget is None and job.strategy != "lcm":
-            fullest = max(plan.layouts[name].real_rows_M)
-            cell = next(c for c in range(call.cell_multiple, 10**6, call.cell_multiple) if c * call.dp_size >= fullest)
-            assert plan.layouts[name].rows_per_cell == cell
-
-
-@EXAMPLES
-@given(rows=batches(), job=jobs())
-def test_micro_batches_of_a_fixed_size_are_computed_for_what_each_mini_batch_holds(rows, job):
+def test_micro_batches_of_a_fixed_size_are_as_few_as_each_mini_batch_needs(rows, job):
     plan = planned(rows, job)
     for name, call in job.calls():
         layout = plan.layouts[name]
         for mini_batch in range(layout.n_mini_batches if call.token_budget is None else 0):
             fewest = -(-layout.real_rows_M[mini_batch] // (call.dp_size * call.micro_batch_rows))
             fewest = -(-fewest // call.micro_batch_multiple) * call.micro_batch_multiple
-            held_DK = computed_micro_batches(layout, mini_batch, trains=isinstance(call, Update))
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
             assert [len(held_K) for held_K in held_DK] == [fewest] * call.dp_size
+
+
+@EXAMPLES
+@given(drawn=MOSTLY_CUT_BY_PLAN)
+def test_no_micro_batch_of_an_update_holds_pads_alone_on_every_rank_unless_a_pipeline_needs_it(drawn):
+    rows, job = drawn
+    plan = planned(rows, job)
+    for name, update in job.updates.items():
+        layout = plan.layouts[name]
+        for mini_batch in range(layout.n_mini_batches if layout.micro_batch_rows else 0):
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            of_pads = sum(min(map(min, held_D)) >= len(rows) for held_D in zip(*held_DK, strict=True))
+            assert of_pads < update.micro_batch_multiple
 
 
 @EXAMPLES
@@ -351,7 +330,7 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
     plan = planned(rows, job)
     for name, call in job.calls():
         layout, figures = plan.layouts[name], plan.figures[name]
-        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * layout.n_pads])
+        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * (layout.n_pads - call.dp_size * layout.spare)])
         cost_R = COST_MODELS[job.cost_model](tokens_R)
         cost_P = np.diff(COST_MODELS[job.cost_model](np.arange(MOST_TOKENS + 1)), prepend=0)
         if layout.micro_batch_rows is None:
@@ -363,7 +342,7 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
         slowest = micro_slowest = micro_batches = cost = 0
         computed_tokens = 0
         for mini_batch in range(layout.n_mini_batches):
-            held_DK = computed_micro_batches(layout, mini_batch, trains=isinstance(call, Update))
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
             computed_tokens -= sum(row >= len(rows) for of_D in held_DK for of in of_D for row in of) * job.pad_tokens
             positions_DK = [[computed(rows, job, call, held) for held in held_K] for held_K in held_DK]
             load_DK = np.array([[cost_P[positions].sum() for positions in of_rank] for of_rank in positions_DK])

@@ -188,9 +188,9 @@ def test_what_is_computed_holds_the_budget_and_the_promises_of_a_layout_hold(tok
     for name, layout in plan.layouts.items():
         all_tokens = [*tokens, *[PAD_TOKENS] * layout.n_pads]
         assert sorted(layout.order) == list(range(len(all_tokens)))
-        fullest = max(layout.real_rows_M)
         multiple = update.cell_multiple
-        assert layout.rows_per_cell == -(-fullest // (update.dp_size * multiple)) * multiple  # as small as can be
+        for size, real in zip(layout.cell_rows_M, layout.real_rows_M, strict=True):
+            assert size == -(-real // (update.dp_size * multiple)) * multiple  # as small as can be
         slowest = total = 0
         for mini_batch in range(layout.n_mini_batches):
             assert layout.reporting_ranks_M[mini_batch] == min(layout.real_rows_M[mini_batch], update.dp_size)
@@ -198,8 +198,7 @@ def test_what_is_computed_holds_the_budget_and_the_promises_of_a_layout_hold(tok
             assert len({len(blocks) for blocks in by_rank}) == 1
             assert len(by_rank[0]) % update.micro_batch_multiple == 0
             load_D = []
-            for of_rank in by_rank:
-                blocks = [block for k, block in enumerate(of_rank) if k not in layout.skipped_M[mini_batch]]
+            for blocks in by_rank:
                 cell = max(all_tokens[row] for block in blocks for row in block)
                 longest_K = [max(all_tokens[row] for row in block) for block in blocks]
                 if update.padded_to == "cell":

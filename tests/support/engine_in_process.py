@@ -146,7 +146,7 @@ def cut_as_planned(
     ranks = layout.cells[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
     for rank, cell in enumerate(ranks):
-        first = (rank * layout.n_mini_batches + mini_batch) * layout.rows_per_cell
+        first = rank * (sum(layout.cell_rows_M) + layout.spare) + sum(layout.cell_rows_M[:mini_batch])
         data = micro_batch_of([fields[row] if row < len(rows) else pad for row in cell])
         for name, column in columns.items():
             data[name] = column[first : first + len(cell)]

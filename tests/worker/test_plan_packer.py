@@ -51,39 +51,6 @@ def test_rows_that_no_plan_has_cut_and_micro_batches_of_a_fixed_size_go_to_verls
         assert indices == want_indices
 
 
-def test_rows_that_no_rank_computes_are_in_no_micro_batch():
-    micro_batches, _ = follow_plan(prepare_micro_batches)(cell(numbers=[0, 0, -1, -1, 1, 1]))
-    assert rows_of(micro_batches) == [[0, 1], [4, 5]]
-    micro_batches, _ = follow_plan(prepare_micro_batches)(cell(numbers=[0, 0, 1, 1, -1, -1], dynamic=False))
-    assert rows_of(micro_batches) == [[0, 1], [2, 3]]
-
-
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_megatrons_losses_are_multiplied_by_the_tokens_that_its_gradients_are_divided_by(dynamic, monkeypatch):
-    # On two ranks, of which the other one leaves 5 tokens out; verl counts those of all rows before.
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda count, group: count.add_(5))
-    numbers = [0, 0, -1, -1, 1, 1]
-    data = cell(numbers=numbers, dynamic=dynamic)
-    tu.assign_non_tensor(data, routed_num_tokens=sum(LENGTHS) + 25)
-    micro_batches, _ = follow_plan(prepare_micro_batches)(data, dp_group=object(), same_micro_num_in_dp=False)
-    computed = sum(length for length, number in zip(LENGTHS, numbers, strict=True) if number >= 0)
-    for micro_batch in micro_batches:
-        assert tu.get_non_tensor_data(micro_batch, "routed_num_tokens", None) == computed + 20
-    alone = cell(numbers=numbers, dynamic=dynamic)
-    tu.assign_non_tensor(alone, routed_num_tokens=sum(LENGTHS))
-    for micro_batch in follow_plan(prepare_micro_batches)(alone)[0]:
-        assert tu.get_non_tensor_data(micro_batch, "routed_num_tokens", None) == computed
-
-
-def test_outputs_of_an_update_that_keeps_them_are_those_of_the_rows_that_are_computed():
-    # Megatron's engine keeps them, FSDP's does not.
-    data = cell(numbers=[0, -1, -1, 1, 1, 2])
-    micro_batches, indices = follow_plan(prepare_micro_batches)(data)
-    outputs = [{"model_output": {"log_probs": micro_batch["input_ids"].float()}} for micro_batch in micro_batches]
-    restored = postprocess_batch_func(outputs, indices, data)["model_output"]["log_probs"]
-    assert [int(row[0]) // 100 for row in restored.unbind()] == [0, 3, 4, 5]
-
-
 def test_numbers_of_micro_batches_of_another_call_are_not_read():
     data = cell(budget=30)
     tu.assign_non_tensor(data, cut_by_plan=False)
@@ -128,7 +95,6 @@ def test_an_engine_that_cuts_in_another_way_is_refused():
     worker = SimpleNamespace(engine=type("Engine", (), {"forward_backward_batch": json.dumps})())
     with pytest.raises(PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"):
         install()(worker)
-    install(by_plan=False)(worker)  # it computes all pads
 
 
 def test_verl_still_needs_the_patch():

@@ -100,7 +100,7 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
 
 
 def places(layout: Layout) -> dict[int, Place]:
-    """Where a layout puts each real row, unless it leaves it out. Micro-batches that no rank computes do not count."""
+    """Where a layout puts each real row, unless it leaves it out."""
     is_cut = layout.micro_batch_rows is not None
     return {
         row: Place(mini_batch, rank, micro_batch if is_cut else None)

@@ -6,16 +6,14 @@ from functools import partial
 from typing import Any
 
 import ray
-import verl
 
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.job_reader import JobReader
-from verl_padding.job.known_verl import is_known
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.counted import counted
-from verl_padding.worker import micro_batch_clock, plan_packer, vision_fixes
+from verl_padding.worker import micro_batch_clock, mini_batches, plan_packer, vision_fixes
 from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.left_out import check_left_out
 from verl_padding.worker.losses import wrap_worker_loss
@@ -105,12 +103,11 @@ def wrap_worker_groups(
     """
     padding, planned = reader.padding, {role: engine.config for role, engine in reader.engines.items()}
     changes = [check_engines(planned), check_left_out(padding), wrap_worker_loss(padding.denominator)]
+    changes.append(mini_batches.install_in_worker)
     if reader.has_vision:
         changes.append(vision_fixes.install_in_worker)
-    by_plan = padding.packer == "plan"
-    by_rows = any(update.token_budget is None for update in reader.step_job().updates.values())
-    if by_plan or (by_rows and is_known(verl.__version__)):
-        changes.append(plan_packer.install(reader.sharing, by_plan=by_plan))
+    if padding.packer == "plan":
+        changes.append(plan_packer.install(reader.sharing))
     if padding.is_timed:
         changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}

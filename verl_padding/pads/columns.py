@@ -1,7 +1,8 @@
 """Columns that worker calls carry beside the rows' own fields."""
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,15 +30,18 @@ LOSS_FACTOR = "loss_factor"
 """Column (R,) in an update whose rows weigh differently: what the gradient of the row's outputs is multiplied by
 (:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
 MICRO_BATCH = "micro_batch"
-"""Column (R,) in every call whose micro-batches the plan knows (:data:`CUT_BY_PLAN`): number of the row's micro-batch
-among those of its cell that are computed; -1 in one of pads alone, which no rank computes."""
+"""Column (R,) in every call whose micro-batches the plan cuts by tokens (:data:`CUT_BY_PLAN`): number of the row's
+micro-batch among those of its cell."""
+MINI_BATCH = "mini_batch"
+"""Column (R,) in an update: number of the row's mini-batch; -1 for a pad that is in none."""
 SHARED = "shared_tokens"
 """Column (R,) in calls that share: tokens of the row that are planned to be computed in another one; 0 for a pad."""
 BATCH_ROW = "batch_row"
 """Column (R,) in calls whose micro-batches are timed: the row's number in the batch; -1 for a pad."""
 OF_ALL_ROWS = (ALL_TOKENS, ALL_LOSS_TOKENS)
-COUNTS = (REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, *OF_ALL_ROWS, MICRO_BATCH, SHARED, BATCH_ROW)
-COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.fromkeys(COUNTS, torch.int64)
+OF_MINI_BATCH = (MINI_BATCH, REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, *OF_ALL_ROWS)
+INTEGERS = (*OF_MINI_BATCH, MICRO_BATCH, SHARED, BATCH_ROW)
+COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.fromkeys(INTEGERS, torch.int64)
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
 WEIGHS_ROWS = "weighs_rows"
@@ -49,6 +53,8 @@ OLD_LOG_PROBS_OF_UPDATE = "old_log_probs_of_update"
 """Key of ``extra_info`` of an update that takes its own log-probs for the old policy's."""
 CUT_BY_PLAN = "cut_by_plan"
 """Key of a call's ``extra_info``: whether it has :data:`MICRO_BATCH`; rows may have that from another call."""
+N_MINI_BATCHES, EPOCHS_OF_CALL = "n_mini_batches", "epochs_of_call"
+"""Keys of an update's ``extra_info``: mini-batches of an epoch, and epochs; verl takes its own key out."""
 TIMED_CALL = "timed_call"
 """Key of a timed call's ``extra_info``: its name in the plan."""
 NO_ADAPTER, REF = "no_lora_adapter", "ref"
@@ -58,6 +64,18 @@ NO_ADAPTER, REF = "no_lora_adapter", "ref"
 def read_column(data: TensorDict, name: str) -> torch.Tensor:
     """A column (R,) of worker data of R rows."""
     return data[name].reshape(len(data))
+
+
+def cut_into(layout: Layout, *, epochs: int) -> dict[str, Any]:
+    """What makes verl's workers cut the rows of a rank into consecutive mini-batches.
+
+    Two rows and three are ``{"dataloader_kwargs": {"batch_sampler": [range(0, 2), range(2, 5)]}, ..}``. A DataLoader
+    takes that only beside a batch size of 1, and verl's is the rows over ``num_mini_batch``.
+    """
+    ends = [0, *accumulate(layout.cell_rows_M)]
+    sampler = [range(begin, end) for begin, end in pairwise(ends)]
+    own = {N_MINI_BATCHES: len(sampler), EPOCHS_OF_CALL: epochs}
+    return own | {"num_mini_batch": ends[-1] + layout.spare, "dataloader_kwargs": {"batch_sampler": sampler}}
 
 
 def in_order(name: str, layout: Layout, value_R: Sequence[float], of_pads: float) -> dict[str, torch.Tensor]:
@@ -83,7 +101,8 @@ def loss_columns(
     lists are of the real rows.
     """
     n_rows = layout.n_rows
-    mini_batch_of = np.repeat(np.tile(np.arange(layout.n_mini_batches), layout.dp_size), layout.rows_per_cell)
+    sizes = (*layout.cell_rows_M, layout.spare)
+    mini_batch_of = np.tile(np.repeat(np.arange(len(sizes)), sizes), layout.dp_size)
     tokens_MDC = [[[trained_tokens_R[row] for row in cell if row < n_rows] for cell in ranks] for ranks in layout.cells]
     of_mini_batch: dict[str, Sequence[int]] = {
         REAL_ROWS: layout.real_rows_M,
@@ -94,21 +113,20 @@ def loss_columns(
     if tokens_R is not None:
         for name, each_R in zip(OF_ALL_ROWS, (tokens_R, trained_tokens_R), strict=True):
             of_mini_batch[name] = [sum(each_R[row] for row in rows) for rows in layout.rows_M]
-    columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()}
+    columns = {name: torch.tensor([*of_M, 0])[mini_batch_of] for name, of_M in of_mini_batch.items()}
+    columns[MINI_BATCH] = torch.tensor([*range(layout.n_mini_batches), -1])[mini_batch_of]
     columns |= pad_column(layout)
     return columns if factor_R is None else columns | in_order(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
-    """The number of each row's micro-batch, and what it shares there; nothing if verl's packer cuts them."""
+    """The number of each row's micro-batch, and what it shares there; nothing if verl cuts them."""
     layout = plan.layouts[call]
     if layout.micro_batch_rows is None:
         return {}
     numbers = []
-    for rank in range(layout.dp_size):
-        for n_rows_DK, skipped in zip(layout.micro_batch_rows, layout.skipped_M, strict=True):
-            computed = count()
-            for k, rows in enumerate(n_rows_DK[rank]):
-                numbers += [-1 if k in skipped else next(computed)] * rows
-    columns = {MICRO_BATCH: torch.tensor(numbers)}
+    for of_rank_MK in zip(*layout.micro_batch_rows, strict=True):
+        numbers += [np.repeat(np.arange(len(n_rows_K)), n_rows_K) for n_rows_K in of_rank_MK]
+        numbers.append(np.zeros(layout.spare, dtype=np.int64))
+    columns = {MICRO_BATCH: torch.from_numpy(np.concatenate(numbers))}
     return columns | in_order(SHARED, layout, plan.shared[call], of_pads=0) if call in plan.shared else columns

@@ -146,8 +146,8 @@ class PaddedBatch:
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of an update, with what the loss must know about each row's mini-batch as columns.
 
-        ``num_mini_batch`` replaces ``mini_batch_size``: verl then cuts each rank's rows into equal parts, whatever
-        their size. verl's own shuffle is turned off, because it would mix rows of different mini-batches.
+        A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces ``mini_batch_size`` and
+        ``shuffle`` (:mod:`~verl_padding.worker.mini_batches`): the cells of one mini-batch alone are of one size.
         """
         layout = self.plan.layouts[call]
         if layout.n_pads:
@@ -165,9 +165,8 @@ class PaddedBatch:
         if call == self._own_old_log_probs:
             rows.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE] = True
         self._put_columns(call, rows, columns.loss_columns(layout, self._trained_tokens_R, factor_R, tokens_R))
+        rows.extra_info |= columns.cut_into(layout, epochs=rows.extra_info.get("epochs", 1))
         rows.extra_info.pop("mini_batch_size", None)
-        rows.extra_info["num_mini_batch"] = layout.n_mini_batches
-        rows.extra_info["dataloader_kwargs"] = rows.extra_info.get("dataloader_kwargs", {}) | {"shuffle": False}
         return rows
 
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:

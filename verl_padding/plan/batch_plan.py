@@ -36,8 +36,6 @@ class LayoutFigures:
     """Mini-batches of an epoch; 1 for an inference pass."""
     pads: int
     """Pads in the layout."""
-    rows_per_cell: int
-    """Rows of every cell, pads among them."""
     real_rows_min: int
     """Fewest real rows in a mini-batch."""
     real_rows_max: int

@@ -89,27 +89,25 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     if name is None or layouts[name].n_pads <= len(rows):
         return None
     update, several = job.updates[name], layouts[name].n_mini_batches > 1
-    if job.strategy == "lcm":
-        fix = "Their size is fixed with strategy='lcm'; strategy='prompt' or 'rows' give mini-batches what there is"
-    elif job.strategy == "prompt" and several:
-        fix = "Prompts have uneven numbers of rows; strategy='rows' gives mini-batches even ones"
-    elif update.token_budget is None and update.micro_batch_rows > 1:
+    if update.token_budget is None and update.micro_batch_rows > 1:
         fix = "Cut micro-batches by tokens (use_dynamic_bsz), or give them fewer rows"
     elif several:
         fix = f"Raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}, or take fewer ranks"
     else:
         fix = "Take fewer ranks"
     return (
-        f"{name}: {layouts[name].n_pads} pads for {counted(len(rows), 'row')}, since cells are all of one size. {fix}."
+        f"{name}: {layouts[name].n_pads} pads for {counted(len(rows), 'row')}, since the ranks of a mini-batch get "
+        f"equally many, in whole micro-batches. {fix}."
     )
 
 
 def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | None) -> Layout:
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of what it leaves out."""
     if taken is None:
-        return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
-    assert costs.call.token_budget is not None
-    layout = taken.as_one_mini_batch(costs.call.token_budget // costs.pad_tokens)
+        layout = fill_cells(costs, packer, cut)
+        rows = 0 if cut.mini_batch_rows is None else cut.mini_batch_rows * len(cut.rows_M) // layout.dp_size
+        return replace(layout, left_out=tuple(cut.left_out_M), spare=max(rows - sum(layout.cell_rows_M), 0))
+    layout = taken.as_one_mini_batch()
     rest = sorted(row for rows in taken.left_out for row in rows)
     return layout.followed_by(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
 

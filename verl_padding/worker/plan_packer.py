@@ -1,9 +1,8 @@
 """The plan's micro-batches in verl's workers, instead of those of verl's packer.
 
 verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their modules import by name;
-no setting or registry avoids it. With ``padding.packer=plan``, and where micro-batches have a fixed number of rows,
-that name is replaced in the module of a worker's engine. It can go when verl takes micro-batches that are already cut
-(tests/worker/test_plan_packer.py).
+no setting or registry avoids it. With ``padding.packer=plan``, that name is replaced in the module of a worker's
+engine. It can go when verl takes micro-batches that are already cut (tests/worker/test_plan_packer.py).
 """
 
 import functools
@@ -13,10 +12,8 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_id
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.known_verl import KNOWN_VERL
@@ -30,23 +27,17 @@ from verl_padding.worker.training_workers import for_training_workers
 logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
-ROUTED = "routed_num_tokens"
-"""Key of a mini-batch in verl's Megatron engine: tokens of all ranks' rows."""
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
-def install(sharing: Sharing = "off", *, by_plan: bool = True) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan.
-
-    One that cuts micro-batches by another function is refused with ``by_plan``; else it computes all pads."""
+def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan."""
 
     @for_training_workers
     def patch(role: str, trainee: Any) -> None:
         engine = trainee.engine
         module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
         if PATCHED not in module:
-            if not by_plan:
-                return
             raise PaddingError(
                 f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
                 f"verl {KNOWN_VERL} do. Set padding.packer=verl."
@@ -59,25 +50,18 @@ def install(sharing: Sharing = "off", *, by_plan: bool = True) -> Callable[[Any]
 
 
 def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> PrepareMicroBatches:
-    """verl's ``prepare_micro_batches``, except for calls whose rows say which micro-batch they are in.
+    """verl's ``prepare_micro_batches``, except for calls whose micro-batches the plan has cut by tokens.
 
-    Those need no packing, retries or collective: the plan has given every rank the same number of micro-batches. Rows
-    of those that no rank computes are left out, also where the others have a fixed number of rows. Where rows share,
-    each micro-batch also gets the tree of what is computed (:mod:`~verl_padding.worker.shared_prefixes`).
+    Those need no packing, retries or collective: the plan has given every rank the same number of them. Where rows
+    share, each also gets the tree of what is computed (:mod:`~verl_padding.worker.shared_prefixes`).
     """
 
     @functools.wraps(prepare)
     def prepare_micro_batches(data: TensorDict, **kwargs: Any) -> tuple[list[TensorDict], list[list[int]] | None]:
-        if not tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False):
+        is_cut = tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False)
+        if not is_cut or not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
             return prepare(data, **kwargs)
         number_R = read_column(data, MICRO_BATCH).tolist()
-        computed_R = [row for row, number in enumerate(number_R) if number >= 0]
-        if len(computed_R) < len(data):
-            if ROUTED in data:
-                _leave_out_of_count(data, computed_R, kwargs.get("dp_group"))
-            data, number_R = tu.index_select_tensor_dict(data, computed_R), [number_R[row] for row in computed_R]
-        if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
-            return prepare(data, **kwargs)
         indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
         if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
             raise PaddingDataError(
@@ -97,18 +81,6 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
         return micro_batches, indices
 
     return prepare_micro_batches
-
-
-def _leave_out_of_count(data: TensorDict, computed_R: list[int], group: Any) -> None:
-    """Takes the tokens of rows that no rank computes out of the count by which Megatron's losses are multiplied.
-
-    With ``calculate_per_token_loss``, gradients are divided by the tokens of the micro-batches that ran.
-    """
-    tokens_R = data[TOKENS].offsets().diff()
-    left_out = (tokens_R.sum() - tokens_R[computed_R].sum()).to(get_device_id())
-    if group is not None:  # all ranks leave rows out of the same mini-batches
-        torch.distributed.all_reduce(left_out, group=group)
-    tu.assign_non_tensor(data, **{ROUTED: tu.get_non_tensor_data(data, ROUTED, None) - int(left_out)})
 
 
 def _check_tokens(computed: int, planned: int, budget: int) -> None:

@@ -17,12 +17,10 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.bins import Bin, exchange, fill, first_fit, spread
 from verl_padding.plan.packing.cells import (
     balanced_cells,
     cut_by_cell,
-    may_grow,
     pads_time,
     sizes_between,
     up_to_multiple,
@@ -45,7 +43,7 @@ to group rows is not tried if another one is faster than it could be, unless row
 
 
 class ByLevel(Way):
-    """Cells of all mini-batches are of one size, so each mini-batch offers several cuts and the size decides which fit.
+    """A mini-batch may be cut in several ways, and the rows of its cells decide which fit.
 
     Cutting the balanced cells always fits, from their size on.
     """
@@ -53,28 +51,22 @@ class ByLevel(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return True
 
-    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
         """Cuts with cells of the size that takes the least time."""
-        size, rows_MD = balanced_cells(costs, mini_batches)
-        n_mini, multiple, grows = len(rows_MD), costs.call.cell_multiple, may_grow(costs, mini_batches)
-        most = None if grows else size
-        offers_M = [ways_to_cut(costs, rows, POLISH_PAIRS // n_mini, most) for rows in mini_batches.rows_M]
-        least_time = sum(min((cut.time for cut in cuts), default=0) for cuts, _ in offers_M)
-        sizes = {size}
-        if grows:
-            needed = {up_to_multiple(least_rows(cut.rows_DK), multiple) for cuts, _ in offers_M for cut in cuts}
-            sizes |= {rows for rows in needed if rows > size}
-            sizes |= set(sizes_between(size, max(sizes), multiple))
+        size, rows_D = balanced_cells(costs, rows, most)
+        cuts, least_time = ways_to_cut(costs, rows, POLISH_PAIRS * len(rows) // costs.n_rows)
+        sizes = {size} | {up_to_multiple(least_rows(cut.rows_DK), costs.call.cell_multiple) for cut in cuts}
+        sizes |= set(sizes_between(size, max(sizes), costs.call.cell_multiple))
+        quickest = min((cut.time for cut in cuts), default=0)
         best_time: float = inf
-        for tried in sorted(sizes):
-            if least_time + pads_time(costs, tried, n_mini) >= best_time:
+        for tried in sorted(each for each in sizes if each >= size and (most is None or each <= most)):
+            pads = pads_time(costs, tried, len(rows))
+            if quickest + pads >= best_time:
                 break  # more rows cannot pay for their handling
-            offered = zip(offers_M, rows_MD, strict=True)
-            filled_M = [_fit_best(costs, cuts, least, rows_D, tried) for (cuts, least), rows_D in offered]
-            time = sum(filled.time for filled in filled_M) + pads_time(costs, tried, n_mini)
-            if time < best_time:
-                best_time, best_M = time, filled_M
-        return best_M
+            filled = _fit_best(costs, cuts, least_time, rows_D, tried)
+            if filled.time + pads < best_time:
+                best_time, best = filled.time + pads, filled
+        return best
 
 
 def _fit_best(
@@ -101,18 +93,17 @@ def _fit_best(
     return best
 
 
-def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows: int | None) -> tuple[list[Cut], int]:
+def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int) -> tuple[list[Cut], int]:
     """Good ways to cut a mini-batch, the best first, and a time that none can beat.
 
     Args:
         rows: real rows of the mini-batch.
         max_pairs: how long to polish, in pairs of rows compared.
-        most_rows: the most rows of a cell, and so of an item; None for any number.
     """
     cuts: list[Cut] = []
-    ways = [LevelPacker(costs, items) for items in ways_to_group(costs, rows, most_rows)]
+    ways = [LevelPacker(costs, items) for items in ways_to_group(costs, rows)]
     for packer in sorted(ways, key=attrgetter("least_time")):
-        if cuts and costs.n_rows > HUGE and most_rows is None and packer.least_time >= min(cut.time for cut in cuts):
+        if cuts and costs.n_rows > HUGE and packer.least_time >= min(cut.time for cut in cuts):
             break
         n_polished = POLISHED if len(rows) <= LARGE and len(ways) == 1 else 1
         found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]

@@ -13,7 +13,6 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
-from verl_padding.plan.mini_batches import MiniBatches, even_ranges
 from verl_padding.plan.packing.bins import Bin, balance, first_fit, spread
 from verl_padding.plan.packing.pads import FilledCells, pads_in_room
 from verl_padding.plan.packing.way import Way, cheap_at_both_ends
@@ -38,30 +37,6 @@ def own_size(costs: CallCosts, rows: Sequence[int]) -> int:
     return up_to_multiple(-(-len(rows) // costs.call.dp_size), costs.call.cell_multiple)
 
 
-def least_size(costs: CallCosts, mini_batches: MiniBatches) -> int:
-    """The fewest rows that the cells of a call can hold: those of its fullest mini-batch, or of a fixed one."""
-    if mini_batches.mini_batch_rows is not None:
-        return mini_batches.mini_batch_rows // costs.call.dp_size
-    return max(own_size(costs, rows) for rows in mini_batches.rows_M)
-
-
-def levelled(costs: CallCosts, filled_M: Sequence[FilledCells], mini_batches: MiniBatches) -> list[FilledCells]:
-    """Mini-batches in cells of their own sizes, made one size by micro-batches of pads alone, computed on no rank."""
-    call, size = costs.call, least_size(costs, mini_batches)
-    most = call.micro_batch_rows if call.token_budget is None else call.token_budget // costs.pad_tokens
-    found = []
-    for filled, rows in zip(filled_M, mini_batches.rows_M, strict=True):
-        pads = size - own_size(costs, rows)
-        levels = even_ranges(pads, up_to_multiple(-(-pads // most), call.micro_batch_multiple)) if pads else []
-        found.append(filled.with_levels_of_pads(list(map(len, levels))))
-    return found
-
-
-def may_grow(costs: CallCosts, mini_batches: MiniBatches) -> bool:
-    """Whether cells may hold more rows than the least if that makes the step shorter."""
-    return mini_batches.mini_batch_rows is None and costs.call.token_budget is not None
-
-
 def extra_cost(costs: CallCosts, rows: Sequence[int]) -> Int64s:
     """What each row costs beyond the pad that would stand in its place.
 
@@ -70,82 +45,68 @@ def extra_cost(costs: CallCosts, rows: Sequence[int]) -> Int64s:
     return np.maximum(costs.cost_R[np.asarray(rows, dtype=np.int64)] - costs.pad, 0)
 
 
-def pads_time(costs: CallCosts, size: int, n_mini_batches: int) -> int:
-    """How much the pads of a call delay it, with cells of ``size`` rows."""
-    pads = n_mini_batches * costs.call.dp_size * size - costs.n_rows
-    return n_mini_batches * size * costs.pad + pads * costs.pad_handling
+def pads_time(costs: CallCosts, size: int, n_rows: int) -> int:
+    """How much the pads of a mini-batch of ``n_rows`` real rows delay it, with cells of ``size`` rows."""
+    return size * costs.pad + (costs.call.dp_size * size - n_rows) * costs.pad_handling
 
 
-def balanced_cells(costs: CallCosts, mini_batches: MiniBatches) -> tuple[int, list[list[list[int]]]]:
-    """The rows of a cell, pads among them, and the real rows of each mini-batch and rank, balanced by cost.
+def balanced_cells(costs: CallCosts, rows: Sequence[int], most: int | None) -> tuple[int, list[list[int]]]:
+    """The rows of a cell, pads among them, ``most`` at most, and the real rows of each rank, balanced by cost.
 
     What a chain costs is not known here: with chains, the cells are the least, and only make sure that there is a plan.
     """
-    size, rows_M = least_size(costs, mini_batches), mini_batches.rows_M
-    extra_M = [extra_cost(costs, rows) for rows in rows_M]
-    if may_grow(costs, mini_batches) and costs.forest is None:
-        size, bins_M = _trade_pads_for_balance(costs, extra_M, size)
+    size, extra_I = own_size(costs, rows), extra_cost(costs, rows)
+    if costs.forest is None:
+        size, bins = _trade_pads_for_balance(costs, extra_I, size, most)
     else:
-        bins_M = [balance(extra_I, costs.call.dp_size, size) for extra_I in extra_M]
-    return size, [[[rows[item] for item in items] for items in bins] for rows, bins in zip(rows_M, bins_M, strict=True)]
+        bins = balance(extra_I, costs.call.dp_size, size)
+    return size, [[rows[item] for item in items] for items in bins]
 
 
-def _trade_pads_for_balance(costs: CallCosts, extra_M: list[Int64s], least: int) -> tuple[int, list[list[Bin]]]:
-    """The size of a cell, and the ranks' rows, for which the step takes the least time.
+def _trade_pads_for_balance(costs: CallCosts, extra_I: Int64s, least: int, most: int | None) -> tuple[int, list[Bin]]:
+    """The size of a cell, and the ranks' rows, for which a mini-batch takes the least time.
 
-    Free balance asks for cells as large as the fullest rank of any mini-batch, and every cell of the call must then be
-    as large: a rank with one row of 30k tokens leaves the rest of its mini-batch to the other ranks. So sizes between
-    the least and the free one are tried, and each is scored by the time of the slowest ranks, with its pads. One
-    mini-batch of many then gives up some balance before thousands of pads are made, and where a long row decides the
-    time anyway its rank takes short rows until the pads are gone.
+    Free balance asks for cells as large as the fullest rank: one with a row of 30k tokens leaves the rest to the other
+    ranks, and pads level the counts. So sizes between the least and the free one are tried, and each is scored by the
+    time of the slowest rank, with its pads.
     """
     n_ranks, multiple = costs.call.dp_size, costs.call.cell_multiple
 
-    def time(size: int, bins_M: list[list[Bin]]) -> int:
-        load_MD = [[int(extra_I[items].sum()) for items in bins] for extra_I, bins in zip(extra_M, bins_M, strict=True)]
-        return sum(map(max, load_MD)) + pads_time(costs, size, len(extra_M))
+    def time(size: int, bins: list[Bin]) -> int:
+        return max(int(extra_I[items].sum()) for items in bins) + pads_time(costs, size, len(extra_I))
 
-    bins_M = [balance(extra_I, n_ranks) for extra_I in extra_M]
-    free = up_to_multiple(max(len(items) for bins in bins_M for items in bins), multiple)
-    tried = [(time(free, bins_M), free, bins_M)]
-    for size in reversed(sizes_between(least, free, multiple)):
-        # Mini-batches that fit already stay as they are.
-        bins_M = [
-            bins if max(map(len, bins)) <= size else balance(extra_I, n_ranks, size)
-            for extra_I, bins in zip(extra_M, bins_M, strict=True)
-        ]
-        tried.append((time(size, bins_M), size, bins_M))
-    _, size, bins_M = min(tried)
-    return size, bins_M
+    bins = balance(extra_I, n_ranks)
+    free = up_to_multiple(max(map(len, bins)), multiple)
+    tried = [(time(free, bins), free, bins)]
+    for size in sizes_between(least, free, multiple):
+        bins = balance(extra_I, n_ranks, size)
+        tried.append((time(size, bins), size, bins))
+    _, size, bins = min(each for each in tried if most is None or each[1] <= most)
+    return size, bins
 
 
 class ByRows(Way):
     """Micro-batches of a fixed number of rows, and of about the same cost: they need the least memory.
 
-    If they are in the same order on all ranks, the costliest first, ranks that synchronize at each wait least. A
-    mini-batch has as few as its own rows need, and then those of pads alone that make all cells one size.
+    If they are in the same order on all ranks, the costliest first, ranks that synchronize at each wait least.
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.token_budget is None
 
-    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
-        micro_rows = costs.call.micro_batch_rows
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+        micro_rows, size = costs.call.micro_batch_rows, own_size(costs, rows)
+        n_micro = size // micro_rows
 
-        def micro_batches(rows: Sequence[int], n_micro: int) -> list[list[int]]:
+        def micro_batches(rows: Sequence[int]) -> list[list[int]]:
             extra_I = extra_cost(costs, rows)
             bins = balance(extra_I, n_micro, micro_rows)
             costliest_first = np.argsort([-extra_I[items].sum() for items in bins], kind="stable")
             return [[rows[item] for item in bins[number]] for number in costliest_first]
 
-        filled_M = []
-        for rows in mini_batches.rows_M:
-            size = own_size(costs, rows)
-            n_micro = size // micro_rows
-            bins_D = balance(extra_cost(costs, rows), costs.call.dp_size, size)
-            rows_DK = [micro_batches([rows[item] for item in items], n_micro) for items in bins_D]
-            filled_M.append(FilledCells.filled_up(rows_DK, [micro_rows] * n_micro))
-        return levelled(costs, filled_M, mini_batches)
+        bins_D = balance(extra_cost(costs, rows), costs.call.dp_size, size)
+        rows_DK = [micro_batches([rows[item] for item in items]) for items in bins_D]
+        return FilledCells.filled_up(rows_DK, [micro_rows] * n_micro)
 
 
 class Uncut(Way):
@@ -156,9 +117,9 @@ class Uncut(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return packer == "verl"
 
-    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
-        size, rows_MD = balanced_cells(costs, mini_batches)
-        return [FilledCells.filled_up([[rows] for rows in rows_D], [size]) for rows_D in rows_MD]
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+        size, rows_D = balanced_cells(costs, rows, most)
+        return FilledCells.filled_up([[held] for held in rows_D], [size])
 
 
 class ByCell(Way):
@@ -171,9 +132,9 @@ class ByCell(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.sync_point == "mini_batch" and costs.forest is None
 
-    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
-        size, rows_MD = balanced_cells(costs, mini_batches)
-        return [cut_by_cell(costs, rows_D, size) for rows_D in rows_MD]
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+        size, rows_D = balanced_cells(costs, rows, most)
+        return cut_by_cell(costs, rows_D, size)
 
 
 def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:

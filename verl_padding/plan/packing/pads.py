@@ -13,7 +13,6 @@ from itertools import chain, count, islice
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Update
 from verl_padding.plan.layout import Layout
 
 MORE_PAD_LEVELS = 2
@@ -45,14 +44,6 @@ class FilledCells(Cut):
         pads_DK = [[n - len(rows) for n, rows in zip(places_K, rows_K, strict=True)] for rows_K in rows_DK]
         return cls(rows_DK=rows_DK, pads_DK=pads_DK)
 
-    def with_levels_of_pads(self, sizes_K: Sequence[int]) -> FilledCells:
-        """The same cells with further micro-batches, of so many pads each, which no rank computes."""
-        return FilledCells(
-            rows_DK=[[*rows_K, *([] for _ in sizes_K)] for rows_K in self.rows_DK],
-            pads_DK=[[*pads_K, *sizes_K] for pads_K in self.pads_DK],
-            time=self.time,
-        )
-
 
 def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_batches: bool) -> Layout:
     """The layout of cells that are filled: pads are numbered from ``n_rows`` on, by mini-batch, rank and micro-batch.
@@ -75,8 +66,6 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
         n_rows=n_rows,
         cells=cells,
         micro_batch_rows=n_rows_MDK if with_micro_batches else None,
-        micro_batch_multiple=costs.call.micro_batch_multiple,
-        of_update=isinstance(costs.call, Update),
     )
 
 

@@ -8,6 +8,7 @@ which is where block k of the same sizes begins if neighbours are put together. 
 higher than its level by sorting, whatever the sizes are; what is left to choose is the sizes.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -15,8 +16,7 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
-from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.cells import levelled, own_size, up_to_multiple
+from verl_padding.plan.packing.cells import own_size, up_to_multiple
 from verl_padding.plan.packing.pads import FilledCells, RowsDK, blocks
 from verl_padding.plan.packing.way import Way, cheap_at_both_ends
 
@@ -30,10 +30,9 @@ class Rectangles(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.padded_to != "row"
 
-    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
         cut = _cut_cells if costs.call.padded_to == "cell" else _cut_levels
-        filled_M = [cut(costs, costs.longest_first(rows), own_size(costs, rows)) for rows in mini_batches.rows_M]
-        return levelled(costs, filled_M, mini_batches)
+        return cut(costs, costs.longest_first(rows), own_size(costs, rows))
 
 
 def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:

@@ -1,6 +1,7 @@
 """What a way to fill the cells of a call must provide."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TypeVar
 
 from verl_padding.plan.call_costs import CallCosts
@@ -23,12 +24,15 @@ class Way(ABC):
         """Whether it fills the cells of this call."""
 
     @abstractmethod
-    def fill(self, costs: CallCosts, mini_batches: MiniBatches) -> list[FilledCells]:
-        """The cells of each mini-batch (none is empty); cells of all mini-batches are of one size."""
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+        """The cells of a mini-batch of these rows, one at least; cells of ``most`` rows hold them."""
 
     def layout(self, costs: CallCosts, mini_batches: MiniBatches) -> Layout:
         """The layout of a call."""
-        return numbered(self.fill(costs, mini_batches), costs, with_micro_batches=self.cuts_micro_batches)
+        fixed = mini_batches.mini_batch_rows
+        most = None if fixed is None else fixed // costs.call.dp_size
+        cells_M = [self.fill(costs, rows, most) for rows in mini_batches.rows_M]
+        return numbered(cells_M, costs, with_micro_batches=self.cuts_micro_batches)
 
 
 def cheap_at_both_ends(costly_first_K: list[Item]) -> list[Item]:

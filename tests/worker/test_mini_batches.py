@@ -1,0 +1,97 @@
+"""The plan's mini-batches in verl's ``train_mini_batch``."""
+
+import inspect
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import TrainingWorker
+
+from tests.support.ranks_in_process import Rank
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.columns import MINI_BATCH, cut_into
+from verl_padding.plan import Layout
+from verl_padding.worker.mini_batches import install_in_worker
+
+
+class Watched(Rank):
+    """A rank that tells what each optimizer step is given."""
+
+    def __init__(self):
+        super().__init__(dp_rank=1, dp_size=2, answers=True, numbers=lambda data: data["number"].tolist())
+        self.scheduler_moves: list[bool] = []
+        install_in_worker(self)
+
+    def train_batch(self, data: TensorDict) -> TensorDict:
+        self.scheduler_moves.append(tu.get(data, "update_lr_scheduler"))
+        return super().train_batch(data)
+
+
+def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, spare: int = 0, **said) -> TensorDict:
+    """As verl's workers get them: numbered, with the column and keys of an update."""
+    n_rows = sum(cell_rows_M) + spare
+    cells = [(tuple(range(rows)),) for rows in cell_rows_M]
+    layout = Layout(n_rows=n_rows, cells=tuple(cells), spare=spare)
+    numbers = [*range(len(cell_rows_M)), -1]
+    mini_batches = torch.tensor(numbers).repeat_interleave(torch.tensor([*cell_rows_M, spare]))
+    texts = [torch.arange(2 + row) for row in range(n_rows)]
+    rows = {
+        "number": torch.arange(n_rows),
+        MINI_BATCH: mini_batches,
+        "texts": torch.nested.as_nested_tensor(texts, layout=torch.jagged),
+    }
+    data = TensorDict(rows, batch_size=n_rows)
+    tu.assign_non_tensor(data, epochs=epochs, **cut_into(layout, epochs=epochs) | said)
+    return data
+
+
+@given(
+    cell_rows_M=st.lists(st.integers(1, 5), min_size=1, max_size=5), epochs=st.integers(1, 3), spare=st.integers(0, 3)
+)
+def test_verl_trains_on_the_mini_batches_in_each_epoch_and_its_scheduler_moves_with_the_last(
+    cell_rows_M, epochs, spare
+):
+    rank = Watched()
+    for _ in range(2):  # calls
+        rank.mini_batches, rank.scheduler_moves = [], []
+        output = rank.train_mini_batch(rows_of_a_rank(cell_rows_M, epochs=epochs, spare=spare))
+        ends = [sum(cell_rows_M[: number + 1]) for number in range(len(cell_rows_M))]
+        want = [list(range(end - rows, end)) for rows, end in zip(cell_rows_M, ends, strict=True)]
+        assert rank.mini_batches == want * epochs
+        assert rank.scheduler_moves == [False] * (len(want) * epochs - 1) + [True]
+        assert tu.get(output, "metrics")["rows"] == cell_rows_M * epochs
+
+
+def test_a_call_that_no_plan_has_cut_is_verls():
+    rank, data = Watched(), rows_of_a_rank([2, 2], epochs=1).select("number", "texts")
+    tu.assign_non_tensor(data, mini_batch_size=4, epochs=2)
+    rank.train_mini_batch(data)
+    assert rank.mini_batches == [[0, 1], [2, 3]] * 2
+    assert rank.scheduler_moves == [False, False, False, True]
+
+
+@pytest.mark.parametrize("said", [{"dataloader_kwargs": {}}, {"dataloader_kwargs": {}, "num_mini_batch": 2}])
+def test_mini_batches_that_are_not_cut_as_planned_are_refused(said):
+    # As if a later verl did not hand these arguments on, or shuffled.
+    with pytest.raises(PaddingDataError, match="an optimizer step has rows of mini-batches"):
+        Watched().train_mini_batch(rows_of_a_rank([3, 1], epochs=1, **said))
+
+
+def test_verl_still_counts_mini_batches_of_one_size():
+    # When this fails, see whether verl counts what its DataLoader yields; then delete worker/mini_batches.py.
+    source = inspect.getsource(TrainingWorker.train_mini_batch)
+    assert "total_num_iterations = data.shape[0] // mini_batch_size_per_gpu * epochs" in source
+    assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source
+
+
+def test_each_training_worker_of_a_worker_counts_for_itself():
+    actor, ref = Watched(), Watched()
+    worker = SimpleNamespace(actor=actor, ref=ref)
+    install_in_worker(worker)
+    actor.train_mini_batch(rows_of_a_rank([1, 2], epochs=1))
+    assert (actor.scheduler_moves, ref.scheduler_moves) == ([False, True], [])
