@@ -2,7 +2,7 @@
 
     python -m benchmarks.lean [--keep] [--json]
 
-*Idle rows*: one mini-batch of 24 prompts of eight rollouts, and four; 0, 30 and 60 % of the tokens are of prompts
+*Idle rows*: 192 prompts of eight rollouts, in one mini-batch and in four; 0, 30 and 60 % of the tokens are of prompts
 without an advantage. The update that computes all rows, and the one that leaves idle rows out
 (``padding.idle_rows=skip``). *The pass*: one optimizer step whose old log-probs are those of a pass before it, or the
 update's own (``padding.old_log_probs=update``), and that without idle rows. *All together*: prompts of 200 to 300
@@ -11,9 +11,6 @@ prompts; 60 % of the tokens idle, one optimizer step. Stock verl's pass and upda
 computes all pairs of tokens of a micro-batch on a CPU, and row by row, as ``+local=cpu`` does; and, with the latter,
 trees, trees without idle rows, and that without the pass. Stock verl gets its best case: a mini-batch of all rows, so
 that it takes one step, too, and one pad at most.
-
-*Pads that level*: 16 prompts, one of 400 rows, one a mini-batch, four rows a micro-batch; all in one call, in which
-every mini-batch is padded to the largest, and a call for each, which is padded to its own multiple alone.
 
 The loss has no KL and no entropy term. The sides of a case take turns (:mod:`benchmarks.two_ranks`), and their gradient
 norms must be equal. CPU seconds of both ranks are compared; seconds on the clock stand beside them.
@@ -36,9 +33,10 @@ from benchmarks.sharing import BUDGET, Grown, put_batch, random_tokens
 from benchmarks.train_step import HIDDEN
 from benchmarks.tree_updates import rollout, thinking_session
 from benchmarks.two_ranks import take_turns, two_ranks
-from benchmarks.updates import RANKS, Side, StepSize, planned_update, update_of
+from benchmarks.updates import RANKS, Side, StepSize, update_of
 from verl_padding.plan.row_keys import uid_of_key
 
+PROMPTS = 192
 SHARES = (0.0, 0.3, 0.6)
 """Idle tokens, as a share of all."""
 ALL = Side(name="all rows", strategy="prompt", packer="plan", attention="row by row", has_terms=False)
@@ -53,8 +51,6 @@ ALL_PAIRS = replace(STOCK, name="stock verl, all pairs", attention="all pairs")
 TREES = replace(PASS, name="trees", sharing="trees")
 TREES_SKIP = replace(TREES, name="trees, without idle rows", skips_idle=True)
 LEAN = replace(TREES_SKIP, name="trees, without idle rows and pass", old_log_probs="update")
-LEVELLED = replace(ALL, name="one call", micro_batch_rows=4)
-OF_ITS_OWN = replace(LEVELLED, name="a call for each mini-batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,27 +70,18 @@ class Case:
 def cases() -> dict[str, Case]:
     """By name."""
     draw = random.Random(0)
-    rollouts = _prompts(draw, rollout, 96, 8, (20, 60))
+    rollouts = _prompts(draw, rollout, PROMPTS, 8, (20, 60))
     thinking = _prompts(draw, partial(thinking_session, 4), 5, 4, (200, 300))
     made: dict[str, Case] = {}
     for steps, counted in ((1, "one mini-batch"), (4, "four mini-batches")):
-        rows = rollouts[: steps * 24 * 8]
-        size = StepSize(prompts=steps * 24, sessions=8, mini_prompts=24, budget=BUDGET)
+        size = StepSize(prompts=PROMPTS, sessions=8, mini_prompts=PROMPTS // steps, budget=BUDGET)
         for share in SHARES:
-            idle, sides = idle_rows(rows, share), (ALL, SKIP)
-            made[f"{counted}, {share:.0%} idle"] = Case(rows=rows, size=size, idle=idle, sides=sides)
+            idle, sides = idle_rows(rollouts, share), (ALL, SKIP)
+            made[f"{counted}, {share:.0%} idle"] = Case(rows=rollouts, size=size, idle=idle, sides=sides)
     made["pass"] = replace(made["one mini-batch, 60% idle"], sides=(PASS, OWN, BOTH))
     one_step = StepSize(prompts=1, sessions=len(thinking) + len(thinking) % RANKS, mini_prompts=1, budget=BUDGET)
     idle, sides = idle_rows(thinking, 0.6), (ALL_PAIRS, STOCK, TREES, TREES_SKIP, LEAN)
     made["all together"] = Case(rows=thinking, size=one_step, idle=idle, sides=sides)
-    uneven = [
-        row
-        for prompt in range(16)
-        for session in range(draw.randint(5, 11) if prompt else 400)
-        for row in rollout(draw, random_tokens(draw, 20, 60), f"p{prompt}", session)[0]
-    ]
-    size = StepSize(prompts=16, sessions=8, mini_prompts=1, budget=BUDGET)
-    made["pads that level"] = Case(rows=uneven, size=size, idle=[], sides=(OF_ITS_OWN, LEVELLED))
     return made
 
 
@@ -134,15 +121,7 @@ def put(case: Case) -> KVBatchMeta:
 
 def update(workers: Any, case: Case, side: Side) -> dict[str, Any]:
     """What an update of a side took, and the pass before it."""
-    batch = put(case)
-    if side is not OF_ITS_OWN:
-        return update_of(workers, batch, side, case.size, case.idle)
-    alone = replace(case.size, prompts=1)
-    prompts = dict.fromkeys(map(uid_of_key, batch.keys))
-    parts = [batch.select_keys([key for key in batch.keys if uid_of_key(key) == prompt]) for prompt in prompts]
-    calls = [planned_update(workers, part, side, alone) for part in parts]
-    summed = ("before", "update", "pads", "steps", "grad_norm", "micro_batches")
-    return {name: sum((call[name] for call in calls[1:]), calls[0][name]) for name in summed}
+    return update_of(workers, put(case), side, case.size, case.idle)
 
 
 def measure(repeats: int) -> dict[str, dict[str, list[dict[str, Any]]]]:

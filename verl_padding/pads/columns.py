@@ -32,7 +32,7 @@ LOSS_FACTOR = "loss_factor"
 MICRO_BATCH = "micro_batch"
 """Column (R,) in every call whose micro-batches the plan cuts by tokens (:data:`CUT_BY_PLAN`): number of the row's
 micro-batch among those of its cell."""
-MINI_BATCH = "mini_batch"
+MINI_BATCH = "mini_batch_number"
 """Column (R,) in an update: number of the row's mini-batch; -1 for a pad that is in none."""
 SHARED = "shared_tokens"
 """Column (R,) in calls that share: tokens of the row that are planned to be computed in another one; 0 for a pad."""
