@@ -113,7 +113,7 @@ def test_a_step_of_idle_rows_alone_computes_its_shortest_row_that_has_a_trained_
     trainer._compute_advantage(batch, {})
     group.update_actor(batch)
     assert sorted(real_keys(workers.sent[0])) == ["a_0_1", "c_1_0"]
-    assert workers.sent[0].extra_info[columns.N_MINI_BATCHES] == 2
+    assert len(workers.sent[0].extra_info[columns.OPTIMIZER_STEPS]) == 2
 
 
 @pytest.mark.parametrize("old_log_probs", ["pass", "update"])

@@ -16,7 +16,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import CALLS
-from verl_padding.pads.columns import IS_PADDING, N_MINI_BATCHES, read_column
+from verl_padding.pads.columns import IS_PADDING, OPTIMIZER_STEPS, read_column
 from verl_padding.pads.template import PadTemplate
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -107,7 +107,7 @@ def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, wor
     assert not {key for key in workers.sent[0].keys if key.startswith("pad")} & set(content)
     assert queue_content() == content, "the step's own pads stay until it ends"
     if call == "update_actor":
-        assert workers.sent[0].extra_info[N_MINI_BATCHES] <= workers.sent[1].extra_info[N_MINI_BATCHES] == 2
+        assert len(workers.sent[0].extra_info[OPTIMIZER_STEPS]) <= len(workers.sent[1].extra_info[OPTIMIZER_STEPS]) == 2
 
 
 def test_a_pass_that_the_steps_do_without_can_be_asked_for(workers):

@@ -50,9 +50,10 @@ def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mi
     padded = upsample(batch, plan_for(batch), TEMPLATE)
     rows = padded.update_call("actor", batch)
     layout = padded.plan.layouts["actor"]
-    assert rows.extra_info[columns.N_MINI_BATCHES] == layout.n_mini_batches == 3
+    assert layout.n_mini_batches == 3
     assert "mini_batch_size" not in rows.extra_info
-    assert rows.extra_info["epochs"] == rows.extra_info[columns.EPOCHS_OF_CALL] == 2
+    assert rows.extra_info["epochs"] == 2
+    assert list(rows.extra_info[columns.OPTIMIZER_STEPS]) == [*enumerate(layout.cell_rows_M)] * 2
     assert batch.extra_info["mini_batch_size"] == 4
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     # What verl's workers make of it: equal chunks a rank, and mini-batches as the batch_sampler says.

@@ -40,22 +40,56 @@ def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
     assert layout.real_rows_M == (3, 2)
     assert layout.reporting_ranks_M == (2, 2)
     assert layout.n_pads == 1
-    assert replace(layout, spare=1).order == (0, 1, 3, 6, 2, 5, 4, 7)
+    assert replace(layout, spare_MD=((0, 1), (0, 0))).computed == (((0, 1), (2,)), ((3,), (4,)))
 
 
 def test_a_pass_has_the_micro_batches_of_all_mini_batches_and_after_them_those_of_other_rows():
     update = Layout(
         n_rows=6,
-        cells=(((0, 1), (2, 6)), ((3,), (7,))),
+        cells=(((0, 1), (2, 6)), ((3, 7), (8, 9))),
         micro_batch_rows=(((2,), (2,)), ((1,), (1,))),
+        spare_MD=((0, 0), (1, 1)),
         left_out=((4, 5), ()),
     )
-    taken = update.as_one_mini_batch()
+    taken = update.as_one_mini_batch(most_pads=9, multiple=1)
     assert [taken.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,)], [(2, 6), (7,)]]
     rest = Layout(n_rows=6, cells=(((4, 5), (6, 7)),), micro_batch_rows=(((1, 1), (1, 1)),))
     both = taken.followed_by(rest)
     assert [both.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,), (4,), (5,)], [(2, 6), (7,), (8,), (9,)]]
     assert (both.n_pads, both.left_out) == (4, ())
+
+
+@pytest.mark.parametrize(("most_pads", "multiple", "micro_batches"), [(9, 1, 1), (3, 1, 2), (2, 1, 3), (2, 2, 4)])
+def test_a_pass_has_as_few_of_the_pads_that_its_update_does_not_compute_as_make_its_ranks_even(
+    most_pads, multiple, micro_batches
+):
+    # Three pads beside a row of one rank level the other's four rows.
+    update = Layout(
+        n_rows=5, cells=(((0, 5, 6, 7), (1, 2, 3, 4)),), micro_batch_rows=(((1,), (4,)),), spare_MD=((3, 0),)
+    )
+    taken = update.as_one_mini_batch(most_pads, multiple)
+    assert len(taken.micro_batches(0, 0)) == len(taken.micro_batches(0, 1)) == 1 + micro_batches
+    pads_DK = [[len(rows) for rows in taken.micro_batches(0, rank)[1:]] for rank in (0, 1)]
+    assert [max(map(max, pads_DK)) <= most_pads, sum(pads_DK[0]) - sum(pads_DK[1])] == [True, 3]
+    assert sum(pads_DK[1]) == micro_batches
+
+
+def test_a_rank_that_is_full_of_tokens_has_pads_that_no_rank_computes():
+    # The short rows are on the other rank: two pads beside the long row would not fit its micro-batch.
+    rows = batch([100, 30, 30, 30])
+    calls = {"dp_size": 2, "token_budget": 100}
+    job = job_of(prompts=4, packer="plan", inference={"p": Pass(**calls)}, a=Update(**calls, prompts_per_mini_batch=4))
+    plan = plan_batch(rows, job)
+    layout = plan.layouts["a"]
+    assert (layout.n_micro_batches, sorted(layout.spare_MD[0])) == (1, [0, 2])
+    of_pass = plan.layouts["p"]
+    assert of_pass.spare_MD == (), "a pass owes outputs of all"
+    by_rank = [of_pass.micro_batches(0, rank) for rank in range(2)]
+    assert {len(micro_batches) for micro_batches in by_rank} == {2}
+    assert (0,) in by_rank[0] + by_rank[1]
+    for micro_batches in by_rank:
+        for micro_batch in micro_batches:
+            assert sum(rows.tokens_R[row] if row < 4 else 2 for row in micro_batch) <= 100
 
 
 def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
@@ -97,9 +131,10 @@ def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_c
     plan = plan_3509("lcm", packer)
     layout = plan.layouts["actor"]
     assert layout.real_rows_M == (585, 585, 585, 585, 585, 584)
-    # A rank holds 585 / 8 rows of a step, rounded up to 74: 7 pads a step. The others are in none.
-    assert (len(layout.order), layout.n_pads) == (6 * 640, 331)
-    assert (set(layout.cell_rows_M), layout.spare) == {"verl": ({74, 73}, 37), "plan": ({74}, 36)}[packer]
+    # A rank computes 585 / 8 rows of a step, rounded up to 74: 7 pads a step.
+    assert (set(layout.cell_rows_M), layout.n_pads) == ({80}, 331)
+    computed = {len(cell) for ranks in layout.computed for cell in ranks}
+    assert computed == {"verl": {74, 73}, "plan": {74}}[packer]
     assert_even(plan.figures["actor"])
 
 
@@ -248,16 +283,3 @@ def test_a_mini_batch_that_does_not_divide_is_refused_with_those_that_do():
 def test_a_fixed_size_that_the_ranks_cannot_share_is_refused():
     with pytest.raises(PlanError, match=r"strategy='lcm'.*= 3 rows, not a multiple of dp_size=2"):
         lcm_job(dp_size=2, actor=3)
-
-
-def test_a_row_as_long_as_the_budget_gets_its_pads_in_a_micro_batch_more():
-    # Its rank needs five rows and has no token left for a pad; the other rank's rows fit into one micro-batch.
-    rows = batch([100, 20, 20, 20, 20, 20])
-    job = job_of(prompts=6, packer="plan", a=Update(dp_size=2, token_budget=100, prompts_per_mini_batch=6))
-    layout = plan_batch(rows, job).layouts["a"]
-    by_rank = [layout.micro_batches(0, rank) for rank in range(2)]
-    assert {len(micro_batches) for micro_batches in by_rank} == {2}
-    assert (0,) in by_rank[0] + by_rank[1]
-    for micro_batches in by_rank:
-        for micro_batch in micro_batches:
-            assert sum(rows.tokens_R[row] if row < 6 else 2 for row in micro_batch) <= 100

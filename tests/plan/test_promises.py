@@ -88,7 +88,7 @@ def _not_vacuous():
     # Each is met several times as often, whatever the seed.
     in_all_tests = "pads", "steps", "two updates", "fewer steps", "shared prefixes"
     in_some = "micro-batches", "micro-batches of pads alone", "rows that are computed in others", "rows that part"
-    in_some += "rows that are left out", "steps of idle rows alone"
+    in_some += "pads that no rank computes", "rows that are left out", "steps of idle rows alone"
     for what, part in (dict.fromkeys(in_all_tests, 1 / 50) | dict.fromkeys(in_some, 1 / 200)).items():
         assert met[what] >= met["plans"] * part, (what, met)
     assert met[SEVERAL_STEPS] >= met["plans whose micro-batches a pass takes over"] / 10, met
@@ -115,10 +115,22 @@ def test_a_pass_that_is_cut_as_its_update_has_its_micro_batches_in_their_order(r
     met["plans whose micro-batches a pass takes over"] += 1
     met[SEVERAL_STEPS] += theirs.n_mini_batches > 1
     assert ours.n_mini_batches == 1
-    assert ours.n_pads == theirs.n_pads - theirs.dp_size * theirs.spare
     for rank in range(theirs.dp_size):
         of_update = [theirs.micro_batches(step, rank) for step in range(theirs.n_mini_batches)]
-        assert ours.micro_batches(0, rank) == [of for step in of_update for of in step]
+        held = _real([of for step in of_update for of in step], rows)
+        assert _real(ours.micro_batches(0, rank), rows)[: len(held)] == held
+    # Of what the update does not compute, as much as its ranks would be uneven without.
+    spare_D = [sum(of_rank) for of_rank in zip(*theirs.spare_MD, strict=True)] or [0]
+    assert theirs.n_micro_batches is not None
+    more, missing = len(ours.micro_batches(0, 0)) - theirs.n_micro_batches, max(spare_D) - min(spare_D)
+    room = job.inference["log_prob"].token_budget // job.pad_tokens - 1  # beside one pad of each rank
+    multiple = job.inference["log_prob"].micro_batch_multiple
+    assert more == -(-(-(-missing // room) if missing else 0) // multiple) * multiple
+
+
+def _real(micro_batches: Sequence[tuple[int, ...]], rows: Rows) -> list[list[int]]:
+    """The real rows of those that hold one."""
+    return [real for of in micro_batches if (real := [row for row in of if row < len(rows)])]
 
 
 @EXAMPLES
@@ -134,7 +146,6 @@ def test_verls_dispatch_of_the_order_gives_the_cells(rows, job):
         for rank in range(call.dp_size):
             chunk = order[rank * size : (rank + 1) * size]
             assert [tuple(chunk[place] for place in of) for of in sampler] == [ranks[rank] for ranks in layout.cells]
-            assert min([len(rows), *chunk[sum(layout.cell_rows_M) :]]) == len(rows)
         assert all(rows % call.cell_multiple == 0 for rows in layout.cell_rows_M)
 
 
@@ -201,9 +212,8 @@ def test_lcm_takes_verls_number_of_steps_and_has_as_many_rows_as_verl(rows, job)
     for name, update in job.updates.items():
         layout, size = plan.layouts[name], update.prompts_per_mini_batch * job.sessions_per_prompt
         assert layout.n_mini_batches == min(padded // size, len(rows))
-        assert len(layout.order) == layout.n_mini_batches * size
-        assert max(layout.cell_rows_M) * update.dp_size <= size
-        met["pads in no step"] += layout.spare
+        assert set(layout.cell_rows_M) == {size // update.dp_size}
+        met["pads that no rank computes"] += sum(map(sum, layout.spare_MD))
 
 
 @EXAMPLES
@@ -227,7 +237,7 @@ def test_the_same_input_gives_the_same_plan_and_it_survives_json(drawn):
     for name, layout in plan.layouts.items():
         told = json.loads(json.dumps(layout_as_json(layout, plan.figures[name])))
         parts = [[rank.get("micro_batches", [rank]) for rank in step["ranks"]] for step in told["steps"]]
-        for m, ranks in enumerate(layout.cells):
+        for m, ranks in enumerate(layout.computed):
             for cell, micro_batches in zip(ranks, parts[m], strict=True):
                 assert [row for micro_batch in micro_batches for row in micro_batch["rows"]] == [
                     row for row in cell if row < len(rows)
@@ -310,7 +320,12 @@ def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(dra
             assert {len(micro_batches) for micro_batches in by_rank} == {len(by_rank[0])}
             assert len(by_rank[0]) % call.micro_batch_multiple == 0
             for rank, micro_batches in enumerate(by_rank):
-                assert sum(micro_batches, ()) == layout.cells[mini_batch][rank]
+                held = sum(micro_batches, ())
+                spare = layout.cells[mini_batch][rank][len(held) :]
+                assert held + spare == layout.cells[mini_batch][rank]
+                assert isinstance(call, Update) or not spare, "a pass owes an output for every row"
+                assert min([len(rows), *spare]) == len(rows)
+                met["pads that no rank computes"] += len(spare)
                 for micro_batch in micro_batches:
                     assert micro_batch
                     met["micro-batches of pads alone"] += min(micro_batch) >= len(rows)
@@ -330,11 +345,14 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
     plan = planned(rows, job)
     for name, call in job.calls():
         layout, figures = plan.layouts[name], plan.figures[name]
-        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * (layout.n_pads - call.dp_size * layout.spare)])
+        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * (layout.n_pads - sum(map(sum, layout.spare_MD)))])
         cost_R = COST_MODELS[job.cost_model](tokens_R)
         cost_P = np.diff(COST_MODELS[job.cost_model](np.arange(MOST_TOKENS + 1)), prepend=0)
         if layout.micro_batch_rows is None:
-            slowest = sum(max(cost_R[list(cell)].sum() for cell in ranks) for ranks in layout.cells)
+            load_MD = [
+                [sum(cost_R[min(row, len(rows))] for row in cell) for cell in ranks] for ranks in layout.computed
+            ]
+            slowest = sum(map(max, load_MD))
             assert figures.imbalance == pytest.approx(slowest / (cost_R.sum() / call.dp_size))
             assert figures.over_lower_bound >= 1
             assert figures.micro_batches is None

@@ -143,10 +143,10 @@ def cut_as_planned(
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     columns = loss_columns(layout, trained_R, factor_R) | micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches, sharing=plan.sharing)
-    ranks = layout.cells[mini_batch]
+    ranks = layout.computed[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
     for rank, cell in enumerate(ranks):
-        first = rank * (sum(layout.cell_rows_M) + layout.spare) + sum(layout.cell_rows_M[:mini_batch])
+        first = rank * sum(layout.cell_rows_M) + sum(layout.cell_rows_M[:mini_batch])
         data = micro_batch_of([fields[row] if row < len(rows) else pad for row in cell])
         for name, column in columns.items():
             data[name] = column[first : first + len(cell)]

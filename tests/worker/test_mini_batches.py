@@ -32,39 +32,45 @@ class Watched(Rank):
         return super().train_batch(data)
 
 
-def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, spare: int = 0, **said) -> TensorDict:
-    """As verl's workers get them: numbered, with the column and keys of an update."""
-    n_rows = sum(cell_rows_M) + spare
-    cells = [(tuple(range(rows)),) for rows in cell_rows_M]
-    layout = Layout(n_rows=n_rows, cells=tuple(cells), spare=spare)
-    numbers = [*range(len(cell_rows_M)), -1]
-    mini_batches = torch.tensor(numbers).repeat_interleave(torch.tensor([*cell_rows_M, spare]))
+def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, spare_M: Sequence[int] = (), **said) -> TensorDict:
+    """As verl's workers get them: numbered, with the column and key of an update.
+
+    Args:
+        spare_M: how many pads at the end of each mini-batch are not computed; none if it is empty.
+    """
+    n_rows, mini_batches = sum(cell_rows_M), []
+    for number, (rows, spare) in enumerate(zip(cell_rows_M, spare_M or [0] * len(cell_rows_M), strict=True)):
+        mini_batches += [number] * (rows - spare) + [-1] * spare
     texts = [torch.arange(2 + row) for row in range(n_rows)]
     rows = {
         "number": torch.arange(n_rows),
-        MINI_BATCH: mini_batches,
+        MINI_BATCH: torch.tensor(mini_batches),
         "texts": torch.nested.as_nested_tensor(texts, layout=torch.jagged),
     }
     data = TensorDict(rows, batch_size=n_rows)
-    tu.assign_non_tensor(data, epochs=epochs, **cut_into(layout, epochs=epochs) | said)
+    layout = Layout(n_rows=n_rows, cells=tuple((tuple(range(rows)),) for rows in cell_rows_M))
+    for key, value in ({"epochs": epochs} | cut_into(layout, epochs=epochs) | said).items():
+        tu.assign_non_tensor_data(data, key, value)  # as verl's workers do
     return data
 
 
-@given(
-    cell_rows_M=st.lists(st.integers(1, 5), min_size=1, max_size=5), epochs=st.integers(1, 3), spare=st.integers(0, 3)
-)
-def test_verl_trains_on_the_mini_batches_in_each_epoch_and_its_scheduler_moves_with_the_last(
-    cell_rows_M, epochs, spare
-):
+MINI_BATCHES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2)), min_size=1, max_size=5)
+"""Computed rows of each, and pads that are not."""
+
+
+@given(mini_batches=MINI_BATCHES, epochs=st.integers(1, 3))
+def test_verl_trains_on_the_mini_batches_in_each_epoch_and_its_scheduler_moves_with_the_last(mini_batches, epochs):
     rank = Watched()
+    computed_M, spare_M = zip(*mini_batches, strict=True)
+    cell_rows_M = [computed + spare for computed, spare in mini_batches]
     for _ in range(2):  # calls
         rank.mini_batches, rank.scheduler_moves = [], []
-        output = rank.train_mini_batch(rows_of_a_rank(cell_rows_M, epochs=epochs, spare=spare))
-        ends = [sum(cell_rows_M[: number + 1]) for number in range(len(cell_rows_M))]
-        want = [list(range(end - rows, end)) for rows, end in zip(cell_rows_M, ends, strict=True)]
+        output = rank.train_mini_batch(rows_of_a_rank(cell_rows_M, epochs=epochs, spare_M=spare_M))
+        starts = [sum(cell_rows_M[:number]) for number in range(len(cell_rows_M))]
+        want = [list(range(start, start + rows)) for rows, start in zip(computed_M, starts, strict=True)]
         assert rank.mini_batches == want * epochs
         assert rank.scheduler_moves == [False] * (len(want) * epochs - 1) + [True]
-        assert tu.get(output, "metrics")["rows"] == cell_rows_M * epochs
+        assert tu.get(output, "metrics")["rows"] == [*computed_M] * epochs
 
 
 def test_a_call_that_no_plan_has_cut_is_verls():
@@ -75,11 +81,25 @@ def test_a_call_that_no_plan_has_cut_is_verls():
     assert rank.scheduler_moves == [False, False, False, True]
 
 
+@pytest.mark.parametrize("cell_rows_M", [[4], [3, 1], [2, 2]])
 @pytest.mark.parametrize("said", [{"dataloader_kwargs": {}}, {"dataloader_kwargs": {}, "num_mini_batch": 2}])
-def test_mini_batches_that_are_not_cut_as_planned_are_refused(said):
+def test_mini_batches_that_are_not_cut_as_planned_are_refused_before_any_is_trained_on(cell_rows_M, said):
     # As if a later verl did not hand these arguments on, or shuffled.
-    with pytest.raises(PaddingDataError, match="an optimizer step has rows of mini-batches"):
-        Watched().train_mini_batch(rows_of_a_rank([3, 1], epochs=1, **said))
+    rank, data = Watched(), rows_of_a_rank(cell_rows_M, epochs=1, **said)
+    if cell_rows_M == [2, 2] and "num_mini_batch" in said:
+        tu.assign_non_tensor_data(data, "dataloader_kwargs", {"shuffle": True})
+    with pytest.raises(PaddingDataError, match="an optimizer step has"):
+        rank.train_mini_batch(data)
+    assert not rank.mini_batches
+
+
+def test_a_call_that_stops_early_leaves_nothing_for_the_next():
+    rank = Watched()
+    stopped = rows_of_a_rank([2, 1], epochs=2)
+    rank.train_batch(tu.index_select_tensor_dict(stopped, [0, 1]))
+    rank.mini_batches, rank.scheduler_moves = [], []
+    rank.train_mini_batch(rows_of_a_rank([1, 2], epochs=1))
+    assert (rank.mini_batches, rank.scheduler_moves) == ([[0], [1, 2]], [False, True])
 
 
 def test_verl_still_counts_mini_batches_of_one_size():
@@ -89,7 +109,7 @@ def test_verl_still_counts_mini_batches_of_one_size():
     assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source
 
 
-def test_each_training_worker_of_a_worker_counts_for_itself():
+def test_each_training_worker_of_a_worker_takes_its_steps_and_is_wrapped_once():
     actor, ref = Watched(), Watched()
     worker = SimpleNamespace(actor=actor, ref=ref)
     install_in_worker(worker)

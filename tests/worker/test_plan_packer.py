@@ -44,7 +44,7 @@ def test_the_micro_batches_are_those_of_the_plan_without_any_collective(monkeypa
 
 
 def test_rows_that_no_plan_has_cut_and_micro_batches_of_a_fixed_size_go_to_verls_packer():
-    for data in (cell(numbers=None, budget=30), cell(dynamic=False)):
+    for data in (cell(numbers=None, budget=30), cell(numbers=None, dynamic=False)):
         want, want_indices = prepare_micro_batches(data)
         got, indices = follow_plan(prepare_micro_batches)(data)
         assert rows_of(got) == rows_of(want)

@@ -1,6 +1,7 @@
 """Columns that worker calls carry beside the rows' own fields."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.plan import BatchPlan, Layout
+from verl_padding.plan.layout import Cell
 
 IS_PADDING = "is_padding"
 """Column (R,) in an update, and in a pass with pads: whether the row is a pad."""
@@ -31,9 +33,9 @@ LOSS_FACTOR = "loss_factor"
 (:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
 MICRO_BATCH = "micro_batch"
 """Column (R,) in every call whose micro-batches the plan cuts by tokens (:data:`CUT_BY_PLAN`): number of the row's
-micro-batch among those of its cell."""
+micro-batch among those of its cell; -1 for a pad that is in none."""
 MINI_BATCH = "mini_batch_number"
-"""Column (R,) in an update: number of the row's mini-batch; -1 for a pad that is in none."""
+"""Column (R,) in an update: number of the row's mini-batch; -1 for a pad that no rank computes."""
 SHARED = "shared_tokens"
 """Column (R,) in calls that share: tokens of the row that are planned to be computed in another one; 0 for a pad."""
 BATCH_ROW = "batch_row"
@@ -53,8 +55,9 @@ OLD_LOG_PROBS_OF_UPDATE = "old_log_probs_of_update"
 """Key of ``extra_info`` of an update that takes its own log-probs for the old policy's."""
 CUT_BY_PLAN = "cut_by_plan"
 """Key of a call's ``extra_info``: whether it has :data:`MICRO_BATCH`; rows may have that from another call."""
-N_MINI_BATCHES, EPOCHS_OF_CALL = "n_mini_batches", "epochs_of_call"
-"""Keys of an update's ``extra_info``: mini-batches of an epoch, and epochs; verl takes its own key out."""
+OPTIMIZER_STEPS = "optimizer_steps"
+"""Key of an update's ``extra_info``: of each optimizer step that is to come, its mini-batch's number and the rows of a
+cell."""
 TIMED_CALL = "timed_call"
 """Key of a timed call's ``extra_info``: its name in the plan."""
 NO_ADAPTER, REF = "no_lora_adapter", "ref"
@@ -74,8 +77,11 @@ def cut_into(layout: Layout, *, epochs: int) -> dict[str, Any]:
     """
     ends = [0, *accumulate(layout.cell_rows_M)]
     sampler = [range(begin, end) for begin, end in pairwise(ends)]
-    own = {N_MINI_BATCHES: len(sampler), EPOCHS_OF_CALL: epochs}
-    return own | {"num_mini_batch": ends[-1] + layout.spare, "dataloader_kwargs": {"batch_sampler": sampler}}
+    return {
+        "num_mini_batch": ends[-1],
+        "dataloader_kwargs": {"batch_sampler": sampler},
+        OPTIMIZER_STEPS: deque([*enumerate(layout.cell_rows_M)] * epochs),
+    }
 
 
 def in_order(name: str, layout: Layout, value_R: Sequence[float], of_pads: float) -> dict[str, torch.Tensor]:
@@ -101,8 +107,7 @@ def loss_columns(
     lists are of the real rows.
     """
     n_rows = layout.n_rows
-    sizes = (*layout.cell_rows_M, layout.spare)
-    mini_batch_of = np.tile(np.repeat(np.arange(len(sizes)), sizes), layout.dp_size)
+    mini_batch_of = np.tile(np.repeat(np.arange(layout.n_mini_batches), layout.cell_rows_M), layout.dp_size)
     tokens_MDC = [[[trained_tokens_R[row] for row in cell if row < n_rows] for cell in ranks] for ranks in layout.cells]
     of_mini_batch: dict[str, Sequence[int]] = {
         REAL_ROWS: layout.real_rows_M,
@@ -113,8 +118,9 @@ def loss_columns(
     if tokens_R is not None:
         for name, each_R in zip(OF_ALL_ROWS, (tokens_R, trained_tokens_R), strict=True):
             of_mini_batch[name] = [sum(each_R[row] for row in rows) for rows in layout.rows_M]
-    columns = {name: torch.tensor([*of_M, 0])[mini_batch_of] for name, of_M in of_mini_batch.items()}
-    columns[MINI_BATCH] = torch.tensor([*range(layout.n_mini_batches), -1])[mini_batch_of]
+    columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()}
+    is_spare = [place >= len(held) for cell, held in _cells(layout) for place in range(len(cell))]
+    columns[MINI_BATCH] = torch.tensor(mini_batch_of).masked_fill(torch.tensor(is_spare), -1)
     columns |= pad_column(layout)
     return columns if factor_R is None else columns | in_order(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
 
@@ -122,11 +128,18 @@ def loss_columns(
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
     """The number of each row's micro-batch, and what it shares there; nothing if verl cuts them."""
     layout = plan.layouts[call]
-    if layout.micro_batch_rows is None:
+    if layout.micro_batch_rows is None or not layout.by_tokens:
         return {}
-    numbers = []
-    for of_rank_MK in zip(*layout.micro_batch_rows, strict=True):
-        numbers += [np.repeat(np.arange(len(n_rows_K)), n_rows_K) for n_rows_K in of_rank_MK]
-        numbers.append(np.zeros(layout.spare, dtype=np.int64))
-    columns = {MICRO_BATCH: torch.from_numpy(np.concatenate(numbers))}
+    numbers: list[int] = []
+    n_rows_K = (n_rows_DK[rank] for rank in range(layout.dp_size) for n_rows_DK in layout.micro_batch_rows)
+    for (cell, held), cuts in zip(_cells(layout), n_rows_K, strict=True):
+        numbers += [k for k, rows in enumerate(cuts) for _ in range(rows)] + [-1] * (len(cell) - len(held))
+    columns = {MICRO_BATCH: torch.tensor(numbers)}
     return columns | in_order(SHARED, layout, plan.shared[call], of_pads=0) if call in plan.shared else columns
+
+
+def _cells(layout: Layout) -> Iterator[tuple[Cell, Cell]]:
+    """The cells in the order of the batch, each with its part that is computed."""
+    for rank in range(layout.dp_size):
+        for ranks, computed in zip(layout.cells, layout.computed, strict=True):
+            yield ranks[rank], computed[rank]

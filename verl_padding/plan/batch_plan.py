@@ -72,7 +72,8 @@ class BatchPlan:
 def layout_as_json(layout: Layout, figures: LayoutFigures, names_R: Sequence[int] | None = None) -> dict[str, Any]:
     """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads": 1}]}]}], "figures": ..}``.
 
-    If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
+    If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself. Pads that no rank computes
+    are left out.
 
     Args:
         names_R: what is written for the number of each real row, such as its line in a file.
@@ -84,7 +85,7 @@ def layout_as_json(layout: Layout, figures: LayoutFigures, names_R: Sequence[int
 
     def rank(step: int, number: int) -> dict[str, Any]:
         if layout.micro_batch_rows is None:
-            return held(layout.cells[step][number])
+            return held(layout.computed[step][number])
         return {"micro_batches": [held(rows) for rows in layout.micro_batches(step, number)]}
 
     steps = [{"ranks": [rank(step, n) for n in range(layout.dp_size)]} for step in range(layout.n_mini_batches)]

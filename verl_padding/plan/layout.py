@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, count, islice
 
 from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
@@ -24,8 +24,10 @@ class Layout:
     micro_batch_rows: IntsMDK | None = None
     """Rows of each micro-batch, by mini-batch and rank, in the order of the cell; the ranks of a mini-batch have
     the same number of micro-batches, each of one row or more. None if verl's packer cuts them in the workers."""
-    spare: int = 0
-    """Pads of each rank that are in no cell, for a batch whose number of rows is fixed: no rank computes them."""
+    spare_MD: tuple[tuple[int, ...], ...] = ()
+    """Pads at the end of each cell that no rank computes, by mini-batch and rank; a pass has none."""
+    by_tokens: bool = False
+    """Whether micro-batches were cut by their tokens."""
     left_out: tuple[Cell, ...] = ()
     """Real rows of each mini-batch that are in no cell, since they add nothing to its gradient; none if all are in."""
 
@@ -46,14 +48,24 @@ class Layout:
     def _check_micro_batches(self, n_rows_MDK: IntsMDK) -> None:
         if [len(n_rows_DK) for n_rows_DK in n_rows_MDK] != [self.dp_size] * self.n_mini_batches:
             raise PlanError("micro_batch_rows must name every rank of every mini-batch")
-        for n_rows_DK, size in zip(n_rows_MDK, self.cell_rows_M, strict=True):
+        for n_rows_DK, cells in zip(n_rows_MDK, self.computed, strict=True):
             if len({len(n_rows_K) for n_rows_K in n_rows_DK}) != 1:
                 raise PlanError(
                     f"ranks of a mini-batch have different micro-batch counts: {[len(k) for k in n_rows_DK]}"
                 )
-            for n_rows_K in n_rows_DK:
-                if min(n_rows_K) < 1 or sum(n_rows_K) != size:
-                    raise PlanError(f"micro-batches of {list(n_rows_K)} rows do not cut a cell of {size}")
+            for n_rows_K, cell in zip(n_rows_DK, cells, strict=True):
+                if min(n_rows_K) < 1 or sum(n_rows_K) != len(cell):
+                    raise PlanError(f"micro-batches of {list(n_rows_K)} rows do not cut a cell of {len(cell)}")
+
+    @cached_property
+    def computed(self) -> tuple[tuple[Cell, ...], ...]:
+        """The cells without the pads that no rank computes."""
+        if not self.spare_MD:
+            return self.cells
+        both = zip(self.cells, self.spare_MD, strict=True)
+        return tuple(
+            tuple(cell[: len(cell) - spare] for cell, spare in zip(*of_ranks, strict=True)) for of_ranks in both
+        )
 
     def micro_batches(self, mini_batch: int, rank: int) -> list[Cell]:
         """Row numbers of each micro-batch of a cell."""
@@ -61,23 +73,49 @@ class Layout:
         cell, n_rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
         return [cell[end - rows : end] for end, rows in zip(accumulate(n_rows_K), n_rows_K, strict=True)]
 
-    def as_one_mini_batch(self) -> Layout:
-        """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch at once."""
-        assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
-        cells = tuple(tuple(chain.from_iterable(cells)) for cells in zip(*self.cells, strict=True))
-        cuts = tuple(tuple(chain.from_iterable(cuts)) for cuts in zip(*self.micro_batch_rows, strict=True))
-        return replace(self, cells=(cells,), micro_batch_rows=(cuts,), spare=0, left_out=())
+    def as_one_mini_batch(self, most_pads: int, multiple: int) -> Layout:
+        """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch at once.
+
+        A pass owes outputs of all its rows. So for the pads that the update does not compute it has as few as make its
+        ranks even, at the end, ``most_pads`` at most in a micro-batch.
+        """
+        steps = range(self.n_mini_batches)
+        held_DK = [[rows for m in steps for rows in self.micro_batches(m, rank)] for rank in range(self.dp_size)]
+        n_rows_D = [sum(map(len, held_K)) for held_K in held_DK]
+        missing_D = [max(n_rows_D) - n_rows for n_rows in n_rows_D]
+        levels = 0
+        while levels * most_pads < max(missing_D) + levels:  # each rank has a pad in each
+            levels += multiple
+        further = count(self.n_rows + self.n_pads)
+        for held_K, missing in zip(held_DK, missing_D, strict=True):
+            pads = list(islice(further, missing + levels))
+            held_K += [tuple(pads[level::levels]) for level in range(levels)]
+        return self._of_one_mini_batch(held_DK)
 
     def followed_by(self, other: Layout) -> Layout:
-        """The cells of this layout of one mini-batch, and after them those of another one with other rows."""
-        (cells,), (others,) = self.cells, other.cells
+        """The micro-batches of this layout of one mini-batch, and after them those of another one with other rows."""
         n_pads = self.n_pads
-        numbered = (tuple(row if row < self.n_rows else row + n_pads for row in cell) for cell in others)
-        assert self.micro_batch_rows is not None, "the plan cuts both"
-        assert other.micro_batch_rows is not None, "the plan cuts both"
-        both = (*self.micro_batch_rows, *other.micro_batch_rows)
-        layout = replace(self, cells=(cells, tuple(numbered)), micro_batch_rows=both)
-        return layout.as_one_mini_batch()
+        held_DK = [
+            self.micro_batches(0, rank)
+            + [
+                tuple(row if row < self.n_rows else row + n_pads for row in rows)
+                for rows in other.micro_batches(0, rank)
+            ]
+            for rank in range(self.dp_size)
+        ]
+        return self._of_one_mini_batch(held_DK)
+
+    def _of_one_mini_batch(self, held_DK: list[list[Cell]]) -> Layout:
+        """A layout of these micro-batches, whose pads are numbered anew."""
+        pads = sorted({row for held_K in held_DK for rows in held_K for row in rows if row >= self.n_rows})
+        number = {pad: self.n_rows + place for place, pad in enumerate(pads)}
+        return replace(
+            self,
+            cells=(tuple(tuple(number.get(row, row) for rows in held_K for row in rows) for held_K in held_DK),),
+            micro_batch_rows=(tuple(tuple(map(len, held_K)) for held_K in held_DK),),
+            spare_MD=(),
+            left_out=(),
+        )
 
     @property
     def n_micro_batches(self) -> int | None:
@@ -101,13 +139,10 @@ class Layout:
         """Rows of the cells of each mini-batch, pads among them."""
         return tuple(len(ranks[0]) for ranks in self.cells)
 
-    @property
+    @cached_property
     def n_pads(self) -> int:
         """Pads in the layout: it uses pads ``0 .. n_pads - 1``."""
-        return (
-            sum(row >= self.n_rows for ranks in self.cells for cell in ranks for row in cell)
-            + self.dp_size * self.spare
-        )
+        return sum(row >= self.n_rows for row in self.order)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -116,12 +151,7 @@ class Layout:
         verl cuts the batch into equal chunks, one a rank: for two mini-batches ((0, 1), (2, 3)) and ((4,), (5,)) on two
         ranks the order is 0 1 4 2 3 5.
         """
-        first_spare = self.n_rows + self.n_pads - self.dp_size * self.spare
-        order: list[int] = []
-        for rank in range(self.dp_size):
-            order += [row for ranks in self.cells for row in ranks[rank]]
-            order += range(first_spare + rank * self.spare, first_spare + (rank + 1) * self.spare)
-        return tuple(order)
+        return tuple(row for rank in range(self.dp_size) for ranks in self.cells for row in ranks[rank])
 
     @cached_property
     def rows_M(self) -> tuple[Cell, ...]:

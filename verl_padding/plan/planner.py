@@ -85,8 +85,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
 
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     """The setting with which fewer pads would do, where an update has more of them than rows."""
-    name = max(job.updates, key=lambda each: layouts[each].n_pads, default=None)
-    if name is None or layouts[name].n_pads <= len(rows):
+    pads = {name: layouts[name].n_pads - sum(map(sum, layouts[name].spare_MD)) for name in job.updates}
+    name = max(pads, key=pads.__getitem__, default=None)
+    if name is None or pads[name] <= len(rows):
         return None
     update, several = job.updates[name], layouts[name].n_mini_batches > 1
     if update.token_budget is None and update.micro_batch_rows > 1:
@@ -96,7 +97,7 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     else:
         fix = "Take fewer ranks"
     return (
-        f"{name}: {layouts[name].n_pads} pads for {counted(len(rows), 'row')}, since the ranks of a mini-batch get "
+        f"{name}: {pads[name]} pads for {counted(len(rows), 'row')}, since the ranks of a mini-batch get "
         f"equally many, in whole micro-batches. {fix}."
     )
 
@@ -104,10 +105,10 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
 def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | None) -> Layout:
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of what it leaves out."""
     if taken is None:
-        layout = fill_cells(costs, packer, cut)
-        rows = 0 if cut.mini_batch_rows is None else cut.mini_batch_rows * len(cut.rows_M) // layout.dp_size
-        return replace(layout, left_out=tuple(cut.left_out_M), spare=max(rows - sum(layout.cell_rows_M), 0))
-    layout = taken.as_one_mini_batch()
+        return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
+    assert costs.call.token_budget is not None
+    most_pads = costs.call.token_budget // costs.pad_tokens
+    layout = taken.as_one_mini_batch(most_pads, costs.call.micro_batch_multiple)
     rest = sorted(row for rows in taken.left_out for row in rows)
     return layout.followed_by(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
 

@@ -58,8 +58,7 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
 
     @functools.wraps(prepare)
     def prepare_micro_batches(data: TensorDict, **kwargs: Any) -> tuple[list[TensorDict], list[list[int]] | None]:
-        is_cut = tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False)
-        if not is_cut or not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        if not tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False):
             return prepare(data, **kwargs)
         number_R = read_column(data, MICRO_BATCH).tolist()
         indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]

@@ -51,10 +51,10 @@ class ByLevel(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return True
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
         """Cuts with cells of the size that takes the least time."""
         size, rows_D = balanced_cells(costs, rows, most)
-        cuts, least_time = ways_to_cut(costs, rows, POLISH_PAIRS * len(rows) // costs.n_rows)
+        cuts, least_time = ways_to_cut(costs, rows, POLISH_PAIRS * len(rows) // costs.n_rows, most)
         sizes = {size} | {up_to_multiple(least_rows(cut.rows_DK), costs.call.cell_multiple) for cut in cuts}
         sizes |= set(sizes_between(size, max(sizes), costs.call.cell_multiple))
         quickest = min((cut.time for cut in cuts), default=0)
@@ -93,17 +93,18 @@ def _fit_best(
     return best
 
 
-def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int) -> tuple[list[Cut], int]:
+def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows: int | None) -> tuple[list[Cut], int]:
     """Good ways to cut a mini-batch, the best first, and a time that none can beat.
 
     Args:
         rows: real rows of the mini-batch.
         max_pairs: how long to polish, in pairs of rows compared.
+        most_rows: the most rows of a cell, and so of an item; None for any number.
     """
     cuts: list[Cut] = []
-    ways = [LevelPacker(costs, items) for items in ways_to_group(costs, rows)]
+    ways = [LevelPacker(costs, items) for items in ways_to_group(costs, rows, most_rows)]
     for packer in sorted(ways, key=attrgetter("least_time")):
-        if cuts and costs.n_rows > HUGE and packer.least_time >= min(cut.time for cut in cuts):
+        if cuts and costs.n_rows > HUGE and most_rows is None and packer.least_time >= min(cut.time for cut in cuts):
             break
         n_polished = POLISHED if len(rows) <= LARGE and len(ways) == 1 else 1
         found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]

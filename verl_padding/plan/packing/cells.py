@@ -7,6 +7,7 @@ pads alone, so cells are as small as they can be and the ranks are balanced unde
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.bins import Bin, balance, first_fit, spread
-from verl_padding.plan.packing.pads import FilledCells, pads_in_room
+from verl_padding.plan.packing.pads import Cut, FilledCells, with_pads
 from verl_padding.plan.packing.way import Way, cheap_at_both_ends
 
 
@@ -94,7 +95,7 @@ class ByRows(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.token_budget is None
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
         micro_rows, size = costs.call.micro_batch_rows, own_size(costs, rows)
         n_micro = size // micro_rows
 
@@ -117,7 +118,7 @@ class Uncut(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return packer == "verl"
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
         size, rows_D = balanced_cells(costs, rows, most)
         return FilledCells.filled_up([[held] for held in rows_D], [size])
 
@@ -132,7 +133,7 @@ class ByCell(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.sync_point == "mini_batch" and costs.forest is None
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
         size, rows_D = balanced_cells(costs, rows, most)
         return cut_by_cell(costs, rows_D, size)
 
@@ -154,11 +155,11 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
             bins_K = bins or _split(tight, cost, n_bins)
             bins_K.sort(key=lambda items: -sum(cost[item] for item in items))
             rows_DK.append(cheap_at_both_ends([[rows[item] for item in items] for items in bins_K]))
-        pads_DK = pads_in_room(costs, rows_DK, size)
-        if pads_DK is not None:
+        filled = with_pads(costs, Cut(rows_DK=rows_DK), size)
+        if filled is not None:
             _, load_DK = costs.sums(rows_DK)
-            slowest_K = (load_DK + costs.pad * np.array(pads_DK)).max(axis=0)
-            return FilledCells(rows_DK=rows_DK, pads_DK=pads_DK, time=int(slowest_K.sum()) + n_bins * costs.level)
+            slowest_K = (load_DK + costs.pad * np.array(filled.pads_DK)).max(axis=0)
+            return replace(filled, time=int(slowest_K.sum()) + n_bins * costs.level)
         n_bins += call.micro_batch_multiple
 
 

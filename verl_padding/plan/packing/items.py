@@ -63,26 +63,32 @@ class Items:
         return [row for item in items for row in self.rows[self.first_I[item] : self.end_I[item]]]
 
 
-def ways_to_group(costs: CallCosts, rows: Sequence[int]) -> Iterator[Items]:
-    """The items of a mini-batch: its rows, its chains, or runs of the rows of its trees, in several sizes."""
+def ways_to_group(costs: CallCosts, rows: Sequence[int], most_rows: int | None) -> Iterator[Items]:
+    """The items of a mini-batch: its rows, its chains, or runs of the rows of its trees, in several sizes.
+
+    Args:
+        most_rows: the most rows of an item; None for any number.
+    """
     if costs.forest is None:
         yield Items.of_rows(costs, rows)
         return
-    numbers = np.array(rows, dtype=np.int64)
+    numbers, most = np.array(rows, dtype=np.int64), most_rows or len(rows)
     order, shared_I = costs.forest.shared_among(numbers)
     in_order, all_of_it = numbers[order], int(costs.cost_R[numbers].sum())
-    yield _runs(costs, in_order, shared_I, all_of_it, chains=True)
+    yield _runs(costs, in_order, shared_I, most, all_of_it, chains=True)
     tokens_I, cost_I = costs.computed(numbers)
     if len(tokens_I) and (shared_I < costs.tokens_R[in_order])[shared_I >= LEAST_SHARED].any():
         assert costs.call.token_budget is not None
         bins = costs.call.dp_size * -(-int(tokens_I.sum()) // (costs.call.token_budget * costs.call.dp_size))
         yield Items.of_rows(costs, rows)
         for goal in GOALS:
-            yield _runs(costs, in_order, shared_I, int(min(goal * int(cost_I.sum()) / bins, all_of_it)))
+            yield _runs(costs, in_order, shared_I, most, int(min(goal * int(cost_I.sum()) / bins, all_of_it)))
 
 
-def _runs(costs: CallCosts, rows: Int64s, shared_I: Int64s, most_cost: int, *, chains: bool = False) -> Items:
-    """Runs of rows in the order of their trees, each as long as budget and cost allow.
+def _runs(
+    costs: CallCosts, rows: Int64s, shared_I: Int64s, most: int, most_cost: int, *, chains: bool = False
+) -> Items:
+    """Runs of rows in the order of their trees, each as long as budget, cost and number of rows allow.
 
     Args:
         shared_I: tokens that each row shares with the one before it.
@@ -106,6 +112,7 @@ def _runs(costs: CallCosts, rows: Int64s, shared_I: Int64s, most_cost: int, *, c
         np.searchsorted(tokens_to, tokens_to[:-1] - start_I + budget, side="right") - 1,
         np.searchsorted(path_to, path_before_I + MOST_GATHERED * budget, side="right") - 1,
         np.searchsorted(cost_to, cost_before_I + most_cost, side="right") - 1,
+        places + most,
         tree_end_I,
     )
     end_I = np.maximum(np.minimum.reduce(ends), places + 1)

@@ -45,12 +45,12 @@ def at_best_fill(way: Way, costs: CallCosts, mini_batches: MiniBatches) -> CallC
 def _sample(mini_batches: MiniBatches, ranks: int) -> tuple[MiniBatches, int]:
     """The first mini-batches, about ``SAMPLED`` rows of them, and their ranks.
 
-    Of a mini-batch that alone has more, the first rows are taken, on that part of the ranks.
+    Of a mini-batch that alone has more, unless its size is fixed, the first rows are taken, on that part of the ranks.
     """
     rows_M = mini_batches.rows_M
     n_taken = max(1, SAMPLED // max(map(len, rows_M)))
     part = len(rows_M[0]) // SAMPLED
-    if n_taken > 1 or part < 2:
+    if n_taken > 1 or part < 2 or mini_batches.mini_batch_rows is not None:
         return replace(mini_batches, rows_M=rows_M[:n_taken]), ranks
     of_sample = max(1, ranks // part)
     return replace(mini_batches, rows_M=[rows_M[0][: len(rows_M[0]) * of_sample // ranks]]), of_sample

@@ -7,12 +7,13 @@ tokens, those where a rank waits for others come first; if they have no room, ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.calls import Update
 from verl_padding.plan.layout import Layout
 
 MORE_PAD_LEVELS = 2
@@ -37,12 +38,21 @@ class FilledCells(Cut):
 
     pads_DK: list[list[int]]
     """Pads of each rank's micro-batches."""
+    spare_D: list[int]
+    """Pads of each rank that are in none, and that no rank computes; a pass has none."""
 
     @classmethod
     def filled_up(cls, rows_DK: RowsDK, places_K: Sequence[int]) -> FilledCells:
         """Fills micro-batch k of each rank up to its number of places."""
         pads_DK = [[n - len(rows) for n, rows in zip(places_K, rows_K, strict=True)] for rows_K in rows_DK]
-        return cls(rows_DK=rows_DK, pads_DK=pads_DK)
+        return cls(rows_DK=rows_DK, pads_DK=pads_DK, spare_D=[0] * len(rows_DK))
+
+    def up_to(self, size: int) -> FilledCells:
+        """The same cells with so many rows, by pads that no rank computes."""
+        held_D = [
+            sum(map(len, rows_K)) + sum(pads_K) for rows_K, pads_K in zip(self.rows_DK, self.pads_DK, strict=True)
+        ]
+        return replace(self, spare_D=[size - held for held in held_D])
 
 
 def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_batches: bool) -> Layout:
@@ -60,12 +70,18 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
         ]
         for filled in cells_M
     ]
-    cells = tuple(tuple(tuple(chain.from_iterable(held_K)) for held_K in held_DK) for held_DK in held_MDK)
+    spare_MD = tuple(tuple(filled.spare_D) for filled in cells_M)
+    cells = tuple(
+        tuple((*chain.from_iterable(held_K), *islice(next_pad, spare)) for held_K, spare in zip(*of_ranks, strict=True))
+        for of_ranks in zip(held_MDK, spare_MD, strict=True)
+    )
     n_rows_MDK = tuple(tuple(tuple(map(len, held_K)) for held_K in held_DK) for held_DK in held_MDK)
     return Layout(
         n_rows=n_rows,
         cells=cells,
         micro_batch_rows=n_rows_MDK if with_micro_batches else None,
+        spare_MD=spare_MD if any(map(any, spare_MD)) else (),
+        by_tokens=with_micro_batches and costs.call.token_budget is not None,
     )
 
 
@@ -92,8 +108,12 @@ def _rows_needed(rows_K: list[list[int]]) -> int:
     return sum(max(len(rows), 1) for rows in rows_K)
 
 
-def pads_in_room(costs: CallCosts, rows_DK: RowsDK, size: int) -> list[list[int]] | None:
-    """How many pads go into each rank's micro-batches, in cells of ``size`` rows; None if the budget has no room."""
+def with_pads(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
+    """The cut with pads, in cells of ``size`` rows, where micro-batches have room for them.
+
+    Others are not computed. A pass has to compute all: None if it has no room for them, or if cells are too small.
+    """
+    rows_DK = cut.rows_DK
     if least_rows(rows_DK) > size:
         return None
     assert costs.call.token_budget is not None
@@ -110,10 +130,10 @@ def pads_in_room(costs: CallCosts, rows_DK: RowsDK, size: int) -> list[list[int]
                 added = max(min(left, most_K[k] - pads_K[k]), 0)
                 pads_K[k] += added
                 left -= added
-        if left:
+        if left and not isinstance(costs.call, Update):
             return None
         pads_DK.append(pads_K)
-    return pads_DK
+    return FilledCells(rows_DK=rows_DK, time=cut.time, pads_DK=pads_DK, spare_D=[0] * len(rows_DK)).up_to(size)
 
 
 def fit(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
@@ -122,9 +142,9 @@ def fit(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
     for _ in range(MORE_PAD_LEVELS + 1):
         if fitted is None:
             return None
-        pads_DK = pads_in_room(costs, fitted.rows_DK, size)
-        if pads_DK is not None:
-            return FilledCells(rows_DK=fitted.rows_DK, pads_DK=pads_DK, time=fitted.time)
+        filled = with_pads(costs, fitted, size)
+        if filled is not None:
+            return filled
         fitted = _add_levels(costs, fitted, size)
     return None
 

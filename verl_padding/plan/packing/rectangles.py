@@ -30,7 +30,7 @@ class Rectangles(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.padded_to != "row"
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None = None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
         cut = _cut_cells if costs.call.padded_to == "cell" else _cut_levels
         return cut(costs, costs.longest_first(rows), own_size(costs, rows))
 
