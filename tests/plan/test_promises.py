@@ -345,7 +345,7 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
     plan = planned(rows, job)
     for name, call in job.calls():
         layout, figures = plan.layouts[name], plan.figures[name]
-        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * (layout.n_pads - sum(map(sum, layout.spare_MD)))])
+        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * layout.n_computed_pads])
         cost_R = COST_MODELS[job.cost_model](tokens_R)
         cost_P = np.diff(COST_MODELS[job.cost_model](np.arange(MOST_TOKENS + 1)), prepend=0)
         if layout.micro_batch_rows is None:

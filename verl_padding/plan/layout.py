@@ -144,6 +144,11 @@ class Layout:
         """Pads in the layout: it uses pads ``0 .. n_pads - 1``."""
         return sum(row >= self.n_rows for row in self.order)
 
+    @property
+    def n_computed_pads(self) -> int:
+        """Those of them that a rank computes."""
+        return self.n_pads - sum(map(sum, self.spare_MD))
+
     @cached_property
     def order(self) -> tuple[int, ...]:
         """Row numbers in the order in which the batch is handed to verl.

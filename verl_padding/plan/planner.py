@@ -85,7 +85,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
 
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     """The setting with which fewer pads would do, where an update has more of them than rows."""
-    pads = {name: layouts[name].n_pads - sum(map(sum, layouts[name].spare_MD)) for name in job.updates}
+    pads = {name: layouts[name].n_computed_pads for name in job.updates}
     name = max(pads, key=pads.__getitem__, default=None)
     if name is None or pads[name] <= len(rows):
         return None
