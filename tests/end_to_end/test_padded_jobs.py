@@ -225,7 +225,8 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
     for metrics in facts.metrics.values():
         # Of the workers, and of the plan, which has the pass take over the micro-batches of the update.
         taken = metrics["padding/actor/micro_batches"] * metrics["padding/actor/optimizer_steps/total"]
-        assert taken == pytest.approx(metrics["padding/log_prob/micro_batches"])
+        # For pads that a full rank leaves out of the update, it may have one more.
+        assert 0 <= round(metrics["padding/log_prob/micro_batches"] - taken) <= 1
         assert metrics["rollout/moe/routed_experts_found"] == 1
     assert "this session fails on purpose" in facts.log
     real = [facts.rows[step].real for step in (1, 2, 3)]
@@ -238,7 +239,7 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
 
 
 @pytest.mark.slow
-def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_over_them(tmp_path):
+def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_the_pads_that_ranks_need(tmp_path):
     """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue has rows on disk, if it can."""
     prompts, mini, sessions, disk = 45, 15, 8, tmp_path / "disk"
     disk.mkdir()
@@ -259,7 +260,7 @@ def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_pads_spread_
     assert real_rows % size, "the row count was meant to be awkward"
     assert len(steps) == math.ceil(real_rows / size) > prompts // mini
     real = [step.real_rows for step in steps]
-    assert {step.rows for step in steps} == {size}
+    assert [step.rows for step in steps] == [2 * math.ceil(rows / 2) for rows in real]
     assert sum(real) == real_rows
     assert max(real) - min(real) <= 1
     assert all(step.moved for step in steps)

@@ -28,6 +28,7 @@ from tests.equivalence.updates import (
     call,
     plan_of,
     put_branching_rows,
+    put_full_rows,
     put_grown_rows,
     put_trained_rows,
     read_log_probs,
@@ -72,6 +73,18 @@ def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, pa
     micro_batches = both.padded[MICRO_BATCHES]
     assert len(micro_batches) == EPOCHS * both.layout.n_mini_batches
     assert max(micro_batches) > 1 or packer == "verl"
+
+
+def test_so_do_ranks_that_leave_out_different_numbers_of_pads(actors):
+    both = assert_updates_agree(*actors, "plan", mode="token-mean", put=put_full_rows)
+    assert any(len(set(spare_D)) > 1 for spare_D in both.layout.spare_MD)
+
+
+@EACH_PACKER
+def test_so_do_ranks_with_pads_to_verls_number_of_rows(packer, actors):
+    # 11 rows in two mini-batches of 8, of which two ranks need 6.
+    both = assert_updates_agree(*actors, packer, mode="token-mean", strategy="lcm", mini_batch=4)
+    assert (len(both.layout.order), both.layout.spare_MD) == (16, ((1, 1), (1, 1)))
 
 
 @EACH_PACKER
@@ -301,7 +314,7 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
             batch = put()
             plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)
             passed, updated = (plan.layouts[name].order for name in ("log_prob", "actor"))
-            n_rows = len(batch)  # a pass leaves out the micro-batches of pads alone
+            n_rows = len(batch)
             assert [row for row in passed if row < n_rows] == [row for row in updated if row < n_rows]
             padded = upsample(batch, plan, TEMPLATE)
             group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)

@@ -67,6 +67,14 @@ def put_few_rows() -> KVBatchMeta:
     return with_trained_fields(put_rows(LENGTHS[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
 
 
+def put_full_rows() -> KVBatchMeta:
+    """Rows of which some fill a rank's micro-batch, so that no pad fits beside them."""
+    torch.manual_seed(0)
+    lengths = {"a_0_0": (16, 16), "a_0_1": (3, 3), "a_0_2": (2, 4), "b_0_0": (4, 4), "c_0_0": (10, 22), "d_0_0": (3, 5)}
+    lengths |= {"d_0_1": (2, 2), "e_0_0": (5, 6), "f_0_0": (7, 8), "f_0_1": (3, 3)}
+    return with_trained_fields(put_rows([*lengths.values()], [*lengths]))
+
+
 def put_grown_rows() -> KVBatchMeta:
     """Rows of which most begin with another one of their session."""
     torch.manual_seed(0)

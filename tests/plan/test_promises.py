@@ -110,7 +110,10 @@ def test_every_real_row_is_in_exactly_one_cell_of_each_layout(rows, job):
 @given(rows=batches(), job=jobs(pass_cut_as_update=True))
 def test_a_pass_that_is_cut_as_its_update_has_its_micro_batches_in_their_order(rows, job):
     plan = planned(rows, job)
-    assert reuses_layout_of(job, job.inference["log_prob"]) == "actor"
+    holds_two = job.inference["log_prob"].token_budget >= 2 * job.pad_tokens
+    assert reuses_layout_of(job, job.inference["log_prob"]) == ("actor" if holds_two else None)
+    if not holds_two:
+        return
     ours, theirs = plan.layouts["log_prob"], plan.layouts["actor"]
     met["plans whose micro-batches a pass takes over"] += 1
     met[SEVERAL_STEPS] += theirs.n_mini_batches > 1

@@ -132,5 +132,6 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, s
         seed=draw(st.integers(0, 3)),
         packer=packer,
         sharing=sharing or (draw(st.sampled_from(["chains", "trees", "off"])) if packer == "plan" else "off"),
+        pad_tokens=draw(st.sampled_from([2, 2, 2, 30, 250])),
         cost_model=draw(st.sampled_from(["tokens", "attention"])),
     )

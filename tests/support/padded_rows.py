@@ -10,17 +10,18 @@ from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.row_keys import uid_of_key
 
 
-def plan_for(batch, *, dp_size=2, mini=1, multiple=1):
+def plan_for(batch, *, dp_size=2, mini=1, multiple=1, budget=512, strategy="prompt", packer="verl"):
     rows = Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags])
     prompts = len({uid_of_key(key) for key in batch.keys})
-    actor = Update(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512, prompts_per_mini_batch=mini)
-    passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=512)}
+    actor = Update(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=budget, prompts_per_mini_batch=mini)
+    passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=budget)}
     job = Job(
-        strategy="prompt",
+        strategy=strategy,
         prompts=-(-prompts // mini) * mini,
         sessions_per_prompt=1,
         updates={"actor": actor},
         inference=passes,
+        packer=packer,
         pad_tokens=4,
     )
     return plan_batch(rows, job)

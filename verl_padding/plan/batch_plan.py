@@ -35,7 +35,7 @@ class LayoutFigures:
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
     pads: int
-    """Pads in the layout."""
+    """Pads that are computed."""
     real_rows_min: int
     """Fewest real rows in a mini-batch."""
     real_rows_max: int

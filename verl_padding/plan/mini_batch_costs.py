@@ -63,7 +63,7 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         micro_imbalance=micro_slowest * n_ranks / cost if is_cut else None,
         micro_over_lower_bound=micro_slowest / sum(step.micro_bound for step in steps) if is_cut else None,
         optimizer_steps=layout.n_mini_batches,
-        pads=layout.n_pads,
+        pads=layout.n_computed_pads,
         real_rows_min=min(layout.real_rows_M),
         real_rows_max=max(layout.real_rows_M),
     )

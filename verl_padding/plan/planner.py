@@ -128,10 +128,13 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     such rule, nor is where ranks synchronize: an engine may reduce gradients in every micro-batch, and nothing in a
     pass. Micro-batches of a fixed number of rows are not taken over: those of small mini-batches are full of pads.
     Nor are those whose rows must be as long as the longest one of their cell: that of a pass holds all mini-batches.
+    Nor where a micro-batch does not hold two pads: the pass could not make its ranks even.
     """
     if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
         return None
     if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
+        return None
+    if call.token_budget < 2 * job.pad_tokens:
         return None
     update = job.updates[call.as_update]
     needs = [replace(layout_key(each, job.packer), sync_point="micro_batch") for each in (call, update)]
