@@ -1,7 +1,8 @@
 """Where pads go: cells are filled up with them, micro-batch by micro-batch.
 
 Where every micro-batch has a fixed number of places, pads take those that are left. Where micro-batches are cut by
-tokens, those where a rank waits for others come first; if they have no room, rows move and micro-batches are added.
+tokens, those where a rank waits for others come first. If they have no room, an update does not compute them; in a pass
+rows move and micro-batches are added.
 """
 
 from __future__ import annotations
