@@ -2,7 +2,7 @@
 
     python -m benchmarks.lean [--keep] [--json]
 
-*Idle rows*: 192 prompts of eight rollouts, in one mini-batch and in four; 0, 30 and 60 % of the tokens are of prompts
+*Idle rows*: 128 prompts of eight rollouts, in one mini-batch and in four; 0, 30 and 60 % of the tokens are of prompts
 without an advantage. The update that computes all rows, and the one that leaves idle rows out
 (``padding.idle_rows=skip``). *The pass*: one optimizer step whose old log-probs are those of a pass before it, or the
 update's own (``padding.old_log_probs=update``), and that without idle rows. *All together*: prompts of 200 to 300
@@ -36,7 +36,7 @@ from benchmarks.two_ranks import take_turns, two_ranks
 from benchmarks.updates import RANKS, Side, StepSize, update_of
 from verl_padding.plan.row_keys import uid_of_key
 
-PROMPTS = 192
+PROMPTS = 128
 SHARES = (0.0, 0.3, 0.6)
 """Idle tokens, as a share of all."""
 ALL = Side(name="all rows", strategy="prompt", packer="plan", attention="row by row", has_terms=False)
