@@ -284,7 +284,6 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
                 assert sum(lap.seconds for lap in laps if lap.rank == rank) < metrics[f"padding/{call}/seconds"]
             if call in (ACTOR_CALL, CRITIC_CALL):
                 assert sum(lap.pads for lap in laps) == metrics[f"padding/{call}/pad_rows/total"] * epochs
-                assert sum(lap.forward_s for lap in laps) < 0.9 * sum(lap.seconds for lap in laps), "then backwards"
             assert metrics[f"padding/{call}/prediction_error"] >= 0
         assert metrics["timing_s/padding/timing"] > 0
 
