@@ -175,7 +175,7 @@ def plan_of(
     shared = find_extensions(batch, tokens_R), find_forest(batch, tokens_R)
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, *shared, idle), job)
     layout = plan.layouts[update]
-    assert layout.n_pads > 0
+    assert layout.n_pads > 0 or of_call["dp_size"] == 1, "one rank needs none beside its token budget"
     assert layout.n_mini_batches == (3 if mini_batch is None else 1) or strategy != "prompt"
     assert sharing == "off" or plan.figures[update].sharing_factor > 1.4
     assert not few or layout.reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
