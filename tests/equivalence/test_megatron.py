@@ -188,7 +188,7 @@ def assert_replays_what_was_recorded(
 
     batch = put_trained_rows()
     plan = plan_for(batch, packer, shape)
-    assert plan.layouts["log_prob"].n_pads > 0, "the pass was meant to have pads"
+    assert plan.layouts["log_prob"].n_pads > 0 or shape.dp_size == 1, "the pass was meant to have pads"
     template = shape.planned["template"]
     with_pads = upsample(batch, plan, template)
     batch = after_pass(PaddedWorkerGroup(padded_ranks, lambda: with_pads), batch)

@@ -52,8 +52,11 @@ def template_for(config: dict, batch: KVBatchMeta) -> PadTemplate:
     return PadTemplate(eos_token_id=3, length=1 + len(image.token_ids) if image else 2, image=image)
 
 
-def plan_for(batch: KVBatchMeta, extends_R: Any = None, *, prompts_per_mini_batch: int = 1, **of_job: Any) -> BatchPlan:
-    update = Update(dp_size=2, token_budget=BUDGET, prompts_per_mini_batch=prompts_per_mini_batch)
+def plan_for(
+    batch: KVBatchMeta, extends_R: Any = None, *, prompts_per_mini_batch: int = 1, multiple: int = 1, **of_job: Any
+) -> BatchPlan:
+    of_call = {"dp_size": 2, "token_budget": BUDGET, "micro_batch_multiple": multiple}
+    update = Update(**of_call, prompts_per_mini_batch=prompts_per_mini_batch)
     job = Job(strategy="prompt", sessions_per_prompt=1, updates={"actor": update}, inference={}, **of_job)
     return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags], extends_R), job)
 
@@ -82,7 +85,7 @@ def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
         start_over((padded_ranks, one_rank), "token-mean")
         torch.manual_seed(0)
         batch = with_trained_fields(put_vision_rows(family, config, [(True, False, False), (True,)]))
-        plan = plan_for(batch, prompts=2, packer=packer)
+        plan = plan_for(batch, prompts=2, packer=packer, multiple=2)
         cells = [cell for ranks in plan.layouts["actor"].cells for cell in ranks]
         assert [len(cell) for cell in cells if min(cell) >= len(batch)] == [2], "one rank was meant to have two pads"
         update_both(padded_ranks, one_rank, batch, plan)
