@@ -44,7 +44,7 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_an_update_carries_the_real_rows_of_each_mini_batch_and_its_number_of_mini_batches():
+def test_an_update_carries_the_mini_batch_of_each_row_and_the_steps_to_come():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     batch.extra_info.update(mini_batch_size=4, epochs=2, dataloader_kwargs={"shuffle": True})
     padded = upsample(batch, plan_for(batch), TEMPLATE)
@@ -86,7 +86,7 @@ def test_pads_that_no_rank_computes_are_in_no_mini_batch_and_in_no_micro_batch(j
     padded = upsample(batch, plan_for(batch, **{"mini": 4} | job), TEMPLATE)
     layout, rows = padded.plan.layouts["actor"], padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-    cells = [(cell, held) for cell, held in zip(layout.cells[0], layout.computed[0], strict=True)]
+    cells = list(zip(layout.cells[0], layout.computed[0], strict=True))
     spare = [place >= len(held) for cell, held in cells for place in range(len(cell))]
     assert any(spare)
     assert data[columns.MINI_BATCH].tolist() == [-1 if each else 0 for each in spare]

@@ -146,7 +146,7 @@ class Layout:
 
     @property
     def n_computed_pads(self) -> int:
-        """Those of them that a rank computes."""
+        """Pads that a rank computes."""
         return self.n_pads - sum(map(sum, self.spare_MD))
 
     @cached_property
