@@ -1,8 +1,8 @@
 """An update of rows that share beginnings, on any device: exactness, seconds and memory of rows, chains and trees.
 
-It needs torch, transformers and this checkout, neither verl nor Ray::
+It needs torch, transformers, verl and this checkout, no Ray::
 
-    python -m benchmarks.tree_attention            # a CUDA device, by flash-attn or torch's own attention
+    python -m benchmarks.tree_attention            # a CUDA device, by torch's own attention
     python -m benchmarks.tree_attention --small    # a small case, also on a CPU
 """
 
@@ -28,17 +28,11 @@ import transformers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations import flash_attention
-from transformers.utils import is_flash_attn_2_available
+from verl.models.transformers.monkey_patch import _ulysses_flash_attention_forward
 
-from verl_padding.worker.prefix_tree import PrefixTree, build_tree
-from verl_padding.worker.tree_attention import (
-    ANY_MASK,
-    TREE,
-    GatherTokens,
-    attention_layers,
-    follow_trees,
-    gather_paths,
-)
+from verl_padding.worker.packed_attention import attention_layers, use_packed_attention
+from verl_padding.worker.prefix_tree import TREE, PrefixTree, build_tree
+from verl_padding.worker.tree_attention import GatherTokens, follow_trees
 
 KINDS = ("rows", "chains", "trees")
 WIDTHS = {
@@ -117,52 +111,19 @@ class Update:
         self.tokens = self._tree.tokens
 
     def __call__(self) -> None:
-        # sdpa would compute all pairs of tokens of packed rows: they follow a tree without branches.
-        by_sdpa = self._model.config._attn_implementation == "sdpa"
         for layer in attention_layers(self._model):
-            setattr(layer, TREE, self._tree if by_sdpa or self._tree.branches else None)
-        mask = ANY_MASK if by_sdpa else None
-        output = self._model(input_ids=self._ids, position_ids=self._positions, attention_mask=mask, use_cache=False)
+            setattr(layer, TREE, self._tree if self._tree.branches else None)
+        output = self._model(input_ids=self._ids, position_ids=self._positions, use_cache=False)
         labels = self._ids.roll(-1, dims=1)[0]
         log_probs = -nn.functional.cross_entropy(output.logits[0].float(), labels, reduction="none")
         (GatherTokens.apply(log_probs, 0, self._row_places) * self._weights).sum().backward()
 
     def gradient(self) -> torch.Tensor:
-        """All gradients, in float64 on the CPU, after one update."""
+        """All gradients, in float32, after one update."""
         self()
-        flat = torch.cat([parameter.grad.detach().double().cpu().flatten() for parameter in self._model.parameters()])
+        flat = torch.cat([parameter.grad.detach().float().flatten() for parameter in self._model.parameters()])
         self._model.zero_grad(set_to_none=True)
         return flat
-
-
-def attend_by_torch(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    query_length: int,
-    *args: Any,
-    position_ids: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    cu_seq_lens_k: torch.Tensor | None = None,
-    max_length_q: int | None = None,
-    max_length_k: int | None = None,
-    **kwargs: Any,
-) -> torch.Tensor:
-    """In the place of transformers' ``_flash_attention_forward``, where flash-attn is not installed."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    if cu_seq_lens_q is None:
-        assert position_ids is not None
-        starts = (position_ids[0] == 0).nonzero().flatten().to(torch.int32)
-        cu_seq_lens_q = cu_seq_lens_k = nn.functional.pad(starts, (0, 1), value=query.shape[1])
-        max_length_q = max_length_k = int(cu_seq_lens_q.diff().max())
-    states = query[0], key[0], value[0]
-    lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
-    gqa = {"enable_gqa": True} if query.shape[2] != key.shape[2] else {}
-    attended: torch.Tensor = varlen_attn(*states, *lengths, window_size=(-1, 0), scale=softmax_scale, **gqa)
-    return attended[None]
 
 
 def make_model(width: str, layers: int, device: str, dtype: torch.dtype) -> nn.Module:
@@ -170,8 +131,9 @@ def make_model(width: str, layers: int, device: str, dtype: torch.dtype) -> nn.M
     config = LlamaConfig(
         **WIDTHS[width], num_hidden_layers=layers, vocab_size=VOCABULARY, max_position_embeddings=1 << 15
     )
-    model = LlamaForCausalLM(config).to(device=device, dtype=dtype)
-    model.config._attn_implementation = "sdpa" if device == "cpu" or dtype == torch.float32 else "flash_attention_2"
+    with torch.device(device):
+        model = LlamaForCausalLM(config).to(dtype)
+    use_packed_attention(model)
     return model
 
 
@@ -234,8 +196,7 @@ def main() -> None:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     follow_trees()
-    attend = flash_attention._flash_attention_forward if is_flash_attn_2_available() else attend_by_torch
-    flash_attention._flash_attention_forward = gather_paths(attend)
+    flash_attention._flash_attention_forward = _ulysses_flash_attention_forward  # as verl's apply_monkey_patch
     figures: list[dict[str, Any]] = []
     for width in ["small"] if options.small else options.widths:
         scale = 1 / 40 if options.small else 1.0
@@ -243,9 +204,8 @@ def main() -> None:
     if options.keep:
         of = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        attention = "sdpa" if device == "cpu" else "flash-attn" if is_flash_attn_2_available() else "torch varlen_attn"
         with open(options.keep, "w") as file:
-            json.dump({"device": of, "attention": attention, "versions": versions, "figures": figures}, file, indent=1)
+            json.dump({"device": of, "versions": versions, "figures": figures}, file, indent=1)
 
 
 if __name__ == "__main__":

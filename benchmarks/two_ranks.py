@@ -19,7 +19,6 @@ import torch
 from rich.progress import track
 from tensordict import TensorDict
 
-from benchmarks.attention import use_row_attention, use_transformers_attention
 from benchmarks.results import console
 from benchmarks.updates import RANKS, Side
 from tests.support.cluster import ray_and_queue
@@ -100,6 +99,7 @@ def start_side(workers: Any, side: Side) -> None:
     from verl.protocol import DataProto
 
     from tests.support.fsdp2_workers import start_over
+    from verl_padding.job.attention import PACKED
     from verl_padding.worker.plan_packer import install
 
     def pack(worker: Any) -> Any:
@@ -108,8 +108,14 @@ def start_side(workers: Any, side: Side) -> None:
         return DataProto()
 
     start_over([workers], "token-mean", side.micro_batch_rows, terms=side.has_terms)
-    attend = use_transformers_attention if side.attention == "all pairs" else use_row_attention
-    for setup in (pack, attend, install(side.sharing)):  # trees wrap the attention
+
+    def attend(worker: Any) -> Any:
+        # transformers' own has a mask over a micro-batch, and computes all pairs of its tokens.
+        name = "sdpa" if side.attention == "all pairs" else PACKED
+        worker.actor.engine.module.config._attn_implementation = name
+        return DataProto()
+
+    for setup in (pack, attend, install(side.sharing)):
         workers.execute_with_func_generator(setup)
 
 

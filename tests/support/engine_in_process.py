@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import nn
+from transformers.integrations import flash_attention
+from verl.models.transformers.monkey_patch import _ulysses_flash_attention_forward
 from verl.utils import tensordict_utils as tu
 from verl.utils.torch_functional import entropy_from_logits, entropy_from_logits_with_chunking
 from verl.workers.config import FSDPEngineConfig
@@ -29,6 +31,7 @@ from verl_padding.pads.columns import (
 )
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Sharing
+from verl_padding.worker.packed_attention import use_packed_attention
 from verl_padding.worker.plan_packer import follow_plan
 from verl_padding.worker.shared_prefixes import share_in
 
@@ -83,6 +86,8 @@ def start_engine(engine: type[Whole], module: nn.Module, *, sharing: Sharing = "
     """An engine; with ``sharing``, one of a class of its own that computes what rows share once."""
     if sharing == "off":
         return engine(module, **settings)
+    use_packed_attention(module)
+    flash_attention._flash_attention_forward = _ulysses_flash_attention_forward  # verl's apply_monkey_patch
     started = type(f"Sharing{engine.__name__}", (engine,), {})(module, **settings)
     share_in(started, sharing)
     return started

@@ -1,18 +1,11 @@
-"""flash-attn's documented semantics on a CPU, under transformers' own flash path: a reference, not fast.
+"""flash-attn's documented semantics on a CPU: a reference, not fast.
 
 The causal mask of queries that are fewer than their keys is aligned with the last key (flash-attn 2.1 and later).
 """
 
 from itertools import pairwise
-from typing import Any
 
-import pytest
 import torch
-from transformers import modeling_flash_attention_utils
-from transformers.integrations import flash_attention
-from verl.models.transformers import monkey_patch
-
-from verl_padding.worker.tree_attention import gather_paths
 
 
 def flash_attn_varlen_func(
@@ -27,11 +20,9 @@ def flash_attn_varlen_func(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    deterministic: bool = False,
 ) -> torch.Tensor:
     """(tokens, heads, head size) of queries, from packed sequences of queries and of keys and values."""
-    assert dropout_p == softcap == 0.0
+    assert dropout_p == 0.0
     attended = []
     for (q_from, q_to), (k_from, k_to) in zip(
         pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True
@@ -48,21 +39,3 @@ def flash_attn_varlen_func(
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         attended.append((weights @ value.repeat_interleave(groups, 0)).transpose(0, 1))
     return torch.cat(attended)
-
-
-def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """(1, tokens, heads, head size), of one sequence."""
-    ends = torch.tensor([0, q.shape[1]])
-    return flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, q.shape[1], q.shape[1], **kwargs)[None]
-
-
-def attend_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
-    """Has a model take transformers' flash path, through verl's exchange between Ulysses ranks, as verl sets it up."""
-    process = modeling_flash_attention_utils._lazy_define_process_function(flash_attn_varlen_func)
-    functions = (flash_attn_func, flash_attn_varlen_func, None, None, None), process
-    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *_, **__: functions)
-    attend = gather_paths(modeling_flash_attention_utils._flash_attention_forward)
-    monkeypatch.setattr(monkey_patch, "_flash_attention_forward", attend)
-    exchange = monkey_patch._ulysses_flash_attention_forward
-    monkeypatch.setattr(flash_attention, "_flash_attention_forward", exchange)
-    model.config._attn_implementation = "flash_attention_2"

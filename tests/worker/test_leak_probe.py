@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from tests.support.engine_in_process import Actor, start_engine
-from verl_padding.errors import PaddingConfigError
-from verl_padding.worker import tree_attention
+from verl_padding.errors import PaddingConfigError, PaddingError
+from verl_padding.worker import packed_attention
 from verl_padding.worker.leak_probe import probe_for_leaks
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -70,7 +70,7 @@ def trainee(family: str, dtype: torch.dtype, sharing: str = "off", **settings) -
 
 
 EAGER = {"gpt_oss", "bloom", "mamba"}
-BELOW_ROUNDING = {"jamba", "mamba"}
+BELOW_ROUNDING = {"jamba", "lfm2", "mamba"}
 """Leaks of random weights that bfloat16 does not show."""
 
 
@@ -117,7 +117,12 @@ def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(fa
     of = trainee(family, dtype, "trees", **CLEAN[family])
     probe(of, sharing="trees", passes=5)
     # As if each query saw all of its path.
-    monkeypatch.setattr(tree_attention, "_mask", lambda q, k, _: torch.ones(q.shape[2], k.shape[2], dtype=torch.bool))
+    attend = packed_attention._attend_in_row
+
+    def attend_to_all(q, k, v, window, scale):
+        return attend(q, k, v, window if len(q) == len(k) else (-1, -1), scale)
+
+    monkeypatch.setattr(packed_attention, "_attend_in_row", attend_to_all)
     of.passes = 0
     with pytest.raises(PaddingConfigError, match="sharing=chains"):
         probe(of, sharing="trees")
@@ -126,7 +131,7 @@ def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(fa
 def test_a_model_whose_attention_wants_a_mask_may_not_share_trees():
     of = trainee("diffllama", torch.float32, "trees")
     probe(of, sharing="chains")
-    with pytest.raises(PaddingConfigError, match=r"sharing='trees': .*diffllama.* Set padding\.sharing=chains"):
+    with pytest.raises(PaddingError, match=r"sharing='trees': .*diffllama.* Set padding\.sharing=chains"):
         probe(of, sharing="trees")
 
 

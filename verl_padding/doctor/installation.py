@@ -33,13 +33,11 @@ MODULES = {
     **{name: (name,) for name in ("tensorboard", "clearml", "trackio")},
     "trtllm": ("tensorrt_llm",),
     "megatron": ("megatron", "mbridge"),
-    "flash_attention_2": ("flash_attn",),
     "tracking": ("wandb",),
 }
 """Value of a setting -> modules that verl imports for it, many of them after its workers have started."""
 INSTALLED_AS = {"vllm": "'verl_padding[vllm]'", "megatron": "megatron-core"}
 """Module -> what pip installs it by, where that is another name; pip takes a _ for a -."""
-ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 PLATFORM, CPU = "VERL_PLATFORM", "cpu"  # environment variable of verl's platform, its value without accelerators
 CPUS_A_RANK = 3  # max_colocate_count of verl's ResourcePoolManager
@@ -123,15 +121,12 @@ def _look_up_config_groups() -> None:
 
 
 def packages_of_job(config: DictConfig) -> Iterator[Finding]:
-    """Whether the packages of the job's rollout, engines, attention and loggers are installed."""
+    """Whether the packages of the job's rollout, engines and loggers are installed."""
     roles = ["actor_rollout_ref.actor"]
     roles += ["actor_rollout_ref.ref"] if has_separate_reference(config) else []
     roles += ["critic"] if has_critic(config) else []
     settings = ["actor_rollout_ref.rollout.name", "trainer.logger", *(f"{role}.strategy" for role in roles)]
     values = {setting: OmegaConf.select(config, setting) for setting in settings}
-    if config.trainer.device == "cuda" and {"fsdp", "fsdp2"} & {*map(str, values.values())}:
-        attention = OmegaConf.select(config, ATTENTION) or "flash_attention_2"
-        values[ATTENTION] = None if _is_there("kernels") else attention  # which fetches flash attention
     for setting, chosen in values.items():
         for value in [chosen] if isinstance(chosen, str) else chosen or ():
             missing = [module for module in MODULES.get(value, ()) if not _is_there(module)]

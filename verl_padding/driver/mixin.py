@@ -19,6 +19,7 @@ from verl_padding.driver.stock_guard import TakesPadding
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
+from verl_padding.job.attention import use_torch_attention
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
 from verl_padding.job.job_reader import check_job
 from verl_padding.job.loss_weightings import loss_weightings
@@ -58,6 +59,7 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
 
     def __init__(self, config: DictConfig):
         check_queue_owner()
+        use_torch_attention(config)
         self._job_reader = check_job(config, self.extends)
         self._padding = self._job_reader.padding
         advantages.check_advantages_stay_with_rows(config)

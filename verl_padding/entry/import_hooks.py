@@ -61,6 +61,13 @@ def _register_trainers(trainers: ModuleType) -> None:
     import verl_padding.driver.trainers  # noqa: F401  (registers on import)
 
 
+@_when_imported("verl.workers.engine.fsdp.transformer_impl", "models could not be offered torch's attention")
+def _offer_torch_attention(transformer_impl: ModuleType) -> None:
+    from verl_padding.worker.packed_attention import offer_without_flash_attn
+
+    offer_without_flash_attn(transformer_impl)
+
+
 @_when_imported("hydra", "the config groups could not be put on Hydra's search path")
 def _register_config_group(_: ModuleType) -> None:
     from hydra.core.plugins import Plugins

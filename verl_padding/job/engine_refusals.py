@@ -13,13 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.attention import FLASH_ATTN, FSDP, PACKED
 from verl_padding.job.model_config import n_routed_experts, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
 
-FSDP = ("fsdp", "fsdp2")
-FLASH_ATTENTION = re.compile(r"flash_attention_\d+|[\w.-]+/[\w.-]*flash-attn[^/:]*")
-"""Attentions that transformers runs by one function, which verl replaces: its own, and whole kernels of the hub."""
+FLASH_ATTENTION = re.compile(rf"flash_attention_\d+|{PACKED}|sdpa|[\w.-]+/[\w.-]*flash-attn[^/:]*")
+"""Attentions that transformers runs by one function, which verl replaces: its own, whole kernels of the hub, and ours,
+which takes the place of sdpa."""
 EXCHANGED_BY_VEOMNI = re.compile(r"veomni_\w+_with_sp|flex_attention|magi_attention")
 """Attentions of VeOmni's that exchange: it makes its own of the last two, and runs any other as transformers has it."""
 CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}
@@ -87,11 +88,11 @@ def _sizes_of_groups(engine: RoleEngine) -> dict[str, Any]:
 def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     """Ranks that share a row by Ulysses exchange tokens for heads around its attention, which some attentions pass by:
     verl and VeOmni exchange around flash attention, each for its own engines (verl's ``monkey_patch.py``, VeOmni's
-    attentions ``.._with_sp``), and +local=cpu around sdpa. VeOmni's eager attention depends on the model's type."""
+    attentions ``.._with_sp``). VeOmni's eager attention depends on the model's type."""
     attention, ranks, is_veomni = engine.attention, engine.size("Ulysses"), engine.strategy == "veomni"
     if ranks == 1 or engine.strategy not in (*FSDP, "veomni"):
         return
-    if engine.device == "cpu":
+    if is_veomni and engine.device == "cpu":
         exchanges = attention == "sdpa"
     elif is_veomni and attention == "eager" and engine.section != "critic":
         exchanges = model_type in (None, "deepseek_v4")  # whose attention exchanges by itself, in VeOmni's code of it
@@ -101,7 +102,7 @@ def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
     if not exchanges:
         section = f"{engine.section}.veomni" if is_veomni else f"{engine.model_section}.override_config"
         why = f"each of {ranks} sequence-parallel ranks of {engine.section} would attend to its own part of a row only"
-        fix = f"Set it to {'sdpa' if engine.device == 'cpu' else 'flash_attention_2'}, or the Ulysses size to 1."
+        fix = f"Set it to {'sdpa' if is_veomni and engine.device == 'cpu' else FLASH_ATTN}, or the Ulysses size to 1."
         raise PaddingConfigError(f"{section}.attn_implementation={attention}: does not support Ulysses: {why}. {fix}")
 
 

@@ -1,6 +1,6 @@
 """verl on a CPU, without a network.
 
-May import: errors, job, pads, runs.
+May import: job, pads, runs.
 """
 
 from typing import Any

@@ -21,62 +21,25 @@ from typing import Any
 
 from wrapt import register_post_import_hook
 
-from verl_padding.errors import PaddingConfigError
 from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
 ROLLOUT_NAME = "transformers"  # value of ``actor_rollout_ref.rollout.name``
 FIRST_PORT, LAST_PORT = 20_000, 32_767
 """Above the ports of ``ray start``'s workers (to 19999), below those that Linux (32768) and macOS (49152) give away."""
-TOKENS_AT_ONCE = 256  # whose log-probs are computed together
 
 
-def register_on_cpu(transformer_impl: Any, engine: str, mixin: type, backend: str | list[str]) -> None:
-    """Registers verl's two classes of an engine, behind a mixin, for device "cpu" (verl does for cuda and npu)."""
+def register_on_cpu(transformer_impl: Any, engine: str, backend: str | list[str], *mixins: type) -> None:
+    """Registers verl's two classes of an engine, behind mixins, for device "cpu" (verl does for cuda and npu)."""
     for model_type, head in (("language_model", "LMHead"), ("value_model", "ValueHead")):
         of_verl = getattr(transformer_impl, f"{engine}With{head}")
-        on_cpu = type(f"{of_verl.__name__}OnCpu", (mixin, of_verl), {})
+        on_cpu = type(f"{of_verl.__name__}OnCpu", (*mixins, of_verl), {})
         transformer_impl.EngineRegistry.register(model_type=model_type, backend=backend, device="cpu")(on_cpu)
 
 
 def register_engines(transformer_impl: Any) -> None:
-    register_on_cpu(transformer_impl, "FSDPEngine", _OnCpu, ["fsdp", "fsdp2"])
+    register_on_cpu(transformer_impl, "FSDPEngine", ["fsdp", "fsdp2"])
     # Reference policies ask for it with pin_memory=True, and pinning needs an accelerator.
     transformer_impl.CPUOffloadPolicy = lambda **_: None
-
-
-class _OnCpu:
-    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one."""
-
-    engine_config: Any
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        from verl_padding.local.row_attention import attend_row_by_row
-
-        super().__init__(*args, **kwargs)
-        if ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, attend_row_by_row):
-            return
-        ranks = self.engine_config.ulysses_sequence_parallel_size
-        if ranks > 1:  # verl exchanges tokens around flash attention alone: each rank would attend to its own ones
-            raise PaddingConfigError(
-                f"ulysses_sequence_parallel_size={ranks}: attention on a CPU does not support Ulysses. Set it to 1."
-            )
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = attend_row_by_row
-
-
-def honour_attention_of_value_models(model: Any) -> None:
-    """Lets the config choose the attention of a critic: verl hard-codes flash_attention_2."""
-
-    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-        from transformers import AutoModelForTokenClassification
-
-        return AutoModelForTokenClassification.from_pretrained(
-            local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
-        )
-
-    model.load_valuehead_model = wraps(model.load_valuehead_model)(load)
 
 
 def copy_on_sharded_save(fsdp_utils: Any) -> None:
@@ -122,23 +85,6 @@ def poll_often(replay_buffer: ModuleType) -> None:
     buffer.__init__ = partialmethod(buffer.__init__, poll_interval=0.1)
 
 
-def take_log_probs_of_many_tokens(torch_functional: Any) -> None:
-    """Without flash attention, verl computes the log-probs of one token after the other, in a loop of Python."""
-    import torch
-
-    token_by_token = torch_functional.logprobs_from_logits_v2
-
-    @wraps(token_by_token)
-    def log_probs(logits: Any, labels: Any) -> Any:
-        if logits.dtype not in (torch.float32, torch.float64):
-            return token_by_token(logits, labels)
-        chosen = logits.gather(-1, labels[..., None])[..., 0]
-        # In parts, since the exponentials of a part are as large as its logits.
-        return chosen - torch.cat([part.logsumexp(-1) for part in logits.split(TOKENS_AT_ONCE)])
-
-    torch_functional.logprobs_from_logits_v2 = log_probs
-
-
 def register_adapter(rollout: ModuleType) -> None:
     """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
     rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_server.TransformersAdapter"
@@ -165,9 +111,8 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
     ("verl.checkpoint_engine.base", lambda _: import_module("verl_padding.local.shared_file_checkpoint")),
     ("verl.single_controller.ray.base", keep_rendezvous_port_free),
     ("verl.utils.distributed", use_one_gloo_backend),
-    ("verl.utils.model", honour_attention_of_value_models),
     ("verl.utils.fsdp_utils", copy_on_sharded_save),
-    ("verl.utils.torch_functional", take_log_probs_of_many_tokens),
+    ("verl.utils.torch_functional", "verl_padding.worker.log_probs:use_chunks"),
     ("verl.workers.engine.fsdp.transformer_impl", register_engines),
     ("verl.workers.rollout.base", register_adapter),
     ("verl.workers.rollout.replica", register_replicas),

@@ -72,14 +72,7 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     parting = [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
     trees: list[list[torch.Tensor]] = []
     if sharing == "trees":
-        trees.append(_outputs(trainee, parting, axes, multiple) or [])
-        try:
-            trees.append(_outputs(trainee, parting, axes, multiple, sharing) or [])
-        except RuntimeError as error:  # such as of an attention of the model's own, which wants a mask
-            raise PaddingConfigError(
-                f"padding.sharing='trees': the {role} cannot compute rows that part (model_type={text.model_type}): "
-                f"{error}. Set padding.sharing=chains."
-            ) from error
+        trees = [_outputs(trainee, parting, axes, multiple, how) or [] for how in ("off", sharing)]
     if not outputs:  # ranks that share rows have none of their own, but all of them take part in each pass
         return
     one, beside_others, changed = outputs

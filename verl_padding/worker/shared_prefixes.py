@@ -25,14 +25,9 @@ from verl_padding.errors import PaddingError
 from verl_padding.pads.columns import IS_PADDING, read_column
 from verl_padding.pads.lineage import PER_TOKEN, TOKENS, Inputs
 from verl_padding.plan import Sharing
+from verl_padding.worker.packed_attention import attention_layers
 from verl_padding.worker.prefix_tree import TREE, PrefixTree, build_tree, tree_of
-from verl_padding.worker.tree_attention import (
-    ANY_MASK,
-    GatherTokens,
-    attention_layers,
-    follow_trees,
-    gather_paths,
-)
+from verl_padding.worker.tree_attention import GatherTokens, follow_trees
 
 SHARES = "_verl_padding_shares"
 """Attribute of an engine's method that is wrapped already."""
@@ -109,11 +104,7 @@ def share_in(engine: Any, sharing: Sharing) -> None:
             setattr(wrapped, SHARES, True)
             setattr(cls, name, wrapped)
     if sharing == "trees":
-        from verl.models.transformers import monkey_patch
-
         follow_trees()
-        if not hasattr(monkey_patch._flash_attention_forward, TREE):
-            monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
 
 
 def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
@@ -165,11 +156,6 @@ def _of_segments(prepare: Callable[..., Any]) -> Callable[..., Any]:
             return prepare(self, micro_batch=micro_batch)
         segments = segments_of(micro_batch, tree)
         inputs, output_args = prepare(self, micro_batch=segments)
-        if tree.branches:
-            config = self.module.config.get_text_config()
-            reads_mask = getattr(config, "output_router_logits", False)  # a balancing loss of routers
-            if config._attn_implementation == "sdpa" and not reads_mask:
-                inputs["attention_mask"] = ANY_MASK
         output_args[SEGMENTS] = segments
         return inputs, output_args
 

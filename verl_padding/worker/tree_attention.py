@@ -1,36 +1,25 @@
 """Attention of the segments of a tree: queries are a segment's tokens, keys and values those of its whole path.
 
 Nothing else of a model knows of the tree, for every other layer computes each token by itself. transformers' entries
-for sdpa and flash attention are wrapped; an attention module whose attribute :data:`TREE` is set follows that tree.
-verl's fused forward drops arguments that it does not know, so the tree is no argument of the model.
+for flash attention are wrapped, ours by torch among them; an attention module whose attribute :data:`TREE` is set
+follows that tree. verl's fused forward drops arguments that it does not know, so the tree is no argument of the model.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from verl_padding.errors import PaddingError
+from verl_padding.worker.packed_attention import PACKED, register
 from verl_padding.worker.prefix_tree import TREE, PrefixTree
 
-ENTRIES = ("sdpa", "flash_attention_2", "flash_attention_3")
+ENTRIES = (PACKED, "flash_attention_2", "flash_attention_3")
 """Attentions that follow a tree."""
-ANY_MASK = torch.empty(1, 1, 0, 0)
-"""In the place of a mask, which nothing reads: transformers passes on one of four dimensions, and would make all pairs
-of tokens otherwise."""
-
-
-def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The causal attention modules of a model; those that look at images are none."""
-    return (
-        module for module in model.modules() if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
-    )
 
 
 class GatherTokens(torch.autograd.Function):
@@ -53,62 +42,17 @@ class GatherTokens(torch.autograd.Function):
 
 def follow_trees() -> None:
     """Wraps transformers' attentions, and the flash attention inside verl's exchange between Ulysses ranks."""
+    from verl.models.transformers import monkey_patch
+
+    register()
     for name in ENTRIES:
-        attend = ALL_ATTENTION_FUNCTIONS[name]
-        if not hasattr(attend, TREE):
-            ALL_ATTENTION_FUNCTIONS[name] = (follow_by_sdpa if name == "sdpa" else follow_by_flash)(attend)
+        if not hasattr(attend := ALL_ATTENTION_FUNCTIONS[name], TREE):
+            ALL_ATTENTION_FUNCTIONS[name] = hand_tree_on(attend)
+    if not hasattr(monkey_patch._flash_attention_forward, TREE):
+        monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
 
 
-def follow_by_sdpa(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' ``sdpa_attention_forward``, segment by segment where there is a tree."""
-
-    @functools.wraps(attend)
-    def attend_to_paths(
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
-        tree: PrefixTree | None = getattr(module, TREE, None)
-        if tree is None:
-            attended: tuple[torch.Tensor, None] = attend(module, query, key, value, attention_mask, **kwargs)
-            return attended
-        paths = tree.paths(query.shape[2], query.device)
-        parts_S = zip(
-            query.split(paths.lengths_S, dim=2),
-            GatherTokens.apply(key, 2, paths.places).split(paths.path_lengths_S, dim=2),
-            GatherTokens.apply(value, 2, paths.places).split(paths.path_lengths_S, dim=2),
-            strict=True,
-        )
-        tree.attended.add(id(module))
-        # A model that hands its attention no window, not even None, has it in the mask, which is left out here.
-        if "sliding_window" not in kwargs and getattr(module.config, "sliding_window", None) is not None:
-            raise PaddingError(
-                f"padding.sharing='trees': {type(module).__name__} has a sliding window in its mask alone, which rows "
-                "that part do not see. Set padding.sharing=chains."
-            )
-        window = kwargs.pop("sliding_window", None)
-        return torch.cat(
-            [sdpa_attention_forward(module, q, k, v, _mask(q, k, window), **kwargs)[0] for q, k, v in parts_S], dim=1
-        ), None
-
-    setattr(attend_to_paths, TREE, True)
-    return attend_to_paths
-
-
-def _mask(query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """Which keys (queries, keys) the last queries of a path see; None where each sees all up to its own."""
-    n_queries, n_keys = query.shape[2], key.shape[2]
-    if n_queries == n_keys and (window is None or window >= n_keys):
-        return None
-    at = torch.arange(n_keys, device=query.device)
-    seen = at <= at[n_keys - n_queries :, None]
-    return seen if window is None else seen & (at > at[n_keys - n_queries :, None] - window)
-
-
-def follow_by_flash(attend: Callable[..., Any]) -> Callable[..., Any]:
+def hand_tree_on(attend: Callable[..., Any]) -> Callable[..., Any]:
     """transformers' ``flash_attention_forward``, which hands the tree on to :func:`gather_paths`."""
 
     @functools.wraps(attend)

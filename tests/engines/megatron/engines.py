@@ -24,7 +24,7 @@ FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "rand
 
 
 def register_engines(transformer_impl: ModuleType) -> None:
-    register_on_cpu(transformer_impl, "MegatronEngine", _OnCpu, "megatron")
+    register_on_cpu(transformer_impl, "MegatronEngine", "megatron", _OnCpu)
 
 
 class _OnCpu:

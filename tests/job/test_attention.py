@@ -1,0 +1,55 @@
+"""Models of a job attend by torch where flash-attn is not installed, and by what their config says otherwise."""
+
+from importlib.util import find_spec
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.support.verl_config import compose_job
+from verl_padding.job import attention
+from verl_padding.job.attention import PACKED, use_torch_attention
+
+MODELS = [f"{section}.override_config.attn_implementation" for section in attention.MODELS]
+
+
+@pytest.fixture
+def _installed(request, monkeypatch):
+    packages = getattr(request, "param", ())
+    monkeypatch.setattr(attention, "find_spec", lambda name: name in packages or None)
+
+
+def attentions(*overrides: str) -> list[str | None]:
+    config = compose_job("trainer.device=cuda", *overrides)
+    changed = use_torch_attention(config)
+    found = [OmegaConf.select(config, name) for name in MODELS]
+    assert changed == [name for name, value in zip(MODELS, found, strict=True) if value == PACKED]
+    return found
+
+
+@pytest.mark.usefixtures("_installed")
+def test_actor_and_critic_attend_by_torch_without_flash_attn(caplog):
+    assert attentions() == [PACKED, PACKED]
+    assert [record.message.count(PACKED) for record in caplog.records] == [1]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_an_attention_that_a_user_has_chosen_stays():
+    name = "+actor_rollout_ref.model.override_config.attn_implementation"
+    assert attentions(f"{name}=sdpa") == ["sdpa", PACKED]
+    assert attentions(f"{name}=flash_attention_2") == [PACKED, PACKED]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_engines_that_are_not_fsdp_keep_theirs():
+    assert attentions("model_engine=veomni") == [None, None]
+
+
+@pytest.mark.parametrize("_installed", [["flash_attn"], ["kernels"]], indirect=True, ids=str)
+@pytest.mark.usefixtures("_installed")
+def test_flash_attn_is_used_where_it_is_or_can_be_fetched(caplog):
+    assert attentions() == [None, None]
+    assert caplog.records == []
+
+
+def test_this_environment_has_none_of_the_packages():
+    assert find_spec("flash_attn") is None

@@ -1,0 +1,98 @@
+"""Log-probs and entropies in chunks, beside verl's own functions and worked-out values."""
+
+import inspect
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from verl.utils import torch_functional
+
+from verl_padding.worker import log_probs
+from verl_padding.worker.log_probs import cross_entropy_loss, entropy_from_logits, install_in_worker, use_chunks
+
+DTYPES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=[3 * 50, 50, 1, 2**26], ids="chunk {}".format)
+def _chunk(request, monkeypatch):
+    monkeypatch.setattr(log_probs, "CHUNK", request.param)
+
+
+def drawn(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(8, 50, generator=draw)).to(dtype).requires_grad_()
+    return logits, torch.randint(0, 50, (8,), generator=draw)
+
+
+def test_two_equal_logits_have_a_log_prob_and_an_entropy_of_log_2():
+    logits = torch.tensor([[1.0, 1.0], [0.0, math.log(3)]], dtype=torch.float64, requires_grad=True)
+    losses, _ = cross_entropy_loss(logits, torch.tensor([0, 1]))
+    entropies = entropy_from_logits(logits)
+    assert losses.tolist() == pytest.approx([math.log(2), math.log(4 / 3)])
+    assert entropies.tolist() == pytest.approx([math.log(2), math.log(4) - 0.75 * math.log(3)])
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert gradient.tolist() == [pytest.approx([-0.5, 0.5]), pytest.approx([0.25, -0.25])]
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_log_probs_and_their_gradients_are_verls_to_rounding(dtype, in_place):
+    logits, labels = drawn(dtype)
+    weights = torch.linspace(-1, 1, 8)
+    want = torch_functional.logprobs_from_logits_v2(logits, labels)
+    (want_gradient,) = torch.autograd.grad((want * weights).sum(), logits)
+    inner = logits * 1  # a leaf may not be overwritten
+    found = -cross_entropy_loss(inner, labels, inplace_backward=in_place)[0]
+    (gradient,) = torch.autograd.grad((found * weights).sum(), logits)
+    tolerance = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
+    torch.testing.assert_close(found, want.to(found.dtype), **tolerance)
+    torch.testing.assert_close(gradient, want_gradient, **tolerance)
+    assert inner.equal(logits) == (not in_place)
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_entropies_and_their_gradients_are_verls_to_rounding(dtype):
+    logits, _ = drawn(dtype)
+    weights = torch.linspace(-1, 1, 8)
+    verls = stock_functions().entropy_from_logits
+    both = [compute(logits.view(2, 4, 50)).flatten() for compute in (entropy_from_logits, verls)]
+    gradients = [torch.autograd.grad((each * weights).sum(), logits)[0] for each in both]
+    tolerance = {"rtol": 4 * DTYPES[dtype], "atol": 4 * DTYPES[dtype]}
+    torch.testing.assert_close(both[0], both[1].to(both[0].dtype), **tolerance)
+    torch.testing.assert_close(*gradients, **tolerance)
+
+
+def stock_functions() -> SimpleNamespace:
+    """verl's module, as it is before ours are put into it."""
+    namespace: dict = {}
+    exec(inspect.getsource(torch_functional), namespace)
+    return SimpleNamespace(**namespace)
+
+
+def test_verl_takes_them_where_it_has_no_kernel():
+    module = stock_functions()
+    assert not module.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE
+    use_chunks(module)
+    assert module.cross_entropy_loss is cross_entropy_loss
+    assert module.entropy_from_logits is entropy_from_logits
+
+
+@pytest.mark.parametrize("kernel", ["FLAH_ATTN", "NPU"])
+def test_a_kernel_that_is_there_stays(kernel):
+    module = stock_functions()
+    setattr(module, f"{kernel}_CROSS_ENTROPY_LOSS_AVAILABLE", True)
+    entropy = module.entropy_from_logits
+    use_chunks(module)
+    assert not hasattr(module, "cross_entropy_loss")
+    assert module.entropy_from_logits is entropy
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_an_engine_that_has_started_takes_them_unless_verls_are_chunked(in_chunks):
+    config = SimpleNamespace(entropy_from_logits_with_chunking=in_chunks)
+    engine = SimpleNamespace(engine_config=config, compute_entropy_from_logits=None)
+    install_in_worker(SimpleNamespace(engine=engine))
+    assert engine.compute_entropy_from_logits is (None if in_chunks else entropy_from_logits)

@@ -1,0 +1,272 @@
+"""Packed rows attended to by torch alone, beside flash-attn's documented semantics and transformers' sdpa."""
+
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import varlen
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    DiffLlamaConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+)
+from transformers.masking_utils import blockwise_overlay, causal_mask_function, or_masks, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from verl.utils import model as verl_model
+
+from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
+from verl_padding.errors import PaddingConfigError, PaddingError
+from verl_padding.job.attention import PACKED
+from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.worker import packed_attention
+from verl_padding.worker.packed_attention import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    how_to_group_heads,
+    install_in_worker,
+    mask_unless_causal,
+    use_packed_attention,
+)
+
+LENGTHS = [1, 7, 30, 2, 12]
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+WINDOW = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def ends_of(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Queries that are at most as many as their keys, and how they are attended to."""
+    keys = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    queries = [draw(st.integers(1, n)) for n in keys]
+    of_keys, groups, size = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.sampled_from([4, 8]))
+    numbers = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    shapes = [(sum(queries), of_keys * groups, size), *[(sum(keys), of_keys, size)] * 2]
+    states = [torch.randn(shape, generator=numbers, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    window = draw(st.integers(0, 6))
+    said = {
+        "causal": draw(st.booleans()),
+        "window_size": draw(st.sampled_from([(-1, -1), (window, window), (window, 0)])),
+        "softmax_scale": draw(st.sampled_from([None, 0.3])),
+    }
+    return [*states, ends_of(queries), ends_of(keys), torch.tensor(max(queries)), torch.tensor(max(keys))], said
+
+
+@given(calls())
+@settings(deadline=None)
+def test_outputs_and_gradients_are_those_that_flash_attn_documents(call):
+    arguments, said = call
+    found, wanted = (attend(*arguments, **said) for attend in (flash_attn_varlen_func, reference))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    weights = torch.linspace(-1, 1, found.numel(), dtype=torch.float64).view_as(found)
+    gradients = [torch.autograd.grad((out * weights).sum(), arguments[:3]) for out in (found, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
+
+
+@given(calls(), st.sampled_from(["as they are", "enable_gqa", "not at all"]))
+@settings(deadline=None)
+def test_the_kernel_gets_one_call_with_heads_as_it_takes_them(call, takes):
+    arguments, said = call
+    calls = []
+
+    def kernel(q, k, v, *lengths, scale, window_size, **more):
+        if q.shape[1] != k.shape[1] and not ({"as they are": not more, "enable_gqa": more}.get(takes)):
+            raise ValueError("Expect query and key/value to have the same number of heads")
+        assert [type(length) for length in lengths[2:]] == [int, int]
+        calls.append(q)
+        causal, (left, right) = window_size[1] == 0, window_size
+        return reference(q, k, v, *lengths, softmax_scale=scale, causal=causal, window_size=(left, right))
+
+    def tried(device):
+        how_to_group_heads.cache_clear()
+        q, k = torch.randn(2, 2, 4), torch.randn(2, 1, 4)
+        ends = ends_of([2])
+        for how in ({}, {"enable_gqa": True}):
+            try:
+                kernel(q, k, k, ends, ends, 2, 2, scale=None, window_size=(-1, 0), **how)
+            except ValueError:
+                continue
+            return how
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(varlen, "varlen_attn", kernel)
+        patch.setattr(packed_attention, "has_kernel", lambda _: True)
+        patch.setattr(packed_attention, "how_to_group_heads", tried)
+        wanted = reference(*arguments, **said)
+        before = len(calls)
+        found = flash_attn_varlen_func(*arguments, **said)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert sum(len(q) == len(arguments[0]) and q is arguments[0] for q in calls[before:]) == 1
+
+
+@pytest.mark.parametrize(
+    ("takes", "how"), [("plain", {}), ("told", {"enable_gqa": True}), ("wrong", None), ("no", None)]
+)
+def test_how_the_kernel_takes_grouped_heads_is_tried(takes, how, monkeypatch):
+    def kernel(q, k, v, ends_q, ends_k, max_q, max_k, *, window_size, enable_gqa=False):
+        grouped = q.shape[1] != k.shape[1]
+        if grouped and (takes == "no" or (takes == "told" and not enable_gqa)):
+            raise RuntimeError("heads differ")
+        out = reference(q, k, v, ends_q, ends_k, max_q, max_k, causal=True)
+        return out + 1 if grouped and takes == "wrong" else out
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    how_to_group_heads.cache_clear()
+    assert how_to_group_heads(torch.device("cpu")) == how
+    how_to_group_heads.cache_clear()
+
+
+def test_sequences_of_one_length_are_attended_to_each_by_itself():
+    q, k, v = torch.randn(3, 2, 6, 4, 8, dtype=torch.float64)
+    want = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    torch.testing.assert_close(flash_attn_func(q, k, v), want)
+
+
+@pytest.mark.parametrize("said", [{"dropout_p": 0.1}, {"softcap": 50.0}, {"s_aux": torch.ones(4)}])
+def test_what_torch_has_no_kernel_for_is_refused(said):
+    states, ends = torch.randn(3, 5, 4, 8), ends_of([5])
+    with pytest.raises(PaddingError, match="Install flash-attn"):
+        flash_attn_varlen_func(*states, ends, ends, 5, 5, **said)
+
+
+CONFIGS = {
+    "all tokens before": Qwen2Config(**SIZES),
+    "a window of 4 tokens in a layer": Gemma3TextConfig(**SIZES, **WINDOW),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_model_gives_packed_rows_the_outputs_and_gradients_of_sdpa(kind, monkeypatch):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind], attn_implementation="sdpa").double()
+    ids = torch.randint(64, (1, sum(LENGTHS)))
+    packed = {"input_ids": ids, "position_ids": torch.cat([torch.arange(n) for n in LENGTHS])[None]}
+
+    def outputs_and_gradients():
+        logits = model(**packed, use_cache=False).logits
+        return logits.detach(), torch.autograd.grad(logits.logsumexp(-1).square().sum(), list(model.parameters()))
+
+    theirs = outputs_and_gradients()
+    use_packed_attention(model)
+    assert model.config._attn_implementation == PACKED
+    rows = []
+    attend = packed_attention._attend_in_row
+    monkeypatch.setattr(packed_attention, "_attend_in_row", lambda *a: rows.append(len(a[1])) or attend(*a))
+    torch.testing.assert_close(outputs_and_gradients(), theirs, rtol=1e-12, atol=1e-12)
+    assert rows == LENGTHS * 2, "pairs of tokens of two rows are computed"
+
+
+def test_a_row_is_computed_to_the_last_bit_as_if_it_were_alone():
+    states = torch.randn(3, sum(LENGTHS), 4, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ends = ends_of(LENGTHS)
+    together = flash_attn_varlen_func(*states, ends, ends, 30, 30, causal=True)
+    for begin, length in zip(ends.tolist(), LENGTHS, strict=False):
+        own, row = ends_of([length]), slice(begin, begin + length)
+        assert together[row].equal(flash_attn_varlen_func(*states[:, row], own, own, length, length, causal=True))
+
+
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+KEPT = {
+    "an attention of its own": DiffLlamaConfig(**SIZES),
+    "a soft cap": Gemma2Config(**SIZES),
+    "dropout": Qwen2Config(**SIZES, attention_dropout=0.1),
+    "chunks": Qwen2Config(**SIZES, layer_types=["full_attention", "chunked_attention"]),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_model_that_torch_attends_to_in_another_way_keeps_what_it_has(kind):
+    config = KEPT[kind]
+    if kind == "chunks":
+        model = SimpleNamespace(config=config, modules=lambda: iter(()))
+        config._attn_implementation = "sdpa"
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    use_packed_attention(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_eager_attention_stays_as_it_is():
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), attn_implementation="eager")
+    use_packed_attention(model)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_window_that_a_layer_has_in_its_mask_alone_is_refused():
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    model = AutoModelForCausalLM.from_config(Qwen2MoeConfig(**SIZES, **EXPERTS, **window), attn_implementation="sdpa")
+    use_packed_attention(model)
+    with pytest.raises(PaddingError, match="Qwen2MoeAttention has its sliding window in a mask alone"):
+        model(torch.randint(64, (1, 9)))
+
+
+def test_tokens_of_an_image_see_each_other():
+    blocks = torch.tensor([[-1, -1, 0, 0, 0, -1, -1]])
+    given = {"batch_size": 1, "q_length": 7, "kv_length": 7, "q_offset": 0, "kv_offset": 0, "attention_mask": None}
+    given |= {"device": torch.device("cpu"), "dtype": torch.float32, "allow_is_causal_skip": False}
+    seen = or_masks(causal_mask_function, blockwise_overlay(blocks))
+    assert mask_unless_causal(mask_function=causal_mask_function, **given) is None
+    found = mask_unless_causal(mask_function=seen, **given)
+    assert found.equal(sdpa_mask(mask_function=seen, **given))
+    assert found[0, 0, 2, 4]
+
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), attn_implementation="sdpa")
+    layer, states = model.model.layers[0].self_attn, [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)]
+    packed_attention.register()
+    both = [ALL_ATTENTION_FUNCTIONS[name](layer, *states, found, sliding_window=None)[0] for name in (PACKED, "sdpa")]
+    assert both[0].equal(both[1])
+
+
+def worker_of(model: torch.nn.Module, **engine: Any) -> Any:
+    engine = {"strategy": "fsdp2", "use_remove_padding": True, "ulysses_sequence_parallel_size": 1} | engine
+    return SimpleNamespace(engine=SimpleNamespace(module=model), engine_config=SimpleNamespace(**engine))
+
+
+def test_ranks_that_share_a_row_are_refused_where_nothing_exchanges_their_tokens():
+    def sdpa(config):
+        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+    install_in_worker(worker_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2))
+    install_in_worker(worker_of(sdpa(KEPT["dropout"])))
+    with pytest.raises(PaddingConfigError, match="critic: ulysses_sequence_parallel_size=2"):
+        install_in_worker(worker_of(sdpa(KEPT["dropout"]), ulysses_sequence_parallel_size=2))
+
+
+def test_rows_that_are_not_packed_keep_their_attention():
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), attn_implementation="sdpa")
+    install_in_worker(worker_of(model, use_remove_padding=False))
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_critic_is_loaded_with_the_attention_of_its_config(tmp_path):
+    """Once verl's ``load_valuehead_model`` asks for it, ``offer_without_flash_attn`` is ``register``."""
+    folder = make_tiny_model("qwen2", tmp_path)
+    config = AutoModelForTokenClassification.from_pretrained(folder, num_labels=1).config
+    config._attn_implementation = PACKED
+    import verl.workers.engine.fsdp.transformer_impl  # noqa: F401  (whose import offers it)
+
+    with pytest.raises((ImportError, RuntimeError)):
+        verl_model.load_valuehead_model.__wrapped__(str(folder), torch.float32, config, False)
+    model = verl_model.load_valuehead_model(str(folder), torch.float32, config, False)
+    assert model.config._attn_implementation == PACKED
+    assert model(torch.randint(64, (1, 9))).logits.shape == (1, 9, 1)

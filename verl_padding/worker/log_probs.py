@@ -1,0 +1,103 @@
+"""Log-probs and entropies of logits in chunks, where flash-attn, whose cross entropy verl takes, is not installed.
+
+verl then computes the log-probs of one token after the other, in a loop of Python, and entropies of all tokens at once.
+Here the exponentials of a chunk are all that is held beside the logits, forwards and backwards.
+"""
+
+from typing import Any
+
+import torch
+
+from verl_padding.worker.training_workers import for_training_workers
+
+CHUNK = 2**26
+"""Exponentials that are held at once: 256 MiB in float32, 441 tokens of a vocabulary of 152,000."""
+
+
+def use_chunks(torch_functional: Any) -> None:
+    """Puts ours in the place of functions of ``verl.utils.torch_functional``."""
+    has_kernel = torch_functional.NPU_CROSS_ENTROPY_LOSS_AVAILABLE
+    if not (has_kernel or torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE):
+        torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True  # verl's spelling
+        torch_functional.cross_entropy_loss = cross_entropy_loss
+        torch_functional.entropy_from_logits = entropy_from_logits
+
+
+@for_training_workers
+def install_in_worker(role: str, trainee: Any) -> None:
+    """For verl's ``execute_with_func_generator``."""
+    from verl.utils import torch_functional
+
+    use_chunks(torch_functional)
+    engine = trainee.engine
+    takes_verls = not engine.engine_config.entropy_from_logits_with_chunking
+    if torch_functional.entropy_from_logits is entropy_from_logits and takes_verls:
+        engine.compute_entropy_from_logits = entropy_from_logits
+
+
+def cross_entropy_loss(
+    logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = False
+) -> tuple[torch.Tensor, None]:
+    """flash-attn's function of this name: (tokens, vocabulary) logits and labels (tokens,) -> losses (tokens,), None.
+
+    Args:
+        inplace_backward: whether the gradient may overwrite the logits.
+    """
+    return CrossEntropy.apply(logits, labels, inplace_backward), None
+
+
+def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
+    """verl's function of this name: (.., vocabulary) -> (..), in float32 at least."""
+    return Entropy.apply(logits.reshape(-1, logits.shape[-1])).view(logits.shape[:-1])
+
+
+def _chunks(logits: torch.Tensor) -> list[slice]:
+    size = max(1, CHUNK // logits.shape[-1])
+    return [slice(begin, begin + size) for begin in range(0, len(logits), size)]
+
+
+def _exact(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, in_place: bool) -> torch.Tensor:
+        log_sums = torch.cat([_exact(logits[chunk]).logsumexp(-1) for chunk in _chunks(logits)])
+        ctx.save_for_backward(logits, labels, log_sums)
+        ctx.in_place = in_place
+        return log_sums - _exact(logits.gather(-1, labels[:, None])[:, 0])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient,), (logits, labels, log_sums) = gradients, ctx.saved_tensors
+        out = logits.detach() if ctx.in_place else torch.empty_like(logits)
+        for chunk in _chunks(logits):
+            p = (_exact(logits[chunk]) - log_sums[chunk, None]).exp_()
+            p.scatter_add_(1, labels[chunk, None], p.new_full((1, 1), -1.0).expand(len(p), 1))
+            out[chunk] = p.mul_(gradient[chunk, None])
+        return out, None, None
+
+
+class Entropy(torch.autograd.Function):
+    """H = log sum exp x - sum p x, whose derivative by x is -p (x - sum p x)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        log_sums, means = [], []
+        for chunk in _chunks(logits):
+            x = _exact(logits[chunk])
+            log_sums.append(x.logsumexp(-1))
+            means.append((x - log_sums[-1][:, None]).exp_().mul_(x).sum(-1))
+        ctx.save_for_backward(logits, log_sum := torch.cat(log_sums), mean := torch.cat(means))
+        return log_sum - mean
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (gradient,), (logits, log_sums, means) = gradients, ctx.saved_tensors
+        out = torch.empty_like(logits)
+        for chunk in _chunks(logits):
+            x = _exact(logits[chunk])
+            p = (x - log_sums[chunk, None]).exp()
+            out[chunk] = p.mul_(x - means[chunk, None]).mul_(-gradient[chunk, None])
+        return out
