@@ -237,7 +237,7 @@ def planned_update(
     done = time.perf_counter()
     strip(padded.pads)
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-    pad_tokens = plan.layouts["actor"].n_computed_pads * PAD_LENGTH
+    pad_tokens = plan.layouts["actor"].n_pads * PAD_LENGTH
     return {
         "before": ready - started,
         "update": done - ready,

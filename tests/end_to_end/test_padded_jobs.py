@@ -225,8 +225,7 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
     for metrics in facts.metrics.values():
         # Of the workers, and of the plan, which has the pass take over the micro-batches of the update.
         taken = metrics["padding/actor/micro_batches"] * metrics["padding/actor/optimizer_steps/total"]
-        # For pads that a full rank leaves out of the update, it may have one more.
-        assert 0 <= round(metrics["padding/log_prob/micro_batches"] - taken) <= 1
+        assert round(metrics["padding/log_prob/micro_batches"] - taken) == 0
         assert metrics["rollout/moe/routed_experts_found"] == 1
     assert "this session fails on purpose" in facts.log
     real = [facts.rows[step].real for step in (1, 2, 3)]
@@ -239,7 +238,7 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
 
 
 @pytest.mark.slow
-def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_the_pads_that_ranks_need(tmp_path):
+def test_the_job_of_verls_own_padding_change_takes_verls_steps_and_computes_all_pads(tmp_path):
     """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue has rows on disk, if it can."""
     prompts, mini, sessions, disk = 45, 15, 8, tmp_path / "disk"
     disk.mkdir()
@@ -260,7 +259,9 @@ def test_the_job_of_verls_own_padding_change_takes_verls_steps_with_the_pads_tha
     assert real_rows % size, "the row count was meant to be awkward"
     assert len(steps) == math.ceil(real_rows / size) > prompts // mini
     real = [step.real_rows for step in steps]
-    assert [step.rows for step in steps] == [2 * math.ceil(rows / 2) for rows in real]
+    assert [step.rows for step in steps] == [size] * len(steps)
+    pads = [facts.metrics[1][f"padding/{name}pad_rows/total"] for name in ("", "actor/")]
+    assert pads == [size * len(steps) - real_rows] * 2
     assert sum(real) == real_rows
     assert max(real) - min(real) <= 1
     assert all(step.moved for step in steps)

@@ -121,7 +121,7 @@ def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
     before, figures, blind = engine.tokens, plan.figures[CALL], blind_to_the_last(loss)
     assert figures.sharing_factor > 1.3
     yield from train_as_planned(engine, rows, plan, CALL, blind, token_budget=BUDGET, global_batch_size=NOMINAL, **said)
-    assert engine.tokens - before == figures.computed_tokens + 2 * plan.layouts[CALL].n_computed_pads
+    assert engine.tokens - before == figures.computed_tokens + 2 * plan.layouts[CALL].n_pads
 
 
 def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said) -> Gradients:

@@ -80,18 +80,16 @@ def test_an_update_carries_the_mini_batch_of_each_row_and_the_steps_to_come():
 
 
 @pytest.mark.parametrize("job", [{"budget": 40, "packer": "plan"}, {"strategy": "lcm", "packer": "plan", "mini": 8}])
-def test_pads_that_no_rank_computes_are_in_no_mini_batch_and_in_no_micro_batch(job):
+def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
     # A row as long as the token budget, and three short ones beside it; or four rows in cells of four.
     batch = put_rows([(20, 20), (4, 6), (5, 5), (3, 7)])
     padded = upsample(batch, plan_for(batch, **{"mini": 4} | job), TEMPLATE)
     layout, rows = padded.plan.layouts["actor"], padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-    cells = list(zip(layout.cells[0], layout.computed[0], strict=True))
-    spare = [place >= len(held) for cell, held in cells for place in range(len(cell))]
-    assert any(spare)
-    assert data[columns.MINI_BATCH].tolist() == [-1 if each else 0 for each in spare]
-    assert [number == -1 for number in data[columns.MICRO_BATCH].tolist()] == spare
-    assert data[columns.IS_PADDING][torch.tensor(spare)].all()
+    assert len(padded.pads) == layout.n_pads == data[columns.IS_PADDING].sum()
+    assert set(data[columns.MINI_BATCH].tolist()) == {0}
+    micro_batches = [[k for k, of in enumerate(layout.micro_batches(0, rank)) for _ in of] for rank in (0, 1)]
+    assert data[columns.MICRO_BATCH].tolist() == [*micro_batches[0], *micro_batches[1]]
 
 
 def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():

@@ -40,18 +40,16 @@ def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
     assert layout.real_rows_M == (3, 2)
     assert layout.reporting_ranks_M == (2, 2)
     assert layout.n_pads == 1
-    assert replace(layout, spare_MD=((0, 1), (0, 0))).computed == (((0, 1), (2,)), ((3,), (4,)))
 
 
 def test_a_pass_has_the_micro_batches_of_all_mini_batches_and_after_them_those_of_other_rows():
     update = Layout(
         n_rows=6,
-        cells=(((0, 1), (2, 6)), ((3, 7), (8, 9))),
+        cells=(((0, 1), (2, 6)), ((3,), (7,))),
         micro_batch_rows=(((2,), (2,)), ((1,), (1,))),
-        spare_MD=((0, 0), (1, 1)),
         left_out=((4, 5), ()),
     )
-    taken = update.as_one_mini_batch(most_pads=9, multiple=1)
+    taken = update.as_one_mini_batch()
     assert [taken.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,)], [(2, 6), (7,)]]
     rest = Layout(n_rows=6, cells=(((4, 5), (6, 7)),), micro_batch_rows=(((1, 1), (1, 1)),))
     both = taken.followed_by(rest)
@@ -59,37 +57,41 @@ def test_a_pass_has_the_micro_batches_of_all_mini_batches_and_after_them_those_o
     assert (both.n_pads, both.left_out) == (4, ())
 
 
-@pytest.mark.parametrize(("most_pads", "multiple", "micro_batches"), [(9, 1, 1), (3, 1, 2), (2, 1, 3), (2, 2, 4)])
-def test_a_pass_has_as_few_of_the_pads_that_its_update_does_not_compute_as_make_its_ranks_even(
-    most_pads, multiple, micro_batches
-):
-    # Three pads beside a row of one rank level the other's four rows.
-    update = Layout(
-        n_rows=5, cells=(((0, 5, 6, 7), (1, 2, 3, 4)),), micro_batch_rows=(((1,), (4,)),), spare_MD=((3, 0),)
-    )
-    taken = update.as_one_mini_batch(most_pads, multiple)
-    assert len(taken.micro_batches(0, 0)) == len(taken.micro_batches(0, 1)) == 1 + micro_batches
-    pads_DK = [[len(rows) for rows in taken.micro_batches(0, rank)[1:]] for rank in (0, 1)]
-    assert [max(map(max, pads_DK)) <= most_pads, sum(pads_DK[0]) - sum(pads_DK[1])] == [True, 3]
-    assert sum(pads_DK[1]) == micro_batches
-
-
-def test_a_rank_that_is_full_of_tokens_has_pads_that_no_rank_computes():
-    # The short rows are on the other rank: two pads beside the long row would not fit its micro-batch.
+def test_pads_without_room_beside_a_full_row_get_a_micro_batch():
+    # Two ranks need cells of two rows or more. Nothing fits beside the long row, so the other rank,
+    # too, cuts its rows in two: {100} {30} and {30} {30}. That takes no pad.
     rows = batch([100, 30, 30, 30])
-    calls = {"dp_size": 2, "token_budget": 100}
-    job = job_of(prompts=4, packer="plan", inference={"p": Pass(**calls)}, a=Update(**calls, prompts_per_mini_batch=4))
+    call = {"dp_size": 2, "token_budget": 100}
+    job = job_of(prompts=4, packer="plan", a=Update(**call, prompts_per_mini_batch=4))
     plan = plan_batch(rows, job)
     layout = plan.layouts["a"]
-    assert (layout.n_micro_batches, sorted(layout.spare_MD[0])) == (1, [0, 2])
-    of_pass = plan.layouts["p"]
-    assert of_pass.spare_MD == (), "a pass owes outputs of all"
-    by_rank = [of_pass.micro_batches(0, rank) for rank in range(2)]
+    assert plan.n_pads == 0
+    by_rank = [layout.micro_batches(0, rank) for rank in range(2)]
     assert {len(micro_batches) for micro_batches in by_rank} == {2}
     assert (0,) in by_rank[0] + by_rank[1]
-    for micro_batches in by_rank:
-        for micro_batch in micro_batches:
-            assert sum(rows.tokens_R[row] if row < 4 else 2 for row in micro_batch) <= 100
+
+
+def test_a_row_shorter_than_a_pad_goes_where_no_pad_fits():
+    # A budget of 4, and pads of 2: rows of 3 and 1 on one rank, of 1 and a pad on the other.
+    call = {"dp_size": 2, "token_budget": 4}
+    job = job_of(prompts=3, packer="plan", a=Update(**call, prompts_per_mini_batch=3))
+    layout = plan_batch(batch([1, 1, 3]), job).layouts["a"]
+    tokens = [sorted([1, 1, 3, 2][row] for row in cell) for cell in layout.cells[0]]
+    assert (sorted(tokens), layout.n_micro_batches, layout.n_pads) == ([[1, 2], [1, 3]], 1, 1)
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_lcm_gives_all_calls_the_same_rows_and_all_pads_a_micro_batch(packer):
+    # 25 rows, multiples of lcm(2, 2 x 4, 2 x 6) = 24. The long row would take a rank alone, and
+    # a pass that is balanced freely more pads than the update has.
+    call = {"dp_size": 2, "token_budget": 400}
+    updates = {name: Update(**call, prompts_per_mini_batch=size) for name, size in (("a", 8), ("c", 12))}
+    job = job_of("lcm", packer=packer, inference={"p": Pass(**call), "q": Pass(dp_size=3)}, **updates)
+    plan = plan_batch(batch([400, *[10] * 24]), job)
+    assert plan.n_pads == 48 - 25
+    for layout in plan.layouts.values():
+        assert (layout.n_pads, len(layout.order)) == (23, 48)
+    assert {plan.figures[name].pads for name in plan.figures} == {23}
 
 
 def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
@@ -131,10 +133,8 @@ def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_c
     plan = plan_3509("lcm", packer)
     layout = plan.layouts["actor"]
     assert layout.real_rows_M == (585, 585, 585, 585, 585, 584)
-    # A rank computes 585 / 8 rows of a step, rounded up to 74: 7 pads a step.
-    assert (set(layout.cell_rows_M), layout.n_pads) == ({80}, 331)
-    computed = {len(cell) for ranks in layout.computed for cell in ranks}
-    assert computed == {"verl": {74, 73}, "plan": {74}}[packer]
+    # Here each has 585 of them, and 55 or 56 pads.
+    assert (set(layout.cell_rows_M), layout.n_pads, plan.n_pads) == ({80}, 331, 331)
     assert_even(plan.figures["actor"])
 
 

@@ -148,7 +148,7 @@ def cut_as_planned(
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     columns = loss_columns(layout, trained_R, factor_R) | micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches, sharing=plan.sharing)
-    ranks = layout.computed[mini_batch]
+    ranks = layout.cells[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
     for rank, cell in enumerate(ranks):
         first = rank * sum(layout.cell_rows_M) + sum(layout.cell_rows_M[:mini_batch])

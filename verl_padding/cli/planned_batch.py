@@ -120,7 +120,7 @@ class PlannedBatch:
             return CutLayout(rows_MDK=micro_batches_of(layout), costs=costs)
         assert self.update.token_budget is not None, "an option without a default"
         tokens_R = [*self.batch.rows.tokens_R, *[self.job.pad_tokens] * layout.n_pads]
-        cells_M = [layout.computed[step] for step in track(range(layout.n_mini_batches))]
+        cells_M = [layout.cells[step] for step in track(range(layout.n_mini_batches))]
         packed_MDK = [pack_as_verl(cells, tokens_R, self.update.token_budget) for cells in cells_M]
         return CutLayout(rows_MDK=packed_MDK, costs=costs)
 

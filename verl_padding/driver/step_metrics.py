@@ -40,7 +40,7 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
                 names.OPTIMIZER_STEPS.format(update=call): layout.n_mini_batches,
                 names.REAL_ROWS_MIN.format(update=call): min(layout.real_rows_M),
                 names.REAL_ROWS_MAX.format(update=call): max(layout.real_rows_M),
-                names.UPDATE_PADS.format(update=call): layout.n_computed_pads,
+                names.UPDATE_PADS.format(update=call): layout.n_pads,
                 names.IMBALANCE.format(update=call): figures.imbalance,
             }
             if layout.left_out:

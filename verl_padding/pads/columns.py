@@ -1,7 +1,7 @@
 """Columns that worker calls carry beside the rows' own fields."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.plan import BatchPlan, Layout
-from verl_padding.plan.layout import Cell
 
 IS_PADDING = "is_padding"
 """Column (R,) in an update, and in a pass with pads: whether the row is a pad."""
@@ -33,9 +32,9 @@ LOSS_FACTOR = "loss_factor"
 (:mod:`~verl_padding.pads.loss_weighting`); 0 for a pad."""
 MICRO_BATCH = "micro_batch"
 """Column (R,) in every call whose micro-batches the plan cuts by tokens (:data:`CUT_BY_PLAN`): number of the row's
-micro-batch among those of its cell; -1 for a pad that is in none."""
+micro-batch among those of its cell."""
 MINI_BATCH = "mini_batch_number"
-"""Column (R,) in an update: number of the row's mini-batch; -1 for a pad that no rank computes."""
+"""Column (R,) in an update: number of the row's mini-batch."""
 SHARED = "shared_tokens"
 """Column (R,) in calls that share: tokens of the row that are planned to be computed in another one; 0 for a pad."""
 BATCH_ROW = "batch_row"
@@ -110,6 +109,7 @@ def loss_columns(
     mini_batch_of = np.tile(np.repeat(np.arange(layout.n_mini_batches), layout.cell_rows_M), layout.dp_size)
     tokens_MDC = [[[trained_tokens_R[row] for row in cell if row < n_rows] for cell in ranks] for ranks in layout.cells]
     of_mini_batch: dict[str, Sequence[int]] = {
+        MINI_BATCH: range(layout.n_mini_batches),
         REAL_ROWS: layout.real_rows_M,
         LOSS_TOKENS: [sum(map(sum, ranks)) for ranks in tokens_MDC],
         TRAINED_ROWS: [sum(tokens > 0 for cell in ranks for tokens in cell) for ranks in tokens_MDC],
@@ -119,8 +119,6 @@ def loss_columns(
         for name, each_R in zip(OF_ALL_ROWS, (tokens_R, trained_tokens_R), strict=True):
             of_mini_batch[name] = [sum(each_R[row] for row in rows) for rows in layout.rows_M]
     columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()}
-    is_spare = [place >= len(held) for cell, held in _cells(layout) for place in range(len(cell))]
-    columns[MINI_BATCH] = torch.tensor(mini_batch_of).masked_fill(torch.tensor(is_spare), -1)
     columns |= pad_column(layout)
     return columns if factor_R is None else columns | in_order(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
 
@@ -130,16 +128,7 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
     layout = plan.layouts[call]
     if layout.micro_batch_rows is None or not layout.by_tokens:
         return {}
-    numbers: list[int] = []
-    n_rows_K = (n_rows_DK[rank] for rank in range(layout.dp_size) for n_rows_DK in layout.micro_batch_rows)
-    for (cell, held), cuts in zip(_cells(layout), n_rows_K, strict=True):
-        numbers += [k for k, rows in enumerate(cuts) for _ in range(rows)] + [-1] * (len(cell) - len(held))
+    cells = (n_rows_DK[rank] for rank in range(layout.dp_size) for n_rows_DK in layout.micro_batch_rows)
+    numbers = [k for n_rows_K in cells for k, n_rows in enumerate(n_rows_K) for _ in range(n_rows)]
     columns = {MICRO_BATCH: torch.tensor(numbers)}
     return columns | in_order(SHARED, layout, plan.shared[call], of_pads=0) if call in plan.shared else columns
-
-
-def _cells(layout: Layout) -> Iterator[tuple[Cell, Cell]]:
-    """The cells in the order of the batch, each with its part that is computed."""
-    for rank in range(layout.dp_size):
-        for ranks, computed in zip(layout.cells, layout.computed, strict=True):
-            yield ranks[rank], computed[rank]

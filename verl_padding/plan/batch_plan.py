@@ -35,7 +35,7 @@ class LayoutFigures:
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
     pads: int
-    """Pads that are computed."""
+    """Pads of the call."""
     real_rows_min: int
     """Fewest real rows in a mini-batch."""
     real_rows_max: int
@@ -72,8 +72,7 @@ class BatchPlan:
 def layout_as_json(layout: Layout, figures: LayoutFigures, names_R: Sequence[int] | None = None) -> dict[str, Any]:
     """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads": 1}]}]}], "figures": ..}``.
 
-    If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself. Pads that no rank computes
-    are left out.
+    If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
 
     Args:
         names_R: what is written for the number of each real row, such as its line in a file.
@@ -85,7 +84,7 @@ def layout_as_json(layout: Layout, figures: LayoutFigures, names_R: Sequence[int
 
     def rank(step: int, number: int) -> dict[str, Any]:
         if layout.micro_batch_rows is None:
-            return held(layout.computed[step][number])
+            return held(layout.cells[step][number])
         return {"micro_batches": [held(rows) for rows in layout.micro_batches(step, number)]}
 
     steps = [{"ranks": [rank(step, n) for n in range(layout.dp_size)]} for step in range(layout.n_mini_batches)]

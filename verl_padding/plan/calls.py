@@ -48,6 +48,10 @@ class Call:
         rows = self.micro_batch_rows if self.token_budget is None else 1
         return rows * self.micro_batch_multiple
 
+    def min_cell_rows(self, n_rows: int) -> int:
+        """Rows of the smallest cells that hold ``n_rows``: an even share, rounded up to the cell's multiple."""
+        return -(-n_rows // (self.dp_size * self.cell_multiple)) * self.cell_multiple
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pass(Call):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, count, islice
+from itertools import accumulate
 
 from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
@@ -24,8 +24,6 @@ class Layout:
     micro_batch_rows: IntsMDK | None = None
     """Rows of each micro-batch, by mini-batch and rank, in the order of the cell; the ranks of a mini-batch have
     the same number of micro-batches, each of one row or more. None if verl's packer cuts them in the workers."""
-    spare_MD: tuple[tuple[int, ...], ...] = ()
-    """Pads at the end of each cell that no rank computes, by mini-batch and rank; a pass has none."""
     by_tokens: bool = False
     """Whether micro-batches were cut by their tokens."""
     left_out: tuple[Cell, ...] = ()
@@ -48,7 +46,7 @@ class Layout:
     def _check_micro_batches(self, n_rows_MDK: IntsMDK) -> None:
         if [len(n_rows_DK) for n_rows_DK in n_rows_MDK] != [self.dp_size] * self.n_mini_batches:
             raise PlanError("micro_batch_rows must name every rank of every mini-batch")
-        for n_rows_DK, cells in zip(n_rows_MDK, self.computed, strict=True):
+        for n_rows_DK, cells in zip(n_rows_MDK, self.cells, strict=True):
             if len({len(n_rows_K) for n_rows_K in n_rows_DK}) != 1:
                 raise PlanError(
                     f"ranks of a mini-batch have different micro-batch counts: {[len(k) for k in n_rows_DK]}"
@@ -57,40 +55,18 @@ class Layout:
                 if min(n_rows_K) < 1 or sum(n_rows_K) != len(cell):
                     raise PlanError(f"micro-batches of {list(n_rows_K)} rows do not cut a cell of {len(cell)}")
 
-    @cached_property
-    def computed(self) -> tuple[tuple[Cell, ...], ...]:
-        """The cells without the pads that no rank computes."""
-        if not self.spare_MD:
-            return self.cells
-        both = zip(self.cells, self.spare_MD, strict=True)
-        return tuple(
-            tuple(cell[: len(cell) - spare] for cell, spare in zip(*of_ranks, strict=True)) for of_ranks in both
-        )
-
     def micro_batches(self, mini_batch: int, rank: int) -> list[Cell]:
         """Row numbers of each micro-batch of a cell."""
         assert self.micro_batch_rows is not None, "verl's packer cuts the micro-batches of this layout"
         cell, n_rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
         return [cell[end - rows : end] for end, rows in zip(accumulate(n_rows_K), n_rows_K, strict=True)]
 
-    def as_one_mini_batch(self, most_pads: int, multiple: int) -> Layout:
-        """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch at once.
-
-        A pass owes outputs of all its rows. So for the pads that the update does not compute it has as few as make its
-        ranks even, at the end, ``most_pads`` at most in a micro-batch.
-        """
+    def as_one_mini_batch(self) -> Layout:
+        """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch at once."""
         steps = range(self.n_mini_batches)
-        held_DK = [[rows for m in steps for rows in self.micro_batches(m, rank)] for rank in range(self.dp_size)]
-        n_rows_D = [sum(map(len, held_K)) for held_K in held_DK]
-        missing_D = [max(n_rows_D) - n_rows for n_rows in n_rows_D]
-        levels = 0
-        while levels * most_pads < max(missing_D) + levels:  # each rank has a pad in each
-            levels += multiple
-        further = count(self.n_rows + self.n_pads)
-        for held_K, missing in zip(held_DK, missing_D, strict=True):
-            pads = list(islice(further, missing + levels))
-            held_K += [tuple(pads[level::levels]) for level in range(levels)]
-        return self._of_one_mini_batch(held_DK)
+        return self._of_one_mini_batch(
+            [[rows for m in steps for rows in self.micro_batches(m, rank)] for rank in range(self.dp_size)]
+        )
 
     def followed_by(self, other: Layout) -> Layout:
         """The micro-batches of this layout of one mini-batch, and after them those of another one with other rows."""
@@ -113,7 +89,6 @@ class Layout:
             self,
             cells=(tuple(tuple(number.get(row, row) for rows in held_K for row in rows) for held_K in held_DK),),
             micro_batch_rows=(tuple(tuple(map(len, held_K)) for held_K in held_DK),),
-            spare_MD=(),
             left_out=(),
         )
 
@@ -143,11 +118,6 @@ class Layout:
     def n_pads(self) -> int:
         """Pads in the layout: it uses pads ``0 .. n_pads - 1``."""
         return sum(row >= self.n_rows for row in self.order)
-
-    @property
-    def n_computed_pads(self) -> int:
-        """Pads that a rank computes."""
-        return self.n_pads - sum(map(sum, self.spare_MD))
 
     @cached_property
     def order(self) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         micro_imbalance=micro_slowest * n_ranks / cost if is_cut else None,
         micro_over_lower_bound=micro_slowest / sum(step.micro_bound for step in steps) if is_cut else None,
         optimizer_steps=layout.n_mini_batches,
-        pads=layout.n_computed_pads,
+        pads=layout.n_pads,
         real_rows_min=min(layout.real_rows_M),
         real_rows_max=max(layout.real_rows_M),
     )
@@ -82,7 +82,7 @@ def layout_time(layout: Layout, costs: CallCosts) -> int:
 def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
     """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is one."""
     if layout.micro_batch_rows is None:
-        return [[[list(cell)] for cell in cells_D] for cells_D in layout.computed]
+        return [[[list(cell)] for cell in cells_D] for cells_D in layout.cells]
     return [
         [[list(rows) for rows in layout.micro_batches(mini_batch, rank)] for rank in range(layout.dp_size)]
         for mini_batch in range(layout.n_mini_batches)

@@ -49,14 +49,17 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     warnings: list[str] = []
     shapes: dict[str, object] = {}
     shared: dict[str, tuple[int, ...]] = {}
+    padded_rows: int | None = None
     for name, call in job.calls():
-        cut = MiniBatches(rows_M=[list(range(len(rows)))])
+        cut = MiniBatches(rows_M=[list(range(len(rows)))], mini_batch_rows=padded_rows)
         if isinstance(call, Update):
             cut = STRATEGIES[job.strategy].cut(rows, job, name)
             if cut.warning:
                 warnings.append(cut.warning)
             if call.skips_idle:
                 cut = cut.without(rows.idle)
+            if cut.mini_batch_rows is not None:  # a pass gets the rows of the updates
+                padded_rows = max(padded_rows or 0, len(cut.rows_M) * cut.mini_batch_rows)
         costs = costs_of(rows, job, call)
         taken = reuses_layout_of(job, call)
         # Calls of one shape get one layout: it is the same anyway, and found once.
@@ -85,7 +88,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
 
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     """The setting with which fewer pads would do, where an update has more of them than rows."""
-    pads = {name: layouts[name].n_computed_pads for name in job.updates}
+    pads = {name: layouts[name].n_pads for name in job.updates}
     name = max(pads, key=pads.__getitem__, default=None)
     if name is None or pads[name] <= len(rows):
         return None
@@ -106,9 +109,7 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | 
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of what it leaves out."""
     if taken is None:
         return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
-    assert costs.call.token_budget is not None
-    most_pads = costs.call.token_budget // costs.pad_tokens
-    layout = taken.as_one_mini_batch(most_pads, costs.call.micro_batch_multiple)
+    layout = taken.as_one_mini_batch()
     rest = sorted(row for rows in taken.left_out for row in rows)
     return layout.followed_by(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
 
@@ -128,13 +129,10 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     such rule, nor is where ranks synchronize: an engine may reduce gradients in every micro-batch, and nothing in a
     pass. Micro-batches of a fixed number of rows are not taken over: those of small mini-batches are full of pads.
     Nor are those whose rows must be as long as the longest one of their cell: that of a pass holds all mini-batches.
-    Nor where a micro-batch does not hold two pads: the pass could not make its ranks even.
     """
     if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
         return None
     if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
-        return None
-    if call.token_budget < 2 * job.pad_tokens:
         return None
     update = job.updates[call.as_update]
     needs = [replace(layout_key(each, job.packer), sync_point="micro_batch") for each in (call, update)]

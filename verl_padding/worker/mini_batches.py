@@ -3,8 +3,7 @@
 verl's ``train_mini_batch`` takes mini-batches from a DataLoader to which the trainer may give arguments. One of one row
 admits a ``batch_sampler``, which says what rows are in each. verl counts such mini-batches as it would count those of
 one row, so it never comes to the last one, after which the scheduler of the learning rate takes its step: that is told
-here, and pads that no rank computes are taken out. It can go when verl counts what its DataLoader yields
-(tests/worker/test_mini_batches.py).
+here. It can go when verl counts what its DataLoader yields (tests/worker/test_mini_batches.py).
 """
 
 import functools
@@ -41,14 +40,12 @@ def take_planned_steps(train_batch: Callable[..., Any]) -> Callable[..., Any]:
             return train_batch(data, *args, **kwargs)
         to_come = tu.get_non_tensor_data(data=data, key=OPTIMIZER_STEPS, default=None)  # all mini-batches have this one
         number_R, planned = read_column(data, MINI_BATCH).tolist(), to_come.popleft() if to_come else None
-        if planned is None or set(number_R) - {-1} != {planned[0]} or len(number_R) != planned[1]:
+        if planned is None or set(number_R) != {planned[0]} or len(number_R) != planned[1]:
             raise PaddingDataError(
                 f"an optimizer step has {len(number_R)} rows of mini-batches {sorted(set(number_R))}, where (number, "
                 f"rows) {planned} is next: verl's workers do not cut a batch as verl 0.9.1 does. Train with that, or "
                 "without +padding."
             )
-        if -1 in number_R:
-            data = tu.index_select_tensor_dict(data, [row for row, number in enumerate(number_R) if number >= 0])
         tu.assign_non_tensor(data, update_lr_scheduler=not to_come)
         return train_batch(data, *args, **kwargs)
 

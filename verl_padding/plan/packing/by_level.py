@@ -45,38 +45,40 @@ to group rows is not tried if another one is faster than it could be, unless row
 class ByLevel(Way):
     """A mini-batch may be cut in several ways, and the rows of its cells decide which fit.
 
-    Cutting the balanced cells always fits, from their size on.
+    Cutting balanced cells always fits.
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return True
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
         """Cuts with cells of the size that takes the least time."""
-        size, rows_D = balanced_cells(costs, rows, most)
-        cuts, least_time = ways_to_cut(costs, rows, POLISH_PAIRS * len(rows) // costs.n_rows, most)
-        sizes = {size} | {up_to_multiple(least_rows(cut.rows_DK), costs.call.cell_multiple) for cut in cuts}
-        sizes |= set(sizes_between(size, max(sizes), costs.call.cell_multiple))
+        cuts, least_time = ways_to_cut(costs, rows, POLISH_PAIRS * len(rows) // costs.n_rows, size)
+        sizes = {size or balanced_cells(costs, rows, None)[0]}
+        if size is None:
+            least, multiple = costs.call.min_cell_rows(len(rows)), costs.call.cell_multiple
+            needed = {up_to_multiple(least_rows(cut.rows_DK), multiple) for cut in cuts}
+            # Where rows leave no room for pads, a micro-batch of pads takes a place more on each rank.
+            sizes |= {least} | needed | {size + multiple for size in needed}
+            sizes |= set(sizes_between(least, max(sizes), multiple))
         quickest = min((cut.time for cut in cuts), default=0)
         best_time: float = inf
-        for tried in sorted(each for each in sizes if each >= size and (most is None or each <= most)):
+        for tried in sorted(sizes):
             pads = pads_time(costs, tried, len(rows))
             if quickest + pads >= best_time:
                 break  # more rows cannot pay for their handling
-            filled = _fit_best(costs, cuts, least_time, rows_D, tried)
+            filled = _fit_best(costs, cuts, least_time, rows, tried)
             if filled.time + pads < best_time:
                 best_time, best = filled.time + pads, filled
         return best
 
 
-def _fit_best(
-    costs: CallCosts, cuts: Sequence[Cut], least_time: int, rows_D: Sequence[Sequence[int]], size: int
-) -> FilledCells:
-    """The best cut that fits into cells of ``size`` rows.
+def _fit_best(costs: CallCosts, cuts: Sequence[Cut], least_time: int, rows: Sequence[int], size: int) -> FilledCells:
+    """The best cut that fits into cells of ``size`` rows; if none fits, or none fits well, balanced cells are cut.
 
     Args:
         cuts: ways to cut the mini-batch, the best first; none can beat ``least_time``.
-        rows_D: balanced cells of the mini-batch, which are cut if no way fits, or none fits well.
+        rows: real rows of the mini-batch.
     """
     best: FilledCells | None = None
     for cut in cuts:
@@ -87,24 +89,24 @@ def _fit_best(
             best = fitted
     # Balanced cells know nothing of chains.
     if best is None or (costs.forest is None and best.time > least_time + least_time // 64):
-        balanced = cut_by_cell(costs, rows_D, size)
+        balanced = cut_by_cell(costs, balanced_cells(costs, rows, size)[1], size)
         if best is None or balanced.time < best.time:
             best = balanced
     return best
 
 
-def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, most_rows: int | None) -> tuple[list[Cut], int]:
+def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, cell_rows: int | None) -> tuple[list[Cut], int]:
     """Good ways to cut a mini-batch, the best first, and a time that none can beat.
 
     Args:
         rows: real rows of the mini-batch.
         max_pairs: how long to polish, in pairs of rows compared.
-        most_rows: the most rows of a cell, and so of an item; None for any number.
+        cell_rows: rows of a cell, and so the most of an item; None for any number.
     """
     cuts: list[Cut] = []
-    ways = [LevelPacker(costs, items) for items in ways_to_group(costs, rows, most_rows)]
+    ways = [LevelPacker(costs, items) for items in ways_to_group(costs, rows, cell_rows)]
     for packer in sorted(ways, key=attrgetter("least_time")):
-        if cuts and costs.n_rows > HUGE and most_rows is None and packer.least_time >= min(cut.time for cut in cuts):
+        if cuts and costs.n_rows > HUGE and cell_rows is None and packer.least_time >= min(cut.time for cut in cuts):
             break
         n_polished = POLISHED if len(rows) <= LARGE and len(ways) == 1 else 1
         found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]

@@ -33,11 +33,6 @@ def sizes_between(least: int, free: int, multiple: int) -> list[int]:
     return sizes
 
 
-def own_size(costs: CallCosts, rows: Sequence[int]) -> int:
-    """The fewest rows that the cells of a mini-batch can hold: an even share of its rows."""
-    return up_to_multiple(-(-len(rows) // costs.call.dp_size), costs.call.cell_multiple)
-
-
 def extra_cost(costs: CallCosts, rows: Sequence[int]) -> Int64s:
     """What each row costs beyond the pad that would stand in its place.
 
@@ -51,20 +46,28 @@ def pads_time(costs: CallCosts, size: int, n_rows: int) -> int:
     return size * costs.pad + (costs.call.dp_size * size - n_rows) * costs.pad_handling
 
 
-def balanced_cells(costs: CallCosts, rows: Sequence[int], most: int | None) -> tuple[int, list[list[int]]]:
-    """The rows of a cell, pads among them, ``most`` at most, and the real rows of each rank, balanced by cost.
+def balanced_cells(costs: CallCosts, rows: Sequence[int], size: int | None) -> tuple[int, list[list[int]]]:
+    """The rows of a cell, pads among them, and the real rows of each rank, balanced by cost.
 
     What a chain costs is not known here: with chains, the cells are the least, and only make sure that there is a plan.
     """
-    size, extra_I = own_size(costs, rows), extra_cost(costs, rows)
-    if costs.forest is None:
-        size, bins = _trade_pads_for_balance(costs, extra_I, size, most)
+    extra_I = extra_cost(costs, rows)
+    if size is None and costs.forest is None:
+        size, bins = _trade_pads_for_balance(costs, extra_I, costs.call.min_cell_rows(len(rows)))
     else:
+        size = costs.call.min_cell_rows(len(rows)) if size is None else size
         bins = balance(extra_I, costs.call.dp_size, size)
+        cost_I = costs.cost_R[np.asarray(rows, dtype=np.int64)]
+        if cost_I.min() < costs.pad:
+            # A rank may have room for a row that is shorter than a pad, and not for a pad.
+            pads = np.full(costs.call.dp_size * size - len(rows), costs.pad)
+            with_pads_as_items = balance(np.append(cost_I, pads), costs.call.dp_size, size)
+            real = [[item for item in items if item < len(rows)] for items in with_pads_as_items]
+            bins = real if all(real) else bins
     return size, [[rows[item] for item in items] for items in bins]
 
 
-def _trade_pads_for_balance(costs: CallCosts, extra_I: Int64s, least: int, most: int | None) -> tuple[int, list[Bin]]:
+def _trade_pads_for_balance(costs: CallCosts, extra_I: Int64s, least: int) -> tuple[int, list[Bin]]:
     """The size of a cell, and the ranks' rows, for which a mini-batch takes the least time.
 
     Free balance asks for cells as large as the fullest rank: one with a row of 30k tokens leaves the rest to the other
@@ -82,7 +85,7 @@ def _trade_pads_for_balance(costs: CallCosts, extra_I: Int64s, least: int, most:
     for size in sizes_between(least, free, multiple):
         bins = balance(extra_I, n_ranks, size)
         tried.append((time(size, bins), size, bins))
-    _, size, bins = min(each for each in tried if most is None or each[1] <= most)
+    _, size, bins = min(tried)
     return size, bins
 
 
@@ -95,8 +98,8 @@ class ByRows(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.token_budget is None
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
-        micro_rows, size = costs.call.micro_batch_rows, own_size(costs, rows)
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+        micro_rows, size = costs.call.micro_batch_rows, size or costs.call.min_cell_rows(len(rows))
         n_micro = size // micro_rows
 
         def micro_batches(rows: Sequence[int]) -> list[list[int]]:
@@ -118,8 +121,8 @@ class Uncut(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return packer == "verl"
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
-        size, rows_D = balanced_cells(costs, rows, most)
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+        size, rows_D = balanced_cells(costs, rows, size)
         return FilledCells.filled_up([[held] for held in rows_D], [size])
 
 
@@ -133,8 +136,8 @@ class ByCell(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.sync_point == "mini_batch" and costs.forest is None
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
-        size, rows_D = balanced_cells(costs, rows, most)
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+        size, rows_D = balanced_cells(costs, rows, size)
         return cut_by_cell(costs, rows_D, size)
 
 

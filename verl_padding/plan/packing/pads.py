@@ -1,20 +1,18 @@
 """Where pads go: cells are filled up with them, micro-batch by micro-batch.
 
 Where every micro-batch has a fixed number of places, pads take those that are left. Where micro-batches are cut by
-tokens, those where a rank waits for others come first. If they have no room, an update does not compute them; in a pass
-rows move and micro-batches are added.
+tokens, those where a rank waits for others come first. If they have no room, rows move and micro-batches are added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, count, islice
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Update
 from verl_padding.plan.layout import Layout
 
 MORE_PAD_LEVELS = 2
@@ -39,21 +37,12 @@ class FilledCells(Cut):
 
     pads_DK: list[list[int]]
     """Pads of each rank's micro-batches."""
-    spare_D: list[int]
-    """Pads of each rank that are in none, and that no rank computes; a pass has none."""
 
     @classmethod
     def filled_up(cls, rows_DK: RowsDK, places_K: Sequence[int]) -> FilledCells:
         """Fills micro-batch k of each rank up to its number of places."""
         pads_DK = [[n - len(rows) for n, rows in zip(places_K, rows_K, strict=True)] for rows_K in rows_DK]
-        return cls(rows_DK=rows_DK, pads_DK=pads_DK, spare_D=[0] * len(rows_DK))
-
-    def up_to(self, size: int) -> FilledCells:
-        """The same cells with so many rows, by pads that no rank computes."""
-        held_D = [
-            sum(map(len, rows_K)) + sum(pads_K) for rows_K, pads_K in zip(self.rows_DK, self.pads_DK, strict=True)
-        ]
-        return replace(self, spare_D=[size - held for held in held_D])
+        return cls(rows_DK=rows_DK, pads_DK=pads_DK)
 
 
 def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_batches: bool) -> Layout:
@@ -71,17 +60,12 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
         ]
         for filled in cells_M
     ]
-    spare_MD = tuple(tuple(filled.spare_D) for filled in cells_M)
-    cells = tuple(
-        tuple((*chain.from_iterable(held_K), *islice(next_pad, spare)) for held_K, spare in zip(*of_ranks, strict=True))
-        for of_ranks in zip(held_MDK, spare_MD, strict=True)
-    )
+    cells = tuple(tuple(tuple(chain.from_iterable(held_K)) for held_K in held_DK) for held_DK in held_MDK)
     n_rows_MDK = tuple(tuple(tuple(map(len, held_K)) for held_K in held_DK) for held_DK in held_MDK)
     return Layout(
         n_rows=n_rows,
         cells=cells,
         micro_batch_rows=n_rows_MDK if with_micro_batches else None,
-        spare_MD=spare_MD if any(map(any, spare_MD)) else (),
         by_tokens=with_micro_batches and costs.call.token_budget is not None,
     )
 
@@ -110,10 +94,7 @@ def _rows_needed(rows_K: list[list[int]]) -> int:
 
 
 def with_pads(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
-    """The cut with pads, in cells of ``size`` rows, where micro-batches have room for them.
-
-    Others are not computed. A pass has to compute all: None if it has no room for them, or if cells are too small.
-    """
+    """The cut with pads, in cells of ``size`` rows; None if rows or pads have no room in them."""
     rows_DK = cut.rows_DK
     if least_rows(rows_DK) > size:
         return None
@@ -131,10 +112,10 @@ def with_pads(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
                 added = max(min(left, most_K[k] - pads_K[k]), 0)
                 pads_K[k] += added
                 left -= added
-        if left and not isinstance(costs.call, Update):
+        if left:
             return None
         pads_DK.append(pads_K)
-    return FilledCells(rows_DK=rows_DK, time=cut.time, pads_DK=pads_DK, spare_D=[0] * len(rows_DK)).up_to(size)
+    return FilledCells(rows_DK=rows_DK, time=cut.time, pads_DK=pads_DK)
 
 
 def fit(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:

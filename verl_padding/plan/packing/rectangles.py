@@ -16,7 +16,7 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
-from verl_padding.plan.packing.cells import own_size, up_to_multiple
+from verl_padding.plan.packing.cells import up_to_multiple
 from verl_padding.plan.packing.pads import FilledCells, RowsDK, blocks
 from verl_padding.plan.packing.way import Way, cheap_at_both_ends
 
@@ -30,9 +30,9 @@ class Rectangles(Way):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.padded_to != "row"
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
         cut = _cut_cells if costs.call.padded_to == "cell" else _cut_levels
-        return cut(costs, costs.longest_first(rows), own_size(costs, rows))
+        return cut(costs, costs.longest_first(rows), size or costs.call.min_cell_rows(len(rows)))
 
 
 def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:

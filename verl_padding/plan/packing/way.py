@@ -24,16 +24,15 @@ class Way(ABC):
         """Whether it fills the cells of this call."""
 
     @abstractmethod
-    def fill(self, costs: CallCosts, rows: Sequence[int], most: int | None) -> FilledCells:
-        """The cells of a mini-batch of these rows, one at least, and at most ``most`` times the ranks."""
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+        """The cells of a mini-batch of these rows, one at least: of ``size`` rows, pads among them, or of as many as
+        take the least time."""
 
     def layout(self, costs: CallCosts, mini_batches: MiniBatches) -> Layout:
         """The layout of a call."""
         fixed = mini_batches.mini_batch_rows
-        most = None if fixed is None else fixed // costs.call.dp_size
-        cells_M = [self.fill(costs, rows, most) for rows in mini_batches.rows_M]
-        if most is not None:
-            cells_M = [filled.up_to(most) for filled in cells_M]
+        size = None if fixed is None else costs.call.min_cell_rows(fixed)
+        cells_M = [self.fill(costs, rows, size) for rows in mini_batches.rows_M]
         return numbered(cells_M, costs, with_micro_batches=self.cuts_micro_batches)
 
 

@@ -25,9 +25,9 @@ class Lcm(Strategy):
     """verl's rule: fixed mini-batches, as many as make up the smallest common multiple that holds the rows.
 
     25 rows, four ranks, an actor's mini-batches of 8 and a critic's of 12: multiples of lcm(4, 8, 12) = 24, so
-    48 rows; six steps of the actor and four of the critic. verl fills the last ones with pads alone; here the
-    25 rows are spread: 5 4 4 4 4 4 and 7 6 6 6, and pads that no rank needs are in no step. While only the critic
-    trains, verl still takes the actor's ranks into the multiple; ``row_multiple`` stands for them.
+    48 rows in every call; six steps of the actor and four of the critic. verl fills the last ones with pads alone;
+    here the 25 rows are spread: 5 4 4 4 4 4 and 7 6 6 6. While only the critic trains, verl still takes the actor's
+    ranks into the multiple; ``row_multiple`` stands for them.
     """
 
     def check(self, shape: StepShape, name: str) -> None:
