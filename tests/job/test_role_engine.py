@@ -223,7 +223,7 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
     overrides = [f"{role}.megatron.{name}={size}" for role in (ACTOR, CRITIC) for name, size in sizes.items()]
     group = f"+{ACTOR}.megatron.override_transformer_config.microbatch_group_size_per_vp_stage={override}"
     fields = engine_of("actor", MEGATRON, *overrides, group).pass_fields(2, training=True)
-    assert fields["micro_batch_multiple"] == multiple
+    assert (fields["micro_batch_multiple"], fields["has_pipeline"]) == (multiple, True)
     one = [f"{role}.megatron.virtual_pipeline_model_parallel_size=1" for role in (ACTOR, CRITIC)]
     fields = engine_of("actor", MEGATRON, *overrides, *one).pass_fields(2, training=True)
     assert fields["micro_batch_multiple"] == 1
@@ -294,6 +294,7 @@ def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
         "micro_batch_rows": 2,
         "sync_point": "micro_batch",
         "padded_to": "micro_batch",
+        "has_pipeline": False,
     }
 
 

@@ -88,7 +88,12 @@ def _not_vacuous():
     # Each is met several times as often, whatever the seed.
     in_all_tests = "pads", "steps", "two updates", "fewer steps", "shared prefixes"
     in_some = "micro-batches", "micro-batches of pads alone", "rows that are computed in others", "rows that part"
-    in_some += "rows that are left out", "steps of idle rows alone", "pads of a fixed size"
+    in_some += (
+        "micro-batches that a pipeline orders",
+        "rows that are left out",
+        "steps of idle rows alone",
+        "pads of a fixed size",
+    )
     for what, part in (dict.fromkeys(in_all_tests, 1 / 50) | dict.fromkeys(in_some, 1 / 200)).items():
         assert met[what] >= met["plans"] * part, (what, met)
     assert met[SEVERAL_STEPS] >= met["plans whose micro-batches a pass takes over"] / 10, met
@@ -252,6 +257,23 @@ def test_micro_batches_of_a_fixed_size_are_as_few_as_each_mini_batch_needs(rows,
             fewest = -(-fewest // call.micro_batch_multiple) * call.micro_batch_multiple
             held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
             assert [len(held_K) for held_K in held_DK] == [fewest] * call.dp_size
+
+
+@EXAMPLES
+@given(drawn=MOSTLY_CUT_BY_PLAN, has_pipeline=st.sampled_from([False, False, True]))
+def test_the_largest_micro_batch_of_an_update_comes_first(drawn, has_pipeline):
+    rows, job = drawn
+    updates = {name: replace(update, has_pipeline=has_pipeline) for name, update in job.updates.items()}
+    plan = planned(rows, replace(job, updates=updates, packer="plan"))
+    for name, update in updates.items():
+        layout = plan.layouts[name]
+        for mini_batch in range(layout.n_mini_batches if update.token_budget is not None else 0):
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            tokens_DK = [[len(computed(rows, job, update, held)) for held in held_K] for held_K in held_DK]
+            tokens_K = [max(tokens_D) for tokens_D in zip(*tokens_DK, strict=True)]
+            in_order = sorted(tokens_K, reverse=True)
+            met["micro-batches that a pipeline orders"] += has_pipeline and tokens_K != in_order
+            assert has_pipeline or tokens_K == in_order
 
 
 @EXAMPLES

@@ -150,6 +150,7 @@ class RoleEngine:
             return {"dp_size": dp_size, "token_budget": tokens, "sync_point": "mini_batch", "budget_setting": setting}
         fields: dict[str, Any] = {"dp_size": dp_size, "micro_batch_multiple": self.micro_batch_multiple}
         fields |= {"sync_point": self._sync_point(training), "padded_to": self.padded_to}
+        fields["has_pipeline"] = self.size("pipeline") > 1
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
             fields["bucket_tokens"] = int(config.pad_to_length_bucket)
         bound = "max_token_len_per_gpu" if config.use_dynamic_bsz else "micro_batch_size_per_gpu"

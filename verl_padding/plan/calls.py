@@ -23,6 +23,8 @@ class Call:
     """Rows of a micro-batch if micro-batches are cut by rows; unused with a token budget."""
     micro_batch_multiple: int = 1
     """The number of micro-batches of a cell must be a multiple of this, as a virtual pipeline requires."""
+    has_pipeline: bool = False
+    """Whether micro-batches go through a pipeline, which the smallest fill and drain; else the largest comes first."""
     sync_point: SyncPoint = "micro_batch"
     """Where ranks synchronize: at each micro-batch, where FSDP gathers parameters, or once per mini-batch."""
     padded_to: PaddedTo = "row"

@@ -7,7 +7,7 @@ tokens, those where a rank waits for others come first. If they have no room, ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 
 import numpy as np
@@ -53,6 +53,8 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
     """
     n_rows = costs.n_rows
     next_pad = count(n_rows)
+    if with_micro_batches and not costs.call.has_pipeline:
+        cells_M = [_largest_first(costs, filled) for filled in cells_M]
     held_MDK = [
         [
             [sorted(rows) + list(islice(next_pad, pads)) for rows, pads in zip(rows_K, pads_K, strict=True)]
@@ -68,6 +70,23 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
         micro_batch_rows=n_rows_MDK if with_micro_batches else None,
         by_tokens=with_micro_batches and costs.call.token_budget is not None,
     )
+
+
+def _largest_first(costs: CallCosts, filled: FilledCells) -> FilledCells:
+    """The micro-batches in the order of the tokens that a rank computes in them, of all ranks alike: memory runs out in
+    the first of them, or in none."""
+    pads_DK = np.array(filled.pads_DK)
+    if costs.call.padded_to == "row":
+        tokens_DK = costs.sums(filled.rows_DK)[0] + pads_DK * costs.pad_tokens
+    else:
+        longest_DK = [
+            [max((int(costs.tokens_R[row]) for row in rows), default=costs.pad_tokens) for rows in rows_K]
+            for rows_K in filled.rows_DK
+        ]
+        tokens_DK = (np.array([[*map(len, rows_K)] for rows_K in filled.rows_DK]) + pads_DK) * longest_DK
+    order_K = np.argsort(-tokens_DK.max(axis=0), kind="stable").tolist()
+    rows_DK = [[rows_K[k] for k in order_K] for rows_K in filled.rows_DK]
+    return replace(filled, rows_DK=rows_DK, pads_DK=[[pads_K[k] for k in order_K] for pads_K in filled.pads_DK])
 
 
 def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) -> list[list[int]]:

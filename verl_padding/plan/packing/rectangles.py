@@ -53,7 +53,7 @@ def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
             rows_DK[rank].append(block)
             load_D[rank] += n_rows * costs.of(int(costs.tokens_R[block].max()) if block else costs.pad_tokens)
         begin = end
-    if costs.call.sync_point == "mini_batch":
+    if costs.call.has_pipeline:
         rows_DK, n_rows_K = [cheap_at_both_ends(rows_K) for rows_K in rows_DK], cheap_at_both_ends(n_rows_K)
     return FilledCells.filled_up(rows_DK, n_rows_K)
 

@@ -1,0 +1,128 @@
+"""One rank of verl's actor worker, with its FSDP2 engine, in this process."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from tests.support.engine_in_process import Row, micro_batch_of
+from tests.support.padded_rows import values_of
+from tests.support.verl_config import compose_job
+from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.pads import columns
+from verl_padding.pads.template import PadTemplate
+from verl_padding.plan import BatchPlan
+from verl_padding.worker import log_probs, mini_batches, packed_attention
+from verl_padding.worker.losses import wrap_worker_loss
+
+SIZES = {
+    "small": (128, 256, 2, 4, 2, True),
+    "exact": (512, 1024, 4, 8, 2, False),
+    "0.5B": (896, 4864, 24, 14, 2, True),
+    "1.5B": (1536, 8960, 28, 12, 2, True),
+}
+"""Those of Qwen2.5: hidden size, intermediate size, layers, heads, heads of keys, whether embeddings are tied."""
+SIZE_NAMES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "tie_word_embeddings"),
+)
+SAID = {"temperature": 1.0, "distillation_use_topk": False, "distillation_only": False, "seed": 1, "epochs": 1}
+"""What verl's trainer says to its workers."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def make_model(folder: Path, size: str, kind: str, vocabulary: int, device: str) -> Path:
+    """A model of random weights, in bfloat16 where it is large."""
+    import transformers
+
+    tokenizer = make_byte_tokenizer()
+    sizes: dict[str, Any] = dict(zip(SIZE_NAMES, SIZES[size], strict=True))
+    if kind == "qwen3":
+        sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    config = transformers.AutoConfig.for_model(
+        kind, **sizes, **ids, vocab_size=vocabulary, max_position_embeddings=32768
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    place = folder / f"{kind}-{size}-{vocabulary}"
+    model.to(torch.float32 if vocabulary < 1000 else torch.bfloat16).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: str) -> Any:
+    """verl's actor worker with what a padded job puts into it; its learning rate is 0."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    actor, rollout, of_model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+    fsdp = f"{actor}.fsdp_config"
+    precision = {"param": dtype, "reduce": "fp32", "buffer": "fp32"}
+    config = compose_job(
+        *(["+local=cpu"] if device == "cpu" else []),
+        f"{of_model}.path={model}",
+        f"++{of_model}.override_config.attn_implementation={packed_attention.PACKED}",
+        f"{of_model}.use_remove_padding=true",
+        f"{actor}.strategy=fsdp2",
+        f"{fsdp}.strategy=fsdp2",
+        f"{fsdp}.model_dtype=fp32",
+        f"{fsdp}.dtype={DTYPES[dtype]}",
+        *(f"++{fsdp}.mixed_precision.{name}_dtype={value}" for name, value in precision.items()),
+        f"{fsdp}.use_torch_compile=false",
+        f"{actor}.use_torch_compile=false",
+        f"{actor}.use_dynamic_bsz=true",
+        f"{rollout}.log_prob_use_dynamic_bsz=true",
+        f"{actor}.ppo_max_token_len_per_gpu={budget}",
+        f"{rollout}.log_prob_max_token_len_per_gpu={budget}",
+        f"{actor}.ppo_mini_batch_size=2",
+        f"{actor}.optim.lr=0",
+        f"{actor}.optim.total_training_steps=1000",
+        "algorithm.adv_estimator=grpo",
+        *overrides,
+    )
+    worker = ActorRolloutRefWorker(
+        config=config.actor_rollout_ref, role="actor", distillation_config=config.distillation
+    )
+    worker.init_model()
+    for change in (wrap_worker_loss("rows"), *(each.install_in_worker for each in (mini_batches, log_probs))):
+        change(worker)
+    return worker
+
+
+def rows_of_call(rows: dict[str, Row], plan: BatchPlan | None = None, call: str = "actor", **said: Any) -> TensorDict:
+    """The rows of a worker call as a padded trainer sends them; as stock verl does, without a plan."""
+    from verl.utils import tensordict_utils as tu
+
+    fields, n_rows = list(rows.values()), len(rows)
+    to_worker: dict[str, Any] = SAID | {"global_batch_size": n_rows}
+    if plan is None:
+        data = micro_batch_of(fields)
+        to_worker |= {"mini_batch_size": n_rows, "dataloader_kwargs": {"shuffle": False}}
+    else:
+        layout = plan.layouts[call]
+        pad = values_of(PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])))
+        data = micro_batch_of([fields[row] if row < n_rows else pad for row in layout.order])
+        of_call = columns.micro_batch_columns(plan, call)
+        if call == "actor":
+            trained = [int(row["response_mask"].sum()) for row in fields]
+            all_rows = trained if said.get(columns.LEAVES_OUT) else None
+            of_call |= columns.loss_columns(layout, trained, None, all_rows)
+            to_worker |= columns.cut_into(layout, epochs=1)
+        for name, column in of_call.items():
+            data[name] = column
+        to_worker[columns.CUT_BY_PLAN] = True
+    tu.assign_non_tensor(data, **to_worker | said)
+    return data
+
+
+def gradient_of(engine: Any) -> torch.Tensor:
+    """All gradients, in float64 on the CPU."""
+    with_gradient = (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
+    return torch.cat([gradient.full_tensor().double().cpu().flatten() for gradient in with_gradient])
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Relative, of two gradients."""
+    return float((found - wanted).norm() / wanted.norm())
