@@ -26,7 +26,7 @@ ln -s "${PWD}"/verl_padding/* "${PWD}/configs" "${PWD}/recipes" "${own}/verl_pad
 ln -s "${PWD}/tests" "${PWD}/benchmarks" "${own}/"
 printf 'Metadata-Version: 2.1\nName: verl_padding\nVersion: 0\n' > "${own}/verl_padding-0.dist-info/METADATA"
 printf '[verl.plugins]\nverl_padding = verl_padding.plugin\n' > "${own}/verl_padding-0.dist-info/entry_points.txt"
-export PYTHONPATH="${own}:${site}" PYTHONUNBUFFERED=1 VERL_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
+export PYTHONSAFEPATH=1 PYTHONPATH="${own}:${site}" PYTHONUNBUFFERED=1 VERL_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 
 declare -A seconds=([exact]=${EXACT:-150} [speed]=${SPEED:-240} [attention]=${ATTENTION:-120} [job]=${JOB:-150})
 for part in "${parts[@]:-exact}"; do
