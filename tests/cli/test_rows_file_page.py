@@ -7,7 +7,6 @@ from dataclasses import fields
 from tests.cli.test_plan_command import plan_of
 from tests.support.pages import DOCS, FENCE, read
 from verl_padding.cli.rows_file import read_rows
-from verl_padding.cli.trajectories import ChatEncoder
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
 
@@ -28,20 +27,31 @@ def test_the_rows_of_the_page_are_read_as_it_says():
     assert lengths.rows.tokens_R == (512, 400, 900, 5, 7)
     assert lengths.rows.extends_R == (None, None, 1, None, 3)
     assert dump.rows.prompt_R == ("7f3a",)
-    encode = ChatEncoder(make_byte_tokenizer())
-    talks = read_rows(TEXTS[2].encode().splitlines(), name="page", count_tokens=None, encode=encode)
-    assert set(talks.rows.tokens_R) == {len("user") + len("2 + 2?") + 4 + 11 + 2}
-    assert len(set(talks.rows.prompt_R)) == 2
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
     assert first_column("A row of a rollout dump") == json.loads(TEXTS[1]).keys()
+
+
+def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
+    (code,) = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "python"]
+    page: dict = {}
+    exec(code, page)
+    talk = [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)]
+    traces = [json.dumps({"messages": talk}), json.dumps({"messages": [*talk[:1], {**talk[1], "content": "no"}]})]
+    lines = [line.encode() for line in page["trace_rows"](traces, make_byte_tokenizer())]
+    rows = read_rows(lines, name="page", count_tokens=None).rows
+    # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline, the text, a marker.
+    message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)
+    assert rows.tokens_R == (message, 2 * message, message + 1)
+    assert (len(set(rows.prompt_R)), len(set(rows.session_R))) == (1, 2)
+    assert rows.extends_R == (None, 0, None)
 
 
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(TEXTS[0])
     shown = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", "chains", "--compare")
-    assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[3]).keys()
+    assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
     assert (
         shown["figures"].keys()
         == first_column("Figures")

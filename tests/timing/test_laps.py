@@ -1,13 +1,10 @@
-"""Laps by hand: their file, their figures, their trace."""
-
-import json
+"""Laps by hand: their figures."""
 
 import pytest
 
 from verl_padding.plan import COST_MODELS
 from verl_padding.timing.laps import (
     Lap,
-    chrome_trace,
     imbalance_and_waiting,
     measurements,
     prediction_error,
@@ -61,16 +58,3 @@ def test_costs_that_foretell_other_seconds_are_told_as_a_share_of_the_seconds():
 def test_where_waiting_is_not_told_apart_the_slowest_rank_of_a_micro_batch_is_compared_with_the_costliest():
     assert imbalance_and_waiting(two_ranks(told_apart=False)) is None
     assert error_of(two_ranks(told_apart=False)) == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
-
-
-def test_a_trace_has_a_process_for_each_call_and_a_thread_for_each_rank_and_times_in_microseconds():
-    laps = [*two_ranks(), lap(0, 0, 1.0, None, (5,), call="ref", start_s=99.0)]
-    trace = json.loads(json.dumps(chrome_trace(laps)))
-    events = trace["traceEvents"]
-    named = {(event["pid"], event.get("tid")): event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert named == {(0, None): "ref", (1, None): "actor", (0, 0): "rank 0", (1, 0): "rank 0", (1, 1): "rank 1"}
-    spans = [(e["name"], e["pid"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    assert ("mini-batch 0, micro-batch 0", 0, 0, 0, 1e6) in spans
-    assert ("mini-batch 0, micro-batch 0", 1, 1, 1e6, 3e6) in spans
-    assert ("waiting", 1, 1, 2e6, 2e6) in spans, "rank 1 computed for a second of three"
-    assert len(spans) == 6

@@ -83,9 +83,7 @@ def demo(
 def plan(
     rows: Annotated[
         Path,
-        typer.Argument(
-            help="Rows, a recorded step, a rollout dump, a trajectory (ATIF), a log of messages, a folder; - for rows."
-        ),
+        typer.Argument(help="Rows, a recorded step, a rollout dump, or a folder of steps; - for standard input."),
     ],
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
     mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
@@ -111,7 +109,7 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option(help="File for a picture of each step's ranks, with --compare also of stock verl's.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer of dumps, trajectories and logs.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer, for the tokens of a rollout dump.")] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
     from verl_padding.cli.plan import cost_model_of, show_plan
@@ -170,19 +168,6 @@ def report(
 
     write_report(run, out, record=record, steps=steps, whole_texts=texts)
     typer.echo(f"The report is in {out}, {out.stat().st_size / 1e6:.1f} MB.")
-
-
-@app.command()
-def timeline(
-    file: Annotated[Path, typer.Argument(help="File of a step, by padding.timing=true: <padding.record_dir>/3.jsonl.")],
-    picture: Annotated[Path | None, typer.Option(help="File for a picture: ranks over time, micro-batches.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="File for a Chrome trace, which ui.perfetto.dev opens.")] = None,
-    update: Annotated[int, typer.Option(min=0, help="Local update of the step, from 0 (separate_async).")] = 0,
-) -> None:
-    """Shows what each worker call of a step took, by the clock: seconds, waiting, imbalance, memory."""
-    from verl_padding.cli.timeline import show_timeline
-
-    show_timeline(file, update=update, picture=picture, trace=trace)
 
 
 @app.command()

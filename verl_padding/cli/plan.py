@@ -15,7 +15,6 @@ from rich.table import Table
 from verl_padding.cli.file_rows import CountTokens
 from verl_padding.cli.planned_batch import PLAN, VERL, CutLayout, PlannedBatch, draw_layouts, sharing_of
 from verl_padding.cli.rows_file import read_batches
-from verl_padding.cli.trajectories import ChatEncoder
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import COST_MODELS, Job, TransformerCost
@@ -37,7 +36,7 @@ def show_plan(
 
     Args:
         job: whose actor is updated, with as many prompts as each batch has.
-        tokenizer: Hugging Face name or folder, for the tokens of a rollout dump, a trajectory or a log of messages.
+        tokenizer: Hugging Face name or folder, for the tokens of a rollout dump.
 
     Raises:
         PaddingDataError: a file or an option is refused.
@@ -48,7 +47,7 @@ def show_plan(
     def with_bar(items: Iterable[Any], what: str = "verl's packer") -> Iterable[Any]:
         return track(list(items), what, console=errors, transient=True, disable=not errors.is_terminal)
 
-    batches = read_batches(path, *((None, None) if tokenizer is None else _read_by(tokenizer)))
+    batches = read_batches(path, None if tokenizer is None else _counter_of(tokenizer))
     if picture is not None and len(batches) > 1:
         raise PaddingDataError(f"--picture {picture}: shows one batch, and {path} has more. Name one file.")
     planned = [PlannedBatch.of(batch, job) for batch in with_bar(batches, "planning")]
@@ -75,7 +74,6 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
         yield f"--sharing {job.sharing}: nothing is shared. Give rows token_ids or extends, or take a rollout dump."
     if batch.is_dump:
         yield "The lengths are an estimate: the tokenizer's counts of the rollout dump's input and output."
-    yield from batch.notes
     if batch.pads:
         yield f"The plan leaves out {counted(batch.pads, 'pad')} of stock verl that the rollout dump holds."
     sessions_of = Counter(prompt for prompt, _ in {*zip(rows.prompt_R, rows.session_R, strict=True)})
@@ -104,11 +102,11 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
         yield planned.plan.hint
 
 
-def _read_by(tokenizer: str) -> tuple[CountTokens, ChatEncoder]:
+def _counter_of(tokenizer: str) -> CountTokens:
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(tokenizer)
-    return lambda text: len(loaded.encode(text, add_special_tokens=False)), ChatEncoder(loaded)
+    return lambda text: len(loaded.encode(text, add_special_tokens=False))
 
 
 def cost_model_of(name: str) -> CostModel:

@@ -1,9 +1,8 @@
-"""Laps: what each micro-batch took on each rank. Their figures, and their trace."""
+"""Laps: what each micro-batch took on each rank, and their figures."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -101,29 +100,3 @@ def prediction_error(predicted: Sequence[Measured]) -> float:
     cost = np.array([cost for _, cost in predicted])
     seconds = np.array([measured.seconds for measured, _ in predicted])
     return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())
-
-
-def chrome_trace(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Laps in the Chrome trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
-
-    A process for each worker call, and in it a thread for each rank; times are in microseconds since the first lap.
-    What a rank waited inside of a lap stands at the lap's end, in one piece. Source: "Trace Event Format", complete
-    events (``"ph": "X"``) and metadata events (``"ph": "M"``).
-    """
-    calls = list(laps_by_call(laps))
-    first = min((lap.start_s for lap in laps), default=0.0)
-    ranks = sorted({(calls.index(lap.call), lap.rank) for lap in laps})
-    events: list[dict[str, Any]] = [
-        *({"ph": "M", "name": "process_name", "pid": n, "args": {"name": call}} for n, call in enumerate(calls)),
-        *({"ph": "M", "name": "thread_name", "pid": n, "tid": r, "args": {"name": f"rank {r}"}} for n, r in ranks),
-    ]
-    shown = ("rows", "pads", "forward_s", "busy_s", "reserved_bytes", "allocated_bytes")
-    for lap in laps:
-        place = {"ph": "X", "cat": lap.call, "pid": calls.index(lap.call), "tid": lap.rank}
-        name = f"mini-batch {lap.mini_batch}, micro-batch {lap.micro_batch}"
-        about = {"computed_tokens": lap.tokens, **{each: getattr(lap, each) for each in shown}}
-        begin, seconds, busy = (s * 1e6 for s in (lap.start_s - first, lap.seconds, lap.known_busy_s))
-        events.append({**place, "name": name, "ts": begin, "dur": seconds, "args": about})
-        if busy < seconds:
-            events.append({**place, "name": "waiting", "ts": begin + busy, "dur": seconds - busy})
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
