@@ -1,13 +1,19 @@
 """Act 1 of a rehearsal: what is wrong with a user's own code is found by running it, and what is right passes."""
 
+import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from tests.rehearsal.own_jobs import AGENT, LOOP, REWARD, TOOL, TURNS, OwnJob, rehearsed
+from verl_padding.rehearsal.sessions import TRAIN, PlayedRow, _Queue, by_value
 
 RETURNED = "return outputs"
 SCORE = "return 1.0 if ground_truth in solution_str else 0.0"
@@ -194,3 +200,50 @@ def test_a_loop_that_does_not_end_is_told_with_the_line_that_hangs(own, forever)
     of_the_interpreter = f'loop_of_mine.py", line {line} in run'
     where = of_the_interpreter in ended.stderr if forever == HOLDS_THE_LOCK else f"mine.py:{line}" in ended.stdout
     assert where, ended.stdout + ended.stderr
+
+
+REMEMBERS = """
+def compute_score(ground_truth, extra_info, **given):
+    first = not extra_info.get("seen")
+    extra_info["seen"] = True
+    return {"score": 1.0 if first else extra_info["kept_by_the_first"]}
+"""
+"""Right only where each session's reward has data of its own: if sessions share them, the second raises KeyError."""
+NEEDS_ANOTHERS = """
+def compute_score(ground_truth, extra_info, **given):
+    if not compute_score.called:
+        compute_score.called = True
+        extra_info["seen"] = 1.0
+    return extra_info["seen"]
+compute_score.called = False
+"""
+
+
+def test_a_reward_that_writes_into_its_data_writes_into_its_own(own):
+    code, said = played(own, *own.reward(REMEMBERS))
+    assert code == 0, said
+    code, said = played(own, *own.reward(NEEDS_ANOTHERS))
+    assert code == 1, said
+    # Four prompts of two sessions: of the first session alone the data have what it has written.
+    assert "7 sessions have failed" in said
+    assert "KeyError: 'seen'" in said
+
+
+def test_rows_stay_what_they_were_when_they_were_put():
+    rows: list[PlayedRow] = []
+    info, tag = {"writer": 0}, {"status": "success"}
+    put = {"keys": ["a_0_0"], "fields": list_of_dict_to_tensordict([{"extra_info": info}]), "tags": [tag]}
+    asyncio.run(_Queue(rows).async_kv_batch_put(**put, partition_id=TRAIN))
+    info["writer"], tag["status"] = 1, "failure"
+    assert [(row.fields, row.tag) for row in rows] == [({"extra_info": {"writer": 0}}, {"status": "success"})]
+
+
+def test_what_is_handed_over_is_a_copy_whose_arrays_are_read_only_and_whose_tensors_are_not():
+    given = {"array": np.zeros(3), "nested": [{"array": np.zeros(2)}], "tensor": torch.zeros(3)}
+    copy = by_value(given)
+    copy["tensor"][0] = 1.0
+    assert not given["tensor"].any()
+    assert not copy["array"].flags.writeable
+    assert not copy["nested"][0]["array"].flags.writeable
+    with pytest.raises(TypeError, match="pickle"):
+        by_value({"lock": threading.Lock()})

@@ -114,6 +114,37 @@ ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunner.run()
     assert "actor_rollout_ref.model.external_lib" in " ".join(lines)
 
 
+def test_failed_sessions_are_counted_whatever_process_logs_them():
+    found = FailuresOfLog()
+    for line in """\
+(AgentLoopWorker pid=7) ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=ab
+(AgentLoopWorker pid=7) Traceback (most recent call last):
+(AgentLoopWorker pid=7)   File "/mine/loop.py", line 5, in run
+(AgentLoopWorker pid=7)     step()
+(AgentLoopWorker pid=7) KeyError: 'answer'
+(AgentLoopWorker pid=8) ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=cd""".splitlines():
+        found.read(line)
+    assert found.failed_sessions == 2
+    assert [failure.kind for failure in found.failures()] == ["KeyError"]
+    assert found.refusal == ""
+
+
+def test_a_refusal_is_the_last_words_of_a_job_with_all_their_lines():
+    found = FailuresOfLog()
+    for line in ("UserWarning: vllm is not installed", "verl_padding: verl refuses this job: one", "two"):
+        found.read(line)
+    assert found.refusal.split() == ["verl", "refuses", "this", "job:", "one", "two"]
+
+
+def test_a_job_that_verl_refuses_before_ray_starts_is_told_by_its_reason_alone(own):
+    code, said = rehearsed(*own.overrides(*own.reward(), "+actor_rollout_ref.rollout.no_such_key=1"), only="step")
+    assert code == 1
+    (told,) = [line for line in said.splitlines() if line.startswith("step: ")]
+    assert "no_such_key" in told
+    assert len(told) < 500
+    assert "not available" not in said
+
+
 def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_of_scripted_replies_is_not():
     step = {"training/rollout_actor_probs_pearson_corr": None, "actor/pg_loss": float("nan"), "actor/grad_norm": 1.0}
     assert metrics_not_finite([step]) == ["actor/pg_loss"]
@@ -201,6 +232,12 @@ FAILING = {
         "raise KeyError('mine')",
         [],
         ["reward_of_mine.py:2", "reward.custom_reward_function.path"],
+    ),
+    "a reward that raises in one session of a prompt": (
+        "import random; extra_info = given['extra_info']\n"
+        "    return {'score': 1.0 if random.random() < 0.5 else extra_info['answer']}",
+        [],
+        ["failed, and verl went on without", "KeyError: 'answer'", "reward_of_mine.py:3"],
     ),
     "a step that takes too long": ("import time; time.sleep(999)", [], ["has not ended in 60 s"]),
 }

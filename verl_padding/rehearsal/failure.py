@@ -19,7 +19,11 @@ from typing import Any, Self
 
 from verl_padding.errors import PaddingError
 
-LONGEST = 400  # characters of an exception's message that are shown
+LONGEST = 400  # characters of an exception's message, or of a job's last words, that are shown
+SESSION_FAILED = "Error in _run_prompt"
+"""What verl logs of a session that has failed, before the exception; it goes on without the session."""
+REFUSED = "verl_padding: "
+"""How the last words of a job begin that the plug-in has ended before its start; they hold verl's reasons, too."""
 GRACE_S = 5  # seconds after the time limit in which a process ends itself in words
 PACKAGE = str(Path(__file__).parent.parent) + "/"
 LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"], PACKAGE)
@@ -89,7 +93,7 @@ class Failure:
     def lines(self, files: Mapping[str, str]) -> Iterator[str]:
         """At most ten; `files` has the setting that names each of the user's files."""
         told = f"{self.kind}: {self.message}"
-        yield told if len(told) <= LONGEST else f"{told[: LONGEST // 2]} .. {told[-LONGEST // 2 :]}"
+        yield shortened(told)
         for frame in self.own[-4:][::-1]:
             yield f"  {frame}"
         if self.frames and not self.frames[-1].is_own:
@@ -101,6 +105,12 @@ class Failure:
                 yield f"  hint: {hint.format(*meant.groups())}"
         if self.count > 1 or self.process:
             yield f"  {self.count} times" + (f", in {self.process}" if self.process else "")
+
+
+def shortened(text: str) -> str:
+    """A text in one line, without the middle of a long one."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} .. {text[-LONGEST // 2 :]}"
 
 
 def count_failure(failure: Failure, found: dict[tuple[object, ...], Failure]) -> None:
@@ -130,9 +140,16 @@ WRAPPERS = ("ray.exceptions.", "RayTaskError", "ray.")
 
 
 class FailuresOfLog:
-    """The exceptions in the output of a job's processes, read line by line; Ray's own wrappers are left out."""
+    """What went wrong by the output of a job's processes, read line by line; Ray's own wrappers are left out.
+
+    Attributes:
+        failed_sessions: how many sessions verl has gone on without.
+        refusal: why the job was ended before its start, in the words of who refused it; empty if it was not.
+    """
 
     def __init__(self) -> None:
+        self.failed_sessions = 0
+        self.refusal = ""
         self._found: dict[tuple[object, ...], Failure] = {}
         self._open: dict[str, Failure] = {}
 
@@ -141,6 +158,11 @@ class FailuresOfLog:
         process, text = "the trainer", line
         if of_ray := PREFIX.match(line):
             process, text = of_ray["process"] or f"process {of_ray['pid']}", line[of_ray.end() :]
+        self.failed_sessions += SESSION_FAILED in text
+        if text.startswith(REFUSED):
+            self.refusal = text.removeprefix(REFUSED)
+        elif self.refusal and process == "the trainer":
+            self.refusal += f"\n{text}"
         if "Traceback (most recent call last)" in text or text.startswith("ray::"):
             self._open[process] = Failure("", "", process=process)
         elif failure := self._open.get(process):

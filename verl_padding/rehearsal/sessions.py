@@ -5,8 +5,9 @@ The user's own data set, chat template, agent loop, tools and rewards run on a f
 
 import asyncio
 import logging
+import pickle
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from reprlib import Repr
@@ -34,11 +35,10 @@ from verl_padding.errors import PaddingError
 from verl_padding.local.scripted_replies import Replies
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.rehearsal.failure import Failure, RehearsalError, count_failure
+from verl_padding.rehearsal.failure import SESSION_FAILED, Failure, RehearsalError, count_failure
 from verl_padding.rehearsal.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
 
 TRAIN, VAL = "train", "val"
-ALREADY_SHOWN = "Error in _run_prompt"  # what verl logs of a session that has failed
 SHORT = Repr()
 SHORT.maxstring = 160
 AROUND = 8  # tokens that are shown on each side of the place where two rows part
@@ -121,11 +121,10 @@ async def _play(config: DictConfig, played: Sessions, texts: Sequence[str], *, w
 
     model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     played.tokenizer = model.tokenizer
-    compute_score = RewardLoopWorker(config).compute_score if with_rewards else _no_reward
-    rewards = SimpleNamespace(compute_score=SimpleNamespace(remote=compute_score))  # called as Ray's workers are
+    compute_score = RewardLoopWorker(by_value(config)).compute_score if with_rewards else _no_reward
     replies = Replies(model.tokenizer, config.actor_rollout_ref.rollout, texts)
     with mock.patch.object(agent_loop_tq, "tq", _Queue(played.rows)):
-        worker = Worker(config, _ScriptedServer(model, replies), None, [rewards])
+        worker = Worker(by_value(config), _ScriptedServer(model, replies), None, [_remote(compute_score)])
         for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
             if (batch := _batch(config, model, setting, is_train=is_train)) is not None:
                 await worker.generate_sequences(batch)
@@ -154,8 +153,26 @@ def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> A
     columns["uid"] = np.array([str(uuid4()) for _ in columns["raw_prompt"]], dtype=object)
     batch = tu.get_tensordict(columns)
     tu.assign_non_tensor(batch, global_steps=1, **({} if is_train else {"validate": True}))
-    # As Ray hands it to another process: what cannot be pickled ends here too, and lazily opened images are read once.
-    return cloudpickle.loads(cloudpickle.dumps(batch))
+    return by_value(batch)
+
+
+def by_value(value: Any) -> Any:
+    """A copy, as Ray hands it to another process: in a job, rewards, loops and the queue each have their own.
+
+    What cannot be pickled is an error here too, lazily opened images are read once, and arrays are read-only.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return cloudpickle.loads(pickled, buffers=[bytes(buffer) for buffer in buffers])
+
+
+def _remote(compute_score: Callable[[Any], Awaitable[Any]]) -> Any:
+    """A function of rewards that is called as Ray's workers are."""
+
+    async def remote(data: Any) -> Any:
+        return by_value(await compute_score(by_value(data)))
+
+    return SimpleNamespace(compute_score=SimpleNamespace(remote=remote))
 
 
 class _Queue:
@@ -171,7 +188,7 @@ class _Queue:
     async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
         for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
             row = {name: tu.unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
-            self._rows.append(PlayedRow(key, row, tag, partition_id))
+            self._rows.append(PlayedRow(key, by_value(row), by_value(tag), partition_id))
 
 
 class _ScriptedServer:
@@ -206,7 +223,7 @@ class _Count(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = " ".join(record.getMessage().split())
-        if not message.startswith(ALREADY_SHOWN):
+        if not message.startswith(SESSION_FAILED):
             self._logged[f"{record.name}: {message[:200]}"] += 1
 
 

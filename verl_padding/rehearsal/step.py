@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_padding.driver.trainers import asks_for_padding
 from verl_padding.local.launch import run_command
 from verl_padding.local.scripted_replies import TEXTS
-from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError
+from verl_padding.plan.counted import counted
+from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError, shortened
 from verl_padding.rehearsal.reduced_job import STEPS, reduced, write_shrunk_model
 from verl_padding.runs.report import LOG, METRICS
 
@@ -58,7 +59,8 @@ def rehearse_step(
         on_stage: is called with each stage that the job reaches.
 
     Raises:
-        RehearsalError: the job has ended with an error, has not ended in time, or a metric is not finite.
+        RehearsalError: the job has ended with an error, has not ended in time, or went on without a session or with a
+            metric that is not finite.
     """
     started = time.monotonic()
     section = config.actor_rollout_ref.model
@@ -95,11 +97,17 @@ def rehearse_step(
     steps = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     steps = [step["data"] for step in steps if step["step"] > 0]
     not_finite = metrics_not_finite(steps)
-    if not wrong and (code or len(steps) < STEPS):
+    if not wrong and of_log.refusal:
+        wrong = shortened(of_log.refusal)
+    elif not wrong and (code or len(steps) < STEPS):
         wrong = f"the job has ended (exit code {code}) at {reached[-1]}"
-        wrong += "" if failures else ": " + " / ".join((folder / LOG).read_text().splitlines()[-LAST:])
+        if not failures:
+            wrong = "\n".join([f"{wrong}:", *(folder / LOG).read_text().splitlines()[-LAST:]])
     elif not wrong and not_finite:
         wrong = f"metrics are not finite: {', '.join(not_finite)}"
+    if of_log.failed_sessions:
+        failed = f"{counted(of_log.failed_sessions, 'session')} failed, and verl went on without them"
+        wrong = f"{wrong}; {failed}" if wrong else failed
     if wrong:
         raise RehearsalError(wrong, stage="step", failures=failures)
     shown = [[f"{name}={step[name]:.4g}" for name in SHOWN if step.get(name) is not None] for step in steps]
