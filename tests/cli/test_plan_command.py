@@ -355,7 +355,7 @@ def test_without_a_word_on_which_row_extends_which_nothing_is_shared_and_a_note_
 
 
 # Prompt, session, tokens and reward of each row. The sessions of p1 have earned the same, by their last rows, and so
-# have those of p2; p4 has one session, which can be equal to no other.
+# have those of p2; p4 has one session, whose advantage is its reward.
 ROWS_OF = re.compile(r'"rows": \[([\d, ]+)\]')
 REWARDED = [
     *[("p0", 0, 30, 0.0), ("p0", 1, 30, 1.0), ("p1", 0, 10, 0.5), ("p1", 1, 20, 7.0), ("p1", 1, 30, 0.5)],
@@ -369,9 +369,9 @@ def test_prompts_whose_sessions_have_all_earned_the_same_are_told_and_may_be_lef
     names = "prompt", "session", "tokens", "reward"
     path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in REWARDED))
     shape = ("--dp", "1", "--mini-batch", "5", "--n", "2", "--budget", "128", "--packer", packer)
-    plain, less = plan_of(path, *shape), plan_of(path, *shape, "--idle-rows", "skip", "--compare")
+    less = plan_of(path, *shape, "--idle-rows", "skip", "--compare")
     # 10 + 20 + 30 + 40 + 40 of 320 tokens.
-    assert "5 of 10 rows, 43.8% of the tokens" in "".join(plain["notes"])
+    assert "5 of 10 rows, 43.8% of the tokens" in "".join(less["notes"])
     numbers = {int(digits) for held in ROWS_OF.findall(json.dumps(less["steps"])) for digits in held.split(", ")}
     assert numbers == {0, 1, 7, 8, 9}
     compared = {name: (figures["rows"], figures["tokens"]) for name, figures in less["comparison"].items()}

@@ -71,10 +71,16 @@ def test_each_dump_of_a_folder_is_a_batch_of_its_own_and_has_a_line_in_the_order
     assert shown["comparison"]["verl"]["rows"] == shown["comparison"]["plan"]["rows"] == sum(rows)
 
 
-def test_of_a_folder_a_bad_line_is_shown_with_its_file_and_no_picture_is_drawn(folder):
+def test_of_a_folder_a_file_with_a_bad_line_is_left_out_and_no_picture_is_drawn(folder):
     assert "shows one batch" in refused(folder, *SHAPE, "--picture", "plan.png")
     (folder / "3.jsonl").write_text(json.dumps(ROWS[0]) + "\n{\n")
-    assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder, *SHAPE)
+    result = run(folder, *SHAPE, "--json")
+    assert "3.jsonl, line 2 (row number 1): not a row" in result.stderr
+    shown = json.loads(result.stdout)
+    assert [Path(batch["file"]).name for batch in shown["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
+    (left_out,) = shown["left_out"]
+    assert left_out in result.stderr
+    assert "3.jsonl, line 2" in refused(folder / "3.jsonl", *SHAPE)
 
 
 def test_a_row_past_the_budget_is_refused_with_its_key_which_has_its_line(file):

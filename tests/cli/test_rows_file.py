@@ -1,9 +1,14 @@
 """What a file of rows may hold, and how the command names the line that is not a row."""
 
 import json
+import math
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from verl_padding.cli.rows_file import read_batches, read_rows
 from verl_padding.errors import PaddingDataError
@@ -16,8 +21,8 @@ def lines_of(*rows: dict | str) -> list[bytes]:
     return [(row if isinstance(row, str) else json.dumps(row)).encode() + b"\n" for row in rows]
 
 
-def read(*rows: dict | str, count_tokens=None):
-    return read_rows(lines_of(*rows), name="rows.jsonl", count_tokens=count_tokens)
+def read(*rows: dict | str, count_tokens=None, with_idle=False):
+    return read_rows(lines_of(*rows), name="rows.jsonl", count_tokens=count_tokens, with_idle=with_idle)
 
 
 def refusal(*rows: dict | str, count_tokens=None) -> str:
@@ -106,15 +111,72 @@ def test_token_ids_that_are_none_are_refused(ids):
     assert "token ids are whole numbers" in refusal({"prompt": "a", "session": 0, "token_ids": ids})
 
 
-def test_a_reward_that_is_no_number_is_refused_and_nan_equals_nothing():
+@pytest.mark.parametrize("name", ["prompt", "session", "tokens", "token_ids", "extends", "shares"])
+def test_a_key_that_is_null_is_not_an_absent_one(name):
+    others = {"token_ids": [4, 5], "extends": 0, "shares": 1, "prompt_tokens": 2, "response_tokens": 3}
+    row = ROW | ({name: others[name]} if name in others else {})
+    assert f"{name} is null" in refusal({**row, name: None})
+
+
+@pytest.mark.parametrize("name", ["uid", "input", "output", "extends"])
+def test_a_key_of_a_dump_that_is_null_is_not_an_absent_one(name):
+    row = {"uid": "a_0_0", "input": "hi", "output": "yes", "gts": None, "prompt": None}
+    assert len(read(row, count_tokens=len).rows) == 1
+    assert f"{name} is null" in refusal({**row, name: None}, count_tokens=len)
+
+
+def test_a_reward_that_is_no_number_is_refused():
     assert "reward=[1] is not a number" in refusal({**ROW, "reward": [1]})
-    rows = [{"prompt": "a", "session": session, "tokens": 5, "reward": float("nan")} for session in (0, 1)]
-    assert read(*rows).rows.idle == ()
+    assert "OverflowError" in refusal({**ROW, "reward": 10**400})
+
+
+def rewarded(*rewards: float | None, prompt: str = "a", **more) -> list[dict]:
+    return [{**ROW, "prompt": prompt, "session": at, "reward": each, **more} for at, each in enumerate(rewards)]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "idle"),
+    [
+        ((1.0, 1.0), (0, 1)),
+        ((0.9, 0.9, 0.9), ()),  # verl's mean of the three is 0.9 - 6e-8, and it divides by 6e-8 + 1e-6
+        ((0.0, 0.5, 1.0), (1,)),  # the mean is 0.5
+        ((0.0,), (0,)),  # verl takes the reward of one session as it is
+        ((1.0,), ()),
+        ((math.inf, math.inf), ()),
+        ((math.nan, math.nan), ()),
+        ((1.0, 1.0, None), ()),
+        ((None, None), ()),
+    ],
+)
+def test_a_row_is_idle_if_verls_estimator_gives_it_an_advantage_of_exactly_0(rewards, idle):
+    assert read(*rewarded(*rewards), with_idle=True).rows.idle == idle
+    known = rewarded(*rewards), rewarded(0.0, 1.0, prompt="b")
+    assert read(*known[1], *known[0], with_idle=True).rows.idle == tuple(2 + row for row in idle)
+
+
+reward_lists = st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0, 1 / 3, math.inf, math.nan]), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rewards_P=st.lists(reward_lists, min_size=1, max_size=4))
+def test_idle_rows_of_rewards_are_those_of_verls_grpo_by_itself(rewards_P):
+    rows = [row for at, rewards in enumerate(rewards_P) for row in rewarded(*rewards, prompt=f"p{at}")]
+    scores = torch.tensor([[row["reward"]] for row in rows])
+    uids = np.array([row["prompt"] for row in rows], dtype=object)
+    advantages, _ = compute_grpo_outcome_advantage(scores, torch.ones_like(scores), uids)
+    found = read(*rows, with_idle=True).rows.idle
+    assert set(found) == {row for row, advantage in enumerate(advantages[:, 0]) if advantage == 0}
+
+
+def test_a_session_earns_what_its_last_row_says_and_all_of_its_rows_are_idle_with_it():
+    rows = rewarded(0.5, 0.25)
+    more = [{**ROW, "session": 1, "reward": 0.5, "tokens": 9}]
+    assert read(*rows, *more, with_idle=True).rows.idle == (0, 1, 2)
 
 
 def test_of_idle_rows_the_shortest_comes_first_as_the_update_computes_it_where_it_has_no_others():
     rows = [{"prompt": "a", "session": row, "tokens": tokens, "reward": 1} for row, tokens in enumerate([9, 3, 5])]
-    assert read(*rows).rows.idle == (1, 2, 0)
+    assert read(*rows, with_idle=True).rows.idle == (1, 2, 0)
 
 
 def test_rows_of_text_and_of_token_ids_share_nothing_in_one_prompt_either():
@@ -146,10 +208,22 @@ def test_a_folder_is_read_in_the_order_of_its_steps_and_other_files_are_left_alo
         (tmp_path / name).write_bytes(lines_of(ROW)[0])
     for name in ("metrics.jsonl", "9.json", "notes"):
         (tmp_path / name).write_text("{")
-    assert [batch.name for batch in read_batches(tmp_path, None)] == [f"{tmp_path}/9.jsonl", f"{tmp_path}/10.jsonl"]
-    (tmp_path / "9.jsonl").write_text("\n\n")
-    with pytest.raises(PaddingDataError, match=r"9\.jsonl: holds no row\."):
-        read_batches(tmp_path, None)
+    batches, refused = read_batches(tmp_path, None)
+    assert [batch.name for batch in batches] == [f"{tmp_path}/9.jsonl", f"{tmp_path}/10.jsonl"]
+    assert refused == []
     (tmp_path / "empty").mkdir()
     with pytest.raises(PaddingDataError, match=r"holds no <step>\.jsonl.*trainer\.rollout_data_dir"):
         read_batches(tmp_path / "empty", None)
+
+
+def test_torn_empty_and_foreign_files_of_a_folder_are_left_out_with_their_reasons(tmp_path):
+    whole = lines_of(ROW)[0]
+    texts = {"1": whole, "2": b"\n\n", "3": whole + whole[:9], "4": lines_of(PAD)[0], "5": b"<html>", "6": b""}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.jsonl").write_bytes(text)
+    batches, refused = read_batches(tmp_path, len)
+    assert [batch.name for batch in batches] == [f"{tmp_path}/1.jsonl"]
+    assert [str(each).split(f"{tmp_path}/")[1][:7] for each in refused] == [f"{step}.jsonl" for step in range(2, 7)]
+    (tmp_path / "1.jsonl").unlink()
+    with pytest.raises(PaddingDataError, match=r"2\.jsonl: holds no row\."):
+        read_batches(tmp_path, len)

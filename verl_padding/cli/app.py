@@ -102,7 +102,7 @@ def plan(
         Sharing, typer.Option(help="chains, trees: what rows share is computed once (with --packer plan).")
     ] = PaddingConfig.sharing,
     idle_rows: Annotated[
-        IdleRows, typer.Option(help="skip: rows of prompts whose sessions all earn the same are left out.")
+        IdleRows, typer.Option(help="skip: rows whose advantage is exactly 0 are left out; of rewards, by verl's GRPO.")
     ] = PaddingConfig.idle_rows,
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,

@@ -47,7 +47,8 @@ def show_plan(
     def with_bar(items: Iterable[Any], what: str = "verl's packer") -> Iterable[Any]:
         return track(list(items), what, console=errors, transient=True, disable=not errors.is_terminal)
 
-    batches = read_batches(path, None if tokenizer is None else _counter_of(tokenizer))
+    count_tokens = None if tokenizer is None else _counter_of(tokenizer)
+    batches, refused = read_batches(path, count_tokens, with_idle=job.updates[ACTOR].skips_idle)
     if picture is not None and len(batches) > 1:
         raise PaddingDataError(f"--picture {picture}: shows one batch, and {path} has more. Name one file.")
     planned = [PlannedBatch.of(batch, job) for batch in with_bar(batches, "planning")]
@@ -55,8 +56,12 @@ def show_plan(
     compared = [of_file.compared(with_bar) for of_file in planned] if compare else []
     for note, count in Counter(note for of_file in planned for note in notes_of(of_file)).items():
         errors.print(note if len(planned) == 1 else f"{note} ({count} of {len(planned)} files)", markup=False)
+    left_out = [f"left out: {refusal}" for refusal in refused]
+    for note in left_out:
+        errors.print(note, markup=False)
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(path, planned, compared)) + "\n")
+        shown = _as_json(path, planned, compared)
+        sys.stdout.write(json.dumps(shown | ({"left_out": left_out} if left_out else {})) + "\n")
     else:
         _print_tables(path, planned, compared)
     if picture is not None:
@@ -94,7 +99,7 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
         if planned.update.skips_idle:
             does = "The update leaves them out, but for one where a mini-batch has no others."
         share = f"{len(rows.idle)} of {counted(len(rows), 'row')}, {tokens:.1%} of the tokens"
-        yield f"{share}, are idle: not trained, or of prompts whose sessions have all earned the same. {does}"
+        yield f"{share}, are idle: not trained, or with an advantage of exactly 0. {does}"
     elif planned.update.skips_idle:
         yield "--idle-rows skip: no row is idle, or the file has no rewards."
     yield from planned.plan.warnings

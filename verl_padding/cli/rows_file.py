@@ -1,12 +1,15 @@
 """Reads batches of rows: of a file, of recorded steps, or of verl's rollout dumps."""
 
 import json
+import logging
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 
@@ -14,11 +17,15 @@ from verl_padding.cli.file_rows import CountTokens, FileRow, extended_rows, fore
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
-from verl_padding.plan.row_keys import row_key, rows_of_sessions, uid_of_key
+from verl_padding.plan.row_keys import row_key
 from verl_padding.record.step_file import RecordedStep, begins_step, steps_of
 from verl_padding.runs.report import dumps_in
 
 FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms'
+
+FIELDS = ("prompt", "session", "tokens", "prompt_tokens", "response_tokens", "token_ids", "extends", "shares")
+DUMPED = ("uid", "input", "output", "extends")
+"""Keys of a row by its length, and of a rollout dump, that are not null: a null is no value, but not an absent key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,33 +40,48 @@ class RowsFile:
     is_dump: bool  # whether the lengths are an estimate: a tokenizer's counts of a dump's text
 
 
-def read_batches(path: Path, count_tokens: CountTokens | None) -> list[RowsFile]:
+def read_batches(
+    path: Path, count_tokens: CountTokens | None, *, with_idle: bool = False
+) -> tuple[list[RowsFile], list[PaddingDataError]]:
     """Reads a file, or ``-`` for standard input, or all steps of a folder, a batch each, in their order. Of a recorded
     step, each local update is a batch.
 
+    Args:
+        count_tokens, with_idle: see :func:`read_rows`.
+
+    Returns: the batches, one at least; and what is wrong with files of a folder that are left out: torn or empty, as a
+        job leaves them that is writing or was killed, or of another kind.
+
     Raises:
-        PaddingDataError: the folder holds no step, a recorded step has no rows, or `read_rows` refuses a file.
+        PaddingDataError: nothing is left, or the one file is refused.
     """
+    options = {"count_tokens": count_tokens, "with_idle": with_idle}
     if path == Path("-"):
-        return list(_batches_of(sys.stdin.buffer, "standard input", count_tokens))
+        return list(_batches_of(sys.stdin.buffer, "standard input", **options)), []
     files = dumps_in(path) if path.is_dir() else [path]
     if not files:
         raise PaddingDataError(
             f"{path}: holds no <step>.jsonl. Name the folder of trainer.rollout_data_dir or of padding.record_dir."
         )
     batches: list[RowsFile] = []
+    refused: list[PaddingDataError] = []
     for file in files:
-        with file.open("rb") as lines:
-            batches += _batches_of(lines, str(file), count_tokens)
-    return batches
+        try:
+            with file.open("rb") as lines:
+                batches += list(_batches_of(lines, str(file), **options))
+        except PaddingDataError as refusal:
+            refused.append(refusal)
+    if not batches:
+        raise refused[0]
+    return batches, refused
 
 
-def _batches_of(lines: Iterator[bytes], name: str, count_tokens: CountTokens | None) -> Iterator[RowsFile]:
+def _batches_of(lines: Iterator[bytes], name: str, **options: Any) -> Iterator[RowsFile]:
     """The local updates of a recorded step, or the batch of a file of rows. Lines are read once: a pipe has no more."""
     first = next(lines, b"")
     lines = chain([first], lines)
     if not begins_step(first):
-        yield read_rows(lines, name=name, count_tokens=count_tokens)
+        yield read_rows(lines, name=name, **options)
         return
     updates = steps_of(lines, name)
     for update in updates:
@@ -76,12 +98,15 @@ def _recorded_rows(update: RecordedStep, name: str) -> RowsFile:
     return RowsFile(name=name, rows=rows, lines_R=tuple(range(len(rows))), pads=0, is_dump=False)
 
 
-def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None) -> RowsFile:
+def read_rows(
+    lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | None, with_idle: bool = False
+) -> RowsFile:
     """Reads one JSON object per line; docs/rows_file.md has its forms.
 
     Args:
         lines: UTF-8, which end at newlines alone: verl does not escape U+2028 and its like.
         count_tokens: counts the tokens of a text; needed for a rollout dump.
+        with_idle: whether idle rows are looked for, by rewards.
 
     Raises:
         PaddingDataError: a line is not a row, or the rows are not a batch.
@@ -95,12 +120,14 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
             entry = json.loads(line)
             if "input" not in entry:
                 found.append(_row_of_lengths(entry, number))
-            elif entry["uid"].startswith(PAD_UID_PREFIX):
+                continue
+            _refuse_nulls(entry, *DUMPED)
+            if entry["uid"].startswith(PAD_UID_PREFIX):
                 pads += 1
             else:
                 found.append(_dumped_row(entry, number, count_tokens))
                 is_dump = True
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             why = f"{type(error).__name__}: {error}"
             raise PaddingDataError(f"{place_of(name, number)}: not a row ({why}). {FORMS}.") from error
     if not found:
@@ -108,8 +135,10 @@ def read_rows(lines: Iterable[bytes], *, name: str, count_tokens: CountTokens | 
     try:
         extends_R = extended_rows(found, name)
         rows = Rows.from_keys([row.key for row in found], [row.tokens for row in found], extends_R)
-        # The update computes the first of them where it has no others: the shortest.
-        idle = sorted(_of_equal_rewards(rows.key_R, [row.reward for row in found]), key=lambda r: (rows.tokens_R[r], r))
+        idle: list[int] = []
+        if with_idle and any(row.reward is not None for row in found):
+            idle = _zero_advantage_rows(rows.key_R, [row.reward for row in found])
+            idle.sort(key=lambda row: rows.tokens_R[row])  # an update of idle rows alone computes the first one
         rows = replace(rows, forest=forest_of(found, rows.tokens_R, count_tokens), idle=tuple(idle))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
@@ -126,6 +155,12 @@ def _packed(ids: Sequence[int]) -> bytes:
     return found.astype(">u4").tobytes()
 
 
+def _refuse_nulls(entry: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if name in entry and entry[name] is None:
+            raise ValueError(f"{name} is null: give it a value, or leave the key out")
+
+
 def _dumped_row(entry: dict[str, Any], line: int, count_tokens: CountTokens | None) -> FileRow:
     if count_tokens is None:
         raise ValueError("a rollout dump has text without lengths: name the model's tokenizer with --tokenizer")
@@ -138,10 +173,11 @@ def _reward(entry: Mapping[str, Any], name: str) -> float | None:
     value = entry.get(name)
     if not isinstance(value, int | float | None):
         raise TypeError(f"{name}={value!r} is not a number")
-    return value
+    return None if value is None else float(value)
 
 
 def _row_of_lengths(entry: dict[str, Any], line: int) -> FileRow:
+    _refuse_nulls(entry, *FIELDS)
     whole = _packed(entry["token_ids"]) if "token_ids" in entry else None
     lengths = [] if whole is None else [len(entry["token_ids"])]
     if "prompt_tokens" in entry:
@@ -155,14 +191,37 @@ def _row_of_lengths(entry: dict[str, Any], line: int) -> FileRow:
     return FileRow(line, key, lengths[0], whole, entry.get("extends"), entry.get("shares"), _reward(entry, "reward"))
 
 
-def _of_equal_rewards(keys: Sequence[str], reward_R: Sequence[float | None]) -> list[int]:
-    """Rows of the prompts of which two sessions or more have earned something, and all the same, by their last rows."""
-    rows_of: dict[str, list[int]] = {}
-    rewards_of: dict[str, list[float | None]] = {}
-    for session in rows_of_sessions(keys):
-        uid = uid_of_key(keys[session[0]])
-        rows_of.setdefault(uid, []).extend(session)
-        rewards_of.setdefault(uid, []).append(reward_R[session[-1]])
-    # NaN equals nothing.
-    equal = (uid for uid, of in rewards_of.items() if len(of) > 1 and None not in of and all(r == of[0] for r in of))
-    return [row for uid in equal for row in rows_of[uid]]
+def _zero_advantage_rows(keys: Sequence[str], reward_R: Sequence[float | None]) -> list[int]:
+    """Numbers of the rows that have an advantage of exactly 0 by verl's GRPO, in the function that a job calls.
+
+    Three rewards of 0.9 have advantages of 0.056, by rounding, and sessions that earned 0, 0.5 and 1 have one of 0 in
+    the middle. Where a session's reward is not known or not finite, none of its prompt is.
+
+    Args:
+        keys: of all rows; those of a session are in order.
+        reward_R: of each row's session; a session's is that of its last row.
+    """
+    import torch
+    from omegaconf import OmegaConf
+    from tensordict import TensorDict
+
+    import verl_padding.local  # noqa: F401  (verl imports torchvision)
+
+    # Not at the top: verl takes ten seconds, and warns of accelerators and engines that are not here.
+    logging.disable(logging.WARNING)
+    with catch_warnings(action="ignore"):
+        from verl_padding.driver.advantages import MASK, SCORES
+        from verl_padding.driver.idle_rows import row_advantages
+    logging.disable(logging.NOTSET)
+
+    reward_R1 = torch.tensor([[math.nan if reward is None else reward] for reward in reward_R])
+    mask_R1 = torch.ones_like(reward_R1, dtype=torch.int64)
+    columns = {MASK: mask_R1, SCORES: reward_R1}
+    rows = TensorDict(
+        {name: torch.nested.as_nested_tensor([*values], layout=torch.jagged) for name, values in columns.items()},
+        batch_size=len(keys),
+    )
+    grpo = OmegaConf.create({"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0})
+    sessions_per_prompt = 1  # which GRPO does not read
+    advantage_R = row_advantages(rows, keys, grpo, sessions_per_prompt=sessions_per_prompt)
+    return [row for row, advantage in enumerate(advantage_R) if not advantage.any()]

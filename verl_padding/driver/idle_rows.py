@@ -43,26 +43,33 @@ def advantages_by_scores(
     Args:
         rows: their masks and scores, jagged.
     """
+    if by_session:
+        return advantages_of_sessions(batch, rows, config.algorithm, images=images)["advantages"].unbind()
+    return row_advantages(rows, batch.keys, config.algorithm, sessions_per_prompt=config.actor_rollout_ref.rollout.n)
+
+
+def row_advantages(
+    rows: TensorDict, keys: Sequence[str], algorithm: DictConfig, *, sessions_per_prompt: int
+) -> Sequence[torch.Tensor]:
+    """The same where each row is a sample, (response tokens,) each: verl's own function, and the padded trainer's
+    repair of sessions whose last row is not trained."""
     # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this module.
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-    algorithm = config.algorithm
-    if by_session:
-        return advantages_of_sessions(batch, rows, algorithm, images=images)["advantages"].unbind()
     lengths, padded = rows[MASK].offsets().diff().tolist(), rows.to_padded_tensor()
     columns = {MASK: padded[MASK], REWARDS: padded[SCORES], "token_level_scores": padded[SCORES]}
-    uids = np.array([uid_of_key(key) for key in batch.keys], dtype=object)
+    uids = np.array([uid_of_key(key) for key in keys], dtype=object)
     data = compute_advantage_for_multi_trajectories(
         DataProto.from_dict(tensors=columns, non_tensors={"uid": uids}),
-        batch_keys=batch.keys,
+        batch_keys=keys,
         adv_estimator=algorithm.adv_estimator,
         gamma=algorithm.gamma,
         lam=algorithm.lam,
-        num_repeat=config.actor_rollout_ref.rollout.n,
+        num_repeat=sessions_per_prompt,
         norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
         config=algorithm,
     )
     advantages = [row[:length] for row, length in zip(data.batch["advantages"], lengths, strict=True)]
-    for row, repaired in advantages_of_untrained_ends(rows, batch.keys, algorithm).items():
+    for row, repaired in advantages_of_untrained_ends(rows, keys, algorithm).items():
         advantages[row] = repaired
     return advantages
