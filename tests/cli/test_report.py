@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import math
 import random
 import re
 import shutil
@@ -100,8 +101,9 @@ class _Page(HTMLParser):
         self.packed: dict[str, Any] = {}
         self.lines: list[list[str]] = []
         self.links: list[str] = []
+        self.notes: list[str] = []
         self._id: str | None = None
-        self._in_cell = False
+        self._in_cell = self._in_note = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         named = dict(attrs)
@@ -109,10 +111,10 @@ class _Page(HTMLParser):
         self._id = named.get("id")
         if tag == "tr":
             self.lines.append([])
-        self._in_cell = tag == "td"
+        self._in_cell, self._in_note = tag == "td", named.get("class") == "note"
 
     def handle_endtag(self, tag: str) -> None:
-        self._in_cell = False
+        self._in_cell = self._in_note = False
 
     def handle_data(self, data: str) -> None:
         if self._id and self._id.startswith("packed-"):
@@ -120,12 +122,22 @@ class _Page(HTMLParser):
             self._id = None
         elif self._in_cell:
             self.lines[-1].append(data.strip())
+        elif self._in_note:
+            self.notes.append(data)
 
 
 def parsed(page: Path) -> _Page:
     found = _Page()
     found.feed(page.read_text(encoding="utf-8"))
     return found
+
+
+def report_and_notes(run: Path) -> tuple[_Page, list[str]]:
+    """The page, and the lines on standard error."""
+    out = run.parent / "report.html"
+    result = CliRunner().invoke(app, ["report", str(run), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return parsed(out), result.stderr.splitlines()
 
 
 def test_the_file_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
@@ -198,19 +210,108 @@ def test_steps_may_be_chosen_and_what_cannot_be_shown_is_refused(run, tmp_path):
     assert "--steps 3: none of them is recorded" in result.output.replace("\n", " ")
 
 
-def test_a_dump_that_is_not_verls_is_refused_and_no_page_is_written(run, tmp_path):
-    (run / "rollouts" / "1.jsonl").write_text('{"input": "?", "output": "!"}\n')
-    out = tmp_path / "page.html"
-    result = CliRunner().invoke(app, ["report", str(run), "--out", str(out)])
-    assert result.exit_code == 1
-    assert "1.jsonl: not a rollout dump of verl (KeyError('uid'))" in result.output.replace("\n", " ")
-    assert not [*tmp_path.glob("page*")]
+WHOLE = json.dumps({"uid": "a_0_0", "input": "?", "output": "!", "score": 1.0}) + "\n"
+BAD_DUMPS = {
+    "empty": "",
+    "half a line": WHOLE[:20],
+    "a line and a half": WHOLE + WHOLE[:20],
+    "pads alone": WHOLE.replace("a_0_0", "pad_0_0"),
+    "of something else": '{"input": "?", "output": "!"}\n',
+    "of no objects": "1\n",
+    "of another type": WHOLE.replace("1.0", '"1.0"'),
+}
+
+
+@pytest.mark.parametrize("text", BAD_DUMPS.values(), ids=BAD_DUMPS)
+def test_a_dump_that_cannot_be_read_is_named_and_left_out(text, run):
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 3, "data": {"critic/score/mean": 0.5}}\n')
+    (run / "rollouts" / "3.jsonl").write_text(text)
+    page, said = report_and_notes(run)
+    assert page.packed["curves"]["curves"]["mean reward of a session"] == [[1, pytest.approx((1 + 0.25 + 0) / 3)]]
+    (note,) = said
+    assert note.startswith(f"Left out: {run / 'rollouts' / '3.jsonl'}: ")
+    assert note in page.notes
+
+
+def test_a_record_that_cannot_be_read_is_named_and_left_out_and_a_dump_without_scores_still_gives_texts(run):
+    lines = (run / "steps" / "1.jsonl").read_text().splitlines(keepends=True)
+    for text in ("", "".join(lines[:2]), lines[0] + lines[1][:9], "{}\n"):
+        (run / "steps" / "1.jsonl").write_text(text)
+        page, said = report_and_notes(run)
+        assert [*page.packed] == ["step-2-0", "step-3-0", "curves"]
+        assert [note.split(": ")[1] for note in said if note.startswith("Left out")] == [f"{run}/steps/1.jsonl"]
+
+
+def metrics_of(step: int, rows: list[RecordedRow], **more: float) -> str:
+    scores = [each.reward for each in {each.key.rsplit("_", 1)[0]: each for each in rows}.values()]
+    data = {"critic/score/mean": 0.5, "padding/real_rows/total": len(rows)}
+    data |= {"padding/session/score/mean": sum(scores) / len(scores), "prompt_length/mean": 10.0}
+    data |= {"response_length/mean": sum(each.tokens for each in rows) / len(rows) - 10.0}
+    return json.dumps({"step": step, "data": data | more}) + "\n"
+
+
+OF_ANOTHER_RUN = {
+    "nothing": ({}, ROWS, False),
+    "the rows": ({"padding/real_rows/total": 5}, ROWS, True),
+    "the rewards": ({"padding/session/score/mean": 0.41}, ROWS, True),
+    "the tokens": ({"response_length/mean": 1000.0}, ROWS, True),
+    "the keys of the dump": ({}, [row(0, "x_0_0")], True),
+    "what is not known": ({"padding/session/score/mean": math.nan, "padding/real_rows/total": math.inf}, ROWS, False),
+}
+"""What differs -> what the metrics have instead, the rows of the dump, and whether the record is of another run."""
+
+
+@pytest.mark.parametrize(("more", "dumped", "differs"), OF_ANOTHER_RUN.values(), ids=OF_ANOTHER_RUN)
+def test_records_that_are_not_of_this_run_are_said_to_be(more, dumped, differs, run):
+    for step in (2, 3):
+        (run / "steps" / f"{step}.jsonl").unlink()
+    (run / "metrics.jsonl").write_text(metrics_of(1, ROWS, **more))
+    write_dump(run / "rollouts", 1, {each.key: ("?", "!") for each in dumped}, dumped)
+    page, said = report_and_notes(run)
+    assert "step-1-0" in page.packed
+    assert [note for note in said if "step 1 are not of this run" in note] == page.notes
+    assert bool(page.notes) == differs
+
+
+def test_records_that_the_metrics_do_not_have_are_said_to_be(run):
+    (run / "metrics.jsonl").write_text(metrics_of(1, ROWS))
+    page, said = report_and_notes(run)
+    (note,) = said
+    assert "metrics.jsonl does not have 2 steps from 2 to 3" in note
+    assert page.notes == said
+    (run / "metrics.jsonl").unlink()
+    assert report_and_notes(run)[1] == [], "there are no metrics to be of"
+
+
+@pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])
+def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run):
+    rows = [row(0, "a_0_0", reward=1.0), row(1, "a_1_0", reward=math.nan if unknown is None else unknown)]
+    write_steps([step_of(rows)], run / "steps" / "1.jsonl")
+    write_dump(run / "rollouts", 1, {each.key: ("?", "!") for each in rows}, rows)
+    data = {"critic/score/mean": unknown, "padding/session/score/mean": unknown, "padding/real_rows/total": unknown}
+    lines = [{"step": 1, "data": {"critic/score/mean": unknown}}, {"step": 2, "data": data}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = parsed(report(run))
+    assert ["1", "1", "2", "2", "0", "40", "10", "unknown"] in page.lines
+    assert page.packed["step-1-0"]["rows"]["reward"] == [1.0, None]
+    curves = page.packed["curves"]["curves"]
+    assert curves["mean reward of a session"] == curves["critic/score/mean"] == [[1, None], [2, None]]
+
+
+def test_metrics_that_are_not_verls_are_refused_in_a_line_and_no_page_is_written(run, tmp_path):
+    for text in ("{\n", "1\n", '{"step": "x", "data": {}}\n', '{"data": {}}\n'):
+        (run / "metrics.jsonl").write_text(text)
+        result = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "page.html")])
+        assert result.exit_code == 1
+        assert "metrics.jsonl: not metrics of verl's file logger" in result.output
+        assert not [*tmp_path.glob("page*")]
 
 
 def test_the_reward_of_a_session_is_the_logged_one_where_there_is_one(run):
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 3, "data": {"critic/score/mean": 0.5, "padding/session/score/mean": 0.125}}\n')
-    (run / "rollouts" / "3.jsonl").write_text("no dump is read of this step\n")
+    (run / "rollouts" / "3.jsonl").write_text("no rewards are read of this step\n")
     curves = parsed(report(run, "--steps", "1")).packed["curves"]["curves"]
     assert curves["mean reward of a session"] == [[1, pytest.approx((1 + 0.25 + 0) / 3)], [3, 0.125]]
 

@@ -79,7 +79,7 @@ def test_a_line_of_a_row_has_this_form(tmp_path: Path):
 
 def test_numbers_that_are_not_finite_are_null_and_the_file_takes_its_name_when_it_is_whole(tmp_path: Path):
     path = tmp_path / "3.jsonl"
-    write_steps([made_step(rows=[replace(ROW, reward=math.nan, advantage=-math.inf)])], path)
+    write_steps([made_step(rows=[replace(ROW, reward=math.nan, advantage=-math.inf)], keys=[ROW.key])], path)
     row = json.loads(path.read_text().splitlines()[1])
     assert (row["reward"], row["advantage"], row["weight"]) == (None, None, 1.0)
     (read,) = read_steps(path)[0].rows
@@ -126,3 +126,15 @@ def test_a_file_of_another_form_is_refused(header: str, tmp_path: Path):
     path.write_text(header + "\n")
     with pytest.raises(PaddingDataError, match=r"form=(None|2).* reads form 1\. "):
         read_steps(path)
+
+
+def test_a_file_that_lacks_rows_of_its_keys_is_refused(tmp_path: Path):
+    path = tmp_path / "3.jsonl"
+    write_steps([made_step()], path)
+    lines = path.read_text().splitlines(keepends=True)
+    for kept in (lines[:2], lines[:-1], [lines[0], *lines[:0:-1]]):
+        path.write_text("".join(kept))
+        with pytest.raises(PaddingDataError, match=r"3\.jsonl: not the file of a step"):
+            read_steps(path)
+    path.write_text(lines[0])
+    assert read_steps(path)[0].rows == [], "laps alone"

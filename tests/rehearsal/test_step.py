@@ -146,7 +146,8 @@ def test_a_job_that_verl_refuses_before_ray_starts_is_told_by_its_reason_alone(o
 
 
 def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_of_scripted_replies_is_not():
-    step = {"training/rollout_actor_probs_pearson_corr": None, "actor/pg_loss": float("nan"), "actor/grad_norm": 1.0}
+    unknown = float("nan")
+    step = {"training/rollout_actor_probs_pearson_corr": unknown, "actor/pg_loss": unknown, "actor/grad_norm": 1.0}
     assert metrics_not_finite([step]) == ["actor/pg_loss"]
 
 

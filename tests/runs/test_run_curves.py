@@ -110,6 +110,31 @@ def test_metrics_are_read_as_far_as_they_are_written(tmp_path):
     assert read_metrics(tmp_path) == [(1, {ROW_REWARD: 0.5})]
 
 
+def test_a_metric_that_is_not_known_is_there_and_no_number(tmp_path):
+    data = {ROW_REWARD: None, "a": float("nan"), "b": float("inf"), "c": 2, "d": "a word"}
+    (tmp_path / METRICS).write_text(json.dumps({"step": 1, "data": data}) + "\n")
+    ((step, metrics),) = read_metrics(tmp_path)
+    assert (step, [*metrics]) == (1, [ROW_REWARD, "a", "b", "c"])
+    assert [math.isnan(value) for value in metrics.values()] == [True, True, True, False]
+
+
+def test_a_run_whose_metrics_have_an_unknown_reward_is_drawn(tmp_path):
+    folder = write_run(tmp_path / "padded", padded=True)
+    entries = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    entries[1]["data"] |= {"padding/session/score/mean": None, "padding/real_rows/total": 7.0, "actor/grad_norm": None}
+    (folder / METRICS).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    run = RunCurves.read(folder)
+    assert (run.reward[0], math.isnan(run.reward[1]), math.isnan(run.grad_norm[1])) == (0.25, True, True)
+    assert compare(folder, "--picture", tmp_path / "a.png").exit_code == 0
+
+
+def test_a_dump_with_an_unknown_score_has_an_unknown_reward(tmp_path):
+    rows = [{"uid": "a_0_0", "score": 1.0}, {"uid": "a_1_0", "score": None}]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_step(tmp_path / "1.jsonl")
+    assert (read.real, math.isnan(read.reward)) == (2, True)
+
+
 def test_rows_are_counted_by_line_whatever_the_replies_hold(tmp_path):
     folder = tmp_path / ROLLOUTS
     folder.mkdir()

@@ -166,7 +166,8 @@ def report(
     """Writes a run as one HTML file: curves, plans, trees of rows, and texts where rows part. It needs no network."""
     from verl_padding.cli.report import write_report
 
-    write_report(run, out, record=record, steps=steps, whole_texts=texts)
+    for note in write_report(run, out, record=record, steps=steps, whole_texts=texts):
+        typer.echo(note, err=True)
     typer.echo(f"The report is in {out}, {out.stat().st_size / 1e6:.1f} MB.")
 
 

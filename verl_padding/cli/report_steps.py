@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from verl_padding.cli.first_difference import first_difference
+from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import index_of_key, session_of_key
 from verl_padding.record.step_file import RecordedStep, or_null
@@ -35,11 +36,13 @@ class DumpedText:
 
 
 def read_texts(dump: Path) -> dict[str, DumpedText]:
-    """The texts of a rollout dump by the keys of their rows, none where there is no dump."""
+    """The texts of a rollout dump by the keys of their rows, without stock verl's pads, none where there is no dump; a
+    PaddingDataError if it is torn, or none of verl's."""
     if not dump.exists():
         return {}
-    rows = read_dump(dump, "uid", "input", "output")
-    return {row["uid"]: DumpedText(input=row["input"], output=row["output"]) for row in rows}
+    rows = read_dump(dump, uid=str, input=str, output=str)
+    real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
+    return {row["uid"]: DumpedText(input=row["input"], output=row["output"]) for row in real}
 
 
 def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole_texts: bool) -> dict[str, Any]:

@@ -140,6 +140,9 @@ def steps_of(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
                 updates[-1][1].append(RecordedRow(**values | numbers | {"places": places}))
         if not updates:
             raise LookupError("it holds no step")
+        for step, rows, _ in updates:
+            if rows and [(row.row, row.key) for row in rows] != [*enumerate(step["keys"])]:
+                raise LookupError(f"it holds {len(rows)} of the rows of {len(step['keys'])} keys")
         return [RecordedStep(**values, rows=rows, laps=laps) for values, rows, laps in updates]
     except PaddingDataError:
         raise

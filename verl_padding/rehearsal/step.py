@@ -17,7 +17,7 @@ from verl_padding.local.scripted_replies import TEXTS
 from verl_padding.plan.counted import counted
 from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError, shortened
 from verl_padding.rehearsal.reduced_job import STEPS, reduced, write_shrunk_model
-from verl_padding.runs.report import LOG, METRICS
+from verl_padding.runs.report import LOG, read_metrics
 
 STAGES = {
     "Started a local Ray instance": "Ray",
@@ -34,10 +34,9 @@ OF_THE_ROLLOUT = "training/rollout_"
 LAST = 12  # lines of the log that are shown where no exception is in it
 
 
-def metrics_not_finite(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of metrics that are no finite number in a step; verl's logger writes null for those."""
-    metrics = [(name, math.nan if value is None else value) for step in steps for name, value in step.items()]
-    wrong = {name for name, value in metrics if isinstance(value, float) and not math.isfinite(value)}
+def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:
+    """Names of metrics that are NaN in a step."""
+    wrong = {name for step in steps for name, value in step.items() if math.isnan(value)}
     return sorted(name for name in wrong if not name.startswith(OF_THE_ROLLOUT))
 
 
@@ -93,9 +92,8 @@ def rehearse_step(
             code = run_command(command, folder=folder, on_line=read, timeout_s=timeout_s, cwd=Path.cwd())
         except TimeoutError:
             wrong = f"the job has not ended in {timeout_s:.0f} s; it had reached {reached[-1]}"
-    metrics, failures = folder / METRICS, of_log.failures()
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    steps = [step["data"] for step in steps if step["step"] > 0]
+    failures = of_log.failures()
+    steps = [data for _, data in read_metrics(folder)]
     not_finite = metrics_not_finite(steps)
     if not wrong and of_log.refusal:
         wrong = shortened(of_log.refusal)
@@ -110,7 +108,7 @@ def rehearse_step(
         wrong = f"{wrong}; {failed}" if wrong else failed
     if wrong:
         raise RehearsalError(wrong, stage="step", failures=failures)
-    shown = [[f"{name}={step[name]:.4g}" for name in SHOWN if step.get(name) is not None] for step in steps]
+    shown = [[f"{name}={step[name]:.4g}" for name in SHOWN if name in step] for step in steps]
     return [
         f"{model}; {len(steps)} step(s) in {time.monotonic() - started:.0f} s",
         *map(", ".join, shown),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from math import isnan, nan
 from pathlib import Path
 
 from verl_padding.job import metric_names
@@ -48,7 +49,7 @@ class StepLines:
                 yield "  ".join(["step", *COLUMNS])
             self.shown += 1
             cells = [
-                (format(data[metric], form) if metric in data else "-").rjust(len(heading))
+                (format(data[metric], form) if not isnan(data.get(metric, nan)) else "-").rjust(len(heading))
                 for heading, (metric, form) in COLUMNS.items()
             ]
             yield "  ".join([f"{step:>4}", *cells])

@@ -1,6 +1,7 @@
 """What a run has left: metrics and rollout dumps as verl has written them, and whether its agent has learned."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +26,40 @@ class StepRows:
 
     step: int
     reward: float
-    """Mean reward of the sessions. verl's ``critic/score/mean`` is over rows, so long sessions count more often."""
+    """Mean reward of the sessions; NaN if one of them is not known. verl's ``critic/score/mean`` is over rows, so long
+    sessions count more often."""
     real: int
     dumped_pads: int
 
 
-def read_metrics(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(step, metrics) of the training steps that the job in ``folder`` has logged so far."""
+def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """(step, metrics) of the training steps that the job in ``folder`` has logged so far.
+
+    A metric that is NaN, infinite or null, as verl's logger writes these, is NaN: not known, but not absent. What is
+    neither a number nor null is left out.
+
+    Raises:
+        PaddingDataError: a line is not one of verl's file logger.
+    """
     path = folder / METRICS
-    entries = _objects(path) if path.exists() else []
-    return [(entry["step"], entry["data"]) for entry in entries if ROW_REWARD in entry["data"]]
+    try:
+        logged = [(int(entry["step"]), dict(entry["data"])) for entry in _objects(path)] if path.exists() else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise PaddingDataError(f"{path}: not metrics of verl's file logger ({error!r}). Move it elsewhere.") from error
+    return [
+        (step, {name: known_or_nan(value) for name, value in data.items() if isinstance(value, int | float | None)})
+        for step, data in logged
+        if ROW_REWARD in data
+    ]
+
+
+def known_or_nan(value: float | None) -> float:
+    """The number, or NaN for whatever says that it is not known: null, NaN, and infinity.
+
+    >>> known_or_nan(0.5), known_or_nan(None), known_or_nan(-math.inf)
+    (0.5, nan, nan)
+    """
+    return value if value is not None and math.isfinite(value) else math.nan
 
 
 def dumps_in(folder: Path) -> list[Path]:
@@ -43,27 +68,41 @@ def dumps_in(folder: Path) -> list[Path]:
     return sorted(dumps, key=lambda path: int(path.stem))
 
 
-def logged_rows(step: int, data: Mapping[str, Any]) -> StepRows | None:
+def logged_rows(step: int, data: Mapping[str, float]) -> StepRows | None:
     """Rows of a step by its metrics; None where these do not say, as stock verl's."""
-    if SESSION_SCORE not in data or REAL_ROWS_TOTAL not in data:
+    if SESSION_SCORE not in data or math.isnan(data.get(REAL_ROWS_TOTAL, math.nan)):
         return None
     return StepRows(step=step, reward=data[SESSION_SCORE], real=int(data[REAL_ROWS_TOTAL]), dumped_pads=0)
 
 
 def read_step(path: Path) -> StepRows:
-    """Rows of the step that a rollout dump holds; a PaddingDataError if it is none of verl's."""
-    rows = read_dump(path, "uid", "score")
+    """Rows of the step that a rollout dump holds; a PaddingDataError if it is torn, none of verl's, or pads alone."""
+    rows = read_dump(path, uid=str, score=int | float | None)
     real = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]
+    if not real:
+        raise PaddingDataError(f"{path}: holds no row of a session. Move it elsewhere.")
     # verl gives every row of a session the session's reward.
-    rewards = {session_of_key(row["uid"]): row["score"] for row in real}
+    rewards = {session_of_key(row["uid"]): known_or_nan(row["score"]) for row in real}
     pads = len(rows) - len(real)
     return StepRows(step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=pads)
 
 
-def read_dump(path: Path, *fields: str) -> list[dict[str, Any]]:
-    """Fields of the rows of a rollout dump; a PaddingDataError if a line does not have them."""
+def read_dump(path: Path, **fields: Any) -> list[dict[str, Any]]:
+    """Fields of the rows of a rollout dump, by their names and types.
+
+    Raises:
+        PaddingDataError: a line does not have them, or the file does not end with a line's end: verl writes dumps in a
+            thread, so that a job that is running, or was killed, may leave a part of one.
+    """
+    if not path.read_bytes().endswith(b"\n"):
+        raise PaddingDataError(f"{path}: is not whole. Wait until its job has written it, or remove it.")
     try:
-        return [{name: row[name] for name in fields} for row in _objects(path)]
+        rows = _objects(path)
+        for row in rows:
+            for name, kind in fields.items():
+                if not isinstance(row[name], kind):
+                    raise TypeError(f"{name}={row[name]!r}")
+        return [{name: row[name] for name in fields} for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise PaddingDataError(f"{path}: not a rollout dump of verl ({error!r}). Move it elsewhere.") from error
 

@@ -7,7 +7,9 @@ const byId = (id) => document.getElementById(id);
 const count = (number, thing) => `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
 const shown = (number) => (number === null ? "-" : Number.isInteger(number) ? number.toLocaleString("en") : number.toPrecision(3));
 const sum = (numbers) => numbers.reduce((all, each) => all + each, 0);
-const mean = (numbers) => (numbers.length ? sum(numbers) / numbers.length : null);
+/** Null where one of the numbers is not known. */
+const mean = (numbers) => (numbers.length && !numbers.includes(null) ? sum(numbers) / numbers.length : null);
+const known = (number) => (number === null ? "unknown" : shown(number));
 const promptOf = (key) => key.split("_").slice(0, -2).join("_");
 const sessionOf = (key) => key.split("_").slice(0, -1).join("_");
 
@@ -152,15 +154,15 @@ function showPrompts() {
     sessions: new Set(rows.map((row) => sessionOf(step.keys[row]))).size,
     idle: rows.filter(isIdle).length,
   }));
-  const by = { tokens: (of) => -of.tokens, low: (of) => of.reward, idle: (of) => -of.idle }[byId("sort").value];
-  if (by) listed.sort((a, b) => by(a) - by(b));
+  const by = { tokens: (of) => -of.tokens, low: (of) => of.reward ?? Infinity, idle: (of) => -of.idle }[byId("sort").value];
+  if (by) listed.sort((a, b) => by(a) - by(b) || 0); // of two that are not known, the difference is no number
   byId("prompts").replaceChildren(...listed.map((of) => {
     const details = element("details");
     details.dataset.prompt = of.prompt;
     const summary = details.appendChild(element("summary"));
     summary.append(element("code", "", of.prompt), element("span", "figures",
       `${count(of.sessions, "session")}, ${count(of.rows.length, "row")}, ${count(of.tokens, "token")}, ` +
-      `${Math.round((100 * of.shared) / of.tokens)} % alike, reward ${shown(of.reward)}, ${count(of.idle, "idle row")}`));
+      `${Math.round((100 * of.shared) / of.tokens)} % alike, reward ${known(of.reward)}, ${count(of.idle, "idle row")}`));
     details.addEventListener("toggle", () => {
       if (details.open && details.children.length === 1) details.append(tableOf(of.rows));
     });
@@ -190,10 +192,12 @@ function tableOf(rows) {
     if (shared) part("shared", 0, shared);
     if (tokens > shared) part("own", shared, tokens - shared);
     if (trained) part("trained", tokens - trained, trained);
-    for (const number of [tokens, shared, trained, columns.reward[row]]) line.append(element("td", "", shown(number)));
-    const advantage = columns.advantage[row];
-    line.append(element("td", advantage > 0 ? "good" : advantage < 0 ? "bad" : "", shown(advantage)));
-    line.append(element("td", "", shown(columns.weight[row])), element("td", "", shown(columns.age[row])));
+    for (const number of [tokens, shared, trained]) line.append(element("td", "", shown(number)));
+    const advantage = columns.advantage[row], [reward, weight] = [columns.reward[row], columns.weight[row]];
+    line.append(element("td", "", known(reward)));
+    // A row without a trained token has no advantage.
+    line.append(element("td", advantage > 0 ? "good" : advantage < 0 ? "bad" : "", (trained ? known : shown)(advantage)));
+    line.append(element("td", "", known(weight)), element("td", "", shown(columns.age[row])));
     const open = () => toggleTexts(line, row);
     line.addEventListener("click", open);
     line.addEventListener("keydown", (event) => event.key === "Enter" && open());
