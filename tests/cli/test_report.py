@@ -368,6 +368,17 @@ def test_a_browser_shows_a_row_its_tree_and_its_texts_without_an_error(run, tmp_
 
 
 @needs_a_browser
+def test_a_browser_shows_a_reward_that_is_not_known_as_unknown_and_prompts_with_one_last(run, tmp_path):
+    half = [row(0, "a_0_0", reward=math.nan), row(1, "a_1_0", reward=1.0), row(2, "b_0_0", reward=0.5)]
+    write_steps([step_of(half)], run / "steps" / "1.jsonl")
+    opened = _Opened(report(run, "--steps", "1"), tmp_path / "profile", at="#step-1-0/0")
+    assert opened.console == []
+    assert "unknown" in opened.visible("td")
+    body = opened.dom.split('id="prompts"')[1].split("<script")[0]
+    assert re.findall(r"reward ([\w.]+),", body) == ["unknown", "0.500"]
+
+
+@needs_a_browser
 def test_a_browser_shows_the_seconds_of_a_timed_step(run, tmp_path):
     page = report(run)
     alone = _Opened(page, tmp_path / "profile")
