@@ -80,6 +80,14 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
     "a file that is not there": (lambda own: ["data.train_files=/nowhere.parquet"], ("/nowhere.parquet",)),
     "a template that renders nothing": (with_template("hello"), ("template",)),
     "a template that refuses a role": (with_template(REFUSING), ("no such role: user",)),
+    "a file of agent loops that is no YAML": (
+        lambda own: [f"{AGENT}.agent_loop_config_path={own.file('agent.yaml', '- name: [')}", *own.reward()],
+        ("agent.yaml",),
+    ),
+    "a sampling parameter that no other process can get": (
+        with_loop("sampling_params=sampling_params", "sampling_params={'stop': (each for each in ids)}"),
+        ("cannot pickle", f"loop_of_mine.py:{line_of(LOOP, 'self.server_manager')}"),
+    ),
     "a loop of another name": (with_loop(name="yours"), ("mine", "not registered")),
     "a misspelt attribute": (
         with_loop("self.server_manager", "self.server_manger"),

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 FILES = (
     "data.custom_cls.path",
@@ -27,9 +29,16 @@ def own_files(config: DictConfig) -> dict[str, str]:
     for setting, key in LISTS.items():
         path = OmegaConf.select(config, setting)
         if path and Path(path).is_file():
-            classes = _values(OmegaConf.to_container(OmegaConf.load(path)), key)
-            named += [(setting, each.rpartition(".")[0]) for each in classes]
+            named += [(setting, each.rpartition(".")[0]) for each in _values(_loaded(path), key)]
     return {file: setting for setting, name in named if name and (file := _file_of(str(name)))}
+
+
+def _loaded(path: str) -> object:
+    """What a YAML file holds; nothing if it is none, which the run itself reports."""
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError):
+        return None
 
 
 def _values(held: object, key: str) -> Iterator[str]:

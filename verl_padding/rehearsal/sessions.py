@@ -200,8 +200,9 @@ class _ScriptedServer:
         self._replies = replies
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **others: Any
     ) -> Any:
+        sampling_params, _ = by_value((sampling_params, others))
         if not isinstance(prompt_ids, list) or not all(isinstance(token, int) for token in prompt_ids):
             raise TypeError(f"prompt_ids: a list of token ids is needed, not {type(prompt_ids).__name__}")
         if prompt_ids and max(prompt_ids) >= self._vocabulary:
