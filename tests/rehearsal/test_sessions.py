@@ -3,17 +3,14 @@
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from tests.rehearsal.own_jobs import AGENT, LOOP, REWARD, TOOL, TURNS, OwnJob, rehearsed
-from verl_padding.rehearsal.sessions import TRAIN, PlayedRow, _Queue, by_value
+from verl_padding.rehearsal.sessions import TRAIN, PlayedRow, _Queue
 
 RETURNED = "return outputs"
 SCORE = "return 1.0 if ground_truth in solution_str else 0.0"
@@ -58,8 +55,7 @@ TOOLS = "tools:\n  - class_name: nowhere.Tool\n    config: {type: native}\n    t
 REFUSING = "{% for m in messages %}{{ raise_exception('no such role: ' + m.role) }}{% endfor %}"
 OWN_FIELD = """class Output(AgentLoopOutput):
     def as_dict(self):
-        import torch
-        return super().as_dict() | {'notes': torch.zeros(3 + len(self.response_ids))}
+                return super().as_dict() | {'notes': torch.zeros(3 + len(self.response_ids))}
 
 
 def AgentLoopOutput(**fields):
@@ -244,14 +240,3 @@ def test_rows_stay_what_they_were_when_they_were_put():
     asyncio.run(_Queue(rows).async_kv_batch_put(**put, partition_id=TRAIN))
     info["writer"], tag["status"] = 1, "failure"
     assert [(row.fields, row.tag) for row in rows] == [({"extra_info": {"writer": 0}}, {"status": "success"})]
-
-
-def test_what_is_handed_over_is_a_copy_whose_arrays_are_read_only_and_whose_tensors_are_not():
-    given = {"array": np.zeros(3), "nested": [{"array": np.zeros(2)}], "tensor": torch.zeros(3)}
-    copy = by_value(given)
-    copy["tensor"][0] = 1.0
-    assert not given["tensor"].any()
-    assert not copy["array"].flags.writeable
-    assert not copy["nested"][0]["array"].flags.writeable
-    with pytest.raises(TypeError, match="pickle"):
-        by_value({"lock": threading.Lock()})

@@ -5,7 +5,6 @@ The user's own data set, chat template, agent loop, tools and rewards run on a f
 
 import asyncio
 import logging
-import pickle
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from uuid import uuid4
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
-from ray import cloudpickle
 from torch.utils.data import DataLoader
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.trainer.ppo.utils import create_rl_dataset
@@ -35,6 +33,7 @@ from verl_padding.errors import PaddingError
 from verl_padding.local.scripted_replies import Replies
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.plan.row_keys import session_of_key
+from verl_padding.rehearsal.copies import by_value
 from verl_padding.rehearsal.failure import SESSION_FAILED, Failure, RehearsalError, count_failure
 from verl_padding.rehearsal.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
 
@@ -154,16 +153,6 @@ def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> A
     batch = tu.get_tensordict(columns)
     tu.assign_non_tensor(batch, global_steps=1, **({} if is_train else {"validate": True}))
     return by_value(batch)
-
-
-def by_value(value: Any) -> Any:
-    """A copy, as Ray hands it to another process: in a job, rewards, loops and the queue each have their own.
-
-    What cannot be pickled is an error here too, lazily opened images are read once, and arrays are read-only.
-    """
-    buffers: list[pickle.PickleBuffer] = []
-    pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return cloudpickle.loads(pickled, buffers=[bytes(buffer) for buffer in buffers])
 
 
 def _remote(compute_score: Callable[[Any], Awaitable[Any]]) -> Any:

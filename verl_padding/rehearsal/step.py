@@ -92,25 +92,26 @@ def rehearse_step(
             code = run_command(command, folder=folder, on_line=read, timeout_s=timeout_s, cwd=Path.cwd())
         except TimeoutError:
             wrong = f"the job has not ended in {timeout_s:.0f} s; it had reached {reached[-1]}"
-    failures = of_log.failures()
     steps = [data for _, data in read_metrics(folder)]
-    not_finite = metrics_not_finite(steps)
-    if not wrong and of_log.refusal:
-        wrong = shortened(of_log.refusal)
-    elif not wrong and (code or len(steps) < STEPS):
-        wrong = f"the job has ended (exit code {code}) at {reached[-1]}"
-        if not failures:
+    ended = f"the job has ended (exit code {code}) at {reached[-1]}" if code or len(steps) < STEPS else ""
+    if wrong := _what_is_wrong(of_log, wrong or ended, steps):
+        if wrong == ended and not of_log.failures():
             wrong = "\n".join([f"{wrong}:", *(folder / LOG).read_text().splitlines()[-LAST:]])
-    elif not wrong and not_finite:
-        wrong = f"metrics are not finite: {', '.join(not_finite)}"
-    if of_log.failed_sessions:
-        failed = f"{counted(of_log.failed_sessions, 'session')} failed, and verl went on without them"
-        wrong = f"{wrong}; {failed}" if wrong else failed
-    if wrong:
-        raise RehearsalError(wrong, stage="step", failures=failures)
+        raise RehearsalError(wrong, stage="step", failures=of_log.failures())
     shown = [[f"{name}={step[name]:.4g}" for name in SHOWN if name in step] for step in steps]
     return [
         f"{model}; {len(steps)} step(s) in {time.monotonic() - started:.0f} s",
         *map(", ".join, shown),
         *(f"not rehearsed: {each}" for each in left_out),
     ]
+
+
+def _what_is_wrong(of_log: FailuresOfLog, ended: str, steps: Sequence[Mapping[str, float]]) -> str:
+    """What a user has to know of a job, empty if it went well; ``ended`` is how it did, empty if as it should."""
+    wrong = shortened(of_log.refusal) or ended
+    if not wrong and (not_finite := metrics_not_finite(steps)):
+        wrong = f"metrics are not finite: {', '.join(not_finite)}"
+    if not of_log.failed_sessions:
+        return wrong
+    failed = f"{counted(of_log.failed_sessions, 'session')} failed, and verl went on without them"
+    return f"{wrong}; {failed}" if wrong else failed
