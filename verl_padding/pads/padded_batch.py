@@ -11,8 +11,9 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads import columns
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
 from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, read_fields, rows_like, tokens_of_masks
+from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.template import Columns, PadTemplate
-from verl_padding.pads.upsampling import SourceRows, check_no_pads, check_weight_is_a_field, new_pads, put_pads, strip
+from verl_padding.pads.upsampling import check_no_pads, check_weight_is_a_field, new_pads, put_pads, strip
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.counted import counted
 

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.tags import is_padding
+from verl_padding.pads.tags import PADDING_TAG, is_padding
 from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import uid_of_key
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["KVBatchMeta"]
 
+MARKED = "rows_with_is_padding"
+"""Key of ``extra_info`` of a batch that has pads: the rows that had the column before, and whether it was selected."""
 _HELD: list[Any] = []
 """Storage of queues that were let go of: Ray ends an actor when the process that made it drops its last handle."""
 
@@ -194,6 +196,47 @@ def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
     tq.get_client().put(TensorDict(dict(columns), batch_size=len(rows)), metadata=meta)
     if rows.fields is not None:
         rows.fields = [*rows.fields, *(column for column in columns if column not in rows.fields)]
+
+
+def mark_rows(batch: KVBatchMeta, marked: Sequence[str]) -> KVBatchMeta:
+    """The batch, all of whose rows have a column that says that they are no pads; the rows of ``marked`` had one."""
+    others = batch.select_keys([key for key in batch.keys if key not in set(marked)])
+    if others.keys:
+        put_columns(others, {PADDING_TAG: torch.zeros(len(others), dtype=torch.bool)})
+    rows = rows_like(batch, batch.keys, batch.tags)
+    selected = rows.fields is None or PADDING_TAG in rows.fields
+    if rows.fields is not None and not selected:
+        rows.fields = [*rows.fields, PADDING_TAG]
+    rows.extra_info = {**rows.extra_info, MARKED: (list(marked), selected)}
+    return rows
+
+
+def unmark_rows(rows: KVBatchMeta) -> KVBatchMeta:
+    """Real rows without what :func:`mark_rows` has added; rows of a batch that it has not made stay as they are."""
+    if MARKED not in (rows.extra_info or {}):
+        return rows
+    plain = rows_like(rows, rows.keys, rows.tags)
+    plain.extra_info = dict(rows.extra_info)
+    marked, selected = plain.extra_info.pop(MARKED)
+    if plain.fields is not None and not selected:
+        plain.fields.remove(PADDING_TAG)
+    if others := [key for key in rows.keys if key not in set(marked)]:
+        there = list(tq.get_client().kv_retrieve_meta(keys=others, partition_id=rows.partition_id).global_indexes)
+        if there:
+            ray.get(controller().__ray_call__.remote(_forget, rows.partition_id, PADDING_TAG, there))
+    return plain
+
+
+def _forget(queue: Any, partition_id: str, name: str, rows: list[int]) -> None:
+    # Runs in TransferQueue's controller, which by itself can only clear whole rows. The storage keeps the column until
+    # then, but nobody reads it.
+    partition = queue.partitions[partition_id]
+    partition.production_status[rows, partition.field_name_mapping[name]] = 0
+    meta = partition.field_metadata.get(name)
+    if meta is not None:
+        meta.remove_samples(rows)
+        if not meta.global_indexes:
+            partition.field_metadata.pop(name)
 
 
 def clear(keys: Sequence[str], partition_id: str) -> None:

@@ -108,6 +108,11 @@ def _lengths(row: Row) -> tuple[int, int]:
     return len(row["prompts"]), len(row["responses"])
 
 
+def shortest_pad(image: SmallestImage | None) -> int:
+    """Tokens of a pad that has a response, and a prompt of at least one token, with the image at its end."""
+    return max(1, len(image.token_ids) if image else 0) + PAD_RESPONSE_LENGTH
+
+
 class PadTemplate:
     """Makes the fields of pads from those of real rows.
 
@@ -130,12 +135,9 @@ class PadTemplate:
         n_experts: Callable[[], int | None] = lambda: None,
         image: SmallestImage | None = None,
     ):
-        if image is not None and len(image.token_ids) > length - PAD_RESPONSE_LENGTH:
-            raise PaddingDataError(
-                f"padding.pad_length={length}: the smallest image of this model takes {len(image.token_ids)} tokens "
-                "of a prompt. Set padding.pad_length=auto, or to at least "
-                f"{len(image.token_ids) + PAD_RESPONSE_LENGTH}."
-            )
+        if length < (shortest := shortest_pad(image)):
+            why = "its prompt has at least one token, or those of the smallest image of the model"
+            raise PaddingDataError(f"length={length}: a pad here has at least {shortest}: {why}. Give {shortest}.")
         self.length = length
         self._lengths = (length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
         self._eos_token_id = eos_token_id
@@ -195,11 +197,12 @@ class PadTemplate:
         else. For 2 tokens, top-2 of 8 experts, in steps of 5: layer 0 has (0, 5), (2, 7), layer 1 has (5, 2), (7, 4).
         """
         layers, top_k = value.shape[1:]
-        n_experts = self._n_experts() or int(value.max()) + 1
+        known = self._n_experts()
+        n_experts = int(value.max()) + 1 if known is None else known
         if top_k > n_experts:
             raise PaddingDataError(
                 f"field 'routed_experts': {top_k} experts per token, but the model has {n_experts}. Is "
-                "actor_rollout_ref.model.path the model that the rows come from?"
+                "actor_rollout_ref.model.path (or n_experts) that of the model that the rows come from?"
             )
         steps = range(max(1, round(GOLDEN * n_experts)), n_experts + 1)
         step = next(step for step in steps if gcd(step, n_experts) == 1)

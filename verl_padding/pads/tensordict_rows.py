@@ -1,0 +1,93 @@
+"""Rows in a TensorDict: read for what pads are made from, joined with pads, and restored without them."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_padding.pads.columns import IS_PADDING
+from verl_padding.pads.source_rows import check_prompt, missing_field, of_different_lengths
+from verl_padding.pads.template import Columns
+
+LAYOUTS = "layouts_without_pads"
+"""What a padded TensorDict holds once for all rows: its columns before there were pads, each with its ragged axis, 0
+for a plain tensor, None for what is no tensor."""
+
+
+class TensorDictRows:
+    """The few rows of a TensorDict that pads are made from.
+
+    A PaddingDataError refuses rows without prompts or responses, or with an empty prompt.
+    """
+
+    def __init__(self, batch: TensorDict):
+        self._columns = _columns(batch)
+        for name in ("prompts", "responses"):
+            if name not in self._columns:
+                raise missing_field(0, name)
+        pairs = zip(self._columns["prompts"], self._columns["responses"], strict=True)
+        self._lengths = {row: (len(prompt), len(response)) for row, (prompt, response) in enumerate(pairs)}
+        for row, (prompt, _) in self._lengths.items():
+            check_prompt(row, prompt)
+
+    def read(self) -> list[dict[str, Any]]:
+        rows = of_different_lengths(self._lengths, self._lengths)
+        return [{name: value_R[row] for name, value_R in self._columns.items()} for row in rows]
+
+
+def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
+    """The rows of a TensorDict, and pads behind them; what it holds once for all rows stays."""
+    columns = _columns(batch)
+    layouts = {name: _ragged_axis(batch.get(name)) for name in columns}
+    if IS_PADDING not in columns:
+        columns[IS_PADDING] = _values(torch.zeros(len(batch), dtype=torch.bool))
+    joined = {name: _column([*rows, *_values(fields[name])], layouts.get(name, 0)) for name, rows in columns.items()}
+    padded = TensorDict(joined, batch_size=len(batch) + n_pads, device=batch.device)
+    for name in batch.keys() - columns.keys():
+        tu.assign_non_tensor_data(padded, name, tu.get(batch, name))
+    tu.assign_non_tensor_data(padded, LAYOUTS, layouts)
+    return padded
+
+
+def restore(rows: TensorDict) -> TensorDict:
+    """The real rows of a padded TensorDict, laid out as before there were pads."""
+    layouts = tu.pop(rows, LAYOUTS)
+    if layouts is None:
+        return rows
+    for name in layouts.keys() & rows.keys():
+        rows[name] = _column(_values(rows.get(name)), layouts[name])
+    return rows if IS_PADDING in layouts else rows.exclude(IS_PADDING)
+
+
+def _columns(batch: TensorDict) -> dict[str, list[Any]]:
+    """Field -> value of each row."""
+    # NonTensorData is one value for all rows, such as a temperature that verl hands to its workers.
+    of_rows = {name: column for name, column in batch.items() if not isinstance(column, NonTensorData)}
+    return {name: _values(column) for name, column in of_rows.items()}
+
+
+def _values(column: torch.Tensor | NonTensorStack) -> list[Any]:
+    return list(column.unbind()) if isinstance(column, torch.Tensor) else column.tolist()
+
+
+def _ragged_axis(column: torch.Tensor | NonTensorStack) -> int | None:
+    return getattr(column, "_ragged_idx", 0) if isinstance(column, torch.Tensor) else None
+
+
+def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | NonTensorStack:
+    """A column of rows, with the ragged axis that their shapes have; with ``ragged_axis`` if all have one shape."""
+    if ragged_axis is None:
+        return NonTensorStack(*map(NonTensorData, values))
+    shapes = zip(*(value.shape for value in values), strict=True)
+    differing = [axis for axis, sizes in enumerate(shapes, 1) if len(set(sizes)) > 1]
+    if len(differing) > 1:
+        return torch.nested.as_nested_tensor(list(values), layout=torch.strided)
+    axis = differing[0] if differing else ragged_axis
+    if not axis:
+        return torch.stack(list(values))
+    # Not as_nested_tensor, which takes the first axis to be ragged where all rows have one shape.
+    ends = torch.tensor([0, *accumulate(value.shape[axis - 1] for value in values)], device=values[0].device)
+    return torch.nested.nested_tensor_from_jagged(torch.cat(list(values), dim=axis - 1), ends, jagged_dim=axis)
