@@ -14,9 +14,10 @@ from verl_padding.driver.mixin import PaddedTrainer
 VERBS = {
     "plan_batch": "(rows: Rows, job: Job) -> BatchPlan",
     "real_rows": "(batch: Any) -> Any",
-    "strip": "(batch: KVBatchMeta) -> KVBatchMeta",
-    "upsample": "(batch: KVBatchMeta, multiple: int, *, eos_token_id: int = 0, length: int = 2, "
-    "roles: Mapping[str, FieldRole] | None = None) -> KVBatchMeta",
+    "strip": "(batch: ~Batch) -> ~Batch",
+    "upsample": "(batch: ~Batch, multiple: int, *, eos_token_id: int = 0, length: int | None = None, "
+    "roles: Mapping[str, FieldRole] | None = None, n_experts: int | None = None, "
+    "image: Callable[[Mapping[str, Tensor]], SmallestImage] | None = None) -> ~Batch",
 }
 
 

@@ -18,7 +18,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
-from verl_padding.pads import upsampling
+from verl_padding.pads import source_rows
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
 from verl_padding.pads.queue_claim import ENDED, _claim_of, release_queue
@@ -373,8 +373,8 @@ def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, m
 def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_though_no_pad_is_needed(monkeypatch):
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)
-    read, get = [], upsampling.read_rows
-    monkeypatch.setattr(upsampling, "read_rows", lambda keys, partition: read.append(keys) or get(keys, partition))
+    read, get = [], source_rows.read_rows
+    monkeypatch.setattr(source_rows, "read_rows", lambda keys, partition: read.append(keys) or get(keys, partition))
     for reads in (1, 0):
         read.clear()
         trainer._balance_batch(batch, {})

@@ -145,9 +145,10 @@ def test_routes_of_a_model_of_unknown_size_stay_among_the_experts_that_were_met(
     rows = rows_with(routed_experts=lambda p, r: torch.tensor([3, 11, 6, 9]).expand(p + r, 2, 4))
     routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"])["routed_experts"]
     assert int(routes.max()) <= 11
-    too_few = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda: 3)
-    with pytest.raises(PaddingDataError, match=r"^field 'routed_experts': 4 experts per token, but the model has 3"):
-        too_few.fields(rows, ["routed_experts"])
+    for n_experts in (0, 3):
+        too_few = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda experts=n_experts: experts)
+        with pytest.raises(PaddingDataError, match=rf"^field 'routed_experts': 4 experts .* has {n_experts}"):
+            too_few.fields(rows, ["routed_experts"])
 
 
 def test_a_pads_picture_is_in_its_inputs_and_at_the_end_of_its_prompt():
@@ -156,8 +157,14 @@ def test_a_pads_picture_is_in_its_inputs_and_at_the_end_of_its_prompt():
     assert pad["prompts"].tolist() == [EOS, EOS, 90, 91, 92]
     assert pad["input_ids"].tolist() == [EOS, EOS, 90, 91, 92, EOS]
     assert pad["multi_modal_inputs"].keys() == image.inputs.keys()
-    with pytest.raises(PaddingDataError, match=r"^padding\.pad_length=3: the smallest image .* at least 4\."):
+    with pytest.raises(PaddingDataError, match=r"^length=3: .* 4"):
         PadTemplate(eos_token_id=EOS, length=3, image=image)
+
+
+@pytest.mark.parametrize("length", [-1, 0, 1])
+def test_a_pad_without_a_prompt_token_is_refused(length):
+    with pytest.raises(PaddingDataError, match=rf"^length={length}: .* 2"):
+        PadTemplate(eos_token_id=EOS, length=length)
 
 
 @dataclass

@@ -1,26 +1,43 @@
 """The verbs for a trainer of one's own, in the real TransferQueue."""
 
 import doctest
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.deep_equality import assert_equal
+from tests.support.rows_in_queue import (
+    PARTITION,
+    default_keys,
+    empty_queue,
+    put_rows,
+    put_some_fields,
+    queue_content,
+    row_tag,
+)
+from tests.support.shaped_rows import FIELDS, N_EXPERTS, ROLES, SHAPES, assert_same_rows, rows_of
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import upsampling
-from verl_padding.pads.queue import read_rows
+from verl_padding.pads.queue import read_fields, read_rows
 from verl_padding.pads.roles import FieldRole, Role
+from verl_padding.pads.vision_families import image_maker
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
+QWEN = {"model_type": "qwen2_vl", "vision_start_token_id": 90, "image_token_id": 91, "vision_end_token_id": 92}
+QWEN |= {"vision_config": {"spatial_merge_size": 2}}
+NOT_IN_A_QUEUE = {"no pad, said otherwise", "two axes", "odd length"}
+IN_A_QUEUE = sorted(set(FIELDS) - NOT_IN_A_QUEUE)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=12)
 
 
@@ -72,6 +89,118 @@ def test_a_field_without_a_role_is_refused_unless_one_is_given():
     assert queue_content() == content
     padded = upsample(batch, 2, length=8, roles={"odd": FieldRole(Role.ROW)})
     assert read_rows(padded.keys[1:], PARTITION)[0]["odd"].shape == (5,)
+
+
+@pytest.fixture
+def five_rows():
+    """A function that puts five rows, with other fields beside those of text."""
+    return lambda *tried: put_some_fields(FIVE, rows_of(FIVE, tried))
+
+
+FIVE = [(5, 3), (4, 2), (7, 1), (3, 3), (2, 2)]
+
+
+def worker_data_of(batch):
+    """What a worker gets that is called with these rows."""
+    return read_fields(batch.keys, batch.partition_id, batch.fields)
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(tried=SHAPES.map(lambda shapes: shapes - NOT_IN_A_QUEUE), selected=st.sampled_from([None, "most", "marked"]))
+@example(tried=set(IN_A_QUEUE) - {"four axes"}, selected=None)
+@example(tried=set(IN_A_QUEUE) - {"three axes", "no pad"}, selected="most")
+def test_strip_leaves_rows_in_the_queue_as_they_were(tried, selected):
+    rows = rows_of(FIVE, tried - {"no pad"})
+    for row in rows[::2]:
+        row |= {"is_padding": torch.tensor(False)} if "no pad" in tried else {}
+    batch = put_some_fields(FIVE, rows)
+    batch.extra_info["temperature"] = 0.5
+    if selected:
+        batch.fields = ["prompts", "input_ids"] + ["is_padding"] * (selected == "marked")
+    was = deepcopy(batch)
+    before = read_rows_one_by_one(batch)
+    padded = upsample(batch, 8, roles=ROLES, n_experts=N_EXPERTS)
+    assert batch == was
+    data = worker_data_of(padded)
+    assert data["is_padding"].tolist() == [False] * 5 + [True] * 3
+    assert_same_rows(real_rows(data).select("input_ids"), worker_data_of(batch).select("input_ids"))
+    for _ in range(2):
+        assert strip(padded) == was
+        for got, want in zip(read_rows_one_by_one(batch), before, strict=True):
+            assert_equal(got, want)
+    empty_queue()
+
+
+def read_rows_one_by_one(batch):
+    """Each row with all of its own fields."""
+    return [read_rows([key], PARTITION)[0] for key in batch.keys]
+
+
+def test_a_tensordict_gets_the_pads_that_the_queue_gets(five_rows):
+    batch = five_rows(*IN_A_QUEUE)
+    held = worker_data_of(batch)
+    said = {"eos_token_id": 7, "length": 4, "roles": ROLES, "n_experts": N_EXPERTS}
+    in_queue = worker_data_of(upsample(batch, 8, **said))
+    assert_same_rows(upsample(held, 8, **said).exclude("uid", "layouts_without_pads"), in_queue.exclude("uid"))
+
+
+@pytest.mark.parametrize("tried", [(), ("no pad",)])
+def test_the_mean_reward_of_real_rows_in_a_worker_is_that_without_pads(five_rows, tried):
+    data = worker_data_of(upsample(five_rows("one number", *tried), 8))
+    assert data["reward"].mean() == 0.625
+    assert real_rows(data)["reward"].mean() == 1.0
+
+
+def test_rows_that_call_themselves_pads_are_refused():
+    batch = put_rows(FIVE, is_padding=[torch.tensor(row == 3) for row in range(5)])
+    with pytest.raises(PaddingDataError, match=f"^row '{batch.keys[3]}': "):
+        upsample(batch, 8)
+    assert len(queue_content()) == 5
+
+
+def test_strip_may_come_after_the_rows_are_gone(five_rows):
+    padded = upsample(five_rows(), 8)
+    tq.kv_clear(keys=padded.keys[:2], partition_id=PARTITION)
+    assert strip(padded).keys == padded.keys[:5]
+    tq.kv_clear(keys=padded.keys[2:5], partition_id=PARTITION)
+    assert strip(padded).keys == padded.keys[:5]
+    assert not queue_content()
+
+
+@pytest.mark.parametrize("multiple", [5, 8])
+def test_what_cannot_be_padded_leaves_the_queue_alone(five_rows, multiple):
+    batch = five_rows("routes")
+    was, before = deepcopy(batch), queue_content()
+    for said in ({"length": 1}, {"length": 0}, {}):
+        with pytest.raises(ValueError, match=r"^(length|n_experts)="):
+            upsample(batch, multiple, **said)
+    with pytest.raises(ValueError, match=r"^multiple=-1: "):
+        upsample(batch, -1)
+    assert (batch, queue_content()) == (was, before)
+
+
+@pytest.mark.parametrize("name", ["prompts", "responses"])
+@pytest.mark.parametrize("lacking", [slice(None), slice(3, 4)], ids=["all rows", "one row"])
+def test_rows_without_prompts_or_responses_are_refused(name, lacking):
+    keys, tags = default_keys(5), [row_tag(*length) for length in FIVE]
+    for key, tag, row in zip(keys, tags, rows_of(FIVE), strict=True):
+        fields = list_of_dict_to_tensordict([row])
+        fields = fields.exclude(name) if key in keys[lacking] else fields
+        tq.kv_batch_put(keys=[key], partition_id=PARTITION, fields=fields, tags=[tag])
+    batch = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION)
+    before = queue_content()
+    with pytest.raises(PaddingDataError, match=f"^row '{batch.keys[lacking][0]}': has no field '{name}'"):
+        upsample(batch, 8)
+    assert queue_content() == before
+
+
+def test_pads_in_the_queue_show_the_smallest_image(five_rows):
+    batch = five_rows("images", "four axes")
+    padded = upsample(batch, 8, eos_token_id=7, image=image_maker("auto", QWEN))
+    for pad in read_rows(padded.keys[5:], PARTITION):
+        assert pad["input_ids"].tolist() == [90, 91, 92, 7]
+        assert_equal(pad["multi_modal_inputs"]["pixel_values"], torch.zeros(4, 24))
+    assert padded.tags[-1]["seq_len"] == 4
 
 
 IS_PAD = [False, True, False, True, True, False]

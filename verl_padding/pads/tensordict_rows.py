@@ -44,12 +44,31 @@ def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
     layouts = {name: _ragged_axis(batch.get(name)) for name in columns}
     if IS_PADDING not in columns:
         columns[IS_PADDING] = _values(torch.zeros(len(batch), dtype=torch.bool))
-    joined = {name: _column([*rows, *_values(fields[name])], layouts.get(name, 0)) for name, rows in columns.items()}
-    padded = TensorDict(joined, batch_size=len(batch) + n_pads, device=batch.device)
-    for name in batch.keys() - columns.keys():
-        tu.assign_non_tensor_data(padded, name, tu.get(batch, name))
+    joined = {
+        name: _column([*value_R, *_values(fields[name])], layouts.get(name, 0)) for name, value_R in columns.items()
+    }
+    padded = _rows_like(batch, joined, len(batch) + n_pads)
     tu.assign_non_tensor_data(padded, LAYOUTS, layouts)
     return padded
+
+
+def select(batch: TensorDict, rows: Sequence[int]) -> TensorDict:
+    """Some rows of a TensorDict, its columns laid out as they are."""
+    # Not verl's index_select_tensor_dict, which cannot take columns with two ragged axes.
+    columns = {
+        name: _column([value_R[row] for row in rows], _ragged_axis(batch.get(name)))
+        for name, value_R in _columns(batch).items()
+    }
+    return _rows_like(batch, columns, len(rows))
+
+
+def _rows_like(batch: TensorDict, columns: Columns, n_rows: int) -> TensorDict:
+    """Other rows, with what a TensorDict holds once for all of its rows."""
+    rows = TensorDict(dict(columns), batch_size=n_rows, device=batch.device)
+    for name, value in batch.items():
+        if name not in columns:
+            tu.assign_non_tensor_data(rows, name, value.data)
+    return rows
 
 
 def restore(rows: TensorDict) -> TensorDict:
@@ -70,11 +89,11 @@ def _columns(batch: TensorDict) -> dict[str, list[Any]]:
 
 
 def _values(column: torch.Tensor | NonTensorStack) -> list[Any]:
-    return list(column.unbind()) if isinstance(column, torch.Tensor) else column.tolist()
+    return column.tolist() if isinstance(column, NonTensorStack) else list(column.unbind(0))
 
 
 def _ragged_axis(column: torch.Tensor | NonTensorStack) -> int | None:
-    return getattr(column, "_ragged_idx", 0) if isinstance(column, torch.Tensor) else None
+    return None if isinstance(column, NonTensorStack) else getattr(column, "_ragged_idx", 0)
 
 
 def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | NonTensorStack:

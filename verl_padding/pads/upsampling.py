@@ -1,6 +1,7 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -8,7 +9,6 @@ from uuid import uuid4
 import torch
 from tensordict import NonTensorStack, TensorDict
 from verl.protocol import DataProto
-from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
@@ -28,7 +28,7 @@ from verl_padding.pads.roles import FieldRole
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import Columns, PadTemplate, Schema, same_in_all, shortest_pad
-from verl_padding.pads.tensordict_rows import TensorDictRows, append, restore
+from verl_padding.pads.tensordict_rows import TensorDictRows, append, restore, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
 from verl_padding.plan.counted import counted
 from verl_padding.plan.row_keys import row_key, uid_of_key
@@ -85,26 +85,21 @@ def upsample(
     check_no_pads(batch)
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave such a batch out.")
-    source = SourceRows(batch) if isinstance(batch, KVBatchMeta) else TensorDictRows(batch)
-    marked = source.keys_with(IS_PADDING) if isinstance(source, SourceRows) else []
-    if isinstance(batch, KVBatchMeta) and marked:
-        check_no_pads(read_fields(marked, batch.partition_id, [IS_PADDING]), marked)
+    source: TensorDictRows | SourceRows
+    marked: list[str] = []
+    if isinstance(batch, TensorDict):
+        source = TensorDictRows(batch)
+    else:
+        source = SourceRows(batch)
+        if marked := source.keys_with(IS_PADDING):
+            check_no_pads(read_fields(marked, batch.partition_id, [IS_PADDING]), marked)
     inputs = find_images(batch) if image is not None else None
     shown = image(inputs) if image is not None and inputs is not None else None
-
-    def known_experts() -> int:
-        if n_experts is None:
-            raise PaddingDataError(
-                "n_experts=None: rows have a field 'routed_experts', and a pad's routes must be among the experts of "
-                "the model. Give the number of routed experts of a layer."
-            )
-        return n_experts
-
     template = PadTemplate(
         eos_token_id=eos_token_id,
         length=shortest_pad(shown) if length is None else length,
         schema=Schema(roles),
-        n_experts=known_experts,
+        n_experts=partial(_given, n_experts),
         image=shown,
     )
     n_pads = -len(batch) % multiple
@@ -162,7 +157,7 @@ def real_rows(batch: Any) -> Any:
             f"row. Look at {IS_PADDING} first if a rank may hold only pads."
         )
     if isinstance(batch, TensorDict):
-        return tu.index_select_tensor_dict(batch, torch.tensor(places, dtype=torch.int64))
+        return select(batch, places)
     return batch.select_idxs(torch.tensor(places, dtype=torch.int64))
 
 
@@ -192,6 +187,15 @@ def check_no_pads(batch: KVBatchMeta | TensorDict, keys: Sequence[str] | None = 
             f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
             "another padding, is still in the batch: clear it, or take the tag off."
         )
+
+
+def _given(n_experts: int | None) -> int:
+    if n_experts is None:
+        raise PaddingDataError(
+            "n_experts=None: rows have a field 'routed_experts', and a pad's routes must be among the experts of the "
+            "model. Give the number of routed experts of a layer."
+        )
+    return n_experts
 
 
 def _put_behind(batch: KVBatchMeta, pads: KVBatchMeta, fields: Columns, marked: Sequence[str]) -> KVBatchMeta:
@@ -224,7 +228,11 @@ def _with_own_names(fields: Columns, uid: str, n_pads: int) -> Columns:
 
 def find_images(batch: KVBatchMeta | TensorDict) -> Inputs | None:
     """``multi_modal_inputs`` of a row that has an image or a video; None if no row of the batch has one."""
-    held = tu.get(batch, MULTI_MODAL_INPUTS, []) if isinstance(batch, TensorDict) else _inputs_in_queue(batch)
+    if isinstance(batch, TensorDict):
+        column = batch.get(MULTI_MODAL_INPUTS, None)
+        held: Iterable[Inputs | None] = [] if column is None else column.tolist()
+    else:
+        held = _inputs_in_queue(batch)
     return next((each for each in held if any(name.startswith("pixel_values") for name in each or {})), None)
 
 

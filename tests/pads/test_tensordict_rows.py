@@ -1,0 +1,162 @@
+"""Pads in a TensorDict of rows: no queue is needed."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl.utils import tensordict_utils as tu
+
+from tests.support.deep_equality import assert_equal
+from tests.support.shaped_rows import (
+    FIELDS,
+    LENGTHS,
+    N_EXPERTS,
+    ROLES,
+    SHAPES,
+    assert_same_rows,
+    in_tensordict,
+    rows_of,
+    values,
+)
+from verl_padding import real_rows, strip, upsample
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.template import PadTemplate, Schema
+from verl_padding.pads.vision_families import image_maker
+
+FIVE = [(5, 3), (4, 2), (6, 1), (3, 3), (2, 2)]
+ALL_SHAPES = set(FIELDS) - {"four axes", "no pad, said otherwise"}
+
+
+@settings(max_examples=60)
+@given(lengths=LENGTHS, tried=SHAPES, multiple=st.integers(1, 9), jagged=st.booleans(), length=st.integers(2, 5))
+@example(lengths=FIVE, tried=ALL_SHAPES, multiple=8, jagged=False, length=2)
+@example(lengths=[(4, 2)] * 3, tried=ALL_SHAPES, multiple=4, jagged=False, length=6)
+@example(lengths=[(4, 2)] * 3, tried={"four axes", "no pad, said otherwise"}, multiple=4, jagged=True, length=2)
+def test_strip_gives_back_what_upsample_got(lengths, tried, multiple, jagged, length):
+    if not any(prompt % 2 for prompt, _ in lengths):
+        tried = tried - {"often none"}  # a declared role wants a value
+    rows = rows_of(lengths, tried)
+    batch, before = in_tensordict(rows, jagged=jagged), in_tensordict(rows, jagged=jagged)
+    padded = upsample(batch, multiple, eos_token_id=7, length=length, roles=ROLES, n_experts=N_EXPERTS)
+    assert_same_rows(batch, before)
+    assert len(padded) % multiple == 0 <= len(padded) - len(batch) < multiple
+    for name, column in padded.items():
+        if name in rows[0]:
+            real = values(column)[: len(batch)] if not isinstance(column, NonTensorData) else []
+            for value, row in zip(real, rows, strict=bool(real)):
+                assert_equal(value, row[name], name)
+    assert len(real_rows(padded)) == len(batch)
+    for _ in range(2):
+        assert_same_rows(strip(padded), before)
+    assert_same_rows(strip(strip(padded)), before)
+
+
+@pytest.mark.parametrize("jagged", [False, True])
+@pytest.mark.parametrize("lengths", [FIVE, [(5, 2)] * 5, [(1, 1)] * 5])
+def test_pads_are_those_of_the_template(lengths, jagged):
+    rows = rows_of(lengths, ALL_SHAPES)
+    padded = upsample(in_tensordict(rows, jagged=jagged), 8, eos_token_id=7, roles=ROLES, n_experts=N_EXPERTS)
+    template = PadTemplate(eos_token_id=7, length=2, schema=Schema(ROLES), n_experts=lambda: N_EXPERTS)
+    wanted = template.fields(rows, n_pads=3)
+    for name in rows[0].keys() - {"uid", "is_padding"}:
+        for got, want in zip(values(padded.get(name))[5:], values(wanted[name]), strict=True):
+            assert_equal(got, want, name)
+    assert padded["is_padding"].tolist() == [False] * 5 + [True] * 3
+    [uid] = set(values(padded.get("uid"))[5:])
+    assert uid.startswith("pad")
+
+
+@pytest.mark.parametrize("tried", [(), ["no pad"], ["no pad, said otherwise"]])
+def test_the_mean_reward_of_real_rows_is_that_without_pads(tried):
+    padded = upsample(in_tensordict(rows_of(FIVE, {"one number", *tried})), 8)
+    assert len(padded) == 8
+    assert padded["reward"].mean() == 0.625
+    assert real_rows(padded)["reward"].mean() == 1.0
+
+
+def test_chunks_and_later_columns_are_stripped_as_well():
+    batch = in_tensordict(rows_of([(5, 3), (5, 2), (5, 3)]), jagged=False)
+    padded = upsample(batch, 4)
+    padded["advantages"] = torch.arange(4.0)
+    first, second = (strip(chunk) for chunk in tu.chunk_tensordict(padded, 2))
+    assert second["advantages"].tolist() == [2.0]
+    assert_same_rows(tu.concat_tensordict([first, second]).exclude("advantages"), batch)
+
+
+def test_what_holds_for_all_rows_stays_as_it_is():
+    batch = in_tensordict(rows_of(FIVE))
+    tu.assign_non_tensor(batch, temperature=0.7, sizes={"mini": 4})
+    for rows in (upsample(batch, 8), strip(upsample(batch, 8))):
+        assert tu.get(rows, "temperature") == 0.7
+        assert tu.get(rows, "sizes") == {"mini": 4}
+
+
+def test_a_batch_that_divides_gets_no_pad_and_no_column():
+    batch = in_tensordict(rows_of(FIVE))
+    same = upsample(batch, 5)
+    assert same is not batch
+    assert_same_rows(same, batch)
+
+
+QWEN = {"model_type": "qwen2_vl", "vision_start_token_id": 90, "image_token_id": 91, "vision_end_token_id": 92}
+QWEN |= {"vision_config": {"spatial_merge_size": 2}}
+
+
+def test_pads_show_the_smallest_image_that_the_caller_has_made():
+    batch = in_tensordict(rows_of([(4, 2), (5, 2)], {"images", "four axes"}))
+    pad = tu.index_select_tensor_dict(upsample(batch, 3, eos_token_id=7, image=image_maker("auto", QWEN)), [2])
+    assert pad["prompts"].unbind()[0].tolist() == [90, 91, 92]
+    assert pad["input_ids"].unbind()[0].tolist() == [90, 91, 92, 7]
+    assert pad["position_ids"].unbind()[0].tolist() == [[0, 1, 2, 3]] * 4
+    [inputs] = values(pad.get("multi_modal_inputs"))
+    assert_equal(inputs["pixel_values"], torch.zeros(4, 24))
+    text = in_tensordict(rows_of([(4, 2)], {"images"}))
+    [nothing] = values(upsample(text, 2, image=image_maker("auto", QWEN)).get("multi_modal_inputs"))[1:]
+    assert nothing == {}
+    with pytest.raises(PaddingDataError, match=r"^length=3: .* 4"):
+        upsample(batch, 3, length=3, image=image_maker("auto", QWEN))
+
+
+def without(*names):
+    return in_tensordict(rows_of(FIVE)).exclude(*names)
+
+
+REFUSED = {
+    "no prompt token": (lambda: without(), {"length": 1}, "^length=1: "),
+    "no token": (lambda: without(), {"length": 0}, "^length=0: "),
+    "multiple": (lambda: without(), {"multiple": 0}, "^multiple=0: "),
+    "no prompts": (lambda: without("prompts"), {}, "^row 0: has no field 'prompts'"),
+    "no responses": (lambda: without("responses"), {}, "^row 0: has no field 'responses'"),
+    "experts": (lambda: in_tensordict(rows_of(FIVE, ["routes"])), {}, "^n_experts=None: "),
+    "empty prompt": (lambda: in_tensordict(rows_of([(3, 1), (0, 2)])), {}, "^row 1: its prompt has no"),
+    "no row": (lambda: TensorDict({}, batch_size=0), {}, "^a batch without a row"),
+    "pads": (lambda: upsample(without(), 8), {}, "^row 5: tagged is_padding"),
+    "no role": (lambda: in_tensordict(rows_of(FIVE, ["odd length"])), {}, "^field 'odd'"),
+}
+
+
+@pytest.mark.parametrize("multiple", [5, 8])
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_padded_is_one_clear_error(case, multiple):
+    make, said, message = REFUSED[case]
+    batch = make()
+    before = batch.clone()
+    with pytest.raises(ValueError, match=message):
+        upsample(batch, **{"multiple": multiple} | said)
+    assert_same_rows(batch, before)
+
+
+def test_the_verbs_name_what_they_take():
+    for verb in (lambda rows: upsample(rows, 2), strip, real_rows):
+        with pytest.raises(TypeError, match="TensorDict"):
+            verb({"input_ids": torch.zeros(2, 3)})
+
+
+def test_one_mark_for_all_rows_is_no_pad():
+    batch = in_tensordict(rows_of(FIVE))
+    tu.assign_non_tensor_data(batch, "is_padding", False)
+    padded = upsample(batch, 8)
+    assert len(real_rows(padded)) == len(strip(padded)) == 5
+    assert isinstance(batch.get("is_padding"), NonTensorData)
+    assert not isinstance(padded.get("is_padding"), NonTensorStack)
