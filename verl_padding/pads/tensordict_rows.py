@@ -16,6 +16,8 @@ LAYOUTS = "layouts_without_pads"
 """What a padded TensorDict holds once for all rows: its columns before there were pads, each with its ragged axis, 0
 for a plain tensor, None for what is no tensor."""
 
+WRAPPERS = (NonTensorData, NonTensorStack)
+
 
 class TensorDictRows:
     """The few rows of a TensorDict that pads are made from.
@@ -28,14 +30,16 @@ class TensorDictRows:
         for name in ("prompts", "responses"):
             if name not in self._columns:
                 raise missing_field(0, name)
-        pairs = zip(self._columns["prompts"], self._columns["responses"], strict=True)
-        self._lengths = {row: (len(prompt), len(response)) for row, (prompt, response) in enumerate(pairs)}
+        prompts, responses = (
+            [len(_plain(value)) for value in self._columns[name]] for name in ("prompts", "responses")
+        )
+        self._lengths = dict(enumerate(zip(prompts, responses, strict=True)))
         for row, (prompt, _) in self._lengths.items():
             check_prompt(row, prompt)
 
     def read(self) -> list[dict[str, Any]]:
         rows = of_different_lengths(self._lengths, self._lengths)
-        return [{name: value_R[row] for name, value_R in self._columns.items()} for row in rows]
+        return [{name: _plain(value_R[row]) for name, value_R in self._columns.items()} for row in rows]
 
 
 def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
@@ -43,9 +47,9 @@ def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
     columns = _columns(batch)
     layouts = {name: _ragged_axis(batch.get(name)) for name in columns}
     if IS_PADDING not in columns:
-        columns[IS_PADDING] = _values(torch.zeros(len(batch), dtype=torch.bool))
+        columns[IS_PADDING] = torch.zeros(len(batch), dtype=torch.bool).unbind(0)
     joined = {
-        name: _column([*value_R, *_values(fields[name])], layouts.get(name, 0)) for name, value_R in columns.items()
+        name: _column([*value_R, *fields[name].unbind(0)], layouts.get(name, 0)) for name, value_R in columns.items()
     }
     padded = _rows_like(batch, joined, len(batch) + n_pads)
     tu.assign_non_tensor_data(padded, LAYOUTS, layouts)
@@ -77,19 +81,18 @@ def restore(rows: TensorDict) -> TensorDict:
     if layouts is None:
         return rows
     for name in layouts.keys() & rows.keys():
-        rows[name] = _column(_values(rows.get(name)), layouts[name])
+        rows[name] = _column(rows.get(name).unbind(0), layouts[name])
     return rows if IS_PADDING in layouts else rows.exclude(IS_PADDING)
 
 
-def _columns(batch: TensorDict) -> dict[str, list[Any]]:
-    """Field -> value of each row."""
+def _columns(batch: TensorDict) -> dict[str, Sequence[Any]]:
+    """Field -> value of each row, in tensordict's wrapper where it is no tensor."""
     # NonTensorData is one value for all rows, such as a temperature that verl hands to its workers.
-    of_rows = {name: column for name, column in batch.items() if not isinstance(column, NonTensorData)}
-    return {name: _values(column) for name, column in of_rows.items()}
+    return {name: column.unbind(0) for name, column in batch.items() if not isinstance(column, NonTensorData)}
 
 
-def _values(column: torch.Tensor | NonTensorStack) -> list[Any]:
-    return column.tolist() if isinstance(column, NonTensorStack) else list(column.unbind(0))
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, WRAPPERS) else value
 
 
 def _ragged_axis(column: torch.Tensor | NonTensorStack) -> int | None:
@@ -99,7 +102,7 @@ def _ragged_axis(column: torch.Tensor | NonTensorStack) -> int | None:
 def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | NonTensorStack:
     """A column of rows, with the ragged axis that their shapes have; with ``ragged_axis`` if all have one shape."""
     if ragged_axis is None:
-        return NonTensorStack(*map(NonTensorData, values))
+        return NonTensorStack(*(each if isinstance(each, WRAPPERS) else NonTensorData(each) for each in values))
     shapes = zip(*(value.shape for value in values), strict=True)
     differing = [axis for axis, sizes in enumerate(shapes, 1) if len(set(sizes)) > 1]
     if len(differing) > 1:
