@@ -26,6 +26,8 @@ checkpoint is being written, the weights done."""
 KILL_ACTOR = "VERL_PADDING_PROBE_KILL_ACTOR"
 """``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts of step 2 are being
 generated."""
+TRAINED = "VERL_PADDING_PROBE_TRAINED"
+"""If it is there, each rank saves the rows and metrics of its optimizer steps, ``<model>_<rank>_<number>.pt``."""
 LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
 """If it is there, the trainer's log-probs of each row are noted, and how far the rollout's are from them."""
 
@@ -55,6 +57,9 @@ def _watch_optimizer_steps(module) -> None:
         moved = any(not torch.equal(a, b) for a, b in zip(before, _local_parameters(self.engine), strict=True))
         if not self.engine.is_mp_src_rank_with_outputs():  # ranks that share rows would tell of them once each
             return output
+        if TRAINED in os.environ:
+            rank = self.engine.get_data_parallel_rank()
+            _save_trained(f"{self.config.model_type}_{rank}", data, output["metrics"])
         _note(
             kind="optimizer_step",
             model=self.config.model_type,
@@ -69,6 +74,26 @@ def _watch_optimizer_steps(module) -> None:
         return output
 
     module.TrainingWorker.train_batch = watched
+
+
+def _save_trained(worker: str, data, metrics) -> None:
+    import torch
+    from verl.utils.metric import Metric
+
+    rows = [{} for _ in range(len(data))]
+    for name, values in data.items():
+        if isinstance(values, torch.Tensor):
+            for row, value in zip(rows, values.unbind(), strict=True):
+                row[name] = value.detach().clone()
+    for row, inputs in zip(rows, data.get("multi_modal_inputs", [None] * len(rows)), strict=True):
+        row["images"] = getattr(inputs, "data", inputs) or {}
+    metrics = {
+        name: Metric.aggregate_dp(value) if isinstance(value, list) and isinstance(value[0], Metric) else value
+        for name, value in metrics.items()
+    }
+    folder = Path(os.environ[FOLDER])
+    number = len([*folder.glob(f"{worker}_*.pt")])
+    torch.save({"rows": rows, "metrics": metrics}, folder / f"{worker}_{number:03}.pt")
 
 
 def _local_parameters(engine) -> list:

@@ -1,0 +1,178 @@
+"""What a job installs in its workers: whole jobs beside one process that never sees a pad.
+
+Each optimizer step of two FSDP2 ranks is held against verl's own loss on the same rows, one by one,
+with a denominator that is worked out by hand, from the weights that one process has reached so far.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.agent import LONELY_STEP
+from tests.end_to_end.jobs import ACTOR, CRITIC, PROBE, JobFacts, run_job
+from tests.end_to_end.probe import TRAINED
+from tests.support.fsdp2_workers import make_value_model
+from tests.support.one_process import OneProcess
+from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT, RELATIVE_METRIC
+from tests.support.verl_config import compose_job
+from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
+from verl_padding.plan.row_keys import uid_of_key
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
+
+PROMPTS, SESSIONS, MINI, CRITIC_MINI, RANKS, STEPS = 6, 3, 2, 3, 2, 2
+LR = 1e-3
+ACTOR_SETTINGS = (
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.3",
+    "actor_rollout_ref.actor.entropy_coeff=0.01",
+    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+    f"actor_rollout_ref.actor.optim.lr={LR}",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
+)
+CRITIC_SETTINGS = (
+    "algorithm.adv_estimator=gae",
+    f"critic.ppo_mini_batch_size={CRITIC_MINI}",
+    f"critic.optim.lr={LR}",
+    "critic.optim.lr_scheduler_type=cosine",
+    f"+critic.optim.{ADAM_EPS}",
+)
+METRICS = {
+    ACTOR: ("loss", "grad_norm", "actor/pg_loss", "kl_loss", "actor/entropy_loss", "actor/ppo_kl"),
+    CRITIC: ("loss", "grad_norm", "critic/vf_loss", "critic/vpred_mean"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniBatch:
+    """An optimizer step, as the workers had it."""
+
+    rows: list[dict[str, Any]]  # real ones, of all ranks
+    n_rows_D: list[int]  # of each rank, pads among them
+    metrics: Mapping[str, float]
+
+
+def mini_batches(facts: JobFacts, model: str) -> list[MiniBatch]:
+    of_ranks = [
+        [torch.load(path, weights_only=False) for path in sorted((facts.folder / PROBE).glob(f"{model}_{rank}_*.pt"))]
+        for rank in range(RANKS)
+    ]
+    return [
+        MiniBatch(
+            rows=[row for rank in ranks for row in rank["rows"] if row["loss_mask"].any()],
+            n_rows_D=[len(rank["rows"]) for rank in ranks],
+            metrics=ranks[0]["metrics"],
+        )
+        for ranks in zip(*of_ranks, strict=True)
+    ]
+
+
+def run(folder: Path, *overrides: str, model_kind: TinyModelKind = "qwen2") -> JobFacts:
+    return run_job(folder, *ACTOR_SETTINGS, *overrides, steps=STEPS, probed={TRAINED: "1"}, model_kind=model_kind)
+
+
+@pytest.fixture(scope="module")
+def prompt(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+    """GAE with a critic and a reference."""
+    folder = tmp_path_factory.mktemp("prompt")
+    critic = make_value_model(make_tiny_model("qwen2", folder / "models"), folder / "critic")
+    return run(folder, "+padding=prompt", *CRITIC_SETTINGS, f"critic.model.path={critic}")
+
+
+@pytest.fixture(scope="module")
+def lcm(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+    """GRPO with a reference, on a model that sees; the second batch has one row, so one rank has pads alone."""
+    lonely = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
+    return run(tmp_path_factory.mktemp("lcm"), "+padding=lcm", lonely, model_kind="qwen3_vl")
+
+
+def steps_of(facts: JobFacts, model: str, counts: Sequence[int]) -> list[list[MiniBatch]]:
+    """The mini-batches of each training step, whose numbers are ``counts``."""
+    found = mini_batches(facts, model)
+    assert len(found) == sum(counts)
+    return [[found.pop(0) for _ in range(count)] for count in counts]
+
+
+def assert_trained_as_by_one_process(plain: OneProcess, steps: Sequence[Sequence[MiniBatch]], model: str) -> None:
+    for taken in steps:
+        for number, mini_batch in enumerate(taken):
+            want = plain.optimizer_step(mini_batch.rows, n_rows=len(mini_batch.rows))
+            for name in METRICS[model]:
+                assert mini_batch.metrics[name] == pytest.approx(want[name], rel=RELATIVE_METRIC, abs=5e-7), name
+            last = number == len(taken) - 1
+            assert ("lr" in mini_batch.metrics) == last, "the schedule moves once a training step"
+        plain.schedule.step()
+
+
+def rows_of(taken: Sequence[MiniBatch]) -> list[tuple[int, ...]]:
+    """The tokens of each real row."""
+    return sorted(tuple(row["input_ids"].tolist()) for mini_batch in taken for row in mini_batch.rows)
+
+
+def actor_of(facts: JobFacts, model_kind: TinyModelKind) -> OneProcess:
+    config = compose_job("+local=cpu", *ACTOR_SETTINGS, "actor_rollout_ref.actor.use_dynamic_bsz=true")
+    model = make_tiny_model(model_kind, facts.folder / "models")
+    return OneProcess(config.actor_rollout_ref.actor, model, steps=STEPS)
+
+
+def test_a_prompt_job_trains_actor_and_critic_as_one_process(prompt):
+    actor = actor_of(prompt, "qwen2")
+    model = prompt.folder / "critic"
+    config = compose_job("+local=cpu", *ACTOR_SETTINGS, *CRITIC_SETTINGS, f"critic.model.path={model}")
+    critic = OneProcess(config.critic, model, steps=STEPS)
+    actor_steps = steps_of(prompt, ACTOR, [PROMPTS // MINI] * STEPS)
+    critic_steps = steps_of(prompt, CRITIC, [PROMPTS // CRITIC_MINI] * STEPS)
+    assert len({len(each.rows) for taken in actor_steps for each in taken}) > 2, "sizes were meant to differ"
+
+    # Before any update, old policy, reference and values are those of the first weights.
+    rows = [row for each in actor_steps[0] for row in each.rows]
+    for name in ("old_log_probs", "ref_log_prob"):
+        for row, want in zip(rows, actor.of_responses(rows, "log_probs"), strict=True):
+            torch.testing.assert_close(row[name], want, rtol=0, atol=LOG_PROB_AGREEMENT)
+    for row, want in zip(rows, critic.of_responses(rows, "values"), strict=True):
+        torch.testing.assert_close(row["values"], want, rtol=0, atol=LOG_PROB_AGREEMENT)
+
+    assert_trained_as_by_one_process(actor, actor_steps, ACTOR)
+    assert_trained_as_by_one_process(critic, critic_steps, CRITIC)
+
+
+def test_a_prompt_job_gives_both_ranks_all_rows_and_no_more_pads(prompt):
+    for model, call, prompts in ((ACTOR, "actor", MINI), (CRITIC, "critic", CRITIC_MINI)):
+        steps = steps_of(prompt, model, [PROMPTS // prompts] * STEPS)
+        for step, taken in enumerate(steps, start=1):
+            uids = [uid_of_key(key) for key in next(note["keys"] for note in prompt.batches if note["step"] == step)]
+            assert sum(len(each.rows) for each in taken) == len(uids) == prompt.rows[step].real
+            assert all(each.n_rows_D[0] == each.n_rows_D[1] for each in taken)
+            pads = sum(sum(each.n_rows_D) - len(each.rows) for each in taken)
+            assert pads == prompt.metrics[step][f"padding/{call}/pad_rows/total"]
+        assert rows_of(steps[0]) != rows_of(steps[1])
+
+
+def test_learning_rates_follow_the_cosine_of_training_steps(prompt, lcm):
+    # Logged after the schedule has moved: half way down after the first of two steps, then all the way.
+    for facts, calls in ((prompt, ("actor", "critic")), (lcm, ("actor",))):
+        for call in calls:
+            assert [facts.metrics[step][f"{call}/lr"] for step in (1, 2)] == pytest.approx([LR / 2, 0], abs=1e-12)
+
+
+def test_an_lcm_job_trains_as_one_process_and_its_ranks_compute_all_pads(lcm):
+    size = MINI * SESSIONS
+    real = [lcm.rows[step].real for step in (1, 2)]
+    assert real[0] % size
+    assert real[LONELY_STEP - 1] == 1, "one rank was meant to have pads alone"
+    steps = steps_of(lcm, ACTOR, [math.ceil(n_rows / size) for n_rows in real])
+    for step, (taken, n_rows) in enumerate(zip(steps, real, strict=True), start=1):
+        assert sum(len(each.rows) for each in taken) == n_rows
+        assert all(each.n_rows_D == [size // RANKS] * RANKS for each in taken)
+        metrics = lcm.metrics[step]
+        pads = size * len(taken) - n_rows
+        assert [metrics[f"padding/{each}pad_rows/total"] for each in ("", "actor/")] == [pads, pads]
+        tokens = sum(len(row["input_ids"]) for each in taken for row in each.rows)
+        assert metrics["perf/total_num_tokens"] == tokens + 2 * pads
+    assert_trained_as_by_one_process(actor_of(lcm, "qwen3_vl"), steps, ACTOR)
