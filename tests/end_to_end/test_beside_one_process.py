@@ -21,7 +21,6 @@ from tests.support.one_process import OneProcess
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT, RELATIVE_METRIC
 from tests.support.verl_config import compose_job
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
-from verl_padding.plan.row_keys import uid_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
@@ -59,10 +58,8 @@ class MiniBatch:
 
 
 def mini_batches(facts: JobFacts, model: str) -> list[MiniBatch]:
-    of_ranks = [
-        [torch.load(path, weights_only=False) for path in sorted((facts.folder / PROBE).glob(f"{model}_{rank}_*.pt"))]
-        for rank in range(RANKS)
-    ]
+    files_D = [sorted((facts.folder / PROBE).glob(f"{model}_{rank}_*.pt")) for rank in range(RANKS)]
+    of_ranks = [[torch.load(path, weights_only=False) for path in files] for files in files_D]
     return [
         MiniBatch(
             rows=[row for rank in ranks for row in rank["rows"] if row["loss_mask"].any()],
@@ -74,12 +71,13 @@ def mini_batches(facts: JobFacts, model: str) -> list[MiniBatch]:
 
 
 def run(folder: Path, *overrides: str, model_kind: TinyModelKind = "qwen2") -> JobFacts:
-    return run_job(folder, *ACTOR_SETTINGS, *overrides, steps=STEPS, probed={TRAINED: "1"}, model_kind=model_kind)
+    probed = {TRAINED: "1"}
+    return run_job(folder, *ACTOR_SETTINGS, *overrides, steps=STEPS, probed=probed, model_kind=model_kind)
 
 
 @pytest.fixture(scope="module")
 def prompt(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    """GAE with a critic and a reference."""
+    """GAE with a critic and a reference; three mini-batches of the actor, two of the critic."""
     folder = tmp_path_factory.mktemp("prompt")
     critic = make_value_model(make_tiny_model("qwen2", folder / "models"), folder / "critic")
     return run(folder, "+padding=prompt", *CRITIC_SETTINGS, f"critic.model.path={critic}")
@@ -87,12 +85,12 @@ def prompt(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
 
 @pytest.fixture(scope="module")
 def lcm(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    """GRPO with a reference, on a model that sees; the second batch has one row, so one rank has pads alone."""
+    """GRPO with a reference, on a model that sees; of the second batch, one rank has pads alone."""
     lonely = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
     return run(tmp_path_factory.mktemp("lcm"), "+padding=lcm", lonely, model_kind="qwen3_vl")
 
 
-def steps_of(facts: JobFacts, model: str, counts: Sequence[int]) -> list[list[MiniBatch]]:
+def by_training_step(facts: JobFacts, model: str, counts: Sequence[int]) -> list[list[MiniBatch]]:
     """The mini-batches of each training step, whose numbers are ``counts``."""
     found = mini_batches(facts, model)
     assert len(found) == sum(counts)
@@ -104,7 +102,8 @@ def assert_trained_as_by_one_process(plain: OneProcess, steps: Sequence[Sequence
         for number, mini_batch in enumerate(taken):
             want = plain.optimizer_step(mini_batch.rows, n_rows=len(mini_batch.rows))
             for name in METRICS[model]:
-                assert mini_batch.metrics[name] == pytest.approx(want[name], rel=RELATIVE_METRIC, abs=5e-7), name
+                agrees = pytest.approx(want[name], rel=RELATIVE_METRIC, abs=5e-7)
+                assert mini_batch.metrics[name] == agrees, name
             last = number == len(taken) - 1
             assert ("lr" in mini_batch.metrics) == last, "the schedule moves once a training step"
         plain.schedule.step()
@@ -126,8 +125,8 @@ def test_a_prompt_job_trains_actor_and_critic_as_one_process(prompt):
     model = prompt.folder / "critic"
     config = compose_job("+local=cpu", *ACTOR_SETTINGS, *CRITIC_SETTINGS, f"critic.model.path={model}")
     critic = OneProcess(config.critic, model, steps=STEPS)
-    actor_steps = steps_of(prompt, ACTOR, [PROMPTS // MINI] * STEPS)
-    critic_steps = steps_of(prompt, CRITIC, [PROMPTS // CRITIC_MINI] * STEPS)
+    actor_steps = by_training_step(prompt, ACTOR, [PROMPTS // MINI] * STEPS)
+    critic_steps = by_training_step(prompt, CRITIC, [PROMPTS // CRITIC_MINI] * STEPS)
     assert len({len(each.rows) for taken in actor_steps for each in taken}) > 2, "sizes were meant to differ"
 
     # Before any update, old policy, reference and values are those of the first weights.
@@ -144,10 +143,9 @@ def test_a_prompt_job_trains_actor_and_critic_as_one_process(prompt):
 
 def test_a_prompt_job_gives_both_ranks_all_rows_and_no_more_pads(prompt):
     for model, call, prompts in ((ACTOR, "actor", MINI), (CRITIC, "critic", CRITIC_MINI)):
-        steps = steps_of(prompt, model, [PROMPTS // prompts] * STEPS)
+        steps = by_training_step(prompt, model, [PROMPTS // prompts] * STEPS)
         for step, taken in enumerate(steps, start=1):
-            uids = [uid_of_key(key) for key in next(note["keys"] for note in prompt.batches if note["step"] == step)]
-            assert sum(len(each.rows) for each in taken) == len(uids) == prompt.rows[step].real
+            assert sum(len(each.rows) for each in taken) == prompt.rows[step].real
             assert all(each.n_rows_D[0] == each.n_rows_D[1] for each in taken)
             pads = sum(sum(each.n_rows_D) - len(each.rows) for each in taken)
             assert pads == prompt.metrics[step][f"padding/{call}/pad_rows/total"]
@@ -166,7 +164,7 @@ def test_an_lcm_job_trains_as_one_process_and_its_ranks_compute_all_pads(lcm):
     real = [lcm.rows[step].real for step in (1, 2)]
     assert real[0] % size
     assert real[LONELY_STEP - 1] == 1, "one rank was meant to have pads alone"
-    steps = steps_of(lcm, ACTOR, [math.ceil(n_rows / size) for n_rows in real])
+    steps = by_training_step(lcm, ACTOR, [math.ceil(n_rows / size) for n_rows in real])
     for step, (taken, n_rows) in enumerate(zip(steps, real, strict=True), start=1):
         assert sum(len(each.rows) for each in taken) == n_rows
         assert all(each.n_rows_D == [size // RANKS] * RANKS for each in taken)
