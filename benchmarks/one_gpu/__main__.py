@@ -32,7 +32,7 @@ def main() -> None:
         print(collect(options.out, Path(__file__).parent))
         return
     figures = Figures(options.part, options.out)
-    figures.keep("begins", **machine(options.device), commands=[" ".join(sys.argv[1:])])
+    figures.keep("begins", **machine(options.device), command=" ".join(sys.argv[1:]))
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if options.part == "exact":
@@ -48,7 +48,8 @@ def main() -> None:
         else:
             from benchmarks.one_gpu import whole_job
 
-            for step in whole_job.run(folder, options.device, timeout_s=options.seconds):
+            place = (options.out / "job").resolve()
+            for step in whole_job.run(place, options.device, timeout_s=options.seconds):
                 figures.keep("step", **{name: step.get(name) for name in METRICS})
     figures.keep("done")
 

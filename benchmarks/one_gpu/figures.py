@@ -30,9 +30,16 @@ def seconds() -> float:
 def collect(folder: Path, beside: Path) -> Path:
     """Gathers a folder's results in one file, named after the card; its parts may come from several runs."""
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    begun = next(line for line in lines if line["what"] == "begins")
-    of_machine = {name: begun[name] for name in ("card", "driver", "versions", "measured")}
-    kept = [{k: v for k, v in line.items() if k != "at_s"} for line in lines if line["what"] not in ("begins", "done")]
-    place = beside / f"{begun['card'].lower().replace(' ', '_')}.json"
-    place.write_text(json.dumps(of_machine | {"commands": begun["commands"], "figures": kept}, indent=1) + "\n")
+    begun = [line for line in lines if line["what"] == "begins"]
+    machine = {name: begun[0][name] for name in ("card", "driver", "versions", "measured")}
+    machine["commands"] = [line["command"] for line in begun]
+    figures = [
+        {k: v for k, v in line.items() if k != "at_s"} for line in lines if line["what"] not in ("begins", "done")
+    ]
+    if (attention := folder / "attention.json").exists():  # of benchmarks/tree_attention.py
+        machine["commands"].append("attention")
+        figures += [{"part": "attention", **each} for each in json.loads(attention.read_text())["figures"]]
+    place = beside / f"{machine['card'].lower().replace(' ', '_')}.json"
+    a_line_each = ",\n  ".join(map(json.dumps, figures))
+    place.write_text(f'{json.dumps(machine)[:-1]},\n "figures": [\n  {a_line_each}\n ]}}\n')
     return place

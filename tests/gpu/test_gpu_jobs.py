@@ -1,4 +1,4 @@
-"""Whole jobs of the tiny recipes on GPUs, with vLLM as the rollout: ``pytest -m gpu tests/gpu``.
+"""Whole jobs of the tiny recipes on GPUs, with vLLM as the rollout: ``pytest -m gpu tests/gpu/test_gpu_jobs.py``.
 
 One GPU shows most (``-k "not two"``). One rank needs pads only where mini-batches have a fixed size, so these jobs pad
 as verl would, with ``+padding=lcm``.
@@ -69,9 +69,9 @@ CASES = {
         (FSDP2, *DYNAMIC, *BFLOAT16, "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"),
         (FLASH,),
     ),
-    "the workers have the micro-batches of the plan": Case(context_reset.tiny_job, (FSDP2, *DYNAMIC, PLAN), (FLASH,)),
+    "the workers have the micro-batches of the plan": Case(context_reset.tiny_job, (FSDP2, *DYNAMIC, PLAN)),
     "prefixes that rows share are computed once": Case(
-        every_call.tiny_job, (FSDP2, *DYNAMIC, PLAN, "padding.sharing=chains"), (FLASH,)
+        every_call.tiny_job, (FSDP2, *DYNAMIC, PLAN, "padding.sharing=chains")
     ),
     "a micro-batch of pads alone has a backward pass": Case(
         context_reset.tiny_job,
@@ -82,15 +82,14 @@ CASES = {
             f"{ROLLOUT}.log_prob_use_dynamic_bsz=false",
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8",
         ),
-        (FLASH,),
     ),
     "pads show the vision tower of Qwen3-VL an image": Case(
         lambda folder: context_reset.tiny_job(folder, images=True),
         (FSDP2, *DYNAMIC),
-        (FLASH, "torchvision", "qwen_vl_utils"),
+        ("torchvision", "qwen_vl_utils"),
     ),
-    "rows with routes that vLLM has recorded are trained beside pads": Case(experts, (FSDP2, *DYNAMIC), (FLASH,)),
-    "so they are on two GPUs": Case(experts, (FSDP2, *DYNAMIC), (FLASH,), 2),
+    "rows with routes that vLLM has recorded are trained beside pads": Case(experts, (FSDP2, *DYNAMIC)),
+    "so they are on two GPUs": Case(experts, (FSDP2, *DYNAMIC), gpus=2),
     "Megatron replays routes on two GPUs": Case(
         experts,
         (
@@ -126,8 +125,8 @@ def test_the_plugin_reads_the_job_in_which(name, tmp_path):
     assert reader.has_vision == ("vision" in name)
     assert (reader.n_experts or 0) == (4 if case.recipe is experts else 0)
     assert padding.sharing == ("chains" if "prefixes" in name else "off")
-    if FLASH in case.packages:
-        assert reader.engines["actor"].attention == "flash_attention_2", "transformers' default of verl"
+    if case.engine == "fsdp2":
+        assert reader.engines["actor"].attention == "flash_attention_2", "verl's default; without flash-attn, torch's"
 
 
 def is_there(module: str) -> bool:
@@ -138,8 +137,9 @@ def is_there(module: str) -> bool:
 @pytest.mark.parametrize("name", CASES)
 def test_on_gpus(name, tmp_path):
     case = CASES[name]
-    if torch.cuda.device_count() < case.gpus or not all(map(is_there, ("vllm", *case.packages))):
-        pytest.skip(f"takes {case.gpus} GPU(s), vLLM, {', '.join(case.packages)}")
+    missing = [package for package in ("vllm", *case.packages) if not is_there(package)]
+    if torch.cuda.device_count() < case.gpus or missing:
+        pytest.skip(f"takes {case.gpus} GPU(s), and lacks {', '.join(missing) or 'nothing else'}")
     steps = train_on_gpus(case.job(tmp_path), tmp_path)
     for step in steps:
         assert [name for name, value in step.items() if not math.isfinite(value)] == []
