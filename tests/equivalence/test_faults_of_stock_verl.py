@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
+from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
 
 from benchmarks.two_paddings import HALF, NOMINAL, pad_as_verl
 from benchmarks.zero_effect import error_of_loss, measure_estimator
@@ -75,6 +76,19 @@ def test_actor_and_critic_of_different_mini_batches_take_steps_without_a_real_ro
     actor, critic = real_rows_of_steps(pads_D, 8), real_rows_of_steps(pads_D, 12)
     assert sum(actor) == sum(critic) == 25
     assert_still(0 in actor and 0 in critic, f"25 rows make steps of {actor} and {critic} real rows")
+
+
+def test_a_step_of_pads_alone_moves_the_weights_67_percent_as_far():
+    """AdamW's first update is lr; its second, with no gradient, lr x 0.9 / 1.9 / sqrt(0.999 / 1.999)."""
+    config = FSDPOptimizerConfig(lr=1.0, weight_decay=0.0)
+    weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+    optimizer, places = build_optimizer([weight], config), [0.0]
+    for gradient in (1e3, 0.0):
+        weight.grad = torch.tensor(gradient, dtype=torch.float64)
+        optimizer.step()
+        places.append(float(weight))
+    first, second = places[1] - places[0], places[2] - places[1]
+    assert_still(second / first == pytest.approx(0.67, abs=0.001), "an optimizer step of pads moves the weights")
 
 
 def test_the_seq_mean_modes_divide_by_rows_that_are_not_there():
