@@ -55,7 +55,8 @@ TOOLS = "tools:\n  - class_name: nowhere.Tool\n    config: {type: native}\n    t
 REFUSING = "{% for m in messages %}{{ raise_exception('no such role: ' + m.role) }}{% endfor %}"
 OWN_FIELD = """class Output(AgentLoopOutput):
     def as_dict(self):
-                return super().as_dict() | {'notes': torch.zeros(3 + len(self.response_ids))}
+        import torch
+        return super().as_dict() | {'notes': torch.zeros(3 + len(self.response_ids))}
 
 
 def AgentLoopOutput(**fields):
