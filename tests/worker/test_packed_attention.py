@@ -18,7 +18,7 @@ from transformers import (
     Qwen2Config,
     Qwen2MoeConfig,
 )
-from transformers.masking_utils import blockwise_overlay, causal_mask_function, or_masks, sdpa_mask
+from transformers.masking_utils import causal_mask_function, or_masks, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl.utils import model as verl_model
 
@@ -224,7 +224,11 @@ def test_tokens_of_an_image_see_each_other():
     blocks = torch.tensor([[-1, -1, 0, 0, 0, -1, -1]])
     given = {"batch_size": 1, "q_length": 7, "kv_length": 7, "q_offset": 0, "kv_offset": 0, "attention_mask": None}
     given |= {"device": torch.device("cpu"), "dtype": torch.float32, "allow_is_causal_skip": False}
-    seen = or_masks(causal_mask_function, blockwise_overlay(blocks))
+
+    def in_one_block(batch, head, query, key):
+        return (blocks[batch, query] >= 0) & (blocks[batch, query] == blocks[batch, key])
+
+    seen = or_masks(causal_mask_function, in_one_block)
     assert mask_unless_causal(mask_function=causal_mask_function, **given) is None
     found = mask_unless_causal(mask_function=seen, **given)
     assert found.equal(sdpa_mask(mask_function=seen, **given))
