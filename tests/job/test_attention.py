@@ -7,9 +7,10 @@ from omegaconf import OmegaConf
 
 from tests.support.verl_config import compose_job
 from verl_padding.job import attention
-from verl_padding.job.attention import PACKED, use_torch_attention
+from verl_padding.job.attention import use_torch_attention
 
-MODELS = [f"{section}.override_config.attn_implementation" for section in attention.MODELS]
+MODELS = [f"{section}.override_config.attn_implementation" for section in ("actor_rollout_ref.model", "critic.model")]
+GAE, GRPO = "algorithm.adv_estimator=gae", "algorithm.adv_estimator=grpo"
 
 
 @pytest.fixture
@@ -20,34 +21,42 @@ def _installed(request, monkeypatch):
 
 def attentions(*overrides: str) -> list[str | None]:
     config = compose_job("trainer.device=cuda", *overrides)
+    before = [OmegaConf.select(config, name) for name in MODELS]
     changed = use_torch_attention(config)
-    found = [OmegaConf.select(config, name) for name in MODELS]
-    assert changed == [name for name, value in zip(MODELS, found, strict=True) if value == PACKED]
-    return found
+    after = [OmegaConf.select(config, name) for name in MODELS]
+    assert changed == [name for name, *values in zip(MODELS, before, after, strict=True) if values[0] != values[1]]
+    return after
 
 
 @pytest.mark.usefixtures("_installed")
 def test_actor_and_critic_attend_by_torch_without_flash_attn(caplog):
-    assert attentions() == [PACKED, PACKED]
-    assert [record.message.count(PACKED) for record in caplog.records] == [1]
+    assert attentions(GAE) == ["sdpa", "sdpa"]
+    assert [record.message.count("sdpa") for record in caplog.records] == [1]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_job_without_a_critic_has_none_to_tell_of(caplog):
+    assert attentions(GRPO) == ["sdpa", None]
+    assert "critic" not in caplog.text
 
 
 @pytest.mark.usefixtures("_installed")
 def test_an_attention_that_a_user_has_chosen_stays():
     name = "+actor_rollout_ref.model.override_config.attn_implementation"
-    assert attentions(f"{name}=sdpa") == ["sdpa", PACKED]
-    assert attentions(f"{name}=flash_attention_2") == [PACKED, PACKED]
+    assert attentions(GAE, f"{name}=eager") == ["eager", "sdpa"]
+    assert attentions(GAE, f"{name}=flash_attention_3") == ["flash_attention_3", "sdpa"]
+    assert attentions(GAE, f"{name}=flash_attention_2") == ["sdpa", "sdpa"]
 
 
 @pytest.mark.usefixtures("_installed")
 def test_engines_that_are_not_fsdp_keep_theirs():
-    assert attentions("model_engine=veomni") == [None, None]
+    assert attentions(GAE, "model_engine=veomni") == [None, None]
 
 
 @pytest.mark.parametrize("_installed", [["flash_attn"], ["kernels"]], indirect=True, ids=str)
 @pytest.mark.usefixtures("_installed")
 def test_flash_attn_is_used_where_it_is_or_can_be_fetched(caplog):
-    assert attentions() == [None, None]
+    assert attentions(GAE) == [None, None]
     assert caplog.records == []
 
 

@@ -119,8 +119,8 @@ def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(fa
     # As if each query saw all of its path.
     attend = packed_attention._attend_in_row
 
-    def attend_to_all(q, k, v, window, scale):
-        return attend(q, k, v, window if len(q) == len(k) else (-1, -1), scale)
+    def attend_to_all(q, k, v, window, *how):
+        return attend(q, k, v, window if len(q) == len(k) else (-1, -1), *how)
 
     monkeypatch.setattr(packed_attention, "_attend_in_row", attend_to_all)
     of.passes = 0

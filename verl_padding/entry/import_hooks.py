@@ -61,11 +61,11 @@ def _register_trainers(trainers: ModuleType) -> None:
     import verl_padding.driver.trainers  # noqa: F401  (registers on import)
 
 
-@_when_imported("verl.workers.engine.fsdp.transformer_impl", "models could not be offered torch's attention")
-def _offer_torch_attention(transformer_impl: ModuleType) -> None:
-    from verl_padding.worker.packed_attention import offer_without_flash_attn
+@_when_imported("verl.workers.engine.fsdp.transformer_impl", "critics could not be loaded without flash-attn")
+def _load_critics_by_config(transformer_impl: ModuleType) -> None:
+    from verl_padding.worker.packed_attention import load_critics_by_config
 
-    offer_without_flash_attn(transformer_impl)
+    load_critics_by_config(transformer_impl)
 
 
 @_when_imported("hydra", "the config groups could not be put on Hydra's search path")

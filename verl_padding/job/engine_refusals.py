@@ -13,14 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.attention import FLASH_ATTN, FSDP, PACKED
+from verl_padding.job.attention import FLASH_ATTN, FSDP
 from verl_padding.job.model_config import n_routed_experts, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
 
-FLASH_ATTENTION = re.compile(rf"flash_attention_\d+|{PACKED}|sdpa|[\w.-]+/[\w.-]*flash-attn[^/:]*")
-"""Attentions that transformers runs by one function, which verl replaces: its own, whole kernels of the hub, and ours,
-which takes the place of sdpa."""
+FLASH_ATTENTION = re.compile(r"flash_attention_\d+|sdpa|[\w.-]+/[\w.-]*flash-attn[^/:]*")
+"""Attentions that transformers runs by one function, which verl replaces: its own, whole kernels of the hub, and ours
+in the place of sdpa."""
 EXCHANGED_BY_VEOMNI = re.compile(r"veomni_\w+_with_sp|flex_attention|magi_attention")
 """Attentions of VeOmni's that exchange: it makes its own of the last two, and runs any other as transformers has it."""
 CHOOSES_AMONG_ALL = {"doge": "keep_window_size", "glm_moe_dsa": "index_topk"}

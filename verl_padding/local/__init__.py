@@ -1,6 +1,6 @@
 """verl on a CPU, without a network.
 
-May import: job, pads, runs.
+May import: job, pads, runs, worker.
 """
 
 from typing import Any

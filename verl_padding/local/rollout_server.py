@@ -15,7 +15,6 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from verl_padding.job.attention import PACKED
 from verl_padding.local.batch_generation import Generation, generate
 from verl_padding.local.scripted_replies import TEXTS, Replies
 from verl_padding.local.verl_patches import ROLLOUT_NAME
@@ -181,14 +180,13 @@ class TransformersServer:
     def _build(self, weights: dict[str, torch.Tensor]) -> Any:
         hf_config = self._model_config.hf_config
         model_class = getattr(transformers, hf_config.architectures[0])
-        dtype, attention = getattr(torch, self._config.dtype), hf_config._attn_implementation
+        dtype = getattr(torch, self._config.dtype)
         # Not load_state_dict: from_pretrained also converts a checkpoint's names (the experts of MoE models).
         model, report = model_class.from_pretrained(
             None,
             config=hf_config,
             state_dict=weights,
             dtype=dtype,
-            attn_implementation="sdpa" if attention == PACKED else attention,  # nothing is packed here
             # The faster ways to run a mixture's experts do not support float64; other models ignore this.
             experts_implementation="eager" if dtype == torch.float64 else None,
             output_loading_info=True,

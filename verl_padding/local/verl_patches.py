@@ -37,9 +37,22 @@ def register_on_cpu(transformer_impl: Any, engine: str, backend: str | list[str]
 
 
 def register_engines(transformer_impl: Any) -> None:
-    register_on_cpu(transformer_impl, "FSDPEngine", ["fsdp", "fsdp2"])
+    register_on_cpu(transformer_impl, "FSDPEngine", ["fsdp", "fsdp2"], _OnCpu)
     # Reference policies ask for it with pin_memory=True, and pinning needs an accelerator.
     transformer_impl.CPUOffloadPolicy = lambda **_: None
+
+
+class _OnCpu:
+    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one, also without the flag."""
+
+    engine_config: Any
+
+    def _build_module(self) -> Any:
+        from verl_padding.worker.packed_attention import pack_attention
+
+        module = super()._build_module()  # type: ignore[misc]
+        pack_attention(module, self.engine_config)
+        return module
 
 
 def copy_on_sharded_save(fsdp_utils: Any) -> None:

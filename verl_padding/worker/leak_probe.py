@@ -80,7 +80,7 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     part = (LEAK_OF_EXPERTS if any(getattr(text, name, None) for name in EXPERTS) else LEAK) * own
     epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
     rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), part)
-    attention = getattr(text, "_attn_implementation", None)
+    attention = trainee.engine.module.config.get_text_config()._attn_implementation
     model = f"{type(trainee.engine).__name__}, model_type={text.model_type}, attn_implementation={attention}"
     if not leak <= rounding:  # nor where it is no number
         raise PaddingConfigError(

@@ -5,13 +5,14 @@ of all pairs of their tokens. The attention :data:`PACKED` takes the way of flas
 from position ids, sliding windows, verl's exchange between Ulysses ranks), at whose end there are
 torch's own kernels:
 
-- half precision on CUDA: ``torch.nn.attention.varlen`` (torch 2.10 or later), one call a layer;
+- half precision on CUDA: ``torch.nn.attention.varlen`` (torch 2.11 or later), one call a layer;
 - anything else: ``scaled_dot_product_attention``, row by row.
 
-It takes the place of sdpa in models whose masks are causal, and of flash-attn where that is not installed.
+It takes the place of sdpa, by which models are loaded where flash-attn is not installed, if their masks are causal.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ from transformers.integrations import flash_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import is_flash_attn_2_available, is_kernels_available, is_torch_npu_available
 
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
@@ -33,44 +34,54 @@ from verl_padding.worker.training_workers import for_training_workers
 
 CAUSAL_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 """Types of layers whose masks :data:`PACKED` can do without."""
-WITHOUT_KERNEL = ("attention_dropout", "attn_logit_softcapping")
-"""Settings of models that torch's kernel does not take."""
+BY_VERL = ("verl.models.transformers.qwen2_vl", "verl.models.transformers.glm4v")
+"""Modules with an attention of verl's own, whose names come from flash-attn alone."""
 HALF = (torch.bfloat16, torch.float16)
 
 
 @for_training_workers
 def install_in_worker(role: str, trainee: Any) -> None:
-    """For verl's ``execute_with_func_generator``: :data:`PACKED` for engines that pack rows."""
-    engine = trainee.engine_config
-    if not engine.use_remove_padding or not engine.strategy.startswith("fsdp"):
+    """For verl's ``execute_with_func_generator``: :data:`PACKED` for FSDP engines that pack rows."""
+    if trainee.engine_config.strategy.startswith("fsdp"):
+        pack_attention(trainee.engine.module, trainee.engine_config)
+
+
+def pack_attention(model: nn.Module, engine_config: Any) -> None:
+    """Puts :data:`PACKED` in the place of a model's sdpa, if its engine packs rows.
+
+    Raises:
+        PaddingConfigError: Ulysses ranks share rows, and the model's attention does not exchange their tokens.
+    """
+    if not engine_config.use_remove_padding:
         return
-    use_packed_attention(module := trainee.engine.module)
-    attention = module.config.get_text_config()._attn_implementation
-    if attention == "sdpa" and (ranks := engine.ulysses_sequence_parallel_size) > 1:
+    use_packed_attention(model)
+    text = model.config.get_text_config()
+    if text._attn_implementation == "sdpa" and (ranks := engine_config.ulysses_sequence_parallel_size) > 1:
         raise PaddingConfigError(
-            f"{role}: ulysses_sequence_parallel_size={ranks}: verl exchanges tokens around flash attention, which "
-            f"{type(module).__name__} does not take by torch alone. Install flash-attn, or set it to 1."
+            f"ulysses_sequence_parallel_size={ranks}: verl exchanges tokens around flash attention, which "
+            f"{type(model).__name__} does not take by torch alone. Install flash-attn, or set it to 1."
         )
 
 
 def use_packed_attention(model: nn.Module) -> None:
-    """Puts :data:`PACKED` in the place of sdpa; a model with an attention of its own keeps what it has."""
-    config: Any = model.config
-    text = config.get_text_config()
-    packs = (
+    """Puts :data:`PACKED` in the place of sdpa; a model with an attention of its own keeps what it has.
+
+    Towers that look at images keep theirs, too: an image is attended to by itself.
+    """
+    text: Any = model.config.get_text_config()
+    layers = list(attention_layers(model))
+    of_verl = [module for name in BY_VERL if (module := sys.modules.get(name)) and _attend_by(layers, module)]
+    if (
         text._attn_implementation == "sdpa"
+        and layers
         and CAUSAL_LAYERS.issuperset(getattr(text, "layer_types", None) or ())
-        and not any(getattr(text, name, None) for name in WITHOUT_KERNEL)
-        and all(map(_takes_any_attention, attention_layers(model)))
-    )
-    if packs:
+        and not getattr(text, "attn_logit_softcapping", None)
+        and (of_verl or all("ALL_ATTENTION_FUNCTIONS" in _names(layer) for layer in layers))
+    ):
         register()
-        config._attn_implementation = PACKED  # that of its parts, too
-
-
-def _takes_any_attention(layer: nn.Module) -> bool:
-    """Whether a layer attends by whatever transformers has under the config's name."""
-    return "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(layer.forward).__globals__
+        for module in of_verl:
+            _bring_kernels(module)
+        text._attn_implementation = PACKED
 
 
 def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -80,12 +91,36 @@ def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
     )
 
 
+def _names(layer: nn.Module) -> dict[str, Any]:
+    """What a layer's forward pass knows by name: transformers' table of attentions, if it attends by that."""
+    return inspect.unwrap(layer.forward).__globals__
+
+
+def _attend_by(layers: list[nn.Module], module: Any) -> bool:
+    return any(_names(layer) is vars(module) for layer in layers)
+
+
+def _bring_kernels(module: Any) -> None:
+    """Brings verl's attention of a family of vision models what it imports from flash-attn alone."""
+    if hasattr(module, "flash_attn_varlen_func"):
+        return
+    attend = module._flash_attention_forward
+
+    @wraps(attend)
+    def without_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _mask: Any, *args: Any, **kwargs: Any) -> Any:
+        return attend(q, k, v, None, *args, attn_implementation=PACKED, **kwargs)  # one row: nothing is padded
+
+    module.flash_attn_varlen_func, module._flash_attention_forward = flash_attn_varlen_func, without_mask
+    module._flash_supports_window_size, module._flash_supports_deterministic = True, False
+    module._flash_use_top_left_mask = False
+
+
 def register() -> None:
     """Makes :data:`PACKED` a choice of transformers'."""
     if PACKED in ALL_ATTENTION_FUNCTIONS:
         return
     ALL_ATTENTION_FUNCTIONS.register(PACKED, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, mask_unless_causal)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, positions_unless_masked)
     find_functions = modeling_flash_attention_utils._lazy_imports
 
     @wraps(find_functions)
@@ -99,17 +134,15 @@ def register() -> None:
     modeling_flash_attention_utils._lazy_imports = find_ours
 
 
-def offer_without_flash_attn(_: Any) -> None:
-    """Lets models of verl's FSDP engines be loaded with :data:`PACKED`, critics too: verl loads those with flash-attn,
-    whatever their config says."""
+def load_critics_by_config(_: Any) -> None:
+    """Lets a critic's config choose its attention where verl, which always asks for flash-attn, would find none."""
     from verl.utils import model
 
-    register()
     load_with_flash_attn = model.load_valuehead_model
 
     @wraps(load_with_flash_attn)
     def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-        if is_flash_attn_2_available():
+        if is_flash_attn_2_available() or is_kernels_available() or is_torch_npu_available():
             return load_with_flash_attn(local_path, torch_dtype, model_config, trust_remote_code)
         return AutoModelForTokenClassification.from_pretrained(
             local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
@@ -118,15 +151,22 @@ def offer_without_flash_attn(_: Any) -> None:
     model.load_valuehead_model = load
 
 
-def mask_unless_causal(*, mask_function: Callable[..., Any], use_vmap: bool = False, **given: Any) -> Any:
-    """transformers' mask interface: None for packed rows, a mask of all pairs where tokens see later ones, as those of
-    an image may."""
+def positions_unless_masked(*, mask_function: Callable[..., Any], use_vmap: bool = False, **given: Any) -> Any:
+    """transformers' mask interface, of packed rows: int32 (1, tokens), each token's place in its row.
+
+    Rows [a, b, c] and [d, e] have [0, 1, 2, 0, 1]. Where tokens see later ones, as those of an image may, it is the
+    mask of all pairs that sdpa gets, and of rows side by side what flash-attn gets.
+    """
     length, device = given["q_length"], given["device"]
-    zero, at = torch.zeros((), dtype=torch.long, device=device), torch.arange(length - 1, device=device)
+    zero, at = torch.zeros((), dtype=torch.long, device=device), torch.arange(length, device=device)
     # Tokens that see each other lie side by side, so that the pairs of neighbours tell.
-    if use_vmap or bool(torch.as_tensor(mask_function(zero, zero, at, at + 1)).any()):
+    if use_vmap or bool(torch.as_tensor(mask_function(zero, zero, at[:-1], at[1:])).any()):
         return sdpa_mask(mask_function=mask_function, use_vmap=use_vmap, **given)
-    return flash_attention_mask(mask_function=mask_function, **given)
+    if given["batch_size"] > 1 or given.get("attention_mask") is not None:
+        return flash_attention_mask(mask_function=mask_function, **given)
+    goes_on = torch.as_tensor(mask_function(zero, zero, at[1:], at[:-1])).expand(length - 1)
+    begins = torch.cat([at[:1], at[1:].masked_fill(goes_on, 0)]).cummax(0).values
+    return (at - begins).to(torch.int32)[None]
 
 
 def attend(
@@ -135,21 +175,38 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: (1, heads, tokens, head size) -> (1, tokens, heads, head size), None."""
     if attention_mask is not None and attention_mask.ndim == 4:
-        masked: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal} | kwargs
+        masked: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **given)
         return masked
     if "sliding_window" not in kwargs and getattr(module.config, "sliding_window", None) is not None:
         raise PaddingError(
-            f"attn_implementation={PACKED}: {type(module).__name__} has its sliding window in a mask alone, and would "
-            "attend to all tokens. Set override_config.attn_implementation=eager, with padding.sharing=chains or off."
+            f"attn_implementation=sdpa: {type(module).__name__} has its sliding window in a mask alone, which torch's "
+            "kernels do without. Set override_config.attn_implementation=eager, with padding.sharing=chains or off."
         )
-    attended: tuple[torch.Tensor, None] = flash_attention.flash_attention_forward(
-        module, query, key, value, attention_mask, **kwargs
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        if kwargs.get("position_ids") is None:  # some layers do not hand them on
+            kwargs["position_ids"] = attention_mask
+        attention_mask = None
+    # Not by ``flash_attention_forward``, which would have half precision of what is in float32.
+    attended: torch.Tensor = flash_attention._flash_attention_forward(
+        *(states.transpose(1, 2) for states in (query, key, value)),
+        attention_mask,
+        query_length=query.shape[2],
+        is_causal=module.is_causal if is_causal is None else is_causal,
+        dropout=dropout,
+        softmax_scale=scaling,
+        attn_implementation=PACKED,
+        **kwargs,
     )
-    return attended
+    return attended, None
 
 
 def flash_attn_varlen_func(
@@ -178,15 +235,15 @@ def flash_attn_varlen_func(
     Returns: (tokens, heads, head size).
 
     Raises:
-        PaddingError: dropout, a soft cap or sinks: torch has no kernel with them, and without it is another model.
+        PaddingError: a soft cap or sinks, without which it is another model: torch has neither.
     """
-    if dropout_p or softcap or s_aux is not None:
+    if softcap or s_aux is not None:
         raise PaddingError(
-            f"attn_implementation={PACKED}: dropout={dropout_p}, softcap={softcap}, sinks={s_aux is not None}: torch's "
-            "kernels do without. Install flash-attn, or set override_config.attn_implementation=eager."
+            f"attn_implementation=sdpa: softcap={softcap}, sinks={s_aux is not None}: torch's kernels do without. "
+            "Install flash-attn, or set override_config.attn_implementation=eager."
         )
     window = (window_size[0], 0) if causal else window_size
-    if has_kernel(q):
+    if has_kernel(q) and not dropout_p:
         from torch.nn.attention import varlen
 
         grouped = how_to_group_heads(q.device) if q.shape[1] != k.shape[1] else {}
@@ -199,7 +256,7 @@ def flash_attn_varlen_func(
     lengths_q, lengths_k = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
     k, v = (_as_many_heads(states, q) for states in (k, v))
     rows = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
-    return torch.cat([_attend_in_row(*row, window, softmax_scale) for row in rows])
+    return torch.cat([_attend_in_row(*row, window, softmax_scale, dropout_p) for row in rows])
 
 
 def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -213,7 +270,17 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs:
 
 
 def has_kernel(query: torch.Tensor) -> bool:
-    return query.is_cuda and query.dtype in HALF and find_spec("torch.nn.attention.varlen") is not None
+    """Whether torch's kernel takes these queries: half precision, heads of at most 256, an Ampere GPU or later."""
+    return query.is_cuda and query.dtype in HALF and query.shape[-1] <= 256 and _has_varlen(query.device)
+
+
+@cache
+def _has_varlen(device: torch.device) -> bool:
+    if find_spec("torch.nn.attention.varlen") is None or torch.cuda.get_device_capability(device)[0] < 8:
+        return False
+    from torch.nn.attention import varlen
+
+    return "window_size" in inspect.signature(varlen.varlen_attn).parameters  # from torch 2.11 on
 
 
 @cache
@@ -245,7 +312,7 @@ def _as_many_heads(states: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _attend_in_row(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: tuple[int, int], scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: tuple[int, int], scale: float | None, dropout: float
 ) -> torch.Tensor:
     """(queries, heads, head size), of one row."""
     (n_queries, n_keys), (left, right) = (len(q), len(k)), window
@@ -259,5 +326,5 @@ def _attend_in_row(
         if left >= 0:
             mask &= distance >= -left
     q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale)
     return out[0].transpose(0, 1)
