@@ -28,7 +28,7 @@ TERMS = ("entropy_coeff=0.01", "use_kl_loss=true", "loss_agg_mode=seq-mean-token
 
 def measure(figures: Figures, folder: Path, device: str) -> Iterator[dict[str, Any]]:
     """Keeps and yields the differences of each kind of model and dtype."""
-    batch = make_rows(0.03 if device == "cpu" else 0.12)
+    batch = make_rows(0.02 if device == "cpu" else 0.12)
     for kind in KINDS:
         model = rank.make_model(folder, "small" if device == "cpu" else "exact", kind, 259, device)
         reference = None

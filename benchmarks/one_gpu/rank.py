@@ -63,7 +63,7 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
     config = compose_job(
         *(["+local=cpu"] if device == "cpu" else []),
         f"{of_model}.path={model}",
-        f"++{of_model}.override_config.attn_implementation={packed_attention.PACKED}",
+        f"++{of_model}.override_config.attn_implementation=sdpa",
         f"{of_model}.use_remove_padding=true",
         f"{actor}.strategy=fsdp2",
         f"{fsdp}.strategy=fsdp2",
@@ -86,7 +86,10 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
         config=config.actor_rollout_ref, role="actor", distillation_config=config.distillation
     )
     worker.init_model()
-    for change in (wrap_worker_loss("rows"), *(each.install_in_worker for each in (mini_batches, log_probs))):
+    for change in (
+        wrap_worker_loss("rows"),
+        *(each.install_in_worker for each in (mini_batches, packed_attention, log_probs)),
+    ):
         change(worker)
     return worker
 

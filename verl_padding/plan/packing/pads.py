@@ -73,8 +73,10 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
 
 
 def _largest_first(costs: CallCosts, filled: FilledCells) -> FilledCells:
-    """The micro-batches in the order of the tokens that a rank computes in them, of all ranks alike: memory runs out in
-    the first of them, or in none."""
+    """The micro-batches in the order of the most tokens that a rank computes in them, on all ranks alike.
+
+    Memory then runs out early, if it does: by the second one, beside the first gradients.
+    """
     pads_DK = np.array(filled.pads_DK)
     if costs.call.padded_to == "row":
         tokens_DK = costs.sums(filled.rows_DK)[0] + pads_DK * costs.pad_tokens
