@@ -181,3 +181,15 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share_each_local_update_b
     assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
     write_steps([made_step(rows=[])], tmp_path / "3.jsonl")
     assert "3.jsonl: holds laps alone. Record steps with padding.record=true." in refused(tmp_path / "3.jsonl", *shape)
+
+
+def test_of_a_folder_what_is_no_file_of_rows_is_named_and_left_out(folder):
+    (folder / "7.jsonl").mkdir()
+    (folder / "8.jsonl").write_text("[" * 100_000 + "\n")
+    header = {"form": 1, "step": 9, "update": 0, "keys": ["a"]}
+    (folder / "9.jsonl").write_text(json.dumps(header) + "\n")
+    result = run(folder, *SHAPE)
+    assert result.exit_code == 0
+    assert all(f"{name}.jsonl" in result.stderr.replace("\n", "") for name in (7, 8, 9))
+    for name in (8, 9):
+        assert f"{name}.jsonl" in refused(folder / f"{name}.jsonl", *SHAPE)

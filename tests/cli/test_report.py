@@ -300,7 +300,7 @@ def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run
 
 
 def test_metrics_that_are_not_verls_are_refused_in_a_line_and_no_page_is_written(run, tmp_path):
-    for text in ("{\n", "1\n", '{"step": "x", "data": {}}\n', '{"data": {}}\n'):
+    for text in ("{\n", "1\n", '{"step": "x", "data": {}}\n', '{"step": Infinity, "data": {}}\n', '{"data": {}}\n'):
         (run / "metrics.jsonl").write_text(text)
         result = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "page.html")])
         assert result.exit_code == 1

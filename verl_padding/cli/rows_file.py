@@ -71,6 +71,8 @@ def read_batches(
                 batches += list(_batches_of(lines, str(file), **options))
         except PaddingDataError as refusal:
             refused.append(refusal)
+        except OSError as error:
+            refused.append(PaddingDataError(f"{file}: cannot be read ({error.strerror}). Name a file of rows."))
     if not batches:
         raise refused[0]
     return batches, refused
@@ -127,7 +129,7 @@ def read_rows(
             else:
                 found.append(_dumped_row(entry, number, count_tokens))
                 is_dump = True
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise PaddingDataError(f"{place_of(name, number)}: not a row ({why}). {FORMS}.") from error
     if not found:

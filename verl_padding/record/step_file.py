@@ -7,13 +7,15 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from verl_padding.errors import PaddingDataError
+from verl_padding.plan import Rows
 from verl_padding.plan.forest import Forest
 from verl_padding.timing.laps import Lap
 
@@ -77,7 +79,7 @@ class RecordedStep:
     """Empty where micro-batches are not timed."""
 
     def forest(self) -> Forest:
-        """What the rows begin with alike, within each prompt."""
+        """What the rows begin with alike, within each prompt; a ValueError where that is no trees."""
         follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}
         order: list[int] = []
         for row in self.rows:
@@ -85,6 +87,8 @@ class RecordedStep:
             while at is not None:
                 order.append(at)
                 at = follower.get(at)
+        if len(order) != len(self.rows):
+            raise ValueError(f"shares_with makes trees of {len(order)} of {len(self.rows)} rows")
         tokens_R = np.array([row.tokens for row in self.rows], dtype=np.int64)
         return Forest.in_order(tokens_R, order, [self.rows[row].shared_tokens for row in order])
 
@@ -130,24 +134,56 @@ def steps_of(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
             values = json.loads(line)
             if "keys" in values:
                 _check_form(name, values.pop("form", None))
+                _check_values(RecordedStep, values)
                 updates.append((values, [], []))
             elif "call" in values:
-                tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+                _check_values(Lap, values)
+                tuples = {each: tuple(value) for each, value in values.items() if isinstance(value, list)}
                 updates[-1][2].append(Lap(**values | tuples))
             else:
-                places = {call: Place(*place) for call, place in values["places"].items()}
                 numbers = {each: math.nan for each in ("reward", "weight") if values[each] is None}
+                _check_values(RecordedRow, {each: value for each, value in values.items() if each not in numbers})
+                places = {call: Place(*place) for call, place in values["places"].items()}
                 updates[-1][1].append(RecordedRow(**values | numbers | {"places": places}))
         if not updates:
             raise LookupError("it holds no step")
         for step, rows, _ in updates:
             if rows and [(row.row, row.key) for row in rows] != [*enumerate(step["keys"])]:
                 raise LookupError(f"it holds {len(rows)} of the rows of {len(step['keys'])} keys")
-        return [RecordedStep(**values, rows=rows, laps=laps) for values, rows, laps in updates]
+        steps = [RecordedStep(**values, rows=rows, laps=laps) for values, rows, laps in updates]
+        for each in steps:
+            Rows.from_keys(each.keys, [row.tokens for row in each.rows] or [1] * len(each.keys))
+            each.forest()
+        return steps
     except PaddingDataError:
         raise
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
         raise _no_step(name, error) from error
+
+
+def _check_values(form: type, values: Mapping[str, Any]) -> None:
+    """A TypeError if a value is not of the type that its field has in a dataclass."""
+    for each in fields(form):
+        if each.name in values and not _is_of(each.type, values[each.name]):
+            raise TypeError(f"{each.name}={repr(values[each.name])[:80]}")
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether JSON has a value of some type; all whole numbers of a file count from 0, and no number is infinite."""
+    if isinstance(kind, UnionType):
+        return any(_is_of(each, value) for each in get_args(kind))
+    if kind is int:
+        return type(value) is int and 0 <= value < 1 << 63
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if kind is Place:
+        kinds = get_type_hints(Place).values()
+        return isinstance(value, list) and len(value) == len(kinds) and all(map(_is_of, kinds, value))
+    if get_origin(kind) is Mapping:
+        return isinstance(value, dict) and all(_is_of(get_args(kind)[1], each) for each in value.values())
+    if get_origin(kind) in (tuple, Sequence):
+        return isinstance(value, list) and all(_is_of(get_args(kind)[0], each) for each in value)
+    return type(value) is kind
 
 
 def _no_step(name: str, error: Exception) -> PaddingDataError:

@@ -44,7 +44,7 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
     path = folder / METRICS
     try:
         logged = [(int(entry["step"]), dict(entry["data"])) for entry in _objects(path)] if path.exists() else []
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise PaddingDataError(f"{path}: not metrics of verl's file logger ({error!r}). Move it elsewhere.") from error
     return [
         (step, {name: known_or_nan(value) for name, value in data.items() if isinstance(value, int | float | None)})
