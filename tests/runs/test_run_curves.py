@@ -13,7 +13,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.runs.charts import OURS, STOCK
 from verl_padding.runs.curves import CONFIG, RunCurves, _looks, draw, stock_rule_of, table_of
-from verl_padding.runs.report import METRICS, ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
+from verl_padding.runs.report import METRICS, ROLLOUTS, Goal, Learning, StepRows, dumps_in, read_metrics, read_step
 from verl_padding.stock.padding import StockRule
 
 
@@ -154,3 +154,26 @@ def test_rows_are_counted_by_line_whatever_the_replies_hold(tmp_path):
 def test_stock_verl_pads_to_the_multiple_of_ranks_and_mini_batches(rows, padded, steps):
     rule = StockRule(dp_size=2, actor_rows=16, critic_rows=24)
     assert (rule.padded_rows(rows), rule.optimizer_steps(rows)) == (padded, steps)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_padded_run_whose_metrics_are_not_known_is_drawn(steps, tmp_path):
+    folder = write_run(tmp_path / "padded", padded=True)
+    entries = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    for entry in entries[:steps]:
+        entry["data"] = dict.fromkeys(entry["data"])
+    (folder / METRICS).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert compare(folder, "--picture", tmp_path / "a.png").exit_code == 0
+    cells = [next(iter(column.cells)) for column in table_of([RunCurves.read(folder)]).columns]
+    # The second step has 1 pad and 8 rows.
+    assert cells[3:] == (["1", "0.2", "12.5%"] if steps == 1 else ["-", "-", "-"])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_reward_that_is_not_known_makes_an_unknown_verdict(place):
+    rewards = [0.9, 0.9, 0.9]
+    rewards[place] = math.nan
+    learning = Learning(rewards, Goal(reward=0.5, floor=0.4, steps=3))
+    assert learning.learned is None
+    assert "unknown" in str(learning)
+    assert "nan" not in str(learning)

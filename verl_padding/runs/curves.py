@@ -32,15 +32,15 @@ PANELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunCurves:
-    """One run, step by step; every list has one entry per step."""
+    """One run, step by step; every list has one entry per step, NaN for what is not known."""
 
     name: str
     is_stock: bool  # whether stock verl's trainer ran
     steps: list[int]
     reward: list[float]  # mean of the sessions
-    optimizer_steps: list[int]  # the actor's per epoch; in a stock run they follow from its rows and its config
+    optimizer_steps: list[float]  # the actor's per epoch; in a stock run they follow from its rows and its config
     grad_norm: list[float]
-    pads: list[int]
+    pads: list[float]
     real_rows: list[int]
 
     @classmethod
@@ -70,9 +70,11 @@ class RunCurves:
             steps=steps,
             reward=[rows[step].reward for step in steps],
             # A step that trained only the critic has none of the actor.
-            optimizer_steps=[int(metrics[step].get(OPTIMIZER_STEPS.format(update=ACTOR), 0)) for step in steps],
+            optimizer_steps=[_whole(metrics[step].get(OPTIMIZER_STEPS.format(update=ACTOR), 0)) for step in steps],
             grad_norm=[metrics[step].get(GRAD_NORM, math.nan) for step in steps],
-            pads=[rows[step].dumped_pads if is_stock else int(metrics[step].get(PAD_ROWS_TOTAL, 0)) for step in steps],
+            pads=[
+                rows[step].dumped_pads if is_stock else _whole(metrics[step].get(PAD_ROWS_TOTAL, 0)) for step in steps
+            ],
             real_rows=[rows[step].real for step in steps],
         )
         return run.with_steps_of(stock_rule_of(folder)) if is_stock else run
@@ -101,21 +103,31 @@ def table_of(runs: Sequence[RunCurves]) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
-        fewest, most = min(run.optimizer_steps), max(run.optimizer_steps)
+        taken = sorted(_known(run.optimizer_steps))
+        both = [pair for pair in zip(run.pads, run.real_rows, strict=True) if not math.isnan(pair[0])]
+        pads, real = map(sum, zip(*both, strict=True)) if both else (math.nan, 1)
         table.add_row(
             escape(run.name),
             str(len(run.steps)),
             _mean(run.reward[-LAST:], ".3f"),
-            str(fewest) if fewest == most else f"{fewest} to {most}",
+            " to ".join(map(str, dict.fromkeys((taken[0], taken[-1])))) if taken else "-",
             _mean(run.grad_norm, ".3g"),
-            f"{sum(run.pads) / sum(run.real_rows):.1%}",
+            _mean([pads / real], ".1%"),
         )
     return table
 
 
 def _mean(numbers: Sequence[float], form: str) -> str:
-    known = [number for number in numbers if not math.isnan(number)]
+    known = _known(numbers)
     return format(fmean(known), form) if known else "-"
+
+
+def _whole(number: float) -> float:
+    return number if math.isnan(number) else int(number)
+
+
+def _known(numbers: Sequence[float]) -> list[float]:
+    return [number for number in numbers if not math.isnan(number)]
 
 
 def draw(runs: Sequence[RunCurves], path: Path) -> None:

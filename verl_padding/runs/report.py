@@ -129,7 +129,8 @@ class Learning:
         first, last: at the first step, and the mean over the last `LAST` steps.
         reached: the first step, counted from 1, that reaches the goal; None for none.
         lowest: the lowest reward of a step from there on.
-        learned: whether the goal was reached and held; None if it was not, but the run was too short.
+        learned: whether the goal was reached and held; None if it was not, but the run was too short, or if the reward
+            of a step is not known (NaN).
     """
 
     def __init__(self, rewards: Sequence[float], goal: Goal):
@@ -138,10 +139,18 @@ class Learning:
         self.reached = next((step for step, reward in enumerate(rewards, start=1) if reward >= goal.reward), None)
         self.lowest = None if self.reached is None else min(rewards[self.reached - 1 :])
         held = self.last >= goal.reward and self.lowest is not None and self.lowest >= goal.floor
+        self._unknown = sum(map(math.isnan, rewards))
         self.learned: bool | None = held or (None if len(rewards) < goal.steps else False)
+        if self._unknown:
+            self.learned = None
 
     def __str__(self) -> str:
         goal, steps = self._goal, self._steps
+        if self._unknown:
+            return (
+                f"Whether the agent has learned its task is unknown: so are the rewards of {self._unknown} of "
+                f"{counted(steps, 'step')}."
+            )
         verdict = {
             True: "The agent has learned its task",
             False: "The agent has not learned its task",
