@@ -40,7 +40,7 @@ class RunCurves:
     reward: list[float]  # mean of the sessions
     optimizer_steps: list[float]  # the actor's per epoch; in a stock run they follow from its rows and its config
     grad_norm: list[float]
-    pads: list[float]
+    pads: Sequence[float]
     real_rows: list[int]
 
     @classmethod
