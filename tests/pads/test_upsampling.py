@@ -24,7 +24,7 @@ from tests.support.rows_in_queue import (
     queue_content,
     row_tag,
 )
-from tests.support.shaped_rows import FIELDS, N_EXPERTS, ROLES, SHAPES, assert_same_rows, rows_of
+from tests.support.shaped_rows import FIELDS, N_EXPERTS, ROLES, SHAPES, assert_same_rows, in_tensordict, rows_of
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import upsampling
@@ -141,7 +141,20 @@ def test_a_tensordict_gets_the_pads_that_the_queue_gets(five_rows):
     held = worker_data_of(batch)
     said = {"eos_token_id": 7, "length": 4, "roles": ROLES, "n_experts": N_EXPERTS}
     in_queue = worker_data_of(upsample(batch, 8, **said))
-    assert_same_rows(upsample(held, 8, **said).exclude("uid", "layouts_without_pads"), in_queue.exclude("uid"))
+    assert_same_rows(upsample(held, 8, **said).exclude("uid", "verl_padding_layouts"), in_queue.exclude("uid"))
+
+
+@pytest.mark.parametrize("tried", [(), ("one number", "no pad")])
+def test_a_padded_tensordict_goes_through_the_queue(tried):
+    batch = in_tensordict(rows_of([(4, 2)] * 5, tried), jagged=False)
+    batch["layouts_without_pads"] = torch.arange(5)  # a user's own
+    padded = upsample(batch, 8)
+    keys = default_keys(8)
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=padded)
+    data = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
+    assert data["is_padding"].tolist() == [False] * 5 + [True] * 3
+    assert_same_rows(strip(data), batch)
+    assert_same_rows(strip(real_rows(data)), batch)
 
 
 @pytest.mark.parametrize("tried", [(), ("no pad",)])

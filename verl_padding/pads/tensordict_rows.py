@@ -1,5 +1,6 @@
 """Rows in a TensorDict: read for what pads are made from, joined with pads, and restored without them."""
 
+import json
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -10,11 +11,12 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.source_rows import check_prompt, missing_field, of_different_lengths
-from verl_padding.pads.template import Columns
+from verl_padding.pads.template import Columns, same_in_all
 
-LAYOUTS = "layouts_without_pads"
-"""What a padded TensorDict holds once for all rows: its columns before there were pads, each with its ragged axis, 0
-for a plain tensor, None for what is no tensor."""
+LAYOUTS = "verl_padding_layouts"
+"""Column of a padded TensorDict, the same JSON in each row: its columns before there were pads, each with its ragged
+axis, 0 for a plain tensor, null for what is no tensor. A column of texts, since TransferQueue takes nothing that is
+held once for all rows."""
 
 WRAPPERS = (NonTensorData, NonTensorStack)
 
@@ -52,7 +54,7 @@ def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
         name: _column([*value_R, *fields[name].unbind(0)], layouts.get(name, 0)) for name, value_R in columns.items()
     }
     padded = _rows_like(batch, joined, len(batch) + n_pads)
-    tu.assign_non_tensor_data(padded, LAYOUTS, layouts)
+    padded[LAYOUTS] = same_in_all(json.dumps(layouts), len(padded))
     return padded
 
 
@@ -77,9 +79,10 @@ def _rows_like(batch: TensorDict, columns: Columns, n_rows: int) -> TensorDict:
 
 def restore(rows: TensorDict) -> TensorDict:
     """The real rows of a padded TensorDict, laid out as before there were pads."""
-    layouts = tu.pop(rows, LAYOUTS)
-    if layouts is None:
+    if LAYOUTS not in rows.keys():  # noqa: SIM118
         return rows
+    layouts = json.loads(_plain(rows.get(LAYOUTS).unbind(0)[0]))
+    rows = rows.exclude(LAYOUTS)
     for name in layouts.keys() & rows.keys():
         rows[name] = _column(rows.get(name).unbind(0), layouts[name])
     return rows if IS_PADDING in layouts else rows.exclude(IS_PADDING)
