@@ -25,14 +25,21 @@ from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.vision_families import image_maker
 
 FIVE = [(5, 3), (4, 2), (6, 1), (3, 3), (2, 2)]
-ALL_SHAPES = set(FIELDS) - {"four axes", "no pad, said otherwise"}
+SAID_OTHERWISE = "no pad, said otherwise"
+ALL_SHAPES = set(FIELDS) - {"four axes", SAID_OTHERWISE}
 
 
 @settings(max_examples=60)
-@given(lengths=LENGTHS, tried=SHAPES, multiple=st.integers(1, 9), jagged=st.booleans(), length=st.integers(2, 5))
+@given(
+    lengths=LENGTHS,
+    tried=SHAPES.map(lambda tried: tried - {SAID_OTHERWISE}),
+    multiple=st.integers(1, 9),
+    jagged=st.booleans(),
+    length=st.integers(2, 5),
+)
 @example(lengths=FIVE, tried=ALL_SHAPES, multiple=8, jagged=False, length=2)
 @example(lengths=[(4, 2)] * 3, tried=ALL_SHAPES, multiple=4, jagged=False, length=6)
-@example(lengths=[(4, 2)] * 3, tried={"four axes", "no pad, said otherwise"}, multiple=4, jagged=True, length=2)
+@example(lengths=[(4, 2)] * 3, tried={"four axes"}, multiple=4, jagged=True, length=2)
 def test_strip_gives_back_what_upsample_got(lengths, tried, multiple, jagged, length):
     if not any(prompt % 2 for prompt, _ in lengths):
         tried = tried - {"often none"}  # a declared role wants a value
@@ -67,7 +74,7 @@ def test_pads_are_those_of_the_template(lengths, jagged):
     assert uid.startswith("pad")
 
 
-@pytest.mark.parametrize("tried", [(), ["no pad"], ["no pad, said otherwise"]])
+@pytest.mark.parametrize("tried", [(), ["no pad"]])
 def test_the_mean_reward_of_real_rows_is_that_without_pads(tried):
     padded = upsample(in_tensordict(rows_of(FIVE, {"one number", *tried})), 8)
     assert len(padded) == 8
@@ -132,8 +139,28 @@ REFUSED = {
     "empty prompt": (lambda: in_tensordict(rows_of([(3, 1), (0, 2)])), {}, "^row 1: its prompt has no"),
     "no row": (lambda: TensorDict({}, batch_size=0), {}, "^a batch without a row"),
     "pads": (lambda: upsample(without(), 8), {}, "^row 5: tagged is_padding"),
-    "no role": (lambda: in_tensordict(rows_of(FIVE, ["odd length"])), {}, "^field 'odd'"),
+    "no role": (lambda: in_tensordict(rows_of(FIVE, ["odd length"])), {}, r"^field 'odd'.* roles=\{'odd': FieldRole"),
+    "half a multiple": (lambda: without(), {"multiple": 2.5}, "^multiple=2.5: "),
+    "half a token": (lambda: without(), {"length": 2.5}, "^length=2.5: "),
+    "role as a text": (lambda: without(), {"roles": {"odd": "response"}}, "^roles\\['odd'\\]='response': "),
+    "rows in rows": (lambda: without().set("inner", TensorDict({"x": torch.ones(5)}, 5)), {}, "^field 'inner': "),
+    "no truth": (lambda: marked(NonTensorStack(*[None] * 5)), {}, "^field 'is_padding': "),
+    "some truth": (lambda: marked(NonTensorStack(None, *[False] * 4)), {}, "^field 'is_padding': "),
+    "Python's truth": (lambda: marked(NonTensorStack(*[False] * 5)), {}, "^field 'is_padding': "),
 }
+
+
+def marked(column):
+    return without().set("is_padding", column)
+
+
+def test_marks_of_one_number_in_an_axis_of_their_own_are_taken():
+    rows = [row | {"is_padding": torch.tensor([False])} for row in rows_of(FIVE)]
+    for jagged in (True, False):
+        batch = in_tensordict(rows, jagged=jagged)
+        padded = upsample(batch, 8)
+        assert len(real_rows(padded)) == 5
+        assert_same_rows(strip(padded), batch)
 
 
 @pytest.mark.parametrize("multiple", [5, 8])

@@ -157,6 +157,31 @@ def test_a_padded_tensordict_goes_through_the_queue(tried):
     assert_same_rows(strip(real_rows(data)), batch)
 
 
+def test_marks_of_one_number_in_an_axis_of_their_own_pass_the_queue():
+    batch = put_rows(FIVE, is_padding=[torch.tensor([False])] * 5)
+    padded = upsample(batch, 8)
+    assert real_rows(padded).keys == batch.keys
+    assert len(real_rows(worker_data_of(padded))) == 5
+    assert strip(padded) == batch
+
+
+def test_a_mark_that_is_no_tensor_is_refused_in_the_queue_as_well():
+    with pytest.raises(PaddingDataError, match=r"^field 'is_padding': "):
+        upsample(put_rows(FIVE, is_padding=[False] * 5), 8)
+
+
+def test_pads_are_cleared_again_where_rows_cannot_be_marked(monkeypatch):
+    batch = put_rows(FIVE)
+
+    def fail(*_):
+        raise RuntimeError("the storage is gone")
+
+    monkeypatch.setattr(upsampling, "mark_rows", fail)
+    with pytest.raises(RuntimeError, match="the storage is gone"):
+        upsample(batch, 8)
+    assert queue_content().keys() == set(batch.keys)
+
+
 @pytest.mark.parametrize("tried", [(), ("no pad",)])
 def test_the_mean_reward_of_real_rows_in_a_worker_is_that_without_pads(five_rows, tried):
     data = worker_data_of(upsample(five_rows("one number", *tried), 8))

@@ -86,10 +86,14 @@ def _check_column_names(listing: Listing, names: frozenset[str]) -> None:
         found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
         several = [f" of shape {shape}" for shape in listing.shapes.get(name, {}).values() if math.prod(shape) != 1]
         if found != dtype or several:
-            raise PaddingDataError(
-                f"field {name!r}: rows have it, as {found}{several[0] if several else ''}, but a padded trainer gives "
-                f"its workers a column of this name, one {dtype} a row. Give the rows' field another name."
-            )
+            raise wrong_column(name, f"{found}{several[0] if several else ''}")
+
+
+def wrong_column(name: str, found: str) -> PaddingDataError:
+    return PaddingDataError(
+        f"field {name!r}: rows have it, as {found}, but workers get a column of this name from the padding, one "
+        f"{COLUMN_DTYPES[name]} a row. Give the rows' field another name."
+    )
 
 
 def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]:

@@ -45,7 +45,7 @@ class Schema:
         values = [row[name] for row in rows]
         if (declared := self._declared.get(name)) is not None:
             if not _fits(declared.role, values, rows):
-                raise _unclear(name, rows, f"are not those of padding.fields.{name}={declared.role.value}.")
+                raise _unclear(name, rows, f"are not those of its declared role, {declared.role.value}.")
             return declared
         known = KNOWN_FIELDS.get(name) or self._found.get(name)
         if known is not None and _fits(known.role, values, rows):
@@ -67,8 +67,9 @@ class Schema:
 def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
     return PaddingDataError(
         f"field {name!r}: its role is unclear. Its shapes {[_shape(row[name]) for row in rows]} in rows of (prompt, "
-        f"response) lengths {[_lengths(row) for row in rows]} {what} Set its role on the command line, "
-        f"+padding.fields.{name}=response (or prompt, sequence, row, object), or do not put it into the rows."
+        f"response) lengths {[_lengths(row) for row in rows]} {what} Set its role, in a job by "
+        f"+padding.fields.{name}=response (or prompt, sequence, row, object), in a call of upsample by "
+        f"roles={{{name!r}: FieldRole(Role.RESPONSE)}}, or do not put it into the rows."
     )
 
 
@@ -258,7 +259,8 @@ def _filled(name: str, value: Any, shape: tuple[int, ...], fill: int) -> Any:
             return type(value)([type(first)(fill)] * shape[0])
     raise PaddingDataError(
         f"field {name!r}: a {type(value).__name__} cannot hold one value per token, unless it lists numbers. Set "
-        f"padding.fields.{name}=object, or store it as a tensor or an array."
+        f"padding.fields.{name}=object (in a call of upsample, roles={{{name!r}: FieldRole(Role.OBJECT)}}), or store "
+        "it as a tensor or an array."
     )
 
 

@@ -9,8 +9,9 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
-from verl_padding.pads.source_rows import check_prompt, missing_field, of_different_lengths
+from verl_padding.pads.source_rows import check_prompt, missing_field, of_different_lengths, wrong_column
 from verl_padding.pads.template import Columns, same_in_all
 
 LAYOUTS = "verl_padding_layouts"
@@ -29,6 +30,16 @@ class TensorDictRows:
 
     def __init__(self, batch: TensorDict):
         self._columns = _columns(batch)
+        for name in self._columns:
+            column = batch.get(name)
+            if not isinstance(column, torch.Tensor | NonTensorStack):
+                raise PaddingDataError(
+                    f"field {name!r}: a {type(column).__name__} within the rows. Put its columns into the rows "
+                    "themselves, or give each row a dict."
+                )
+        marks = batch.get(IS_PADDING, None)
+        if isinstance(marks, NonTensorStack):
+            raise wrong_column(IS_PADDING, "no tensor")
         for name in ("prompts", "responses"):
             if name not in self._columns:
                 raise missing_field(0, name)

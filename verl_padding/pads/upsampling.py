@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
+from numbers import Integral
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -78,8 +79,13 @@ def upsample(
             row, a pad already, a row without prompt or response, a field of unclear role, or routes among an unknown
             number of experts; or ``length`` leaves no prompt token. The batch and the queue stay as they were.
     """
-    if multiple < 1:
-        raise ValueError(f"multiple={multiple}: a number of rows divides by no number below 1. Give at least 1.")
+    if not isinstance(multiple, Integral) or multiple < 1:
+        raise ValueError(f"multiple={multiple}: rows come in multiples of a whole number. Give one of at least 1.")
+    if not isinstance(length, Integral | None):
+        raise ValueError(f"length={length}: a pad has a whole number of tokens. Give one of at least 2, or None.")
+    for name, role in (roles or {}).items():
+        if not isinstance(role, FieldRole):
+            raise ValueError(f"roles[{name!r}]={role!r}: not a FieldRole. Give FieldRole(Role.RESPONSE), or another.")
     if not isinstance(batch, KVBatchMeta | TensorDict):
         raise TypeError(f"{type(batch)}: upsample takes a KVBatchMeta or a TensorDict")
     check_no_pads(batch)
@@ -175,8 +181,15 @@ def _which_are_pads(batch: Any) -> list[bool]:
         raise TypeError(f"{type(batch)}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a DataProto")
     if column is None:
         return [False] * len(batch)
+    if isinstance(column, torch.Tensor) and column.is_nested:
+        column = [row.tolist() for row in column.unbind()]
     values = column.tolist() if hasattr(column, "tolist") else list(column)
-    return torch.tensor(values, dtype=torch.bool).reshape(len(batch)).tolist()
+    try:
+        return torch.tensor(values, dtype=torch.bool).reshape(len(batch)).tolist()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PaddingDataError(
+            f"field {IS_PADDING!r}: {values}: not one truth value a row. Give each row one, or give none the field."
+        ) from error
 
 
 def check_no_pads(batch: KVBatchMeta | TensorDict, keys: Sequence[str] | None = None) -> None:
@@ -200,7 +213,12 @@ def _given(n_experts: int | None) -> int:
 
 def _put_behind(batch: KVBatchMeta, pads: KVBatchMeta, fields: Columns, marked: Sequence[str]) -> KVBatchMeta:
     put_pads(pads, fields)
-    return rows_like(mark_rows(batch, marked), [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
+    try:
+        rows = mark_rows(batch, marked)
+    except BaseException:
+        clear(pads.keys, pads.partition_id)
+        raise
+    return rows_like(rows, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
 
 
 def _new_uid() -> str:
