@@ -91,7 +91,7 @@ def test_a_declared_role_goes_before_what_shapes_say_and_may_fill_with_something
     assert pad_of(shared_prompt, declared={"custom": FieldRole(Role.ROW)})["custom"].tolist() == [0] * 4
     prompt = FieldRole(Role.PROMPT, Fill.EOS)
     assert pad_of(shared_prompt, declared={"custom": prompt})["custom"].tolist() == [EOS] * 3
-    with pytest.raises(PaddingDataError, match=r"are not those of padding\.fields\.custom=response\."):
+    with pytest.raises(PaddingDataError, match=r"are not those of its declared role, response\."):
         pad_of(shared_prompt, declared={"custom": FieldRole(Role.RESPONSE)})
 
 
