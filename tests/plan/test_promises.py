@@ -275,8 +275,7 @@ def test_three_micro_batches_come_in_the_order_that_their_engine_wants(has_pipel
 @given(drawn=MOSTLY_CUT_BY_PLAN)
 def test_the_largest_micro_batch_of_an_update_comes_first(drawn):
     rows, job = drawn
-    job = replace(job, packer="plan", sharing="off")  # where rows share, workers may find more than was planned
-    plan = planned(rows, job)
+    plan = planned(rows, replace(job, packer="plan"))
     for name, update in job.updates.items():
         layout = plan.layouts[name]
         for mini_batch in range(layout.n_mini_batches if update.token_budget is not None else 0):

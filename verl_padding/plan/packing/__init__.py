@@ -26,7 +26,7 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
         packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
         mini_batches: the call's, none empty; an inference pass has one.
     """
-    best = _filled(costs, packer, mini_batches)
+    best = _filled(costs, packer, mini_batches, costs)
     if costs.forest is None:
         return best
     best_time = layout_time(best, costs)
@@ -34,14 +34,15 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
         less = replace(costs, forest=forest)
         cost_M = [less.computed(rows)[1] for rows in mini_batches.rows_M]
         if sum(mini_batch_bound(cost_I, costs.call.dp_size) for cost_I in cost_M) < best_time:
-            layout = _filled(less, packer, mini_batches)
+            layout = _filled(less, packer, mini_batches, costs)
             if (time := layout_time(layout, costs)) < best_time:
                 best, best_time = layout, time
     return best
 
 
-def _filled(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
+def _filled(costs: CallCosts, packer: Packer, mini_batches: MiniBatches, as_computed: CallCosts) -> Layout:
+    """The layout by some costs; ``as_computed`` know all that the workers will share in it."""
     way = next(way for way in WAYS if way.takes(costs, packer))
     if isinstance(costs.cost_model, MeasuredCost):
         costs = at_best_fill(way, costs, mini_batches)
-    return way.layout(costs, mini_batches)
+    return way.layout(costs, mini_batches, as_computed)

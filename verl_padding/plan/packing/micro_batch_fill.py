@@ -38,7 +38,9 @@ def at_best_fill(way: Way, costs: CallCosts, mini_batches: MiniBatches) -> CallC
         return _priced_for(fills[0], costs, model)
     sample, ranks = _sample(mini_batches, call.dp_size)
     of_few = replace(costs, call=replace(call, dp_size=ranks))
-    best = min(fills, key=lambda fill: layout_time(way.layout(_priced_for(fill, of_few, model), sample), of_few))
+    best = min(
+        fills, key=lambda fill: layout_time(way.layout(_priced_for(fill, of_few, model), sample, of_few), of_few)
+    )
     return _priced_for(best, costs, model)
 
 

@@ -28,12 +28,12 @@ class Way(ABC):
         """The cells of a mini-batch of these rows, one at least: of ``size`` rows, pads among them, or of as many as
         take the least time."""
 
-    def layout(self, costs: CallCosts, mini_batches: MiniBatches) -> Layout:
-        """The layout of a call."""
+    def layout(self, costs: CallCosts, mini_batches: MiniBatches, as_computed: CallCosts) -> Layout:
+        """The layout of a call, filled by ``costs``; micro-batches are in the order of what is computed of them."""
         fixed = mini_batches.mini_batch_rows
         size = None if fixed is None else costs.call.min_cell_rows(fixed)
         cells_M = [self.fill(costs, rows, size) for rows in mini_batches.rows_M]
-        return numbered(cells_M, costs, with_micro_batches=self.cuts_micro_batches)
+        return numbered(cells_M, as_computed, with_micro_batches=self.cuts_micro_batches)
 
 
 def cheap_at_both_ends(costly_first_K: list[Item]) -> list[Item]:
