@@ -65,7 +65,7 @@ def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "side": side,
                 "rounds": len(taken),
                 "seconds": ours,
-                "what": "pass and update" if has_pass else "update",
+                "update_s": median(each["update_s"] for each in taken),
                 "speed_up": theirs / ours,
                 "peak_gib": max(each["peak_gib"] for each in taken),
                 "sharing_factor": taken[0].get("sharing_factor"),

@@ -5,7 +5,8 @@ All sides have the same weights, so their gradient norms must agree.
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ class Batch:
         if plan is not None:
             said |= {LEAVES_OUT: side.skips, OLD_LOG_PROBS_OF_UPDATE: side.skips}
         data = rank.rows_of_call(self._rows, plan, **said)
-        with chunks(on=side is not ALL_PAIRS):
+        with log_probs_in_chunks(side is not ALL_PAIRS):
             output, update_s = self._timed(self._worker.update_actor, data)
         found = {"pass_s": round(pass_s, 4), "update_s": round(update_s, 4), "plan_s": round(plan_s, 4)}
         found["grad_norm"] = round(float(output["metrics"]["grad_norm"][0]), 5)
@@ -148,20 +149,15 @@ class Batch:
         return output, time.perf_counter() - begun
 
 
-class chunks:  # noqa: N801  (a context manager)
-    """Log-probs in chunks, or token by token, as verl computes them without flash-attn."""
+@contextmanager
+def log_probs_in_chunks(switch: bool) -> Iterator[None]:
+    """In chunks, or token by token, as verl computes them without flash-attn."""
+    from verl.utils import torch_functional
 
-    def __init__(self, *, on: bool):
-        self._on = on
-
-    def __enter__(self) -> None:
-        from verl.utils import torch_functional
-
-        torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = self._on
-
-    def __exit__(self, *_: object) -> None:
-        from verl.utils import torch_functional
-
+    torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = switch
+    try:
+        yield
+    finally:
         torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True
 
 

@@ -37,14 +37,27 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     page: dict = {}
     exec(code, page)
     talk = [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)]
-    traces = [json.dumps({"messages": talk}), json.dumps({"messages": [*talk[:1], {**talk[1], "content": "no"}]})]
+    other = [{"role": "user", "content": "e"}, *talk[1:2]]
+    told = [talk, [*talk[:1], {**talk[1], "content": "no"}], other]
+    traces = [json.dumps({"messages": messages}) for messages in told]
     lines = [line.encode() for line in page["trace_rows"](traces, make_byte_tokenizer())]
     rows = read_rows(lines, name="page", count_tokens=None).rows
     # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline, the text, a marker.
     message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)
-    assert rows.tokens_R == (message, 2 * message, message + 1)
-    assert (len(set(rows.prompt_R)), len(set(rows.session_R))) == (1, 2)
-    assert rows.extends_R == (None, 0, None)
+    assert rows.tokens_R == (message, 2 * message, message + 1, message)
+    assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
+    assert len(set(rows.session_R)) == 3
+    assert rows.extends_R == (None, 0, None, None)
+
+
+def test_tasks_behind_one_system_message_are_prompts_of_their_own():
+    (code,) = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "python"]
+    page: dict = {}
+    exec(code, page)
+    system, answer = {"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}
+    traces = [json.dumps({"messages": [system, {"role": "user", "content": task}, answer]}) for task in "xyx"]
+    prompts = [json.loads(line)["prompt"] for line in page["trace_rows"](traces, make_byte_tokenizer())]
+    assert prompts[0] == prompts[2] != prompts[1]
 
 
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):

@@ -327,13 +327,20 @@ def test_dropout_is_drawn_row_by_row_where_a_kernel_has_none(monkeypatch):
     assert not kept.allclose(flash_attn_varlen_func(*states, ends, ends, 3, 3, dropout_p=1e-9, causal=True))
 
 
-@pytest.mark.parametrize("window", ["window_size", "is_causal"])
-def test_a_kernel_without_windows_is_none(window, monkeypatch):
-    """That of torch 2.10 has ``is_causal`` in their place."""
-    monkeypatch.setattr(varlen, "varlen_attn", eval(f"lambda query, key, value, {window}=None: query"))
+def kernel_of_2_11(query, *, window_size=(-1, -1)):
+    return query
+
+
+def kernel_of_2_10(query, *, is_causal=False):
+    return query
+
+
+@pytest.mark.parametrize("kernel", [kernel_of_2_11, kernel_of_2_10])
+def test_a_kernel_without_windows_is_none(kernel, monkeypatch):
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     packed_attention._has_varlen.cache_clear()
-    assert packed_attention._has_varlen(torch.device("cpu")) == (window == "window_size")
+    assert packed_attention._has_varlen(torch.device("cpu")) == (kernel is kernel_of_2_11)
     packed_attention._has_varlen.cache_clear()
 
 
