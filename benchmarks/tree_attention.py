@@ -30,9 +30,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations import flash_attention
 from verl.models.transformers.monkey_patch import _ulysses_flash_attention_forward
 
-from verl_padding.worker.packed_attention import attention_layers, use_packed_attention
-from verl_padding.worker.prefix_tree import TREE, PrefixTree, build_tree
-from verl_padding.worker.tree_attention import GatherTokens, follow_trees
+from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
+from verl_padding.prefix_sharing.tree import TREE, PrefixTree, build_tree
+from verl_padding.worker.packed_attention import use_packed_attention
 
 KINDS = ("rows", "chains", "trees")
 WIDTHS = {
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--keep", help="file to write the figures to")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    follow_trees()
+    patch_attention()
     flash_attention._flash_attention_forward = _ulysses_flash_attention_forward  # as verl's apply_monkey_patch
     figures: list[dict[str, Any]] = []
     for width in ["small"] if options.small else options.widths:

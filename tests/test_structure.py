@@ -20,6 +20,7 @@ FLOORS = (
         "pads",
         "config",
         "job",
+        "prefix_sharing",
         "worker",
         "driver",
         "stock",

@@ -1,6 +1,7 @@
 """The ``padding`` section of a verl config: typed, frozen, checked when it is made."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin
@@ -10,8 +11,12 @@ from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.version import __version__
 
+logger = logging.getLogger(__name__)
+
 IdleRows = Literal["compute", "skip"]
 Denominator = Literal["rows", "nominal"]
+RENAMED = {("sharing", "chains"): "on", ("sharing", "trees"): "on"}
+"""Setting and a value of version 0.2 -> what that is now."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -63,10 +68,9 @@ class PaddingConfig:
     micro-batches of the actor's update, where the plan cuts both and they have the same token budget; the first
     optimizer step of a batch then sees a ratio of exactly 1. ``own``: micro-batches that are balanced for the pass."""
     sharing: Sharing = "off"
-    """Whether tokens that rows have in common are computed once. ``chains``: if a row's tokens begin with all tokens of
-    another row, prompt and response, only the longer row is computed, and both get its outputs. ``trees``: so are
-    tokens that rows begin with before they part; where the model's layers do not allow it, chains are shared. Both
-    need ``packer=plan``, dynamic batch sizes and FSDP engines."""
+    """Whether tokens that rows of a prompt begin with alike are computed once. Where images are seen, or layers other
+    than of attention to all tokens before, a row shares all of itself or nothing. ``on`` needs ``packer=plan``, dynamic
+    batch sizes and FSDP engines."""
     idle_rows: IdleRows = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly 0. ``compute``: as
     verl. ``skip``: nothing; steps, denominators and gradients stay the same. A loss in which such rows have a gradient
@@ -117,8 +121,13 @@ class PaddingConfig:
             if key not in known:
                 raise PaddingConfigError(f"padding.{key}={section[key]!r}: unknown key. Choices: {', '.join(known)}.")
         values = {str(key): value for key, value in section.items()}
-        if values.get("sharing") is False:
-            values["sharing"] = "off"  # what YAML makes of an unquoted off
+        if isinstance(values.get("sharing"), bool):
+            values["sharing"] = "on" if values["sharing"] else "off"  # what YAML makes of them without quotes
+        for (key, old), new in RENAMED.items():
+            if values.get(key) == old:
+                why = "the old name goes with the next release"
+                logger.warning("verl_padding: padding.%s=%s: this is now %s, %s.", key, old, new, why)
+                values[key] = new
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
         return cls(**values)

@@ -9,7 +9,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_padding.pads.lineage import EXTENDS
+from verl_padding.prefix_sharing.detection import EXTENDS
 from verl_padding.recipes.every_call.tasks import Messages, task_of
 
 

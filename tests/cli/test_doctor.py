@@ -64,7 +64,7 @@ def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypat
     ("before", "failed"),
     [
         ("import sys; sys.modules['wrapt'] = None", "entry point"),
-        ("import sys; sys.modules['verl_padding.job.job_reader'] = None", "trainers"),
+        ("import sys; sys.modules['verl_padding.job.verl_job'] = None", "trainers"),
         ("import sys; sys.modules['verl_padding.entry.hydra_search_path'] = None", "config groups"),
         ("import importlib.metadata as m; m.entry_points = lambda **kw: []", "entry point"),
         ("import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'", "VERL_USE_EXTERNAL_PLUGINS"),

@@ -13,9 +13,11 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.losses_on_rows import nested
+from tests.support.padded_rows import padded_group
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.worker_calls import PaddedWorkerGroup
+from verl_padding.driver.step_planner import UpdateNumber
+from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.pads import source_rows
@@ -35,32 +37,35 @@ def set_up(trainer):
         execute_with_func_generator=lambda function: None, _dispatch_info={"actor": [0, 1]}
     )
     trainer._setup()
+    trainer.steps.has_probed = True
 
 
-@pytest.mark.parametrize("sharing", ["off", "chains", "trees"])
+@pytest.mark.parametrize("sharing", ["off", "on"])
 def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
     monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
     asked = []
-    monkeypatch.setattr(plan_packer, "install", lambda sharing, **_: asked.append(sharing))
+    monkeypatch.setattr(plan_packer, "install", lambda *, shares: asked.append(shares))
     trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
+    asked.clear()
     set_up(trainer)
     release_queue()
-    assert asked == [sharing]
+    assert asked == [sharing == "on"]
 
 
-def test_rows_of_a_session_that_part_are_planned_together_with_trees():
+def test_rows_of_a_session_that_part_share_if_the_models_allow_it():
     # Four sessions of two rows: the first 20 of 24 tokens of each are the same.
     starts = torch.randint(5, 200, (4, 20)).repeat_interleave(2, dim=0)
     rows = torch.cat([starts, torch.arange(8)[:, None].expand(8, 4)], dim=1)
     batch = put_rows([(20, 4)] * 8, input_ids=list(rows), prompts=list(rows[:, :20]), responses=list(rows[:, 20:]))
     factors = {}
-    for sharing in ("chains", "trees"):
-        trainer, metrics = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}"), {}
+    for branches in (False, True):
+        trainer, metrics = padded_trainer("padding.packer=plan", "padding.sharing=on"), {}
+        trainer._job.may_branch = branches
         trainer._balance_batch(batch, metrics)
-        factors[sharing] = metrics["padding/actor/sharing_factor"]
+        factors[branches] = metrics["padding/actor/sharing_factor"]
         release_queue()
     # The last of the tokens that two rows share is computed in both.
-    assert factors == pytest.approx({"chains": 1.0, "trees": 48 / (24 + 24 - 19)})
+    assert factors == pytest.approx({False: 1.0, True: 48 / (24 + 24 - 19)})
 
 
 def refused(trainer, batch, message):
@@ -68,7 +73,7 @@ def refused(trainer, batch, message):
     with pytest.raises(PaddingDataError, match=message):
         trainer._balance_batch(batch, metrics={})
     assert queue_content() == content, "a refusal leaves the queue as it was"
-    assert trainer._padded_batch is None
+    assert trainer.steps.current is None
 
 
 def test_prompts_are_fetched_under_uids_that_tell_their_order():
@@ -105,7 +110,7 @@ def test_the_plan_of_a_training_step_does_not_depend_on_which_session_ended_firs
         trainer._balance_batch(batch, metrics)
         assert batch.keys == keys
         assert [tag["seq_len"] for tag in batch.tags] == [prompt + response for prompt, response in lengths]
-        plans.append(trainer._padded_batch.plan)
+        plans.append(trainer.steps.current.plan)
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
     assert plans[0].n_pads > 0
     assert plans[0] == plans[1] == plans[2]
@@ -120,8 +125,8 @@ def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_pl
     assert batch.keys == keys
     assert metrics["padding/real_rows/total"] == 7
     assert metrics["padding/actor/optimizer_steps/total"] == 2
-    assert metrics["padding/pad_rows/total"] == trainer._padded_batch.plan.n_pads > 0
-    layout, lengths = trainer._padded_batch.plan.layouts[ACTOR], [tag["seq_len"] for tag in batch.tags]
+    assert metrics["padding/pad_rows/total"] == trainer.steps.current.plan.n_pads > 0
+    layout, lengths = trainer.steps.current.plan.layouts[ACTOR], [tag["seq_len"] for tag in batch.tags]
     tokens_D = [
         sum(lengths[row] if row < 7 else PAD_TOKENS for cells in layout.cells for row in cells[rank]) for rank in (0, 1)
     ]
@@ -130,8 +135,7 @@ def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_pl
     assert metrics["global_seqlen/mean"] == sum(tokens_D) / 2, "what a rank gets, as verl counts it"
     assert metrics["global_seqlen/balanced_min"] == min(tokens_D)
     assert metrics["global_seqlen/balanced_max"] == max(tokens_D)
-    assert len(queue_content()) == 7 + trainer._padded_batch.plan.n_pads
-    trainer._padded_batch = None
+    assert len(queue_content()) == 7 + trainer.steps.current.plan.n_pads
 
 
 def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, caplog):
@@ -165,8 +169,8 @@ def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_u
         advantages = nested(torch.randn(tag["response_len"]) for tag in batch.tags)
         columns = TensorDict({"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch))
         tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=columns, tags=batch.tags)
-        self._padded_batch.update_call(ACTOR, batch)  # what gives pads the fields of real rows
-        pads.append(self._padded_batch.pads)
+        self.steps.current.padded_for(ACTOR).update_call(ACTOR, batch)  # what gives pads the fields of real rows
+        pads.extend(self.steps.current.pads)
         padded = KVBatchMeta(
             keys=[*batch.keys, *pads[-1].keys], tags=[*batch.tags, *pads[-1].tags], partition_id=PARTITION
         )
@@ -222,13 +226,13 @@ def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, half_w
         trainer._step_once({}, {}, 1)
     assert written[0] > 0, "no pad was ever written"
     assert queue_content() == content
-    assert trainer._padded_batch is None
+    assert trainer.steps.current is None
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_trained(mode, monkeypatch):
     trainer = padded_trainer()
-    trainer.trainer_mode = mode
+    trainer._job.mode = mode
     trained, waiting = put_rows([(5, 3), (7, 2), (4, 9)]), put_rows([(6, 1)])
     content, seen = queue_content(), []
     stock = get_trainer_cls("sync")
@@ -248,11 +252,11 @@ def test_a_checkpoint_may_be_saved_anywhere_and_holds_neither_pads_nor_trained_r
     trained = put_rows([(5, 3), (7, 2), (4, 9)])
     if gone is None:
         trainer._balance_batch(trained, {})
-        assert trainer._padded_batch.plan.n_pads > 0
+        assert trainer.steps.current.plan.n_pads > 0
     else:
-        trainer._trained = [trained]
+        trainer.steps._updates = [SimpleNamespace(batch=trained)]
         tq.kv_clear(keys=trained.keys[:gone], partition_id=PARTITION)
-    trainer.trainer_mode = "colocate_async"
+    trainer._job.mode = "colocate_async"
     monkeypatch.setattr(get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content())))
     content = queue_content()
     trainer._save_checkpoint()
@@ -378,7 +382,7 @@ def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_thou
     for reads in (1, 0):
         read.clear()
         trainer._balance_batch(batch, {})
-        assert trainer._padded_batch.plan.n_pads == 0
+        assert trainer.steps.current.plan.n_pads == 0
         assert len(read) == reads, "rows are read for fields that no step has met, and for no others"
     content = queue_content()
     assert len(content) == 4
@@ -406,6 +410,8 @@ def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths,
 def test_a_pad_is_made_of_the_end_of_a_text_or_of_whatever_token_there_is(eos, pad, token):
     trainer = padded_trainer()
     trainer.tokenizer = SimpleNamespace(eos_token_id=eos, pad_token_id=pad)
+    trainer.steps = TrainingSteps(trainer, trainer._job)
+    trainer.steps.has_probed = True
     trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
     pads = [key for key, tag in queue_content().items() if tag.get("is_padding")]
     rows = tq.kv_batch_get(keys=pads, partition_id=PARTITION, select_fields=["input_ids"])
@@ -413,11 +419,9 @@ def test_a_pad_is_made_of_the_end_of_a_text_or_of_whatever_token_there_is(eos, p
 
 
 def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
-    trainer = padded_trainer()
-    seed = trainer._step_seed()
-    assert seed == padded_trainer()._step_seed()
-    trainer.global_steps += 1
-    assert trainer._step_seed() != seed
+    numbers = [UpdateNumber(step, update) for step in (7, 8) for update in (0, 1)]
+    assert len({number.seed(0) for number in numbers}) == 4
+    assert UpdateNumber(7, 0).seed(0) == numbers[0].seed(0) != numbers[0].seed(1)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +431,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     trainer = padded_trainer()
     trainer._balance_batch(batch, {})
-    padded = trainer._padded_batch
+    padded = trainer.steps.current.padded_for(ACTOR)
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
     sent = len(padded.inference_call(name, batch))
 
@@ -442,6 +446,6 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
 
     for change in (-1, 1):
         calls = {"execute_with_func_generator": lambda function: None, call: answer_with(change)}
-        group = PaddedWorkerGroup(SimpleNamespace(**calls), lambda: padded)
+        group = padded_group(SimpleNamespace(**calls), padded)
         with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
             getattr(group, call)(batch)

@@ -18,10 +18,11 @@ from tests.support.losses_on_rows import MODES, nested
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectory_places
-from verl_padding.pads.lineage import Inputs, continued, extensions
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan import Layout
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import session_of_key, uid_of_key
+from verl_padding.prefix_sharing.detection import continued_rows
 
 ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
 GAMMA, LAM = 0.9, 0.8
@@ -196,17 +197,17 @@ def test_the_tokens_of_a_row_come_after_those_that_it_begins_with_though_these_a
     assert [places.tolist() for places in places_R] == [[2, 3, 4], [0, 1, 2]]
 
 
-def continued_rows(rows: list[Row], *, said: bool) -> list[int | None]:
+def continued(rows: list[Row], *, said: bool) -> list[int | None]:
     """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
     keys = [row.key for row in rows]
     number = {row.key: place for place, row in enumerate(rows)}
-    inputs = Inputs(TensorDict({"input_ids": nested(torch.tensor(r.prompt + r.response) for r in rows)}, len(rows)))
+    forest = Forest.from_tokens([np.array(row.prompt + row.response) for row in rows], list(map(session_of_key, keys)))
     told = {}
     if said:
         for place, row in enumerate(rows):
             told[place] = None if row.extends is None else number[f"{session_of_key(row.key)}_{row.extends}"]
-    tokens_R = [len(row.prompt) + len(row.response) for row in rows]
-    return continued(keys, tokens_R, extensions(inputs, keys), told)
+    found = continued_rows(forest, keys, range(len(keys)), told, {})
+    return [found.get(row) for row in range(len(keys))]
 
 
 def computed_by_action(estimator: str, rows: list[Row], rewards: dict[str, float], *, said: bool, kl: bool):
@@ -225,7 +226,7 @@ def computed_by_action(estimator: str, rows: list[Row], rewards: dict[str, float
         taken = [torch.tensor(row.penalties, dtype=torch.float64) for row in rows]
         fields["token_level_rewards"] = [score - of_row for score, of_row in zip(scores, taken, strict=True)]
     keys, prompts = [row.key for row in rows], [len(row.prompt) for row in rows]
-    got = computed(estimator, fields, keys, continued_rows(rows, said=said), prompts)
+    got = computed(estimator, fields, keys, continued(rows, said=said), prompts)
     columns = [got[name].unbind() for name in ("advantages", "returns")]
     return [
         (session_of_key(row.key), action, *(float(column[place][token]) for column in columns))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.support.drawn_jobs import forest_of_chains
 from tests.timing.test_laps import lap, two_ranks
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
@@ -15,7 +16,6 @@ from verl_padding.driver.step_timing import StepTiming, timing_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import COST_MODELS, BatchPlan, Job, Layout, Pass, Update
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.forest import Forest
 from verl_padding.plan.mini_batch_costs import score_layout
 from verl_padding.timing.laps import Lap
 from verl_padding.worker.micro_batch_clock import LAPS
@@ -105,12 +105,12 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
                 tokens_R=np.array(TOKENS),
                 cost_model=COST_MODELS["tokens"],
                 pad_tokens=PAD_TOKENS,
-                forest=None if chains is None else Forest.of_chains(np.array(TOKENS), np.array(chains)),
+                forest=None if chains is None else forest_of_chains(TOKENS, chains),
             ),
         )
         for call, layout in layouts.items()
     }
-    sharing = "off" if chains is None else "chains"
+    sharing = "off" if chains is None else "on"
     return BatchPlan(n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures)
 
 

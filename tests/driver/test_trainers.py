@@ -57,7 +57,7 @@ def test_the_trainer_is_the_padded_one_of_the_mode(name):
             assert type(trainer) is get_trainer_cls(f"padded_{mode}")
             assert trainer._padding.strategy == "rows"
             assert trainer.parameter_sync_step == (4 if mode == "separate_async" else 1)
-            assert trainer._job_reader.step_job(dp_sizes=ONE_EACH).prompts == (16 if mode == "separate_async" else 64)
+            assert trainer._job.step_job(dp_sizes=ONE_EACH).prompts == (16 if mode == "separate_async" else 64)
             assert trainer.trainer_mode == config.trainer.v1.trainer_mode == mode
 
 

@@ -186,8 +186,8 @@ def test_verl_divides_by_configured_sessions_and_fills_up_to_a_multiple_of_them_
         sent = SimpleNamespace(update_actor=lambda batch: TensorDict({}))
         batch = put_sessions(rows, "abcd")
         trainer._balance_batch(batch, {})
-        assert trainer._padded_batch.plan.layouts["actor"].n_mini_batches == 2
-        call = trainer._padded_batch.update_call("actor", batch)
+        assert trainer.steps.current.plan.layouts["actor"].n_mini_batches == 2
+        call = trainer.steps.current.padded_for("actor").update_call("actor", batch)
         data = tq.kv_batch_get(keys=call.keys, partition_id=PARTITION, select_fields=[REAL_ROWS])
         trainer.actor_rollout_wg = sent
         with pytest.raises(KeyError):  # the metrics of workers, which there are none of

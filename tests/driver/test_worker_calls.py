@@ -9,7 +9,7 @@ import torch
 import transfer_queue as tq
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.support.padded_rows import plan_for, upsample
+from tests.support.padded_rows import padded_group, plan_for, upsample
 from tests.support.ranks_in_process import ANSWER, SHAPES, RanksInProcess
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
@@ -64,7 +64,7 @@ def workers(empty_queue):
 def trainer_with(workers, *overrides):
     trainer = padded_trainer(*overrides)
     trainer.use_critic, trainer.use_reference_policy = CRITIC[0] in overrides, KL[0] in overrides
-    group = PaddedWorkerGroup(workers, lambda: trainer._padded_batch, trainer._plan_single_call)
+    group = PaddedWorkerGroup(workers, trainer.steps)
     trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = group
     return trainer, group
 
@@ -114,7 +114,7 @@ def test_a_pass_that_the_steps_do_without_can_be_asked_for(workers):
     trainer, group = trainer_with(workers, *BYPASS)
     batch = put_rows(LENGTHS)
     trainer._balance_batch(batch, {})
-    assert "log_prob" not in trainer._padded_batch.plan.layouts
+    assert "log_prob" not in trainer.steps.current.plan.layouts
     group.compute_log_prob(batch)
     assert_padded(workers.sent[0], batch)
 
@@ -172,7 +172,7 @@ def test_what_verl_tells_a_reference_without_its_adapter_does_not_reach_the_crit
     answers = [torch.zeros(prompt + response) for prompt, response in LENGTHS]
     batch = put_rows(LENGTHS, log_probs=answers, values=answers)
     trainer._balance_batch(batch, {})
-    trainer._padded_batch._timed = True
+    trainer.steps.current.padded_for("actor")._timed = True
     trainer._compute_values(trainer._compute_ref_log_prob(batch, {}), {})
     reference, values = (sent.extra_info for sent in workers.sent)
     assert (reference["no_lora_adapter"], reference["timed_call"]) == (True, "ref")
@@ -198,7 +198,7 @@ def test_every_rank_gets_the_plans_cells_in_order_and_answers_find_their_rows(sh
     plan = plan_for(batch, dp_size=SHAPES[shape][0], mini=9)
     ranks = RanksInProcess.of_shape(shape, numbers_or_pad)
     padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
-    group = PaddedWorkerGroup(ranks, lambda: padded)
+    group = padded_group(ranks, padded)
     output = group.compute_log_prob(batch)
     assert output.keys == batch.keys
     answers = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[ANSWER])[ANSWER]

@@ -35,10 +35,9 @@ from tests.equivalence.updates import (
     update_both,
 )
 from tests.support.fsdp2_workers import follow_no_plan, moments_of, start_over, weights_of
-from tests.support.padded_rows import upsample
+from tests.support.padded_rows import padded_group, upsample
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
-from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
@@ -98,12 +97,12 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
 )
 @EACH_MODE
 def test_so_do_ranks_that_compute_shared_prefixes_once(mode, strategy, actors):
-    assert_updates_agree(*actors, "plan", mode=mode, sharing="chains", strategy=strategy)
+    assert_updates_agree(*actors, "plan", mode=mode, sharing="whole", strategy=strategy)
 
 
 @EACH_MODE
 def test_so_do_ranks_that_compute_once_what_rows_share_before_they_part(mode, actors):
-    assert_updates_agree(*actors, "plan", mode=mode, sharing="trees")
+    assert_updates_agree(*actors, "plan", mode=mode, sharing="branches")
 
 
 @EACH_PACKER
@@ -135,8 +134,8 @@ IDLE_CUTS: dict[str, dict[str, Any]] = {
     "rows": {"micro_batch_rows": 2},
     "budget": {},
     "weights": {"weighs": True},
-    "chains": {"sharing": "chains"},
-    "trees": {"sharing": "trees"},
+    "whole": {"sharing": "whole"},
+    "branches": {"sharing": "branches"},
 }
 
 
@@ -148,8 +147,8 @@ def test_ranks_that_leave_idle_rows_out_end_with_the_weights_and_moments_of_all_
     start_over(actors[:1], mode, cut.get("micro_batch_rows"), terms=False)
     start_over(actors[1:], mode, terms=False)
     sharing = cut.get("sharing", "off")
-    actors[0].execute_with_func_generator(install(sharing))
-    batch = {"off": put_trained_rows, "chains": put_grown_rows, "trees": put_branching_rows}[sharing]()
+    actors[0].execute_with_func_generator(install(shares=sharing != "off"))
+    batch = {"off": put_trained_rows, "whole": put_grown_rows, "branches": put_branching_rows}[sharing]()
     rows_M = plan_of(batch, "plan", **cut).layouts["actor"].rows_M
     idle = sorted({*rows_M[0][:1], *rows_M[1], *rows_M[2][:-2]})
     [advantages] = read_columns(batch, "advantages")
@@ -179,11 +178,11 @@ def test_ranks_whose_update_brings_its_old_log_probs_end_as_with_those_of_a_pass
     outcomes = []
     for own in (False, True):
         start_over([ranks], "token-mean")
-        ranks.execute_with_func_generator(install())
+        ranks.execute_with_func_generator(install(shares=False))
         batch = put_trained_rows()
         plan = plan_of(batch, "plan", mini_batch=6)
         padded = upsample(batch, plan, TEMPLATE)
-        group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)
+        group = padded_group(ranks, padded)
         if not own:
             group.compute_log_prob(call(batch, batch.keys, compute_loss=False))
             put_columns(batch, old_log_probs=read_log_probs(batch))
@@ -200,7 +199,7 @@ def test_ranks_whose_update_brings_its_old_log_probs_end_as_with_those_of_a_pass
 
 
 def follow(padded_ranks, packer):
-    padded_ranks.execute_with_func_generator(install() if packer == "plan" else follow_no_plan)
+    padded_ranks.execute_with_func_generator(install(shares=False) if packer == "plan" else follow_no_plan)
 
 
 def hold_half_a_gib_for_a_moment(worker):
@@ -214,7 +213,7 @@ def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(act
     start_over([padded_ranks], "token-mean")
     batch = put_trained_rows()
     padded = upsample(batch, plan_of(batch, "verl"), TEMPLATE)
-    group = PaddedWorkerGroup(padded_ranks, lambda: padded)
+    group = padded_group(padded_ranks, padded)
 
     def peak_gib(update) -> float:
         rows = call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1)
@@ -235,9 +234,9 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, ac
     padded_ranks, one_rank = actors
     start_over(actors, "token-mean")
     if cut == "shared prefixes":
-        padded_ranks.execute_with_func_generator(install("chains"))
+        padded_ranks.execute_with_func_generator(install(shares=True))
         batch = put_grown_rows()
-        plan = plan_of(batch, "plan", sharing="chains")
+        plan = plan_of(batch, "plan", sharing="whole")
     else:
         follow(padded_ranks, cut)
         batch = put_trained_rows()
@@ -252,7 +251,7 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, ac
 
     want = outputs_of(one_rank)
     padded = upsample(batch, plan, TEMPLATE)
-    got = outputs_of(PaddedWorkerGroup(padded_ranks, lambda: padded))
+    got = outputs_of(padded_group(padded_ranks, padded))
     strip(padded.pads)
     assert len({len(row) for row in want}) > 5
     for row_got, row_want in zip(got, want, strict=True):
@@ -309,8 +308,8 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
     """It sees a ratio of exactly 1, and a KL of exactly 0."""
     precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
     with started(Shape(), model_of(Shape()), precision, *shape) as ranks:
-        for sharing, put in (("off", put_grown_rows), ("chains", put_grown_rows), ("trees", put_branching_rows)):
-            ranks.execute_with_func_generator(install(sharing))
+        for sharing, put in (("off", put_grown_rows), ("whole", put_grown_rows), ("branches", put_branching_rows)):
+            ranks.execute_with_func_generator(install(shares=sharing != "off"))
             start_over([ranks], "token-mean")
             batch = put()
             plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)
@@ -318,7 +317,7 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
             n_rows = len(batch)
             assert [row for row in passed if row < n_rows] == [row for row in updated if row < n_rows]
             padded = upsample(batch, plan, TEMPLATE)
-            group = PaddedWorkerGroup(ranks, lambda padded=padded: padded)
+            group = padded_group(ranks, padded)
             group.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
             found = read_log_probs(batch)
             put_columns(batch, old_log_probs=found, ref_log_prob=[row.clone() for row in found])

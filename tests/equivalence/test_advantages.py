@@ -29,7 +29,6 @@ from verl_padding.driver.advantages import check_advantages_stay_with_rows
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import calls
-from verl_padding.pads.upsampling import strip
 from verl_padding.plan.row_keys import session_of_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -66,13 +65,15 @@ def without_and_with_pads(estimator: str, *overrides: str, kl_in_reward: bool = 
     """What verl's method does with the same rows, before a pad is made and while pads wait in the queue."""
     settings = (f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={kl_in_reward}")
     trainer = padded_trainer(*settings, *CRITIC.get(estimator, []), *overrides)
-    trainer._dp_sizes = lambda: dict.fromkeys((calls.ACTOR, calls.CRITIC, calls.LOG_PROB, calls.REF, calls.VALUES), 2)
+    trainer.steps._planner._dp_sizes = lambda: dict.fromkeys(
+        (calls.ACTOR, calls.CRITIC, calls.LOG_PROB, calls.REF, calls.VALUES), 2
+    )
     without = _computed(trainer, put_scored_rows())
     batch = trainer._balance_batch(put_scored_rows(), {})
-    assert trainer._padded_batch.plan.n_pads > 0
+    assert trainer.steps.current.plan.n_pads > 0
     assert len(queue_content()) > len(LENGTHS)
     with_pads = _computed(trainer, batch)
-    strip(trainer._padded_batch.pads)
+    trainer.steps.current.close()
     return without, with_pads
 
 
@@ -329,7 +330,7 @@ def test_the_groups_that_are_filtered_are_those_without_pads(kind):
 
     batch, trainer = put_finished_prompts(), padded_trainer()
     trainer._balance_batch(batch, {})
-    assert trainer._padded_batch.plan.n_pads > 0
+    assert trainer.steps.current.plan.n_pads > 0
     assert sampled(kind) == without
     assert keys == ["a_0_0", "a_1_0", "c_0_0", "c_0_1", "c_1_0"]
     assert metrics["training/filter_groups/evicted_samples"] == 1

@@ -9,10 +9,11 @@ from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, s
 from tests.equivalence.test_registered_losses import BYPASS
 from tests.support.losses_on_rows import MODES, PAD, Rows, nested, policy_loss, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.job.left_out import MULTIPLIED
+from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.worker.losses import CLIP_FRACTIONS, CLIPS_NO_ZERO, RealRowsLoss
 
+MULTIPLIED = losses_that(lambda loss: loss.is_zero_without_advantage)
 IDLE = (1, 3)
 ALL, WITHOUT = [[[0, 1], [2, PAD]], [[3, 4], [PAD]]], [[[0], [2, PAD]], [[4, PAD], [PAD]]]
 EACH_MODE = pytest.mark.parametrize("mode", MODES)

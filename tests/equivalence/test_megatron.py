@@ -33,9 +33,8 @@ from tests.equivalence.updates import (
     with_trained_fields,
 )
 from tests.support.fsdp2_workers import start_over
-from tests.support.padded_rows import upsample
+from tests.support.padded_rows import padded_group, upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
-from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.plan_packer import install
@@ -181,7 +180,7 @@ def assert_replays_what_was_recorded(
 ) -> None:
     start_over((padded_ranks, one_rank), "token-mean")
     if packer == "plan":
-        padded_ranks.execute_with_func_generator(install())
+        padded_ranks.execute_with_func_generator(install(shares=False))
     want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
     empty_queue()
 
@@ -190,7 +189,7 @@ def assert_replays_what_was_recorded(
     assert plan.layouts["log_prob"].n_pads > 0 or shape.dp_size == 1, "the pass was meant to have pads"
     template = shape.planned["template"]
     with_pads = upsample(batch, plan, template)
-    batch = after_pass(PaddedWorkerGroup(padded_ranks, lambda: with_pads), batch)
+    batch = after_pass(padded_group(padded_ranks, with_pads), batch)
     (recorded,) = read_columns(batch, "routed_experts")
     assert all(map(torch.equal, recorded, want))
     update = update_both(padded_ranks, one_rank, batch, plan, template=template, padded=with_pads)

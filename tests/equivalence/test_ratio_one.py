@@ -49,7 +49,7 @@ def planned(rows: dict[str, Row], sharing: str, packer: str = "plan") -> BatchPl
     assert figures.optimizer_steps == 2
     assert figures.pads > 0
     if packer == "plan":
-        assert figures.sharing_factor > 1.5 if sharing == "chains" else figures.micro_batches > 2
+        assert figures.sharing_factor > 1.5 if sharing == "on" else figures.micro_batches > 2
     return plan
 
 
@@ -66,7 +66,7 @@ def engine_of(dtype: str, sharing: str) -> Whole:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(config).to(DTYPES[dtype])
-    engine = start_engine(Actor, model, sharing=sharing)
+    engine = start_engine(Actor, model, shares=sharing != "off")
     if dtype == AUTOCAST:
         engine._autocast_dtype = torch.bfloat16
     return engine
@@ -108,7 +108,7 @@ def metrics_of_an_update(
     return {name: value.aggregate() for name, value in metrics.items() if isinstance(value, Metric)}
 
 
-@pytest.mark.parametrize("sharing", ["off", "chains"])
+@pytest.mark.parametrize("sharing", ["off", "on"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_ratio_is_one_and_the_kl_zero_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
     plan, engine = planned(rows, sharing), engine_of(dtype, sharing)

@@ -20,7 +20,8 @@ from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, r
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.job.loss_weightings import MEANS_OVER_ROWS, loss_weightings
+from verl_padding.job.loss_weightings import loss_weightings
+from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan import Layout
@@ -31,6 +32,7 @@ policy_loss, distilling_loss, critic_loss = map(
     cache, (losses_on_rows.policy_loss, losses_on_rows.distilling_loss, losses_on_rows.critic_loss)
 )
 
+MEANS_OVER_ROWS = losses_that(lambda loss: loss.is_mean_over_rows)
 WEIGHTS = [2.0, 0.5, 0.0, 1.0, 0.75]
 KEYS = ["a_0_0", "a_0_1", "a_0_2", "a_1_0", "b_0_0"]  # three sessions: one of three rows, two of one
 ALONE = Layout(n_rows=5, cells=(((0, 1, 2, 3, 4),),))  # the mini-batch, whatever its ranks and micro-batches
@@ -128,7 +130,9 @@ def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(name, b
     refused = refusal(named, mode, by_session=by_session, **settings)
     rows = WeightedRows(weighting(mode, denominator, by_session=by_session))
     weight_R, count_R = parts_of_sessions(mode, WEIGHTS) if by_session else (WEIGHTS, WEIGHTS)
-    if by_session and name in MEANS_OVER_ROWS:  # the session's mean, whatever the mode says: parts of it count as such
+    if by_session and name in losses_that(
+        lambda loss: loss.is_mean_over_rows
+    ):  # the session's mean, whatever the mode says: parts of it count as such
         weight_R = count_R
     with pytest.raises(AssertionError, match="not close") if refused else nullcontext():
         assert_weighed(loss, "log_probs", SPREAD, rows, weight_R, mode, denominator, count_R)

@@ -32,13 +32,12 @@ from tests.support.engine_in_process import (
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.sessions_that_grow import grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.job.loss_weightings import MEANS_OVER_ROWS
+from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.columns import REAL_ROWS
-from verl_padding.pads.lineage import Inputs, extensions
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
-from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import uid_of_key
+from verl_padding.prefix_sharing.row_inputs import RowInputs
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
 BUDGET = 48
@@ -54,14 +53,12 @@ def rows_of_sessions() -> dict[str, Row]:
 
 
 def batch_of(rows: dict[str, Row]) -> Rows:
-    """As the planner gets them, with the row that each extends, and what rows of a prompt share."""
-    keys, inputs = list(rows), Inputs(micro_batch_of(list(rows.values())))
-    tokens_R = [len(ids) for ids in inputs.ids_R]
-    forest = Forest.in_order(tokens_R, *inputs.trees(list(map(uid_of_key, keys))))
-    return Rows.from_keys(keys, tokens_R, extensions(inputs, keys), forest)
+    """As the planner gets them, with what rows of a prompt share."""
+    forest = RowInputs(micro_batch_of(list(rows.values()))).forest(list(map(uid_of_key, rows)))
+    return Rows.from_keys(rows, forest.tokens_R.tolist(), forest)
 
 
-def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "chains") -> BatchPlan:
+def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "on") -> BatchPlan:
     """Two mini-batches, with pads."""
     job = Job(
         strategy="prompt",
@@ -91,7 +88,7 @@ def plan(rows) -> BatchPlan:
 def engines(models) -> tuple[Whole, Whole]:
     """One that shares, and verl's own, of one model."""
     model = models("qwen2")
-    return start_engine(Actor, model, sharing="chains"), start_engine(Actor, model)
+    return start_engine(Actor, model, shares=True), start_engine(Actor, model)
 
 
 Gradients = Iterator[torch.Tensor]  # of each mini-batch, (N,), at the weights that are there when it is asked for
@@ -154,7 +151,7 @@ def further(cases, quick):
     return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in cases]
 
 
-OF_ITS_OWN = ("vanilla", *PACKING_MATTERS, *MEANS_OVER_ROWS)
+OF_ITS_OWN = ("vanilla", *PACKING_MATTERS, *losses_that(lambda loss: loss.is_mean_over_rows))
 """Losses that take what their rows are divided by in a way of their own, and one of those that do not."""
 DENOMINATORS = [(name, "rows") for name in POLICY_LOSSES] + [(name, "nominal") for name in OF_ITS_OWN]
 LOSSES = further(
@@ -239,7 +236,7 @@ def fused(model: nn.Module) -> nn.Module:
 @pytest.fixture(scope="module")
 def critics(models) -> tuple[Whole, Whole]:
     model = models("qwen2", AutoModelForTokenClassification, num_labels=1)
-    return start_engine(Critic, model, sharing="chains"), start_engine(Critic, model)
+    return start_engine(Critic, model, shares=True), start_engine(Critic, model)
 
 
 CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
@@ -262,7 +259,7 @@ THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transfo
 def test_so_does_whatever_else_an_engine_computes(name, models, rows, plan):
     make_model, settings, said = CASES[name]
     model, loss = make_model(models), policy_loss("seq-mean-token-mean")
-    sharing, plain = (start_engine(Actor, model, sharing=sharing, **settings) for sharing in ("chains", "off"))
+    sharing, plain = (start_engine(Actor, model, shares=sharing, **settings) for sharing in (True, False))
     got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), **said)
     tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
     assert_same_gradients(got, plain_gradients(plain, rows, plan, loss, **said), tolerance)
@@ -320,9 +317,9 @@ def test_so_does_a_registered_distilling_loss(name, mode, policy_gradient, engin
 def test_with_nothing_to_share_an_update_has_the_gradients_of_one_without_sharing_to_the_bit(mode, engines):
     rows = trained_rows(grown_sessions([1] * 13, prompts=4))
     gradients = []
-    for engine, sharing in zip(engines, ("chains", "off"), strict=True):
+    for engine, sharing in zip(engines, ("on", "off"), strict=True):
         loss, said = RealRowsLoss(policy_loss(mode), "rows"), {"token_budget": BUDGET, "global_batch_size": NOMINAL}
         gradients.append([*train_as_planned(engine, rows, plan_of(rows, sharing=sharing), CALL, loss, **said)])
-    chains, off = gradients
+    shared, off = gradients
     assert min(gradient.norm() for gradient in off) > 1e-3
-    assert all(map(torch.equal, chains, off))
+    assert all(map(torch.equal, shared, off))

@@ -44,10 +44,10 @@ from tests.support.engine_in_process import (
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.errors import PaddingError
+from verl_padding.prefix_sharing.attention import GatherTokens
+from verl_padding.prefix_sharing.engine import find_tree
+from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
-from verl_padding.worker.prefix_tree import TREE
-from verl_padding.worker.shared_prefixes import find_tree
-from verl_padding.worker.tree_attention import GatherTokens
 
 SMALL = {
     "vocab_size": 259,
@@ -88,7 +88,7 @@ def micro_batch(rows: list[Row], of: list[Row], *, shared: bool = False, **said:
     shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(of), "global_batch_size": len(of)}
     tu.assign_non_tensor(data, **COMMON | shape | said)
     if shared:
-        tree = find_tree(data, "trees")
+        tree = find_tree(data, branches=True)
         assert tree.branches
         assert tree.tokens < 0.7 * sum(len(row["input_ids"]) for row in rows)
         tu.assign_non_tensor_data(data, TREE, tree)
@@ -125,7 +125,7 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, m
     kind, loss = (Critic, critic_loss) if name == "a critic" else (Actor, policy_loss)
     tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
     loss = normalize_over_mini_batch(loss("seq-mean-token-mean"))
-    sharing, plain = start_engine(kind, both[0], sharing="trees", **settings), kind(both[1], **settings)
+    sharing, plain = start_engine(kind, both[0], shares=True, **settings), kind(both[1], **settings)
     together, alone = micro_batch(rows, rows, shared=True, **said), [micro_batch([row], rows, **said) for row in rows]
     assert_same(gradient(sharing, loss, [together]), gradient(plain, loss, alone), tolerance)
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, m
 
 @pytest.fixture(scope="module")
 def engines(models) -> tuple[Whole, Whole]:
-    return start_engine(Actor, models("qwen2"), sharing="trees"), Actor(models("qwen2"))
+    return start_engine(Actor, models("qwen2"), shares=True), Actor(models("qwen2"))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -157,7 +157,7 @@ def test_every_registered_loss_gives_the_gradient_of_rows_that_share_nothing(nam
 @pytest.mark.parametrize("ranks", [4, 5])
 def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_that_share_nothing(mode, ranks, engines):
     rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
-    plan = plan_of(rows, ranks, sharing="trees")
+    plan = plan_of(rows, ranks)
     loss = policy_loss(mode, "vanilla")
     got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"))
     assert_same_gradients(got, plain_gradients(engines[1], rows, plan, loss))
@@ -170,7 +170,7 @@ def test_so_does_a_registered_distilling_loss_whose_teacher_is_cut_with_the_rows
     rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
     for row in rows.values():
         row.update(taught_fields(len(row["input_ids"]), use_topk=use_topk))
-    plan, said = plan_of(rows, 4, sharing="trees"), {"distillation_use_topk": use_topk}
+    plan, said = plan_of(rows, 4), {"distillation_use_topk": use_topk}
     got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"), **said)
     want = plain_gradients(engines[1], rows, plan, loss, **said)
     assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
@@ -189,8 +189,8 @@ def test_gradients_of_many_branches_add_up_in_float32(branches):
 def test_a_layer_that_attends_in_another_way_ends_the_job(models, rows):
     model = models("qwen2")
     model.config._attn_implementation = "eager"
-    with pytest.raises(PaddingError, match="sharing=chains"):
-        start_engine(Actor, model, sharing="trees").forward_step(micro_batch(rows, rows, shared=True), None, True)
+    with pytest.raises(PaddingError, match="the others mix branches"):
+        start_engine(Actor, model, shares=True).forward_step(micro_batch(rows, rows, shared=True), None, True)
 
 
 def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
@@ -199,4 +199,4 @@ def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
     config = Qwen2MoeConfig(**SMALL, **experts, **window)
     model = Qwen2MoeForCausalLM(config)
     with pytest.raises(PaddingError, match=r"sliding window in a mask alone.*eager"):
-        start_engine(Actor, model, sharing="trees").forward_step(micro_batch(rows, rows, shared=True), None, True)
+        start_engine(Actor, model, shares=True).forward_step(micro_batch(rows, rows, shared=True), None, True)

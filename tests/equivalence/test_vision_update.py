@@ -14,11 +14,11 @@ from tests.equivalence.engine_shapes import Shape, started
 from tests.equivalence.updates import assert_packed_as_planned, update_both, with_trained_fields
 from tests.support.fsdp2_workers import start_over
 from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
-from verl_padding.pads.lineage import find_extensions
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_maker
 from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
+from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.worker import plan_packer, vision_fixes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
@@ -39,7 +39,7 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
     config = json.loads((model / "config.json").read_text())
     with started(Shape(), model, *job, budget) as padded_ranks, started(Shape(ranks=1), model, *job) as one_rank:
         both = padded_ranks, one_rank
-        both[0].execute_with_func_generator(plan_packer.install("chains"))  # lets pass what no plan has cut
+        both[0].execute_with_func_generator(plan_packer.install(shares=True))  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
             workers.execute_with_func_generator(vision_fixes.install_in_worker)
         yield request.param, config, *both
@@ -53,12 +53,12 @@ def template_for(config: dict, batch: KVBatchMeta) -> PadTemplate:
 
 
 def plan_for(
-    batch: KVBatchMeta, extends_R: Any = None, *, prompts_per_mini_batch: int = 1, multiple: int = 1, **of_job: Any
+    batch: KVBatchMeta, forest: Any = None, *, prompts_per_mini_batch: int = 1, multiple: int = 1, **of_job: Any
 ) -> BatchPlan:
     of_call = {"dp_size": 2, "token_budget": BUDGET, "micro_batch_multiple": multiple}
     update = Update(**of_call, prompts_per_mini_batch=prompts_per_mini_batch)
     job = Job(strategy="prompt", sessions_per_prompt=1, updates={"actor": update}, inference={}, **of_job)
-    return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags], extends_R), job)
+    return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags], forest), job)
 
 
 def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
@@ -100,10 +100,10 @@ def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
     torch.manual_seed(0)
     rows = put_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
     batch = with_trained_fields(rows)
-    extends_R = find_extensions(batch, [tag["seq_len"] for tag in batch.tags])
-    assert extends_R == [None, 0, 1, None, 3, None, None, 6, 7]
+    prefixes = PrefixDetection(batch, [tag["seq_len"] for tag in batch.tags], may_have_images=True)
+    assert prefixes.continued_R == [None, 0, 1, None, 3, None, None, 6, 7]
     template = template_for(config, batch)
-    shared = {"packer": "plan", "sharing": "chains", "pad_tokens": template.length}
-    plan = plan_for(batch, extends_R, prompts=4, prompts_per_mini_batch=2, **shared)
+    shared = {"packer": "plan", "sharing": "on", "pad_tokens": template.length}
+    plan = plan_for(batch, prefixes.by_outputs.whole_beginnings(), prompts=4, prompts_per_mini_batch=2, **shared)
     assert plan.figures["actor"].sharing_factor > 1.3
     assert_packed_as_planned(update_both(sharing, one_rank, batch, plan, template=template))

@@ -8,7 +8,7 @@ same AdamW steps.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,18 +20,17 @@ from verl.workers.utils.padding import response_from_nested
 
 from tests.support.branching_rows import branching_rows
 from tests.support.fsdp2_workers import start_over, weights_of
-from tests.support.padded_rows import upsample
+from tests.support.padded_rows import padded_group, upsample
 from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
-from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.job.calls import CALLS
 from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
-from verl_padding.pads.lineage import find_extensions, find_forest
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
-from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Sharing, Update, plan_batch
+from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
+from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.worker.plan_packer import install
 
@@ -48,11 +47,13 @@ CUTS: dict[str, dict[str, Any]] = {
     f"{name}, {packer}": {"packer": packer} | cut
     for name, cut in (("budget", {}), ("two rows", {"micro_batch_rows": 2}), ("pads alone", {"few": True}))
     for packer in PACKERS
-} | {name: {"packer": "plan", "sharing": name} for name in ("chains", "trees")}
+} | {name: {"packer": "plan", "sharing": name} for name in ("whole", "branches")}
 """Arguments of :func:`assert_updates_agree`: micro-batches by a token budget or a number of rows, whoever cuts them;
 batches of which all ranks but one get pads alone; and prefixes that are computed once."""
 EACH_CUT = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 BUDGET = 32
+Shared = Literal["off", "whole", "branches"]
+"""What rows share: nothing, all of a row, or whatever they begin with."""
 
 
 def put_trained_rows() -> KVBatchMeta:
@@ -138,7 +139,7 @@ def plan_of(
     *,
     update: str = "actor",
     strategy: str = "prompt",
-    sharing: Sharing = "off",
+    sharing: Shared = "off",
     few: bool = False,
     micro_batch_rows: int | None = None,
     ranks_of_row: int = 1,
@@ -168,12 +169,14 @@ def plan_of(
         },
         inference={"log_prob": Pass(**of_call, as_update=update)} if by_tokens and not few else {},
         packer=packer,
-        sharing=sharing,
+        sharing="off" if sharing == "off" else "on",
         pad_tokens=pad_tokens,
     )
     tokens_R = [tag["seq_len"] for tag in batch.tags]
-    shared = find_extensions(batch, tokens_R), find_forest(batch, tokens_R)
-    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, *shared, idle), job)
+    forest = PrefixDetection(batch, tokens_R).by_outputs
+    if sharing == "whole":
+        forest = forest.whole_beginnings()
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, idle), job)
     layout = plan.layouts[update]
     assert layout.n_pads > 0 or of_call["dp_size"] == 1, "one rank needs none beside its token budget"
     assert layout.n_mini_batches == (3 if mini_batch is None else 1) or strategy != "prompt"
@@ -182,6 +185,7 @@ def plan_of(
     return plan
 
 
+BRANCHES = {"off": None, "whole": False, "branches": True}
 METHODS = {call.name: call.method for call in CALLS if call.trains}
 
 
@@ -203,7 +207,7 @@ def assert_updates_agree(
     update: str = "actor",
     few: bool = False,
     micro_batch_rows: int | None = None,
-    sharing: Sharing = "off",
+    sharing: Shared = "off",
     put: Callable[[], KVBatchMeta] | None = None,
     template: PadTemplate = TEMPLATE,
     started: Callable[[RayWorkerGroup, RayWorkerGroup], None] = lambda padded_ranks, one_rank: None,
@@ -224,12 +228,13 @@ def assert_updates_agree(
     start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
     started(padded_ranks, one_rank)
     if packer == "plan":
-        padded_ranks.execute_with_func_generator(install(sharing))
-    rows = {"off": put_trained_rows, "chains": put_grown_rows, "trees": put_branching_rows}[sharing]
+        padded_ranks.execute_with_func_generator(install(shares=sharing != "off"))
+    rows = {"off": put_trained_rows, "whole": put_grown_rows, "branches": put_branching_rows}[sharing]
     batch = (put or (put_few_rows if few else rows))()
     cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
     plan = plan_of(batch, packer, update=update, pad_tokens=template.length, **cut, **planned)
-    both = update_both(padded_ranks, one_rank, batch, plan, template=template, update=update)
+    padded = upsample(batch, plan, template, branches=BRANCHES[sharing])
+    both = update_both(padded_ranks, one_rank, batch, plan, update=update, padded=padded)
     assert_metrics_agree(both, update)
     if micro_batch_rows is not None:
         levels_M = [rows // micro_batch_rows for rows in both.layout.cell_rows_M]
@@ -263,8 +268,8 @@ def update_both(
     said_plain = {name: value for name, value in said.items() if name != OLD_LOG_PROBS_OF_UPDATE}
     assert torch.equal(before, weights_of(one_rank))
 
-    padded = padded or upsample(batch, plan, template)
-    group = PaddedWorkerGroup(padded_ranks, lambda: padded)
+    padded = padded or upsample(batch, plan, template, branches=True if plan.sharing == "on" else None)
+    group = padded_group(padded_ranks, padded)
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(
         getattr(group, method)(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=EPOCHS, **said))

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from tests.support.verl_config import compose_job
-from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.driver.job_check import check_job
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset import job as context_reset
 from verl_padding.recipes.every_call import job as every_call
@@ -119,7 +120,7 @@ def test_the_plugin_reads_the_job_in_which(name, tmp_path):
     case = CASES[name]
     config = compose_job(*case.job(tmp_path))
     padding = check_job(config).padding
-    reader = JobReader(config, padding)
+    reader = VerlJob(config, padding)
     assert reader.engines["actor"].dp_size == case.gpus
     assert config.actor_rollout_ref.actor.strategy == case.engine
     assert reader.has_vision == ("vision" in name)

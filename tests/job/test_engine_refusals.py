@@ -7,9 +7,9 @@ import transformers
 
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
+from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.engine_refusals import check_model
-from verl_padding.job.job_reader import check_job
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 WITH_ALL = ("algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true")

@@ -15,10 +15,11 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.doctor.job import summary
+from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.job_reader import JobReader, check_job
 from verl_padding.job.loss_weightings import loss_weightings
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
@@ -63,7 +64,7 @@ def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_
         f"trainer.critic_warmup={warm_up}",
     )
     sizes = {ACTOR: 6, LOG_PROB: 6, CRITIC: 2, VALUES: 2}
-    reader = JobReader(config, PaddingConfig.from_section(config.padding), "sync")
+    reader = VerlJob(config, PaddingConfig.from_section(config.padding), "sync")
     job = reader.step_job(dp_sizes=sizes, updates_actor=not warm_up, seed=0)
     trainer = SimpleNamespace(config=config, use_critic=True, global_steps=1)
     multiple = get_trainer_cls("sync")._get_required_batch_multiple(trainer, sizes[ACTOR])
@@ -370,7 +371,7 @@ def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_bef
         job = padded(*overrides, f"critic.model.path={path}", *settings)
         padding = check_job(job).padding
         with pytest.raises(PaddingConfigError, match=message):
-            JobReader(job, padding).check_models()
+            VerlJob(job, padding).check_models()
     fits = padded(*overrides, "critic.model.path=hdfs://models/critic")
     check_job(fits).check_models()
 

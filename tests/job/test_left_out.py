@@ -17,11 +17,12 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from tests.equivalence.loss_comparisons import POLICY_LOSSES
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.doctor.job import checks_of_job
+from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF
 from verl_padding.job.composition import JobArguments
-from verl_padding.job.job_reader import check_job
-from verl_padding.job.left_out import MULTIPLIED, OF_REWARDS
+from verl_padding.job.verl_losses import ESTIMATORS
+from verl_padding.job.verl_losses import POLICY_LOSSES as VERL_LOSSES
 from verl_padding.plan.row_keys import row_key
 
 A, R, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "+algorithm.rollout_correction"
@@ -53,12 +54,10 @@ def test_a_lora_actor_keeps_the_layout_of_the_pass_by_which_it_is_its_own_refere
 @pytest.mark.parametrize(
     ("named", "overrides"),
     [
-        *((LOSS, [f"{LOSS}={name}"]) for name in POLICY_LOSSES if name not in MULTIPLIED),
-        *(("algorithm.adv_estimator", [f"algorithm.adv_estimator={name}"]) for name in ("gae", "reinforce_plus_plus")),
+        *((LOSS, [f"{LOSS}={name}"]) for name in POLICY_LOSSES if not VERL_LOSSES[name].is_zero_without_advantage),
         (f"{A}.use_kl_loss=True", [f"{A}.use_kl_loss=true"]),
         (f"{A}.entropy_coeff=0.01", [f"{A}.entropy_coeff=0.01"]),
         (f"{A}.calculate_entropy=True", [f"{A}.calculate_entropy=true"]),
-        ("algorithm.use_kl_in_reward=True", ["algorithm.use_kl_in_reward=true"]),
         (
             "rollout_is_batch_normalize=True",
             [f"{LOSS}=bypass_mode", f"+{A}.policy_loss.rollout_correction.rollout_is_batch_normalize=true"],
@@ -117,7 +116,10 @@ def test_a_loss_or_an_estimator_that_a_later_verl_brings_is_refused_until_it_is_
         raise NotImplementedError
 
     later.__module__ = "verl.trainer.ppo.core_algos"
-    for registry, setting in (("POLICY_LOSS_REGISTRY", LOSS), ("ADV_ESTIMATOR_REGISTRY", "algorithm.adv_estimator")):
+    settings = {"POLICY_LOSS_REGISTRY": LOSS} | (
+        {"ADV_ESTIMATOR_REGISTRY": "algorithm.adv_estimator"} if asked is UPDATE else {}
+    )
+    for registry, setting in settings.items():
         known = getattr(core_algos, registry)
         monkeypatch.setattr(core_algos, registry, {**known, "later": later})
         with pytest.raises(PaddingConfigError, match=f"{setting.split('.')[-1]}=later"):
@@ -148,7 +150,7 @@ def test_an_estimator_is_admitted_just_where_it_makes_zeros_of_equal_rewards_and
     else:
         makes_zeros = all((advantages == 0).all() for advantages in of_equal)
         assert (advantages_of(estimator, [0.0, 0.2, 0.5, 1.0]) != 0).any()
-    assert makes_zeros == (estimator in OF_REWARDS)
+    assert makes_zeros == ESTIMATORS[estimator].reads_rewards_alone
 
 
 READERS = {

@@ -21,8 +21,8 @@ from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.worker_calls import check_engines
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.job_reader import JobReader
 from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference
+from verl_padding.job.verl_job import VerlJob
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 MEGATRON, VEOMNI = "model_engine=megatron", "model_engine=veomni"
@@ -127,7 +127,7 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
     config = compose_job(
         *DYNAMIC, f"actor_rollout_ref.model.path={tiny_model}", f"critic.model.path={tiny_model}", *overrides
     )
-    engines = JobReader(config, PaddingConfig(packer="plan"), "sync").engines
+    engines = VerlJob(config, PaddingConfig(packer="plan"), "sync").engines
     assert list(engines) == ["critic", "ref", "actor"]
     for role, engine in engines.items():
         made = engine_in_verls_trainer(config, monkeypatch) if role == "critic" else None
@@ -161,7 +161,7 @@ def test_an_engine_that_was_made_otherwise_ends_the_job():
 
 
 def engines_of(*overrides, packer="verl") -> dict[str, RoleEngine]:
-    return JobReader(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer=packer), "sync").engines
+    return VerlJob(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer=packer), "sync").engines
 
 
 def engine_of(role, *overrides) -> RoleEngine:
@@ -298,9 +298,9 @@ def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
     }
 
 
-def with_engines(pad_length, *configs) -> JobReader:
+def with_engines(pad_length, *configs) -> VerlJob:
     """A reader of a job with these engines, each a strategy and its settings."""
-    reader = JobReader(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
+    reader = VerlJob(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
     rest = {"section": "", "settings": {}, "n_gpus": 8, "attention": None, "device": "cuda", "trains_mtp": False}
     reader.engines = {str(place): RoleEngine(config=config, **rest) for place, config in enumerate(configs)}
     return reader

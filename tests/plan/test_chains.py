@@ -1,7 +1,7 @@
 """Plans for engines that compute a chain of rows as its tip: forests of chains, and every cut of small ones."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -9,17 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.drawn_jobs import forest_of_chains
 from verl_padding.plan import STRATEGIES, Job, Layout, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.rows import chain_of_rows
 
 BUDGET = 64
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChainedRows(Rows):
+    extends_R: tuple[int | None, ...] = ()
+    chain_R: tuple[int, ...] = ()
+
+
 @st.composite
-def forests(draw, most_prompts: int = 8) -> Rows:
+def forests(draw, most_prompts: int = 8) -> ChainedRows:
     """Sessions of rows that extend each other, or do not, in any order."""
     sessions = draw(st.lists(st.integers(1, 6), min_size=1, max_size=2 * most_prompts))
     random_ = draw(st.randoms(use_true_random=False))
@@ -34,14 +40,23 @@ def forests(draw, most_prompts: int = 8) -> Rows:
             last = key
     random_.shuffle(rows)
     place = {key: number for number, (key, _, _) in enumerate(rows)}
-    return Rows.from_keys(
-        list(place),
-        [tokens for _, tokens, _ in rows],
-        [None if earlier is None else place[earlier] for _, _, earlier in rows],
-    )
+    tokens = [tokens for _, tokens, _ in rows]
+    return chained(list(place), tokens, [None if earlier is None else place[earlier] for _, _, earlier in rows])
 
 
-def job_of(strategy="prompt", dp_size=2, sharing="chains", budget=BUDGET, mini=4, sync_point="micro_batch") -> Job:
+def chained(keys: list[str], tokens: list[int], extends_R: list[int | None]) -> ChainedRows:
+    """Rows of which some begin with the one that they extend; no row is extended by two."""
+    chain_R = []
+    for row in range(len(keys)):
+        first = row
+        while (earlier := extends_R[first]) is not None:
+            first = earlier
+        chain_R.append(first)
+    rows = ChainedRows.from_keys(keys, tokens, forest_of_chains(tokens, chain_R))
+    return replace(rows, extends_R=tuple(extends_R), chain_R=tuple(chain_R))
+
+
+def job_of(strategy="prompt", dp_size=2, sharing="on", budget=BUDGET, mini=4, sync_point="micro_batch") -> Job:
     call = {"dp_size": dp_size, "token_budget": budget, "sync_point": sync_point}
     return Job(
         strategy=strategy,
@@ -54,7 +69,7 @@ def job_of(strategy="prompt", dp_size=2, sharing="chains", budget=BUDGET, mini=4
     )
 
 
-def extends(rows: Rows, longer: int, shorter: int) -> bool:
+def extends(rows: ChainedRows, longer: int, shorter: int) -> bool:
     """Whether a row begins with another, step by step."""
     row: int | None = longer
     while row is not None and row != shorter:
@@ -109,10 +124,10 @@ def time_of(rows: Rows, layout: Layout) -> int:
 @settings(max_examples=60)
 @given(rows=forests(), sync_point=st.sampled_from(get_args(SyncPoint)))
 def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, sync_point):
-    alone = Rows.from_keys(rows.key_R, rows.tokens_R, [None] * len(rows))
+    alone = replace(rows, forest=forest_of_chains(rows.tokens_R, range(len(rows))))
     unknown = Rows.from_keys(rows.key_R, rows.tokens_R)
     want = plan_batch(unknown, job_of(sharing="off", sync_point=sync_point))
-    for of_rows, sharing in [(alone, "chains"), (unknown, "chains"), (rows, "off")]:
+    for of_rows, sharing in [(alone, "on"), (unknown, "on"), (rows, "off")]:
         plan = plan_batch(of_rows, job_of(sharing=sharing, sync_point=sync_point))
         assert plan.layouts == want.layouts
         assert plan.figures == want.figures
@@ -123,7 +138,7 @@ def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, sync_point
 def test_chains_stay_whole_and_few_pads_are_needed_where_sessions_are_alike(sync_point):
     keys = [f"p{prompt}_{session}_{turn}" for prompt in range(8) for session in range(2) for turn in range(4)]
     tokens = [10 * (turn + 1) for _ in range(16) for turn in range(4)]
-    rows = Rows.from_keys(keys, tokens, [None if row % 4 == 0 else row - 1 for row in range(64)])
+    rows = chained(keys, tokens, [None if row % 4 == 0 else row - 1 for row in range(64)])
     plan = plan_batch(rows, job_of(sync_point=sync_point))
     for figures in plan.figures.values():
         assert figures.sharing_factor == 100 / 40
@@ -141,7 +156,7 @@ def test_no_cut_of_a_few_chains_is_faster_than_the_bound_and_the_plan_is_near_th
                 keys.append(f"p{number}_0_{turn}")
                 tokens.append(draw.randint(4, 20) + (tokens[-1] if turn else 0))
                 earlier.append(len(keys) - 2 if turn else None)
-        rows = Rows.from_keys(keys, tokens, earlier)
+        rows = chained(keys, tokens, earlier)
         plan = plan_batch(rows, job_of(mini=8))
         cost = attention_cost(np.array(tokens))
         fastest = _fastest(rows, cost, n_ranks=2, budget=BUDGET)
@@ -155,7 +170,7 @@ def test_no_cut_of_a_few_chains_is_faster_than_the_bound_and_the_plan_is_near_th
 
 def _fastest(rows: Rows, cost, *, n_ranks: int, budget: int) -> int:
     """The least sum of the heights over all ways to put rows into however many micro-batches, pads left out."""
-    chain, order = chain_of_rows(rows.extends_R), sorted(range(len(rows)), key=lambda row: -rows.tokens_R[row])
+    chain, order = rows.chain_R, sorted(range(len(rows)), key=lambda row: -rows.tokens_R[row])
     # Rows of a chain in one place cost what the longest of them does: look at whole chains only, which are no costlier.
     heads = [row for row in order if all(chain[row] != chain[other] for other in order[: order.index(row)])]
     empty = ((0, 0),) * n_ranks
@@ -175,24 +190,6 @@ def _fastest(rows: Rows, cost, *, n_ranks: int, budget: int) -> int:
     return least(0, ())
 
 
-@pytest.mark.parametrize(
-    ("earlier", "message"),
-    [
-        ([None, 1], r"row 'a_0_1' extends row 1 \('a_0_1'\)"),
-        ([1, None], r"row 'a_0_0' extends row 1 \('a_0_1'\): it must be another one, with fewer tokens"),
-        ([None, 7], r"row 'a_0_1' extends row 7 \(None\)"),
-        ([None], r"extends_R has 1 entries for 2 rows"),
-    ],
-)
-def test_a_row_that_extends_none_that_it_can_is_refused(earlier, message):
-    with pytest.raises(PlanError, match=message):
-        Rows.from_keys(["a_0_0", "a_0_1"], [4, 9], earlier)
-
-
-def test_rows_that_part_share_with_one_of_them():
-    assert chain_of_rows([None, 0, 0, 2, 1]).tolist() == [0, 0, 2, 2, 0]
-
-
 def test_sharing_without_the_plans_packer_is_refused():
-    with pytest.raises(PlanError, match=r"sharing='chains' with packer='verl'.*packer='plan'"):
+    with pytest.raises(PlanError, match=r"sharing='on' with packer='verl'.*packer='plan'"):
         replace(job_of(), packer="verl")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.forest import Forest, common_prefix_length
 
 TOKEN_ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)
 
@@ -19,6 +19,24 @@ def forest_of(rows):
     order = sorted(range(len(rows)), key=lambda row: rows[row], reverse=True)
     shared_I = [0, *[alike(rows[before], rows[row]) for before, row in pairwise(order)]]
     return Forest.in_order(list(map(len, rows)), order, shared_I)
+
+
+@given(TOKEN_ROWS, st.data())
+def test_a_forest_of_tokens_is_found_by_comparing_each_pair(rows, data):
+    group_R = data.draw(st.lists(st.sampled_from("ab"), min_size=len(rows), max_size=len(rows)))
+    forest = Forest.from_tokens([np.array(row) for row in rows], group_R)
+    for one in range(len(rows)):
+        for other in range(one):
+            shared = forest.shared_by_pairs(np.array([one]), np.array([other]))
+            assert shared == (alike(rows[one], rows[other]) if group_R[one] == group_R[other] else 0)
+
+
+@given(TOKEN_ROWS)
+def test_arrays_are_alike_up_to_the_first_entry_that_differs(rows):
+    for one, other in pairwise(rows):
+        as_lines = [np.array(row)[:, None, None].repeat(2, axis=2) for row in (one, other)]
+        assert common_prefix_length(*as_lines) == common_prefix_length(np.array(one), np.array(other))
+        assert common_prefix_length(*as_lines) == alike(one, other)
 
 
 def tokens_computed(rows):
@@ -48,8 +66,8 @@ def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
 
 
 @given(TOKEN_ROWS)
-def test_chains_share_whole_rows_alone(rows):
-    chains = forest_of(rows).chains()
+def test_whole_beginnings_share_whole_rows_alone(rows):
+    chains = forest_of(rows).whole_beginnings()
     numbers, start_I = chains.segments(np.arange(len(rows)))
     assert not start_I.any()
     kept = {tuple(rows[row]) for row in numbers}
@@ -69,9 +87,3 @@ def test_rows_of_several_micro_batches_compute_what_each_of_them_does(rows, data
         places, starts = forest.segments(own)
         apart |= {(int(own[place]), int(start)) for place, start in zip(places, starts, strict=True)}
     assert together == apart
-
-
-def test_chains_that_are_named_are_a_forest():
-    forest = Forest.of_chains(np.array([3, 5, 4, 2]), np.array([0, 0, 2, 0]))
-    assert [each.tolist() for each in forest.segments(np.arange(4))] == [[1, 2], [0, 0]]
-    assert [each.tolist() for each in forest.segments(np.array([0, 3]))] == [[0], [0]]

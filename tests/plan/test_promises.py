@@ -24,7 +24,7 @@ EXAMPLES = settings(max_examples=60)
 MOSTLY_CUT_BY_PLAN = st.one_of(
     st.tuples(batches(), jobs()),
     st.tuples(batches(), jobs(pass_cut_as_update=True)),
-    st.tuples(batches(max_prompts=2, max_rows=8, known="forest"), jobs(pass_cut_as_update=True, sharing="trees")),
+    st.tuples(batches(max_prompts=2, max_rows=8, known="forest"), jobs(pass_cut_as_update=True, sharing="on")),
 )
 """Rows and their job. Many of these share prefixes, too."""
 SEVERAL_STEPS = "plans of several steps whose micro-batches a pass takes over"
@@ -52,28 +52,23 @@ def tips(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int
 
 
 def _beginnings(rows: DrawnRows, job: Job, row: int) -> list[int]:
-    """The rows that are computed in a row: with chains those before it in its chain, with trees all it begins with.
-
-    In a chain, each row extends the one before, and is the first that does, or comes next before it among the trees.
-    """
-    if rows.text_R is not None and rows.forest is not None:
-        text, by_place = rows.text_R[row], np.argsort(rows.forest.place_R).tolist()
-        after = by_place[by_place.index(row) + 1 :]
-        shorter = [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
-        if job.sharing == "trees":
-            return shorter
-        return [after[0], *_beginnings(rows, job, after[0])] if shorter[:1] == after[:1] != [] else []
-    earlier = rows.extends_R[row] if rows.extends_R else None
-    if earlier is None or rows.extends_R is None or rows.extends_R.index(earlier) != row:
+    """The rows that are computed in a row: all that it begins with. Where rows share whole beginnings alone, those that
+    come next after it among the trees, one after the other."""
+    if rows.text_R is None or rows.forest is None:
         return []
-    return [earlier, *_beginnings(rows, job, earlier)]
+    text, by_place = rows.text_R[row], np.argsort(rows.forest.place_R).tolist()
+    after = by_place[by_place.index(row) + 1 :]
+    shorter = [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
+    if not rows.whole:
+        return shorter
+    return [after[0], *_beginnings(rows, job, after[0])] if shorter[:1] == after[:1] != [] else []
 
 
 def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
     """Positions, from 1, of the tokens that the engine computes of a micro-batch."""
     alone = tips(rows, job, call, held)
     once: list[int] = []
-    if job.sharing == "trees" and call.token_budget is not None and rows.text_R is not None:
+    if job.sharing == "on" and call.token_budget is not None and rows.text_R is not None and not rows.whole:
         once = computed_once([rows.text_R[row] for row in held if row < len(rows)])
         met["rows that part"] += len(once) < sum(rows.tokens_R[row] for row in alone if row < len(rows))
         alone = [row for row in alone if row >= len(rows)]

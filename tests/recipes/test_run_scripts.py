@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from tests.support.verl_config import compose_job
-from verl_padding.job.job_reader import JobReader, check_job
+from verl_padding.driver.job_check import check_job
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.recipes.context_reset import job as context_reset
 from verl_padding.recipes.context_reset import make_data as context_reset_data
 from verl_padding.recipes.every_call import job as every_call
@@ -58,7 +59,7 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     config = compose_job("+padding=prompt", *overrides)
     padding = check_job(config).padding
     assert padding.strategy == "prompt"
-    engine = JobReader(config, padding).engines["actor"]
+    engine = VerlJob(config, padding).engines["actor"]
     assert (engine.strategy, engine.dp_size) == (("megatron", 2) if "megatron" in path.name else ("fsdp2", 8))
     assert config.actor_rollout_ref.rollout.name == "vllm"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == path.parent.name

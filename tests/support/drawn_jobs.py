@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update
 from verl_padding.plan.calls import Call
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import parts_of_key, session_of_key
+from verl_padding.plan.row_keys import parts_of_key
 
 MOST_TOKENS = 400
 """Of a row."""
@@ -22,6 +22,8 @@ Text = tuple[tuple[int, int], ...]
 class DrawnRows(Rows):
     text_R: tuple[Text, ...] | None = None
     """Tokens of each row, if its forest is known."""
+    whole: bool = False
+    """Whether rows share all of a row or nothing."""
 
 
 def computed_once(texts: Sequence[Text]) -> list[int]:
@@ -41,8 +43,8 @@ def batches(
 ) -> DrawnRows:
     """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any order.
 
-    It is ``known`` which rows extend others, chains and some branches ("extends"), what rows of a prompt begin with
-    ("forest"), or "nothing"; by default any of these.
+    It is ``known`` what rows of a prompt begin with ("forest"), which of them begin with all of another one ("whole"),
+    or "nothing"; by default any of these.
     """
     n_prompts = draw(st.integers(1, max_prompts))
     keys = []
@@ -53,21 +55,21 @@ def batches(
         keys = ["p0_0_0"]
     keys = draw(st.permutations(keys))
     tokens = draw(st.lists(st.integers(2, MOST_TOKENS), min_size=len(keys), max_size=len(keys)))
-    known = known or draw(st.sampled_from(["forest", "extends", "nothing", "extends", "forest"]))
+    known = known or draw(st.sampled_from(["forest", "whole", "nothing", "whole", "forest"]))
     if known == "nothing":
         return DrawnRows.from_keys(keys, tokens)
+    rows = _growing_from_each_other(keys, tokens, Random(draw(st.integers(0, 2**32))))
     if known == "forest":
-        return _growing_from_each_other(keys, tokens, Random(draw(st.integers(0, 2**32))))
-    # How many places before a row, by length, the one stands that it extends; 0 for none.
-    back = draw(st.lists(st.sampled_from([1, 1, 1, 0, 2]), min_size=len(keys), max_size=len(keys)))
-    extends: list[int | None] = [None] * len(keys)
-    by_session: dict[str, list[int]] = {}
-    for row in sorted(range(len(keys)), key=lambda row: (tokens[row], row)):
-        before = by_session.setdefault(session_of_key(keys[row]), [])
-        if 0 < back[row] <= len(before):
-            extends[row] = before[-back[row]]
-        before.append(row)
-    return DrawnRows.from_keys(keys, tokens, extends)
+        return rows
+    assert rows.forest is not None
+    return dataclasses.replace(rows, forest=rows.forest.whole_beginnings(), whole=True)
+
+
+def forest_of_chains(tokens_R: Sequence[int], chain_R: Sequence[int]) -> Forest:
+    """Of rows that are one chain, the longer ones begin with all of the shorter ones; others share nothing."""
+    order = sorted(range(len(tokens_R)), key=lambda row: (chain_R[row], -tokens_R[row], -row))
+    shared_I = [0, *[tokens_R[row] if chain_R[row] == chain_R[before] else 0 for before, row in pairwise(order)]]
+    return Forest.in_order(tokens_R, order, shared_I)
 
 
 def _growing_from_each_other(keys: Sequence[str], tokens: Sequence[int], random: Random) -> DrawnRows:
@@ -131,7 +133,7 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, s
         row_multiple=draw(st.sampled_from([1, 1, 3, 10])),
         seed=draw(st.integers(0, 3)),
         packer=packer,
-        sharing=sharing or (draw(st.sampled_from(["chains", "trees", "off"])) if packer == "plan" else "off"),
+        sharing=sharing or (draw(st.sampled_from(["on", "on", "off"])) if packer == "plan" else "off"),
         pad_tokens=draw(st.sampled_from([2, 2, 2, 30, 250])),
         cost_model=draw(st.sampled_from(["tokens", "attention"])),
     )

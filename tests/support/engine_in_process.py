@@ -22,6 +22,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 from tests.support.losses_on_rows import nested
 from tests.support.padded_rows import values_of
 from verl_padding.pads.columns import (
+    BRANCHES,
     CUT_BY_PLAN,
     IS_PADDING,
     MICRO_BATCH,
@@ -30,10 +31,10 @@ from verl_padding.pads.columns import (
     micro_batch_columns,
 )
 from verl_padding.pads.template import PadTemplate
-from verl_padding.plan import BatchPlan, Sharing
+from verl_padding.plan import BatchPlan
+from verl_padding.prefix_sharing.engine import share_in
 from verl_padding.worker.packed_attention import use_packed_attention
 from verl_padding.worker.plan_packer import follow_plan
-from verl_padding.worker.shared_prefixes import share_in
 
 Row = dict[str, Any]
 Loss = Callable[..., Any]
@@ -82,14 +83,14 @@ class Actor(Whole, FSDPEngineWithLMHead): ...
 class Critic(Whole, FSDPEngineWithValueHead): ...
 
 
-def start_engine(engine: type[Whole], module: nn.Module, *, sharing: Sharing = "off", **settings: Any) -> Whole:
-    """An engine; with ``sharing``, one of a class of its own that computes what rows share once."""
-    if sharing == "off":
+def start_engine(engine: type[Whole], module: nn.Module, *, shares: bool = False, **settings: Any) -> Whole:
+    """An engine; if it ``shares``, one of a class of its own that computes what rows share once."""
+    if not shares:
         return engine(module, **settings)
     use_packed_attention(module)
     flash_attention._flash_attention_forward = _ulysses_flash_attention_forward  # verl's apply_monkey_patch
     started = type(f"Sharing{engine.__name__}", (engine,), {})(module, **settings)
-    share_in(started, sharing)
+    share_in(started)
     return started
 
 
@@ -147,7 +148,7 @@ def cut_as_planned(
     pad = values_of(PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])))
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     columns = loss_columns(layout, trained_R, factor_R) | micro_batch_columns(plan, call)
-    cut = follow_plan(prepare_micro_batches, sharing=plan.sharing)
+    cut = follow_plan(prepare_micro_batches)
     ranks = layout.cells[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
     for rank, cell in enumerate(ranks):
@@ -156,12 +157,14 @@ def cut_as_planned(
         for name, column in columns.items():
             data[name] = column[first : first + len(cell)]
         budget = {"use_dynamic_bsz": True, "max_token_len_per_gpu": token_budget, "sp_size": 1}
-        shape = {
+        shape: dict[str, Any] = {
             "dp_size": layout.dp_size,
             "batch_num_tokens": tokens,
             WEIGHS_ROWS: factor_R is not None,
             CUT_BY_PLAN: MICRO_BATCH in columns,
         }
+        if plan.sharing == "on":
+            shape[BRANCHES] = True
         tu.assign_non_tensor(data, **COMMON | budget | shape | said)
         micro_batches, places = cut(data)
         assert places is not None

@@ -8,9 +8,6 @@ from tensordict import TensorDict
 
 from tests.support.losses_on_rows import nested
 from verl_padding.driver.trained_rows import TrainedRows
-from verl_padding.pads.lineage import Inputs
-from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import uid_of_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +34,11 @@ def trained_rows(rows: Mapping[str, MadeRow]) -> TrainedRows:
         "rm_scores": nested([torch.tensor([0.0] * (len(mask) - 1) + [row.score]) for row, mask in pairs]),
         "num_turns": torch.tensor([row.turns for row in rows.values()]),
     }
-    order, shared = Inputs(TensorDict({"input_ids": nested(ids)}, len(rows))).trees(list(map(uid_of_key, rows)))
     lengths = list(map(len, ids))
     return TrainedRows.of_fields(
         list(rows),
         lengths,
         masks,
         TensorDict(fields, len(rows)),
-        forest=Forest.in_order(lengths, order, shared),
         weights_step_R=[row.made_by for row in rows.values()],
     )

@@ -7,7 +7,7 @@ from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 
 import verl_padding.driver.trainers  # noqa: F401  (registers them)
 from tests.support.verl_config import compose_job
-from verl_padding.driver.worker_calls import PaddedWorkerGroup
+from verl_padding.driver.training_steps import TrainingSteps
 
 
 def make_trainer(config: DictConfig) -> PPOTrainer:
@@ -30,11 +30,13 @@ def padded_trainer(*overrides, dp_size=2):
         *overrides,
     )
     trainer = make_trainer(config)
-    trainer._job_reader.has_vision = trainer._job_reader.has_images = False  # there is no model to ask
+    trainer._job.has_vision = trainer._job.has_images = False  # there is no model to ask
     trainer.global_steps, trainer.local_trigger_step = 7, 0
     trainer.ref_in_actor = False  # verl says so when it makes the workers
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
-    trainer._probed = True  # there is no model whose rows could leak
-    workers = SimpleNamespace(_dispatch_info={"actor": list(range(dp_size))})
-    trainer.actor_rollout_wg = PaddedWorkerGroup(workers, lambda: trainer._padded_batch)
+    trainer.actor_rollout_wg = SimpleNamespace(
+        execute_with_func_generator=lambda function: None, _dispatch_info={"actor": list(range(dp_size))}
+    )
+    trainer.steps = TrainingSteps(trainer, trainer._job)
+    trainer.steps.has_probed = True  # there is no model whose rows could leak
     return trainer

@@ -5,8 +5,8 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from verl.utils.config import validate_config
 
 from tests.support.verl_config import compose_job
+from verl_padding.driver.job_check import check_job
 from verl_padding.driver.trainers import PaddedTrainerSync
-from verl_padding.job.job_reader import check_job
 
 FIVE_TIMES_THREE = (
     "algorithm.adv_estimator=grpo",

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from tests.support.engine_in_process import Actor, start_engine
-from verl_padding.errors import PaddingConfigError, PaddingError
+from verl_padding.errors import PaddingConfigError
 from verl_padding.worker import packed_attention
-from verl_padding.worker.leak_probe import probe_for_leaks
+from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
@@ -43,9 +43,9 @@ LEAKING = {
 class Trainee:
     """A training worker whose engine holds a whole model."""
 
-    def __init__(self, model: torch.nn.Module, sharing: str):
+    def __init__(self, model: torch.nn.Module, shares: bool):
         dtype = str(model.dtype).removeprefix("torch.")
-        self.engine = start_engine(Actor, model, sharing=sharing, use_remove_padding=True, dtype=dtype)
+        self.engine = start_engine(Actor, model, shares=shares, use_remove_padding=True, dtype=dtype)
         self.engine_config = self.engine.engine_config
         self.engine_config.use_remove_padding = True
         self.model_config = SimpleNamespace(hf_config=model.config)
@@ -61,12 +61,12 @@ class Trainee:
         return tu.get_tensordict(output["model_output"])
 
 
-def trainee(family: str, dtype: torch.dtype, sharing: str = "off", **settings) -> Trainee:
+def trainee(family: str, dtype: torch.dtype, shares: bool = False, **settings) -> Trainee:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SIZES | settings)
     attention = "eager" if family in EAGER else "sdpa"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    return Trainee(model.to(dtype).eval(), sharing)
+    return Trainee(model.to(dtype).eval(), shares)
 
 
 EAGER = {"gpt_oss", "bloom", "mamba"}
@@ -74,16 +74,18 @@ BELOW_ROUNDING = {"jamba", "lfm2", "mamba"}
 """Leaks of random weights that bfloat16 does not show."""
 
 
-def probe(of: Trainee, sharing="off", passes: int = 3, multiple: int = 1) -> None:
+def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple: int = 1) -> bool:
+    """Whether rows that part may share."""
     fixes = {"critic": "critic.model.use_remove_padding=False"}
-    probe_for_leaks((), sharing=sharing, fixes=fixes, multiples={"critic": multiple})(of)
-    assert of.passes == passes
+    answer = probe_for_leaks((), shares=shares, fixes=fixes, multiples={"critic": multiple})(of)
+    assert of.passes == ((5 if shares else 3) if passes is None else passes)
+    return bool(answer.non_tensor_batch[BRANCHES].all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", CLEAN)
 def test_models_that_keep_rows_apart_pass(family, dtype):
-    probe(trainee(family, dtype, **CLEAN[family]), sharing="chains")
+    probe(trainee(family, dtype, shares=True, **CLEAN[family]), shares=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -108,14 +110,14 @@ def test_a_model_whose_rows_are_not_the_beginnings_of_longer_ones_may_not_share(
     probe(of)
     of.passes = 0
     with pytest.raises(PaddingConfigError, match="sharing"):
-        probe(of, sharing="chains")
+        probe(of, shares=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_moe"])
 def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(family, dtype, monkeypatch):
-    of = trainee(family, dtype, "trees", **CLEAN[family])
-    probe(of, sharing="trees", passes=5)
+    of = trainee(family, dtype, shares=True, **CLEAN[family])
+    assert probe(of, shares=True)
     # As if each query saw all of its path.
     attend = packed_attention._attend_in_row
 
@@ -124,15 +126,11 @@ def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(fa
 
     monkeypatch.setattr(packed_attention, "_attend_in_row", attend_to_all)
     of.passes = 0
-    with pytest.raises(PaddingConfigError, match="sharing=chains"):
-        probe(of, sharing="trees")
+    assert not probe(of, shares=True)
 
 
-def test_a_model_whose_attention_wants_a_mask_may_not_share_trees():
-    of = trainee("diffllama", torch.float32, "trees")
-    probe(of, sharing="chains")
-    with pytest.raises(PaddingError, match=r"sharing='trees': .*diffllama.* Set padding\.sharing=chains"):
-        probe(of, sharing="trees")
+def test_a_model_whose_attention_wants_a_mask_shares_whole_beginnings_alone():
+    assert not probe(trainee("diffllama", torch.float32, shares=True), shares=True)
 
 
 def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_probed():

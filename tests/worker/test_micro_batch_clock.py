@@ -9,10 +9,10 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
+from verl_padding.prefix_sharing.tree import TREE, build_tree
 from verl_padding.timing.laps import Lap
 from verl_padding.worker import micro_batch_clock
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
-from verl_padding.worker.prefix_tree import TREE, build_tree
 
 
 class Device:

@@ -86,7 +86,7 @@ def test_only_the_name_in_the_module_of_the_engine_is_replaced_and_only_once(mon
     monkeypatch.setattr(module, PATCHED, prepare_micro_batches)
     worker = SimpleNamespace(engine=object.__new__(FSDPEngine))
     for _ in range(2):
-        install()(worker)
+        install(shares=False)(worker)
         assert module.prepare_micro_batches.__wrapped__ is prepare_micro_batches
     assert sys.modules["verl.workers.engine.utils"].prepare_micro_batches is prepare_micro_batches
 
@@ -94,7 +94,7 @@ def test_only_the_name_in_the_module_of_the_engine_is_replaced_and_only_once(mon
 def test_an_engine_that_cuts_in_another_way_is_refused():
     worker = SimpleNamespace(engine=type("Engine", (), {"forward_backward_batch": json.dumps})())
     with pytest.raises(PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"):
-        install()(worker)
+        install(shares=False)(worker)
 
 
 def test_verl_still_needs_the_patch():

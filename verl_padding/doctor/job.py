@@ -32,11 +32,6 @@ READ_INSTEAD = {
 """Setting that verl's v1 trainers and workers pass over -> the one that does what it says. Reported where a job sets it
 to another value than verl's own config does."""
 
-SHARED = {
-    "chains": "rows that extend each other are computed once",
-    "trees": "what rows of a prompt begin with is computed once",
-}
-
 
 def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
     """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what it lacks, and what
@@ -80,9 +75,8 @@ def _settings(config: DictConfig) -> Iterator[Finding]:
 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:
-    from verl_padding.driver.advantages import check_advantages_stay_with_rows
+    from verl_padding.driver.job_check import check_job
     from verl_padding.driver.trainers import asks_for_padding, padded_trainer
-    from verl_padding.job.job_reader import check_job
 
     mode = config.trainer.v1.trainer_mode
     try:
@@ -91,8 +85,7 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
             return
         trainer = padded_trainer(mode)
         yield ok("trainer", f"{mode}, by {trainer.__name__}")
-        reader = check_job(config, trainer.extends)
-        check_advantages_stay_with_rows(config)
+        reader = check_job(config)
         job = reader.step_job()
         yield from summary(job, reader.engines, reader.padding.denominator)
         yield from _left_out(reader.padding, reader.needed_by())
@@ -119,7 +112,7 @@ def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Itera
         cut = "" if taken is None else f", micro-batches of the update of the {taken}"
         yield ok(name, counted(inference.dp_size, "data-parallel rank") + cut)
     if job.sharing != "off":
-        yield ok("shared prefixes", SHARED[job.sharing])
+        yield ok("shared prefixes", "tokens that rows of a prompt begin with alike are computed once")
     multiple = lcm(*(engine.row_multiple for engine in engines.values()))
     why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
     yield ok("pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}")

@@ -20,7 +20,6 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.pads.lineage import find_continued
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import row_key, rows_of_sessions, uid_of_key
@@ -74,21 +73,24 @@ def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
     return chain[::-1]
 
 
-def compute_session_advantages(batch: KVBatchMeta, algorithm: DictConfig, *, images: bool) -> None:
+def compute_session_advantages(batch: KVBatchMeta, algorithm: DictConfig, continued_R: Sequence[int | None]) -> None:
     """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows."""
     rows = read_fields(batch.keys, batch.partition_id, READ)
-    put_columns(batch, advantages_of_sessions(batch, rows, algorithm, images=images))
+    put_columns(batch, advantages_of_sessions(batch, rows, algorithm, continued_R))
 
 
 def advantages_of_sessions(
-    batch: KVBatchMeta, rows: TensorDict, algorithm: DictConfig, *, images: bool
+    batch: KVBatchMeta, rows: TensorDict, algorithm: DictConfig, continued_R: Sequence[int | None]
 ) -> dict[str, torch.Tensor]:
-    """Advantages and returns of a batch whose rows have these fields, those of :data:`READ`."""
+    """Advantages and returns of a batch whose rows have these fields, those of :data:`READ`.
+
+    Args:
+        continued_R: number of the row that each row continues; None for none.
+    """
     tokens_R = tokens_of_tags(batch.keys, batch.tags)
-    extends_R = find_continued(batch, tokens_R, images=images)
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
-    places_R = trajectory_places(batch.keys, prompt_R, response_R, extends_R)
+    places_R = trajectory_places(batch.keys, prompt_R, response_R, continued_R)
     return session_advantages(rows, batch.keys, places_R, algorithm)
 
 
@@ -167,7 +169,7 @@ def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str
     return data.batch
 
 
-def repair_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
+def fix_sessions_ending_untrained(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     """Gives sessions whose last row has no trained token the advantages that verl's GRPO takes from them.
 
     verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
@@ -176,10 +178,10 @@ def repair_untrained_ends(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     """
     if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(rows_of_sessions(batch.keys)) == len(batch.keys):
         return
-    repaired = advantages_of_untrained_ends(read_fields(batch.keys, batch.partition_id, READ), batch.keys, algorithm)
-    if repaired:
-        keys, tags = [batch.keys[row] for row in repaired], [batch.tags[row] for row in repaired]
-        put_columns(rows_like(batch, keys, tags), dict.fromkeys(RESULTS, _jagged(list(repaired.values()))))
+    fixed = advantages_of_untrained_ends(read_fields(batch.keys, batch.partition_id, READ), batch.keys, algorithm)
+    if fixed:
+        keys, tags = [batch.keys[row] for row in fixed], [batch.tags[row] for row in fixed]
+        put_columns(rows_like(batch, keys, tags), dict.fromkeys(RESULTS, _jagged(list(fixed.values()))))
 
 
 def advantages_of_untrained_ends(
@@ -187,14 +189,14 @@ def advantages_of_untrained_ends(
 ) -> dict[int, torch.Tensor]:
     """Advantages of the rows of sessions whose last row has no trained token, by verl's GRPO; of no row by another."""
     sessions, mask_R = rows_of_sessions(keys), rows[MASK].unbind()
-    mended = [number for number, session in enumerate(sessions) if not mask_R[session[-1]].any()]
-    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(keys) or not mended:
+    affected = [number for number, session in enumerate(sessions) if not mask_R[session[-1]].any()]
+    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(keys) or not affected:
         return {}
     reward_R = rows[REWARDS if REWARDS in rows else SCORES].unbind()
     last_S = [session[-1] for session in sessions]
     samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[row].sum()[None]} for row in last_S]
     estimated = _estimated(samples, [keys[row] for row in last_S], algorithm)["advantages"]
-    return {row: estimated[number, 0] * mask_R[row] for number in mended for row in sessions[number]}
+    return {row: estimated[number, 0] * mask_R[row] for number in affected for row in sessions[number]}
 
 
 def filter_groups_by_sessions(buffer: Any) -> Any:

@@ -1,10 +1,9 @@
 """Writes the file of each step: what its rows were worth, where each went, and the laps of the workers' clocks."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -12,12 +11,11 @@ from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.trained_rows import TrainedRows
-from verl_padding.job.calls import ACTOR
-from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.plan import BatchPlan
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import micro_batches_of
+from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
 from verl_padding.timing.laps import Lap
 
@@ -36,13 +34,12 @@ class LocalUpdate:
     """Which response tokens of each row were trained, (response,) each."""
     weight_R: Sequence[float]
     """What the gradient of each row's outputs was multiplied by in the actor's update."""
+    prefixes: PrefixDetection = field(repr=False)
+    """How far the rows begin alike."""
+    pad_tags: Sequence[Mapping[str, int]] = ()
+    """Tags of the pads that the workers got."""
     laps: Sequence[Lap] = ()
     """Empty where micro-batches are not timed."""
-
-    @classmethod
-    def of(cls, padded: PaddedBatch) -> Self:
-        """What stays of a padded batch that was trained on."""
-        return cls(batch=padded.batch, plan=padded.carried_out, mask_R=padded.mask_R, weight_R=padded.weights(ACTOR))
 
 
 class StepRecord:
@@ -79,7 +76,7 @@ class StepRecord:
 def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
-    forest = rows.forest
+    forest = update.prefixes.by_tokens
     order = np.argsort(forest.place_R)
     for row, key in enumerate(rows.keys):
         shared, trained, made_by = int(forest.shared_R[row]), int(rows.trained_R[row]), rows.weights_step_R[row]

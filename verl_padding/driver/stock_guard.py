@@ -11,18 +11,18 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.modes import STOCK_MODES
 
 
-class TakesPadding:
+class PaddedTrainerMarker:
     """Marks padded trainers. They are not imported here, since the guard must work even if they cannot be."""
 
 
-COUNTERPARTS: dict[type, type] = {}
+PADDED_TRAINERS: dict[type, type] = {}
 """verl's trainers and the padded ones that take their place; filled by ``verl_padding.driver.trainers``."""
 
 
-def padded_or_refused(trainer: type) -> Any:
+def resolve_trainer(trainer: type) -> Any:
     """The trainer that a job with a padding section gets; a PaddingConfigError if it pads nothing."""
-    chosen = COUNTERPARTS.get(trainer, trainer)
-    if not issubclass(chosen, TakesPadding):
+    chosen = PADDED_TRAINERS.get(trainer, trainer)
+    if not issubclass(chosen, PaddedTrainerMarker):
         why = f"{trainer.__name__} is not a padded trainer and would ignore it"
         modes = f"trainer.v1.trainer_mode={', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}"
         own = "make a trainer of yours extend verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings)"
@@ -36,6 +36,6 @@ def pad_or_refuse_in_stock_trainers(base: type) -> None:
     def make_by_config(cls: type, *args: Any, **kwargs: Any) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0] if args else {}
         # Python calls the constructor of whatever comes back, which is one of `cls`.
-        return object.__new__(cls if config.get("padding") is None else padded_or_refused(cls))
+        return object.__new__(cls if config.get("padding") is None else resolve_trainer(cls))
 
     base.__new__ = staticmethod(make_by_config)  # type: ignore[assignment]

@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from verl.trainer.ppo import v1
 
 from verl_padding.driver.mixin import PaddedTrainer
-from verl_padding.driver.stock_guard import COUNTERPARTS, padded_or_refused
+from verl_padding.driver.stock_guard import PADDED_TRAINERS, resolve_trainer
 from verl_padding.job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, SYNC
 
 
@@ -40,12 +40,12 @@ class PaddedTrainerSeparateAsync(PaddedTrainer, v1.PPOTrainerSeparateAsync):
 
 
 for _padded in (PaddedTrainerSync, PaddedTrainerColocateAsync, PaddedTrainerSeparateAsync):
-    COUNTERPARTS[_padded.__bases__[1]] = _padded
+    PADDED_TRAINERS[_padded.__bases__[1]] = _padded
 
 
 def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
     """The trainer that a job of this ``trainer_mode`` gets if it asks for padding; refused if it pads nothing."""
-    return padded_or_refused(v1.get_trainer_cls(trainer_mode))
+    return resolve_trainer(v1.get_trainer_cls(trainer_mode))
 
 
 def trainer_of_mode(config: DictConfig) -> type[Any]:

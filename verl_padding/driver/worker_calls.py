@@ -1,15 +1,16 @@
 """Worker groups whose batch calls get the padded batch, while the trainer goes on with the real rows."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
+from verl_padding.driver.step_planner import PlannedStep
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
-from verl_padding.job.job_reader import JobReader
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.counted import counted
@@ -21,17 +22,24 @@ from verl_padding.worker import (
     plan_packer,
     vision_fixes,
 )
-from verl_padding.worker.leak_probe import probe_for_leaks
+from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 from verl_padding.worker.left_out import check_left_out
 from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.training_workers import for_training_workers
 
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
-PlannedByStep = Callable[[], PaddedBatch | None]
-"""Returns the padded batch of the step that runs, or None outside of a step."""
-PlanSingleCall = Callable[[str, KVBatchMeta], AbstractContextManager[PaddedBatch]]
-"""Makes a with-block's padded batch for one call, from the plan's name of it and its rows."""
+
+
+class Steps(Protocol):
+    """Who has planned the step that runs."""
+
+    @property
+    def current(self) -> PlannedStep | None:
+        """The step of the local update that runs; None outside of one."""
+
+    def single_call(self, call: str, batch: KVBatchMeta) -> AbstractContextManager[PlannedStep]:
+        """A with-block's plan and pads for one call, by its name in the plan, and its rows."""
 
 
 class PaddedWorkerGroup:
@@ -43,8 +51,8 @@ class PaddedWorkerGroup:
     peak memory anew for each call: verl logs the highest since the process began.
     """
 
-    def __init__(self, worker_group: Any, current: PlannedByStep, plan_single_call: PlanSingleCall | None = None):
-        self._worker_group, self._current, self._plan_single_call = worker_group, current, plan_single_call
+    def __init__(self, worker_group: Any, steps: Steps):
+        self._worker_group, self._steps = worker_group, steps
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
@@ -53,23 +61,27 @@ class PaddedWorkerGroup:
     def _call(self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-        with self._padded(call.name, batch) as padded:
-            self._worker_group.execute_with_func_generator(start_peak)
-            sent = padded.update_call(call.name, batch) if call.trains else padded.inference_call(call.name, batch)
-            output = target(sent, *args, **kwargs)
-            if not call.trains:
-                return _real_output(call.name, sent, output, padded, batch)
-            if padded is not self._current():  # its pads are gone after the block: the workers must have read them
-                ray.get(getattr(output, "futures", []))
+        step = self._steps.current
+        if step is not None and step.has_planned(call.name, batch):
+            return self._send(step.padded_for(call.name), call, target, batch, *args, **kwargs)
+        with self._steps.single_call(call.name, batch) as single:
+            output = self._send(single.padded_for(call.name), call, target, batch, *args, **kwargs)
+            ray.get(getattr(output, "futures", []))  # pads are gone after the block: the workers must have read them
             return output
 
-    def _padded(self, call: str, batch: KVBatchMeta) -> AbstractContextManager[PaddedBatch]:
-        """The step's padded batch if the step has planned the call with these rows; else one for this call alone."""
-        step = self._current()
-        if step is not None and step.has_planned(call, batch):
-            return nullcontext(step)
-        assert self._plan_single_call is not None, f"no step has planned these rows for {call}"
-        return self._plan_single_call(call, batch)
+    def _send(
+        self,
+        padded: PaddedBatch,
+        call: WorkerCall,
+        target: Callable[..., Any],
+        batch: KVBatchMeta,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        self._worker_group.execute_with_func_generator(start_peak)
+        sent = padded.update_call(call.name, batch) if call.trains else padded.inference_call(call.name, batch)
+        output = target(sent, *args, **kwargs)
+        return output if call.trains else _real_output(call.name, sent, output, padded, batch)
 
 
 def _real_output(call: str, sent: KVBatchMeta, output: Any, padded: PaddedBatch, batch: KVBatchMeta) -> Any:
@@ -101,20 +113,19 @@ def dp_size(worker_group: Any, mesh_name: str) -> int:
     return int(max(worker_group._dispatch_info[mesh_name])) + 1
 
 
-def wrap_worker_groups(
-    trainer: Any, reader: JobReader, current: PlannedByStep, plan_single_call: PlanSingleCall
-) -> list[PaddedWorkerGroup]:
+def wrap_worker_groups(trainer: Any, job: VerlJob, steps: Steps) -> list[PaddedWorkerGroup]:
     """Wraps the worker groups of a trainer, after its set-up, and puts into their workers what padded calls need.
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
-    padding, planned = reader.padding, {role: engine.config for role, engine in reader.engines.items()}
+    padding, planned = job.padding, {role: engine.config for role, engine in job.engines.items()}
     changes = [check_engines(planned), check_left_out(padding), wrap_worker_loss(padding.denominator)]
+    # Packed attention before the plan's packer: where rows share, that wraps it.
     changes += [each.install_in_worker for each in (mini_batches, packed_attention, log_probs)]
-    if reader.has_vision:
+    if job.has_vision:
         changes.append(vision_fixes.install_in_worker)
     if padding.packer == "plan":
-        changes.append(plan_packer.install(reader.sharing))
+        changes.append(plan_packer.install(shares=padding.sharing == "on"))
     if padding.is_timed:
         changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}
@@ -124,7 +135,7 @@ def wrap_worker_groups(
         if id(worker_group) not in wrapped:
             for change in changes:
                 worker_group.execute_with_func_generator(change)
-            wrapped[id(worker_group)] = PaddedWorkerGroup(worker_group, current, plan_single_call)
+            wrapped[id(worker_group)] = PaddedWorkerGroup(worker_group, steps)
         setattr(trainer, name, wrapped[id(worker_group)])
     return list(wrapped.values())
 
@@ -163,14 +174,17 @@ def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
     return for_training_workers(check)
 
 
-def probe_models(worker_groups: list[PaddedWorkerGroup], reader: JobReader, batch: KVBatchMeta) -> None:
-    """Has each model show, on the position ids of a batch, that it keeps packed rows apart."""
+def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> bool:
+    """Has each model show, on the position ids of a batch, that it keeps packed rows apart.
+
+    Returns: whether rows that part may share what is before.
+    """
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
     probe = probe_for_leaks(
         row["position_ids"].shape[:-1],
-        sharing=reader.sharing,
-        fixes={role: f"{engine.model_section}.use_remove_padding=False" for role, engine in reader.engines.items()},
-        multiples={role: engine.micro_batch_multiple for role, engine in reader.engines.items()},
+        shares=job.padding.sharing == "on",
+        fixes={role: f"{engine.model_section}.use_remove_padding=False" for role, engine in job.engines.items()},
+        multiples={role: engine.micro_batch_multiple for role, engine in job.engines.items()},
     )
-    for worker_group in worker_groups:
-        worker_group.execute_with_func_generator(probe)
+    answers = [worker_group.execute_with_func_generator(probe) for worker_group in worker_groups]
+    return all(answer.non_tensor_batch[BRANCHES].all() for answer in answers)

@@ -16,7 +16,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.errors import PaddingError
-from verl_padding.job.job_reader import check_job
 from verl_padding.job.role_engine import has_critic, has_reference, has_separate_reference, ref_as_actor
 
 EXTERNAL_LIB, AGENT = "actor_rollout_ref.model.external_lib", "actor_rollout_ref.rollout.agent"
@@ -36,11 +35,9 @@ class CheckJobBeforeStart(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has none.
         try:
-            from verl_padding.driver.advantages import check_advantages_stay_with_rows
-            from verl_padding.driver.trainers import padded_trainer
+            from verl_padding.driver.job_check import check_job
 
-            check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
-            check_advantages_stay_with_rows(config)
+            check_job(config)
             for part, refusal in verl_refusals(config):
                 sys.exit(f"verl_padding: {part} refuses this job: {type(refusal).__name__}: {refusal}")
         except PaddingError as refusal:

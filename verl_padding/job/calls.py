@@ -1,4 +1,4 @@
-"""The worker calls that are planned. A new one is added here; ``job_reader.py`` says when a step makes it."""
+"""The worker calls that are planned. A new one is added here; ``verl_job.py`` says when a step makes it."""
 
 from dataclasses import dataclass
 

@@ -5,25 +5,16 @@ advantage multiplies has no gradient in them; whatever else the actor's loss add
 an update's first optimizer step: a batch of one step needs the pass that computes them for their other readers only.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
-from verl_padding.job.loss_weightings import BYPASS, CORRECTION, LOSS_MODE
+from verl_padding.job.loss_weightings import CORRECTION, LOSS_MODE
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
+from verl_padding.job.verl_losses import ESTIMATORS, losses_that, of_verl
 
-MULTIPLIED = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "geo_mean", "cispo", BYPASS)
-"""verl's policy losses that are sums of terms which the advantage multiplies."""
-OF_REWARDS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg")
-"""verl's estimators that read nothing but rewards, and give sessions of a prompt that all earn the same advantages of
-exactly 0, but for rounding. Others read what a pass computes, or whiten advantages over the batch."""
-READ_NO_OTHERS = (*MULTIPLIED, "clip_cov", "kl_cov", "dro")
-"""verl's policy losses that read old log-probs, and nothing else of the pass."""
-READ_NONE = (*OF_REWARDS, "gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "gdpo")
-"""verl's estimators that read no old log-probs."""
 LEFT_OUT = {"idle_rows": "skip", "old_log_probs": "update"}
 """Setting -> the value with which something is left out."""
 ESTIMATOR = "algorithm.adv_estimator"
@@ -45,20 +36,14 @@ def needed_by(config: DictConfig, padding: PaddingConfig, *, steps: int, local_u
 
 def why_idle_rows_count(config: DictConfig) -> str:
     """What idle rows would add to an actor's update, and the fix; empty if that is nothing."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-
-    actor = ACTOR_SECTION
-    losses = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name in MULTIPLIED}
-    estimators = {name: each for name, each in ADV_ESTIMATOR_REGISTRY.items() if name in OF_REWARDS}
+    actor, admitted = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
     return (
-        _unless_verls(config, LOSS_MODE, losses, "it is not known to be 0 where the advantage is")
+        _unless_one_of(config, LOSS_MODE, _verls_losses(admitted), "it is not known to be 0 where the advantage is")
         or _if_set(config, f"{CORRECTION}.rollout_is_batch_normalize", "it divides by a mean over a micro-batch's rows")
-        or _unless_verls(config, ESTIMATOR, estimators, "rewards alone tell of no advantage of 0")
         or _if_set(config, f"{actor}.use_kl_loss", "the KL loss has a gradient in every row")
         or _if_set(config, f"{actor}.entropy_coeff", "the entropy has a gradient in every row")
         or _if_set(config, f"{actor}.calculate_entropy", "the metric actor/entropy_loss is of all rows")
         or _if_set(config, "distillation.enabled", "the teacher's loss has a gradient in every row")
-        or _if_set(config, "algorithm.use_kl_in_reward", "rewards depend on log-probs, which no pass has computed yet")
     )
 
 
@@ -67,7 +52,7 @@ def why_pass_is_needed(config: DictConfig, strategy: str, *, steps: int, local_u
 
     ``tests/job/test_left_out.py`` lists all that reads them in verl.
     """
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     if strategy == "lcm":
         return "padding.strategy=lcm: a batch takes as many optimizer steps as its rows fill. Choose prompt or rows."
@@ -83,8 +68,8 @@ def why_pass_is_needed(config: DictConfig, strategy: str, *, steps: int, local_u
     replay = f"{ACTOR_SECTION}.{config.actor_rollout_ref.actor.strategy}.router_replay.mode"
     if OmegaConf.select(config, replay) == "R2":
         return f"{replay}=R2: the pass records the routes that the update replays. Set it to R3 or disabled."
-    losses = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name in READ_NO_OTHERS}
-    estimators = {name: each for name, each in ADV_ESTIMATOR_REGISTRY.items() if name in READ_NONE}
+    losses = _verls_losses(losses_that(lambda loss: loss.reads_old_log_probs_alone))
+    estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
     rollout = "actor_rollout_ref.rollout.calculate_log_probs"
     return (
         _if_set(config, f"{ROLLOUT_CORRECTION}.bypass_mode", "there is no pass that could be left out")
@@ -93,8 +78,8 @@ def why_pass_is_needed(config: DictConfig, strategy: str, *, steps: int, local_u
         or _if_set(config, rollout, "metrics compare those of the rollout with them")
         or _if_set(config, "algorithm.use_kl_in_reward", "rewards depend on them")
         or _if_set(config, "distillation.enabled", "the teacher's loss may read them")
-        or _unless_verls(config, LOSS_MODE, losses, "it may read more of the pass")
-        or _unless_verls(config, ESTIMATOR, estimators, "it reads them, or may do so")
+        or _unless_one_of(config, LOSS_MODE, losses, "it may read more of the pass")
+        or _unless_one_of(config, ESTIMATOR, of_verl(estimators, ADV_ESTIMATOR_REGISTRY), "it reads them, or may do so")
     )
 
 
@@ -104,8 +89,12 @@ def _if_set(config: DictConfig, setting: str, why: str) -> str:
     return f"{setting}={value}: {why}. Set it to {fix}." if value else ""
 
 
-def _unless_verls(config: DictConfig, setting: str, admitted: Mapping[str, Callable[..., Any]], why: str) -> str:
-    """Empty where the choice is one of these functions, unless it is the user's own, registered by a name of verl's."""
+def _unless_one_of(config: DictConfig, setting: str, admitted: Sequence[str], why: str) -> str:
     value = OmegaConf.select(config, setting)
-    verls = [str(name) for name, function in admitted.items() if function.__module__.startswith("verl.")]
-    return "" if value in verls else f"{setting}={value}: {why}. Choose one of {', '.join(verls)}."
+    return "" if value in admitted else f"{setting}={value}: {why}. Choose one of {', '.join(admitted)}."
+
+
+def _verls_losses(names: list[str]) -> list[str]:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    return of_verl(names, POLICY_LOSS_REGISTRY)

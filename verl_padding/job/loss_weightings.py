@@ -9,15 +9,12 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
+from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
-MEANS_OVER_ROWS = ("geo_mean", "sapo")
-"""Policy losses of verl that are a mean over rows, whatever ``loss_agg_mode`` says of the other terms."""
-NO_SUMS = ("clip_cov", "kl_cov")
-"""Policy losses of verl that choose tokens among all of a micro-batch, and so are no sum over rows or tokens."""
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
-BYPASS, CORRECTION = "bypass_mode", f"{LOSS_MODE.removesuffix('.loss_mode')}.rollout_correction"
-"""The policy loss that corrects for the rollout by itself, and the section that it reads, which no YAML of verl has."""
+CORRECTION = f"{LOSS_MODE.removesuffix('.loss_mode')}.rollout_correction"
+"""The section that :data:`BYPASS` reads, which no YAML of verl has."""
 
 
 def loss_weightings(config: DictConfig, padding: PaddingConfig) -> list[LossWeighting]:
@@ -58,10 +55,11 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
     loss = OmegaConf.select(config, LOSS_MODE)
     # The pieces of a session that weighs as one row add up: to a sum over its tokens in these modes, to none of rows.
     is_sum_of_tokens = mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)
-    if loss in NO_SUMS:
+    properties = POLICY_LOSSES.get(loss, PolicyLoss())  # verl refuses a loss that it does not know
+    if not properties.is_sum:
         why = f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows or tokens"
         fix = "Choose another loss"
-    elif loss in MEANS_OVER_ROWS and is_sum_of_tokens:
+    elif properties.is_mean_over_rows and is_sum_of_tokens:
         others = f"with {ACTOR_SECTION}.loss_agg_mode={mode} the other terms are sums over tokens"
         why = f"{LOSS_MODE}={loss} is a mean over rows, but {others}: they have no denominator in common"
         fix = f"Choose {MEAN_OF_TOKENS}"

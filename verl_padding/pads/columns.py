@@ -54,6 +54,8 @@ OLD_LOG_PROBS_OF_UPDATE = "old_log_probs_of_update"
 """Key of ``extra_info`` of an update that takes its own log-probs for the old policy's."""
 CUT_BY_PLAN = "cut_by_plan"
 """Key of a call's ``extra_info``: whether it has :data:`MICRO_BATCH`; rows may have that from another call."""
+BRANCHES = "branches"
+"""Key of a call's ``extra_info`` where rows share tokens: whether they share those before they part, too."""
 OPTIMIZER_STEPS = "optimizer_steps"
 """Key of an update's ``extra_info``: of each optimizer step that is to come, its mini-batch's number and the rows of a
 cell."""

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -27,8 +26,9 @@ class PaddedBatch:
     in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip` of them takes them out.
 
     A PaddingDataError refuses a real row that is tagged as padding, that :class:`SourceRows` refuses, or that cannot
-    weigh what its agent loop says. ``timed`` says whether the workers time micro-batches, ``own_old_log_probs`` which
-    update takes its own log-probs for those of the old policy, ``skips_idle`` which one may leave rows out.
+    weigh what its agent loop says. ``branches`` says whether rows share tokens before they part, or whole beginnings
+    alone; None where they share nothing. ``timed`` says whether the workers time micro-batches, ``own_old_log_probs``
+    which update takes its own log-probs for those of the old policy, ``skips_idle`` which one may leave rows out.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class PaddedBatch:
         template: PadTemplate,
         *,
         loss_weightings: Sequence[LossWeighting] = (),
+        branches: bool | None = None,
         timed: bool = False,
         own_old_log_probs: str | None = None,
         skips_idle: str | None = None,
@@ -51,14 +52,10 @@ class PaddedBatch:
         """All pads of the plan, whether they have been put or not."""
         self.pad_length = template.length
         self._template = template
-        self._timed = timed
+        self._branches, self._timed = branches, timed
         self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
         leaving_out = {call for call, layout in plan.layouts.items() if any(layout.left_out)}
         assert leaving_out <= {skips_idle}, f"{leaving_out} would divide by the rows that they compute"
-        self.mistaken = 0
-        """Rows that the plan leaves out of an update, although they turned out to have an advantage."""
-        self.corrected: dict[str, BatchPlan] = {}
-        """Plans, with pads of their own, of updates that were made without leaving such rows out."""
         self._source = SourceRows(batch)
         self._made: set[str] = set()
         self._factors = self._loss_factors(loss_weightings)
@@ -106,37 +103,6 @@ class PaddedBatch:
         elif not self._template.has_seen(self._source.names - columns.OWN_COLUMNS):
             self._new_fields(1)  # a field that no pad can be made for is refused when it first appears
 
-    @property
-    def carried_out(self) -> BatchPlan:
-        """The plan, with the layouts of updates that were made otherwise."""
-        layouts = {call: plan.layouts[call] for call, plan in self.corrected.items()}
-        figures = {call: plan.figures[call] for call, plan in self.corrected.items()}
-        return replace(self.plan, layouts={**self.plan.layouts, **layouts}, figures={**self.plan.figures, **figures})
-
-    def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
-        """Whether the plan has this call, with these rows in any order, and what it leaves out may be left out."""
-        return self.is_for(call, batch) and not self._left_out_by_mistake(call)
-
-    def is_for(self, call: str, batch: KVBatchMeta) -> bool:
-        """Whether the plan has this call, with these rows in any order."""
-        return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
-
-    def _left_out_by_mistake(self, call: str) -> list[str]:
-        """Rows that an update leaves out although they have an advantage by now on a trained token."""
-        keys = [self.batch.keys[row] for rows in self.plan.layouts[call].left_out for row in rows]
-        if not keys:
-            return []
-        rows = read_fields(keys, self.batch.partition_id, ("advantages", "response_mask"))
-        advantages, masks = rows["advantages"].unbind(), rows["response_mask"].unbind()
-        wrong = [key for key, *each in zip(keys, advantages, masks, strict=True) if (each[0] * each[1]).any()]
-        self.mistaken = len(wrong)
-        if wrong:
-            logger.warning(
-                f"verl_padding: {counted(len(wrong), 'row')} ({first_few(wrong)}) had no advantage by their rewards, "
-                f"and have one now: {call!r} leaves none of {len(keys)} idle rows out this time"
-            )
-        return wrong
-
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a log-prob, reference or value pass; if there are pads among them, a column marks them."""
         layout = self.plan.layouts[call]
@@ -173,7 +139,7 @@ class PaddedBatch:
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
         rows = rows_like(output, batch.keys, batch.tags)
-        for key in (columns.TIMED_CALL, columns.CUT_BY_PLAN):
+        for key in (columns.TIMED_CALL, columns.CUT_BY_PLAN, columns.BRANCHES):
             rows.extra_info.pop(key, None)
         return rows
 
@@ -208,6 +174,8 @@ class PaddedBatch:
     def _put_columns(self, call: str, rows: KVBatchMeta, of_call: Mapping[str, torch.Tensor]) -> None:
         of_call = {**of_call, **columns.micro_batch_columns(self.plan, call)}
         rows.extra_info[columns.CUT_BY_PLAN] = columns.MICRO_BATCH in of_call
+        if self._branches is not None:
+            rows.extra_info[columns.BRANCHES] = self._branches
         if self._timed:
             of_call |= columns.in_order(columns.BATCH_ROW, self.plan.layouts[call], range(len(self.batch)), of_pads=-1)
             # A LoRA actor without its adapter is its own reference, by the same call.

@@ -23,6 +23,19 @@ def ordered_uid(step: int, place: int) -> str:
     return f"step{step:07}-{place:07}-{secrets.token_hex(8)}"
 
 
+class PromptNames:
+    """Uids of the prompts that a job fetches, in the order in which it fetches them."""
+
+    def __init__(self) -> None:
+        self._step, self._fetched = 0, 0
+
+    def next(self, step: int, n_prompts: int) -> list[str]:
+        """Uids of the next prompts, fetched in this step of the trainer: the places go on from the last ones."""
+        first = self._fetched if step == self._step else 0
+        self._step, self._fetched = step, first + n_prompts
+        return [ordered_uid(step, place) for place in range(first, first + n_prompts)]
+
+
 def place_of(uid: str) -> tuple[int, int] | None:
     """Step and place of a uid made by :func:`ordered_uid`; None for any other."""
     found = _ORDERED.fullmatch(uid)

@@ -13,7 +13,6 @@ from verl.protocol import DataProto
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
-from verl_padding.pads.lineage import EXTRA_FIELDS
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import (
     KVBatchMeta,
@@ -36,7 +35,7 @@ from verl_padding.plan.row_keys import row_key, uid_of_key
 
 FIRST_LOOK, LOOK_FURTHER = 4, 4
 """Rows whose images are read first, and how many times more next: images are large, rows without them are small."""
-MULTI_MODAL_INPUTS = "multi_modal_inputs"
+EXTRA_FIELDS, MULTI_MODAL_INPUTS = "extra_fields", "multi_modal_inputs"
 Batch = TypeVar("Batch", KVBatchMeta, TensorDict)
 
 
@@ -246,15 +245,16 @@ def _with_own_names(fields: Columns, uid: str, n_pads: int) -> Columns:
 
 def find_images(batch: KVBatchMeta | TensorDict) -> Inputs | None:
     """``multi_modal_inputs`` of a row that has an image or a video; None if no row of the batch has one."""
-    if isinstance(batch, TensorDict):
-        column = batch.get(MULTI_MODAL_INPUTS, None)
-        held: Iterable[Inputs | None] = [] if column is None else column.tolist()
-    else:
-        held = _inputs_in_queue(batch)
+    held = images_of_rows(batch)
     return next((each for each in held if any(name.startswith("pixel_values") for name in each or {})), None)
 
 
-def _inputs_in_queue(batch: KVBatchMeta) -> Iterator[Inputs | None]:
+def images_of_rows(batch: KVBatchMeta | TensorDict) -> Iterator[Inputs | None]:
+    """``multi_modal_inputs`` of each row; those of rows in TransferQueue are read as far as they are asked for."""
+    if isinstance(batch, TensorDict):
+        column = batch.get(MULTI_MODAL_INPUTS, None)
+        yield from [] if column is None else column.tolist()
+        return
     start, size = 0, FIRST_LOOK
     while start < len(batch):
         for row in read_rows(batch.keys[start : start + size], batch.partition_id, [MULTI_MODAL_INPUTS]):

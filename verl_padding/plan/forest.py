@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verl_padding.plan.cost import Int64s
 
@@ -23,6 +26,20 @@ LEAST_SHARED = 2
 def elsewhere(shared_I: Int64s, tokens_I: Int64s) -> Int64s:
     """How many tokens of each row are computed in the row before it: all, or those that they share but for the last."""
     return np.where(shared_I == tokens_I, tokens_I, np.where(shared_I >= LEAST_SHARED, shared_I - 1, 0))
+
+
+def common_prefix_length(one: NDArray[Any], other: NDArray[Any]) -> int:
+    """How many of the first entries of two arrays, (length, ..) each, are equal.
+
+    >>> common_prefix_length(np.array([5, 6, 7]), np.array([5, 6, 4, 4]))
+    2
+    """
+    length = min(len(one), len(other))
+    if not length or one.shape[1:] != other.shape[1:]:
+        return 0
+    differ = (one[:length] != other[:length]).reshape(length, -1).any(axis=1)
+    first = int(differ.argmax())
+    return first if differ[first] else length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +73,28 @@ class Forest:
         return cls(tokens_R=np.array(tokens_R, dtype=np.int64), place_R=place_R, shared_R=shared_R)
 
     @classmethod
-    def of_chains(cls, tokens_R: Int64s, chain_R: Int64s) -> Forest:
-        """Of rows that are one chain, the longer ones begin with all of the shorter ones; others share nothing."""
-        order = np.lexsort((-np.arange(len(tokens_R)), -tokens_R, chain_R))
-        same = np.append(False, chain_R[order][1:] == chain_R[order][:-1])
-        return cls.in_order(tokens_R, order, np.where(same, tokens_R[order], 0))
+    def from_tokens(cls, ids_R: Sequence[Int64s], group_R: Sequence[str] | None = None) -> Forest:
+        """The forest of rows with these token ids, (tokens,) each.
 
-    def chains(self) -> Forest:
+        >>> forest = Forest.from_tokens([np.array(ids) for ids in ([5, 6, 7, 8], [5, 6, 7, 9, 9], [5, 6])])
+        >>> forest.place_R.tolist(), forest.shared_R.tolist()
+        ([1, 0, 2], [3, 0, 2])
+
+        Args:
+            group_R: rows of different groups share nothing.
+        """
+        groups = group_R or [""] * len(ids_R)
+        # Big-endian bytes of ids that are not negative sort as the ids do. Sorted downwards, a row shares most with the
+        # one before it, and comes before its own beginnings.
+        bytes_R = [ids.astype(">i8").tobytes() for ids in ids_R]
+        order = sorted(range(len(ids_R)), key=lambda row: (groups[row], bytes_R[row], row), reverse=True)
+        shared_R = np.zeros(len(ids_R), dtype=np.int64)
+        for before, row in pairwise(order):
+            if groups[before] == groups[row]:
+                shared_R[row] = common_prefix_length(ids_R[before], ids_R[row])
+        return cls.in_order(list(map(len, ids_R)), order, shared_R[order])
+
+    def whole_beginnings(self) -> Forest:
         """The same rows, of which each shares all of itself or nothing."""
         whole_R = np.where(self.shared_R == self.tokens_R, self.shared_R, 0)
         return Forest(tokens_R=self.tokens_R, place_R=self.place_R, shared_R=whole_R)
@@ -126,8 +158,8 @@ class Forest:
 
     def sharing_less(self) -> list[Forest | None]:
         """What may be shared instead: whole rows, where rows part, and nothing."""
-        chains = self.chains()
-        return [*([chains] if self.parts and chains.saves else []), None]
+        whole = self.whole_beginnings()
+        return [*([whole] if self.parts and whole.saves else []), None]
 
     @property
     def saves(self) -> bool:

@@ -10,7 +10,7 @@ from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
 
 Packer = Literal["verl", "plan"]
-Sharing = Literal["off", "chains", "trees"]
+Sharing = Literal["off", "on"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,20 +6,23 @@ row is computed between two neighbours, and again between others of the same len
 may differ by rounding only. A third pass changes the row's own first token: in low precision, where rounding is as
 large as many an effect, a leak is what changes outputs by a part of what that token changes. Each rank computes the
 same rows, so that all take part in the same collectives.
+
+Where rows share tokens, the probe also shows whether rows that part have the outputs of the rows alone when what they
+have in common is computed once. That is no refusal: if they do not, rows of such a model share whole beginnings alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.plan import Sharing
 from verl_padding.plan.transformer_cost import EXPERTS
-from verl_padding.worker.prefix_tree import TREE
-from verl_padding.worker.shared_prefixes import find_tree
-from verl_padding.worker.training_workers import for_training_workers
+from verl_padding.prefix_sharing.engine import BranchesMixedError, find_tree
+from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.worker.training_workers import training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
@@ -30,23 +33,31 @@ LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
 other experts by rounding."""
 
 
+BRANCHES = "branches"
+"""What the probe answers for each rank: whether rows that part may share what is before, in all of its models."""
+
+
 def probe_for_leaks(
-    axes: Sequence[int], *, sharing: Sharing, fixes: Mapping[str, str], multiples: Mapping[str, int]
+    axes: Sequence[int], *, shares: bool, fixes: Mapping[str, str], multiples: Mapping[str, int]
 ) -> Callable[[Any], Any]:
     """For verl's ``execute_with_func_generator``: a PaddingConfigError if a model of a worker does not keep rows apart.
 
     Args:
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
-        sharing: if on, a shorter row's outputs have to be those of the longer one's beginning, too; with trees, those
-            of rows that part must be the same where what they share is computed once.
+        shares: whether tokens are to be computed once: a shorter row's outputs have to be those of the longer one's
+            beginning then, too, and the answer (:data:`BRANCHES`) says whether rows that part may share.
         fixes, multiples: role -> what to set where rows are not kept apart, and of how many micro-batches its engine's
             schedule takes multiples.
     """
 
-    @for_training_workers
-    def probe(role: str, trainee: Any) -> None:
-        if role in fixes and _packs_rows(trainee.engine_config):
-            _probe(role, trainee, tuple(axes), sharing, fixes[role], multiples[role])
+    def probe(worker: Any) -> Any:
+        from verl.protocol import DataProto
+
+        branches = True
+        for role, trainee in training_workers(worker).items():
+            if role in fixes and _packs_rows(trainee.engine_config):
+                branches &= _probe(role, trainee, tuple(axes), shares, fixes[role], multiples[role])
+        return DataProto(non_tensor_batch={BRANCHES: np.array([branches])})
 
     return probe
 
@@ -57,7 +68,8 @@ def _packs_rows(config: Any) -> bool:
     return bool(config.use_remove_padding and (config.use_dynamic_bsz or sizes != {1}))
 
 
-def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix: str, multiple: int) -> None:
+def _probe(role: str, trainee: Any, axes: tuple[int, ...], shares: bool, fix: str, multiple: int) -> bool:
+    """Refuses a model that does not keep rows apart; returns whether rows that part may share what is before."""
     from verl.utils.torch_dtypes import PrecisionType
 
     text = trainee.model_config.hf_config.get_text_config()
@@ -70,11 +82,15 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
     outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
     parting = [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
-    trees: list[list[torch.Tensor]] = []
-    if sharing == "trees":
-        trees = [_outputs(trainee, parting, axes, multiple, how) or [] for how in ("off", sharing)]
+    alone = in_tree = None
+    if shares:
+        alone = _outputs(trainee, parting, axes, multiple)
+        try:
+            in_tree = _outputs(trainee, parting, axes, multiple, shares=True)
+        except BranchesMixedError:  # on all ranks alike, and after their collectives: all of its layers have run
+            in_tree = []
     if not outputs:  # ranks that share rows have none of their own, but all of them take part in each pass
-        return
+        return in_tree != []
     one, beside_others, changed = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
     part = (LEAK_OF_EXPERTS if any(getattr(text, name, None) for name in EXPERTS) else LEAK) * own
@@ -89,23 +105,22 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], sharing: Sharing, fix
             f"{fix}, or choose another model or attention."
         )
     beginning = _distance(one[1], one[3][: len(one[1])])
+    if not shares:
+        return True
     # At another place, the row is computed in another order.
-    if sharing != "off" and not beginning <= max(rounding, part):
+    if not beginning <= max(rounding, part):
         raise PaddingConfigError(
-            f"padding.sharing={sharing!r}: in the {role}, a row's outputs are not those of a longer row's beginning "
+            f"padding.sharing='on': in the {role}, a row's outputs are not those of a longer row's beginning "
             f"({model}: they differ by {beginning:.2g}, the row's own first token changes {own:.2g}). Set "
             "padding.sharing=off."
         )
-    if trees and not (apart := max(map(_distance, *trees))) <= max(rounding, part):
-        raise PaddingConfigError(
-            f"padding.sharing='trees': in the {role}, outputs of rows that part are not those of the rows alone "
-            f"({model}: they differ by {apart:.2g}, a row's own first token changes {own:.2g}). Set "
-            "padding.sharing=chains."
-        )
+    if not alone or not in_tree:
+        return False
+    return max(map(_distance, alone, in_tree)) <= max(rounding, part)
 
 
 def _outputs(
-    trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...], multiple: int, sharing: Sharing = "off"
+    trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...], multiple: int, *, shares: bool = False
 ) -> list[torch.Tensor] | None:
     """What the engine computes for each row of a micro-batch, which it gets ``multiple`` times, but for the last token.
 
@@ -129,8 +144,8 @@ def _outputs(
     data = TensorDict(jagged, batch_size=len(rows))
     off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
     tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
-    if sharing != "off":
-        tu.assign_non_tensor_data(data, TREE, find_tree(data, sharing))
+    if shares:
+        tu.assign_non_tensor_data(data, TREE, find_tree(data, branches=True))
     output = trainee.infer_batch(data)
     if output is None:
         return None

@@ -8,7 +8,7 @@ import torch
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.left_out import MULTIPLIED, READ_NO_OTHERS
+from verl_padding.job.verl_losses import losses_that
 from verl_padding.worker.training_workers import for_training_workers
 
 
@@ -29,7 +29,8 @@ def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
             left_out.append(f"padding.old_log_probs={padding.old_log_probs!r}")
         if role != "actor" or not left_out:
             return
-        loss, admitted = trainee.loss_fn, MULTIPLIED if padding.idle_rows == "skip" else READ_NO_OTHERS
+        skips, loss = padding.idle_rows == "skip", trainee.loss_fn
+        admitted = losses_that(lambda each: each.is_zero_without_advantage if skips else each.reads_old_log_probs_alone)
         is_verls = isinstance(loss, partial) and loss.func is ppo_loss and "config" in loss.keywords
         if is_verls:  # what it calls may be another one by now, or the user's own under a name of verl's
             mode = loss.keywords["config"].policy_loss.loss_mode

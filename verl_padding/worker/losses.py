@@ -22,7 +22,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_padding.config import Denominator
 from verl_padding.pads import columns
-from verl_padding.worker.prefix_tree import computed_rows
+from verl_padding.prefix_sharing.tree import computed_rows
 from verl_padding.worker.training_workers import for_training_workers
 
 MICRO_BATCHES = "padding/micro_batches"

@@ -19,8 +19,8 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, read_column
+from verl_padding.prefix_sharing.tree import computed_rows
 from verl_padding.timing.laps import Lap
-from verl_padding.worker.prefix_tree import computed_rows
 from verl_padding.worker.training_workers import for_training_workers, training_workers
 
 CLOCK = "_verl_padding_clock"

@@ -13,7 +13,7 @@ It takes the place of sdpa, by which models are loaded where flash-attn is not i
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any
@@ -30,6 +30,7 @@ from transformers.utils import is_flash_attn_2_available, is_kernels_available, 
 
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
+from verl_padding.prefix_sharing.attention import attention_layers
 from verl_padding.worker.training_workers import for_training_workers
 
 CAUSAL_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
@@ -82,13 +83,6 @@ def use_packed_attention(model: nn.Module) -> None:
         for module in of_verl:
             _bring_kernels(module)
         text._attn_implementation = PACKED
-
-
-def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The causal attention modules of a model; those that look at images are none."""
-    return (
-        module for module in model.modules() if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
-    )
 
 
 def _names(layer: nn.Module) -> dict[str, Any]:
@@ -189,7 +183,7 @@ def attend(
     if "sliding_window" not in kwargs and getattr(module.config, "sliding_window", None) is not None:
         raise PaddingError(
             f"attn_implementation=sdpa: {type(module).__name__} has its sliding window in a mask alone, which torch's "
-            "kernels do without. Set override_config.attn_implementation=eager, with padding.sharing=chains or off."
+            "kernels do without. Set override_config.attn_implementation=eager, with padding.sharing=off."
         )
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         if kwargs.get("position_ids") is None:  # some layers do not hand them on

@@ -17,11 +17,10 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.known_verl import KNOWN_VERL
-from verl_padding.pads.columns import CUT_BY_PLAN, MICRO_BATCH, SHARED, read_column
-from verl_padding.pads.lineage import EXTENDS, TOKENS
-from verl_padding.plan import Sharing
-from verl_padding.worker.prefix_tree import TREE
-from verl_padding.worker.shared_prefixes import find_tree, share_in
+from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, SHARED, read_column
+from verl_padding.prefix_sharing.engine import find_tree, share_in
+from verl_padding.prefix_sharing.row_inputs import TOKENS
+from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.training_workers import for_training_workers
 
 logger = logging.getLogger(__name__)
@@ -30,8 +29,12 @@ PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
-def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan."""
+def install(*, shares: bool) -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan.
+
+    Args:
+        shares: whether tokens that rows have in common are computed once.
+    """
 
     @for_training_workers
     def patch(role: str, trainee: Any) -> None:
@@ -42,18 +45,18 @@ def install(sharing: Sharing = "off") -> Callable[[Any], Any]:
                 f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
                 f"verl {KNOWN_VERL} do. Set padding.packer=verl."
             )
-        module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]), sharing=sharing)
-        if sharing != "off":
-            share_in(engine, sharing)
+        module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]))
+        if shares:
+            share_in(engine)
 
     return patch
 
 
-def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> PrepareMicroBatches:
+def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
     """verl's ``prepare_micro_batches``, except for calls whose micro-batches the plan has cut by tokens.
 
     Those need no packing, retries or collective: the plan has given every rank the same number of them. Where rows
-    share, each also gets the tree of what is computed (:mod:`~verl_padding.worker.shared_prefixes`).
+    share, each also gets the tree of what is computed (:mod:`~verl_padding.prefix_sharing.engine`).
     """
 
     @functools.wraps(prepare)
@@ -69,12 +72,15 @@ def follow_plan(prepare: PrepareMicroBatches, *, sharing: Sharing = "off") -> Pr
             )
         budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
-        shares = sharing != "off" and tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
+        branches = tu.get_non_tensor_data(data=data, key=BRANCHES, default=None)  # None: nothing is shared
+        packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tokens = computed = len(micro_batch[TOKENS].values())
-            if shares and (tree := find_tree(micro_batch, sharing)).tokens < tokens:
+            if branches is not None and packs_rows:
+                tree = find_tree(micro_batch, branches=branches)
                 computed = tree.tokens
-                tu.assign_non_tensor_data(micro_batch, TREE, tree)
+                if computed < tokens:
+                    tu.assign_non_tensor_data(micro_batch, TREE, tree)
             planned = tokens - int(read_column(micro_batch, SHARED).sum()) if SHARED in micro_batch else tokens
             _check_tokens(computed, planned, budget)
         return micro_batches, indices
@@ -92,6 +98,5 @@ def _check_tokens(computed: int, planned: int, budget: int) -> None:
     if computed > planned:
         logger.warning(
             f"verl_padding: a micro-batch computes {computed} tokens, where {planned} were planned and the budget is "
-            f"{budget}: its rows do not share what was planned. Correct extra_fields[{EXTENDS!r}] of the agent loop, "
-            "or set padding.sharing=off."
+            f"{budget}: its rows do not share what was planned. If memory does not suffice, set padding.sharing=off."
         )

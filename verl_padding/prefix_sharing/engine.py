@@ -2,10 +2,10 @@
 
 A causal model's output at a position depends on the tokens up to it, so rows that begin alike have the same outputs up
 to where they part. The engine's inputs are made from the segments of the rows' tree
-(:mod:`~verl_padding.worker.prefix_tree`), and every output is expanded to all rows of the micro-batch before loss,
+(:mod:`~verl_padding.prefix_sharing.tree`), and every output is expanded to all rows of the micro-batch before loss,
 metrics or driver see it; backward adds up the gradients of all branches. verl 0.9 has no place for this: its engines
 make inputs and outputs in two methods, which this module wraps in the class of a worker's engine, until verl shares
-prefixes by itself (tests/worker/test_shared_prefixes.py).
+prefixes by itself (tests/prefix_sharing/test_engine.py).
 
 The last output of a row belongs to whatever token comes next. Shared, it is another one than alone, and nothing reads
 it.
@@ -14,47 +14,53 @@ it.
 import functools
 import inspect
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
 from verl_padding.pads.columns import IS_PADDING, read_column
-from verl_padding.pads.lineage import PER_TOKEN, TOKENS, Inputs
-from verl_padding.plan import Sharing
-from verl_padding.worker.packed_attention import attention_layers
-from verl_padding.worker.prefix_tree import TREE, PrefixTree, build_tree, tree_of
-from verl_padding.worker.tree_attention import GatherTokens, follow_trees
+from verl_padding.plan.forest import common_prefix_length
+from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
+from verl_padding.prefix_sharing.row_inputs import PER_TOKEN, TOKENS, RowInputs
+from verl_padding.prefix_sharing.tree import TREE, PrefixTree, build_tree, tree_of
 
 SHARES = "_verl_padding_shares"
 """Attribute of an engine's method that is wrapped already."""
-FOLLOWED = "_verl_padding_tree"
+ACTIVE_TREE = "_verl_padding_tree"
 """Attribute of an engine: the tree that its attention follows, until the backward pass has ended."""
 SEGMENTS = "computed_segments"
 """Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected once."""
 
 
-def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
+class BranchesMixedError(PaddingError):
+    """Some layers of a model have not attended to the paths of a tree, so tokens of one branch have seen another."""
+
+
+def find_tree(data: TensorDict, *, branches: bool) -> PrefixTree:
     """The tree of a micro-batch's rows, found by comparing them: a plan that was wrong about them costs time alone.
 
     Pads are computed as they are, as they were planned.
 
     Args:
         data: a micro-batch, on the CPU.
-        sharing: with ``chains``, a row shares only what a longer one wholly begins with.
+        branches: whether rows share tokens before they part; if not, a row shares all of itself or nothing.
     """
-    inputs = Inputs(data)
+    inputs = RowInputs(data)
     lengths_R = [len(ids) for ids in inputs.ids_R]
     is_pad_R = read_column(data, IS_PADDING).tolist() if IS_PADDING in data else [False] * len(data)
     temperature_R = inputs.temperature_R or [1.0] * len(data)
     group_R = [f"pad {row}" if is_pad else f"{temperature_R[row]}" for row, is_pad in enumerate(is_pad_R)]
-    order, shared_I = inputs.trees(group_R)
+    forest = inputs.forest(group_R)
+    order = np.argsort(forest.place_R).tolist()
     before_I = [order[0], *order[:-1]]
+    shared_I = [0, *(inputs.shared(a, b) if group_R[a] == group_R[b] else 0 for a, b in pairwise(order))]
     # What sees an image may see more than what is before it: a mask of the model's says so, which trees leave out.
-    branches = sharing == "trees" and not inputs.has_images
+    branches = branches and not any(inputs.images_R)
     for place, row in enumerate(order):
         if not branches and shared_I[place] < lengths_R[row]:
             shared_I[place] = 0
@@ -63,7 +69,7 @@ def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
             more = shared_I[place] + 1 if branches else lengths_R[row]
             if shared_I[place] == lengths_R[row] or group_R[before] != group_R[row]:
                 break
-            if inputs.alike(before, row) < more:
+            if common_prefix_length(inputs.ids_R[before], inputs.ids_R[row]) < more:
                 break
             shared = inputs.shared(before, row)
             if shared > shared_I[place] and (branches or shared == lengths_R[row]):
@@ -71,7 +77,7 @@ def find_tree(data: TensorDict, sharing: Sharing) -> PrefixTree:
     return build_tree(lengths_R, order, shared_I, before_I)
 
 
-def share_in(engine: Any, sharing: Sharing) -> None:
+def share_in(engine: Any) -> None:
     """Makes the class of an engine compute the segments of its micro-batches alone.
 
     Raises:
@@ -86,25 +92,23 @@ def share_in(engine: Any, sharing: Sharing) -> None:
         own: Any = getattr(cls, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) != FSDPEngineWithLMHead.__module__:
             raise PaddingError(
-                f"padding.sharing={sharing!r}: {cls.__name__} has a {name} of its own, not that of verl's FSDP "
+                f"padding.sharing='on': {cls.__name__} has a {name} of its own, not that of verl's FSDP "
                 "engines: it may read fields of rows that are not compared before rows share. Put functools.wraps("
                 f"FSDPEngineWithLMHead.{name}) on it if it reads no others, or set padding.sharing=off."
             )
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
     wraps: dict[str, Callable[..., Any]] = {
-        "prepare_model_inputs": _of_segments,
-        "prepare_model_outputs": _of_all_rows,
+        "prepare_model_inputs": _wrap_prepare_inputs,
+        "prepare_model_outputs": _wrap_prepare_outputs,
+        "forward_backward_batch": _with_tree_released,
     }
-    if sharing == "trees":
-        wraps["forward_backward_batch"] = _and_let_go
     for name, wrap in wraps.items():
         method = getattr(cls, name)
         if not hasattr(method, SHARES):
             wrapped = wrap(method)
             setattr(wrapped, SHARES, True)
             setattr(cls, name, wrapped)
-    if sharing == "trees":
-        follow_trees()
+    patch_attention()
 
 
 def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
@@ -127,31 +131,31 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
     return segments
 
 
-def _follow(engine: Any, tree: PrefixTree | None) -> None:
+def _activate_tree(engine: Any, tree: PrefixTree | None) -> None:
     """Has the attention of an engine's model follow a tree that branches; None for no tree."""
-    if tree is not getattr(engine, FOLLOWED, None):
-        setattr(engine, FOLLOWED, tree)
+    if tree is not getattr(engine, ACTIVE_TREE, None):
+        setattr(engine, ACTIVE_TREE, tree)
         for layer in attention_layers(engine.module):
             setattr(layer, TREE, tree)
 
 
-def _and_let_go(run: Callable[..., Any]) -> Callable[..., Any]:
+def _with_tree_released(run: Callable[..., Any]) -> Callable[..., Any]:
     # Layers that are checkpointed follow a tree again in the backward pass, so it lasts until the call ends.
     @functools.wraps(run)
     def forward_backward_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return run(self, *args, **kwargs)
         finally:
-            _follow(self, None)
+            _activate_tree(self, None)
 
     return forward_backward_batch
 
 
-def _of_segments(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_prepare_inputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepare_model_inputs(self: Any, micro_batch: TensorDict) -> Any:
         tree = tree_of(micro_batch)
-        _follow(self, tree if tree is not None and tree.branches else None)
+        _activate_tree(self, tree if tree is not None and tree.branches else None)
         if tree is None:
             return prepare(self, micro_batch=micro_batch)
         segments = segments_of(micro_batch, tree)
@@ -162,7 +166,7 @@ def _of_segments(prepare: Callable[..., Any]) -> Callable[..., Any]:
     return prepare_model_inputs
 
 
-def _of_all_rows(prepare: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_prepare_outputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepare_model_outputs(
         self: Any, output: Any, output_args: Any, micro_batch: TensorDict, logits_processor_func: Any
@@ -197,8 +201,8 @@ def _check_all_layers_attended(engine: Any, tree: PrefixTree) -> None:
     config = engine.module.config.get_text_config()
     layers = {id(layer) for layer in attention_layers(engine.module)}
     if len(layers) != config.num_hidden_layers or tree.attended != layers:
-        raise PaddingError(
-            f"padding.sharing='trees': {len(tree.attended & layers)} of {config.num_hidden_layers} layers have "
-            f"attended to the paths of rows that part (model_type={config.model_type}, attn_implementation="
-            f"{config._attn_implementation}): the others mix branches. Set padding.sharing=chains."
+        raise BranchesMixedError(
+            f"padding.sharing='on': {len(tree.attended & layers)} of {config.num_hidden_layers} layers have attended "
+            f"to the paths of rows that part (model_type={config.model_type}, attn_implementation="
+            f"{config._attn_implementation}): the others mix branches. Set padding.sharing=off."
         )

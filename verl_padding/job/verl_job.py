@@ -1,29 +1,25 @@
-"""Reads the shape of a job from a verl config, on the driver: what the planner must respect, and what cannot be run."""
+"""What is known of a verl job from its config, on the driver: what a plan must respect, and what a model forbids."""
 
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from math import lcm
 from pathlib import Path
 from typing import Any
 
-import verl
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.engine_refusals import check_adapters, check_engines, check_model
-from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
-from verl_padding.job.left_out import LEFT_OUT, needed_by
-from verl_padding.job.loss_weightings import check_losses
+from verl_padding.job.engine_refusals import check_engines, check_model
+from verl_padding.job.left_out import needed_by
 from verl_padding.job.model_config import has_tower, kinds_of_layers, n_routed_experts, read_model_config
-from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
+from verl_padding.job.modes import stock_mode
 from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, RoleEngine, has_reference, role_engines
 from verl_padding.pads.vision_families import image_maker
-from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, Sharing, TransformerCost, Update
+from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.counted import counted
 
 logger = logging.getLogger(__name__)
@@ -39,59 +35,25 @@ def translate_plan_error(refusal: PlanError | str) -> str:
     return re.sub(r"\bdp_size=(\d+)", lambda ranks: counted(int(ranks[1]), "data-parallel rank"), message)
 
 
-def check_job(config: DictConfig, mode: str | None = None) -> "JobReader":
-    """The reader of a job's config; refuses a job that cannot run, by a PaddingConfigError before workers start."""
-    check_verl_is_known()
-    padding = PaddingConfig.from_section(config.get("padding"))
-    if not config.trainer.use_v1 or config.get("async_training") is not None:
-        why = "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous one (async_training)"
-        fix = "Set trainer.use_v1=True and a trainer.v1.trainer_mode."
-        raise PaddingConfigError(f"trainer.use_v1={config.trainer.use_v1}: {why}. {fix}")
-    if padding.packer == "plan" and not is_known(verl.__version__):
-        why = f"it replaces a function of verl {KNOWN_VERL}, but this is verl {verl.__version__}"
-        raise PaddingConfigError(f"padding.packer='plan': {why}. Set padding.packer=verl.")
-    reader, name = JobReader(config, padding, mode), config.trainer.v1.trainer_mode
-    if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
-        raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{reader.mode} instead.")
-    if reader.parameter_sync_step != 1 and reader.mode != SEPARATE_ASYNC:
-        setting = f"trainer.v1.{reader.mode}.parameter_sync_step={reader.parameter_sync_step}"
-        why = "this mode's rollout sleeps from a step's first local update on, and the next would wait for it for ever"
-        raise PaddingConfigError(f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.")
-    check_losses(config, padding)
-    reader.step_job()
-    # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
-    asked = [name for name, value in LEFT_OUT.items() if getattr(padding, name) == value]
-    for name in asked:
-        if why := reader.needed_by()[name]:
-            raise PaddingConfigError(f"padding.{name}={LEFT_OUT[name]!r}: {why}")
-    check_adapters(config, reader.mode, reader.engines.values())
-    model = config.actor_rollout_ref.model
-    # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
-    path = model.get("hf_config_path") or model.path
-    if path and Path(path).expanduser().is_dir():
-        # Code that comes with a model may need packages that only the training machines have.
-        with suppress(ImportError):
-            reader.check_models(fetched=False)
-    return reader
-
-
-class JobReader:
-    """The parts of a verl config that decide how a batch is planned."""
+class VerlJob:
+    """A job of verl, as far as it decides how a batch is planned, sent to workers and trained on."""
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str | None = None):
-        self._config = config
+        self.config = config
+        """verl's config of the job."""
         self.mode = mode or stock_mode(config.trainer.v1.trainer_mode)
         """The verl mode that the job's trainer extends; by default the one that the trainer's name says."""
         self.padding = padding
-        self.sharing: Sharing = padding.sharing
-        """What is shared; :meth:`check_models` makes chains of trees that a model does not suit."""
+        self.may_branch = True
+        """Whether rows that part may share what is before, and not only all of a row: not in layers in which a token
+        depends on more than the tokens before it that attention sees, as :meth:`check_models` finds."""
         self.parameter_sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
         """Local updates per global step, which share its prompts."""
 
     @cached_property
     def engines(self) -> dict[str, RoleEngine]:
         """The engine of each role of the job; refused where one does not work with another or with the plan."""
-        engines = role_engines(self._config)
+        engines = role_engines(self.config)
         check_engines(list(engines.values()), self.padding)
         return engines
 
@@ -99,12 +61,26 @@ class JobReader:
         """What needs the work that each setting of :data:`LEFT_OUT` leaves out, and the fix; empty if nothing does."""
         job = self.step_job()
         steps = job.optimizer_steps(job.updates[ACTOR])
-        return needed_by(self._config, self.padding, steps=steps, local_updates=self.parameter_sync_step)
+        return needed_by(self.config, self.padding, steps=steps, local_updates=self.parameter_sync_step)
+
+    @property
+    def leaves_out_old_log_probs(self) -> bool:
+        """Whether an update takes its own log-probs for the old policy's, without a pass before it."""
+        return self.padding.old_log_probs == "update"
+
+    @property
+    def skips_zero_advantage_rows(self) -> bool:
+        """Whether the actor's update computes nothing for rows without an advantage."""
+        return self.padding.idle_rows == "skip"
+
+    def updates_actor(self, step: int) -> bool:
+        """Whether the actor trains in a global step: the critic may have to warm up first."""
+        return bool(self.config.trainer.critic_warmup <= step)
 
     @cached_property
     def model_config(self) -> dict[str, Any]:
         """The actor's Hugging Face config, with the job's overrides; one that cannot be read is refused."""
-        return read_model_config(self._config, ACTOR_MODEL)
+        return read_model_config(self.config, ACTOR_MODEL)
 
     @cached_property
     def has_vision(self) -> bool:
@@ -118,26 +94,24 @@ class JobReader:
 
     def check_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, whose images pads cannot have, or whose
-        config cannot be read. If no critic may be ``fetched``, one that is not in a folder here passes.
-
-        Where trees are to be shared and a layer of a model does not see whole rows, chains are, with a warning."""
+        config cannot be read. If no critic may be ``fetched``, one that is not in a folder here passes."""
         models = {ACTOR_MODEL: self.model_config}
-        if "critic" in self.engines and (fetched or Path(self._config.critic.model.path).expanduser().is_dir()):
-            models[CRITIC_MODEL] = read_model_config(self._config, CRITIC_MODEL)
+        if "critic" in self.engines and (fetched or Path(self.config.critic.model.path).expanduser().is_dir()):
+            models[CRITIC_MODEL] = read_model_config(self.config, CRITIC_MODEL)
         for section, model in models.items():
             # The actor's first, whose sizes its reference takes where it has none of its own.
             engines = [engine for engine in reversed(self.engines.values()) if engine.model_section == section]
-            check_model(f"{section}.path={OmegaConf.select(self._config, section).path}", model, engines, self.padding)
+            check_model(f"{section}.path={OmegaConf.select(self.config, section).path}", model, engines, self.padding)
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
         others = {kind for model in models.values() for kind in kinds_of_layers(model)} - BRANCHING_LAYERS
-        others |= {"a tower for images or sounds"} if self.has_images else set()
-        if self.sharing == "trees" and others:
-            self.sharing = "chains"
-            logger.warning(
-                f"verl_padding: padding.sharing=chains instead of trees, since a model has {sorted(others)}: what it "
-                "computes of a token depends on more than the tokens before it that attention sees."
-            )
+        if others and self.padding.sharing == "on" and self.may_branch:
+            self.share_whole_beginnings(f"a model has layers of kinds {sorted(others)}")
+
+    def share_whole_beginnings(self, why: str) -> None:
+        """Has rows share nothing less than all of a row; says so in the log."""
+        self.may_branch = False
+        logger.warning("verl_padding: rows share whole beginnings alone, and no tokens before they part: %s", why)
 
     @property
     def n_experts(self) -> int | None:
@@ -147,7 +121,7 @@ class JobReader:
     @property
     def has_teacher(self) -> bool:
         """Whether the actor's loss reads what a teacher says of each row."""
-        return bool(OmegaConf.select(self._config, "distillation.enabled", default=False))
+        return bool(OmegaConf.select(self.config, "distillation.enabled", default=False))
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter one costs the same.
@@ -177,7 +151,7 @@ class JobReader:
         False while ``trainer.critic_warmup`` lasts. ``seed`` of the planner's shuffle is by default the configured one,
         and ``pad_tokens`` are by default the length of a pad without an image.
         """
-        config, padding, updates, inference = self._config, self.padding, {}, {}
+        config, padding, updates, inference = self.config, self.padding, {}, {}
         sizes = dp_sizes or {call.name: self.engines[call.role].dp_size for call in CALLS if call.role in self.engines}
         for name in self._calls_of_step(updates_actor) if calls is None else calls:
             call = CALL_BY_NAME[name]
@@ -209,18 +183,18 @@ class JobReader:
                 # With the others, each call brings its own where it has one.
                 cost_model=padding.cost_model if padding.cost_model in COST_MODELS else "attention",
                 packer=padding.packer,
-                sharing=self.sharing,
+                sharing=padding.sharing,
                 seed=padding.seed if seed is None else seed,
             )
         except PlanError as refusal:
             raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
     def _calls_of_step(self, updates_actor: bool) -> list[str]:
-        bypass = OmegaConf.select(self._config, "algorithm.rollout_correction.bypass_mode", default=False)
+        bypass = OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode", default=False)
         critic, ref = "critic" in self.engines, "ref" in self.engines
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
         log_prob = not bypass and self.padding.old_log_probs == "pass"
-        log_prob = log_prob or (has_reference(self._config) and not ref)
+        log_prob = log_prob or (has_reference(self.config) and not ref)
         made = {ACTOR: updates_actor, CRITIC: critic, VALUES: critic, LOG_PROB: log_prob, REF: ref}
         return [call for call, is_made in made.items() if is_made]
 
@@ -231,11 +205,11 @@ class JobReader:
         sections = {engine.model_section: None for engine in self.engines.values()}
         for section in sections if asked in ("model", "measured") else ():
             try:
-                model = read_model_config(self._config, section)
+                model = read_model_config(self.config, section)
                 costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)
             except (PaddingConfigError, PlanError) as refusal:
                 if asked == "model":
-                    why = f"{refusal} ({section}.path={OmegaConf.select(self._config, section).path})"
+                    why = f"{refusal} ({section}.path={OmegaConf.select(self.config, section).path})"
                     fix = "Or set padding.cost_model=attention."
                     raise PaddingConfigError(f"padding.cost_model='model': {why}. {fix}") from refusal
         return costs

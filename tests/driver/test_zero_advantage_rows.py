@@ -1,19 +1,12 @@
-"""Idle rows of a batch in TransferQueue: guessed by rewards, left out of the update, looked at again before it."""
-
-import logging
+"""Rows of a batch in TransferQueue without an advantage, which the actor's update leaves out."""
 
 import pytest
 import torch
 
 from tests.driver.test_worker_calls import Workers, trainer_with
 from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
-from verl_padding.driver.advantages import READ
-from verl_padding.driver.idle_rows import advantages_by_scores, find_idle_rows
-from verl_padding.driver.step_record import LocalUpdate
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.left_out import OF_REWARDS
 from verl_padding.pads import columns
-from verl_padding.pads.queue import read_fields
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -60,36 +53,18 @@ def real_keys(sent) -> list[str]:
     return [key for key in sent.keys if not key.startswith("pad")]
 
 
-@pytest.mark.parametrize("samples", ["row", "session"])
-@pytest.mark.parametrize("estimator", OF_REWARDS)
-def test_advantages_by_scores_are_those_that_the_trainer_computes(estimator, samples, workers):
-    by_session = samples == "session"
-    trainer, _ = trainer_with(workers, f"algorithm.adv_estimator={estimator}", f"padding.advantages={samples}")
-    batch = put()
-    rows = read_fields(batch.keys, batch.partition_id, READ)
-    guessed = advantages_by_scores(batch, rows, trainer.config, by_session=by_session, images=False)
-    trainer._compute_advantage(batch, {})
-    [computed], [masks] = read_columns(batch, "advantages"), read_columns(batch, "response_mask")
-    assert all(map(torch.equal, guessed, computed))
-    found = find_idle_rows(batch, trainer.config, by_session=by_session, images=False)
-    idle = {row for row, (a, mask) in enumerate(zip(computed, masks, strict=True)) if not (a * mask).any()}
-    assert set(found) == idle
-    assert 0 < len(idle) < len(batch)
-
-
-def test_an_update_gets_the_rows_that_teach_and_a_step_of_idle_rows_its_shortest_that_is_trained(workers):
+def test_an_update_gets_the_rows_that_have_an_advantage(workers):
     trainer, group = trainer_with(workers, SKIP)
     batch, metrics = put(), {}
     trainer._balance_batch(batch, metrics)
-    layout = trainer._padded_batch.plan.layouts["actor"]
-    # Mini-batches of two prompts: a, b and c, d.
-    assert [{batch.keys[row] for row in rows} & IDLE for rows in layout.rows_M] == [
-        {key for key in IDLE if key[0] in prompts} for prompts in ("ab", "cd")
-    ]
     trainer._compute_advantage(batch, metrics)
     group.compute_log_prob(batch)
     group.update_actor(batch)
     passed, updated = workers.sent
+    # Mini-batches of two prompts: a, b and c, d.
+    assert [
+        {batch.keys[row] for row in rows} & IDLE for rows in trainer.steps.current.plan.layouts["actor"].left_out
+    ] == [{key for key in IDLE if key[0] in prompts} for prompts in ("ab", "cd")]
     assert sorted(real_keys(passed)) == sorted(ROWS)
     assert sorted(real_keys(updated)) == sorted(ROWS.keys() - IDLE)
     assert updated.extra_info[columns.LEAVES_OUT]
@@ -105,7 +80,7 @@ def test_an_update_gets_the_rows_that_teach_and_a_step_of_idle_rows_its_shortest
     }
 
 
-def test_a_step_of_idle_rows_alone_computes_its_shortest_row_that_has_a_trained_token(workers):
+def test_a_step_without_advantages_computes_its_shortest_trained_row(workers):
     trainer, group = trainer_with(workers, SKIP)
     batch = put()
     put_columns(batch, rm_scores=[torch.zeros(len(mask)) for mask, _ in ROWS.values()])
@@ -117,43 +92,39 @@ def test_a_step_of_idle_rows_alone_computes_its_shortest_row_that_has_a_trained_
 
 
 @pytest.mark.parametrize("old_log_probs", ["pass", "update"])
-def test_where_a_guess_was_wrong_all_rows_are_computed_and_the_log_says_so(old_log_probs, workers, caplog):
+def test_the_update_is_planned_by_the_advantages_at_its_call(old_log_probs, workers):
     trainer, group = trainer_with(workers, SKIP, f"padding.old_log_probs={old_log_probs}", *ONE_STEP)
     batch = put()
     trainer._balance_batch(batch, {})
     trainer._compute_advantage(batch, {})
     content = queue_content()
-    [advantages] = read_columns(batch, "advantages")
-    advantages[list(ROWS).index("c_1_0")][0] = 1e-6
-    put_columns(batch, advantages=advantages)
-    with caplog.at_level(logging.WARNING):
+    for changed in ("c_1_0", "a_0_1"):  # as a trainer of one's own may change them, also between two updates
+        [advantages] = read_columns(batch, "advantages")
+        advantages[list(ROWS).index(changed)][0] = 1e-6
+        put_columns(batch, advantages=advantages)
         group.update_actor(batch)
-    assert "c_1_0" in caplog.text
-    [sent] = workers.sent
-    assert sorted(real_keys(sent)) == sorted(ROWS)
-    padded = trainer._padded_batch
-    assert padded.mistaken == 1
-    assert not any(LocalUpdate.of(padded).plan.layouts["actor"].left_out), "the step's record tells what was done"
-    metrics = trainer._plan_metrics(padded)
-    assert metrics["padding/actor/left_out_rows/total"] == 0
-    assert metrics["padding/pad_rows/total"] == len(sent) - len(ROWS)
-    assert metrics["global_seqlen_computed/mean"] * 2 == sum(tag["seq_len"] for tag in sent.tags)
-    assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (old_log_probs == "update")
-    assert queue_content().keys() == content.keys()
+        sent, metrics = workers.sent[-1], trainer.steps.current.metrics("global_seqlen")
+        assert changed in real_keys(sent)
+        left_out = len(ROWS) - len(real_keys(sent))
+        assert metrics["padding/actor/left_out_rows/total"] == left_out
+        assert metrics["global_seqlen_computed/mean"] * 2 == sum(tag["seq_len"] for tag in sent.tags)
+        assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (old_log_probs == "update")
+    assert left_out == len(IDLE) - 2
+    trainer.steps.current.close()
+    assert queue_content().keys() == set(ROWS) < content.keys()
 
 
-def test_after_a_wrong_guess_the_calls_of_a_users_own_get_their_rows_and_an_update_can_be_made_again(workers):
+def test_an_update_in_which_all_rows_have_an_advantage_is_the_planned_one(workers):
     trainer, group = trainer_with(workers, SKIP)
     batch = put()
     trainer._balance_batch(batch, {})
-    trainer._compute_advantage(batch, {})
     put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
-    some = batch.select_keys(batch.keys[:3])
-    for update in (1, 2):
-        group.update_actor(batch)
-        assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS), update
-        group.compute_log_prob(some)
-        assert sorted(real_keys(workers.sent[-1])) == sorted(some.keys), update
+    put_columns(batch, response_mask=[torch.ones(len(mask), dtype=torch.int64) for mask, _ in ROWS.values()])
+    planned, content = trainer.steps.current.plan, queue_content()
+    group.update_actor(batch)
+    assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS)
+    assert trainer.steps.current.plan == planned
+    assert queue_content().keys() == content.keys()
 
 
 def test_a_job_that_asks_for_no_skipping_computes_all_rows(workers):

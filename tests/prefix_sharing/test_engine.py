@@ -13,11 +13,11 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import MICRO_BATCH, SHARED
-from verl_padding.pads.lineage import Inputs
+from verl_padding.pads.columns import BRANCHES, MICRO_BATCH, SHARED
+from verl_padding.prefix_sharing import engine as engine_module
+from verl_padding.prefix_sharing.engine import SHARES, find_tree, share_in
+from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.plan_packer import follow_plan
-from verl_padding.worker.prefix_tree import TREE
-from verl_padding.worker.shared_prefixes import SHARES, find_tree, share_in
 
 CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 """Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
@@ -37,25 +37,25 @@ def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
 
 def test_a_row_that_parts_shares_with_an_earlier_one_of_its_routes_behind_another_of_others():
     routes = [torch.full((4, 2, 2), route) for route in (0, 1, 0)]
-    tree = find_tree(rows_of([[1, 2, 3, 6], [1, 2, 3, 5], [1, 2, 3, 4]], routed_experts=routes), "trees")
+    tree = find_tree(rows_of([[1, 2, 3, 6], [1, 2, 3, 5], [1, 2, 3, 4]], routed_experts=routes), branches=True)
     assert tree.tokens == 4 + 4 + 2
 
 
-@pytest.mark.parametrize("sharing", ["chains", "trees"])
-def test_rows_with_one_beginning_are_each_compared_with_few_others(sharing, monkeypatch):
+@pytest.mark.parametrize("branches", [False, True])
+def test_rows_with_one_beginning_are_each_compared_with_few_others(branches, monkeypatch):
     compared = []
-    alike = Inputs.alike
-    monkeypatch.setattr(Inputs, "alike", lambda *these: compared.append(these) or alike(*these))
+    alike = engine_module.common_prefix_length
+    monkeypatch.setattr(engine_module, "common_prefix_length", lambda *two: compared.append(two) or alike(*two))
     rows = [[7, 7, 7, row, row, row] for row in range(100)]
-    find_tree(rows_of(rows), sharing)
-    find_tree(rows_of(rows, temperature=[float(row) for row in range(100)]), sharing)
+    find_tree(rows_of(rows), branches=branches)
+    find_tree(rows_of(rows, temperature=[float(row) for row in range(100)]), branches=branches)
     assert 0 < len(compared) <= 6 * len(rows)
 
 
-def tips_of(data: TensorDict, sharing: str = "chains") -> tuple[int, ...]:
+def tips_of(data: TensorDict, *, branches: bool = False) -> tuple[int, ...]:
     """The row that each row begins with and is computed in."""
-    tree = find_tree(data, sharing)
-    assert sharing == "trees" or not tree.branches
+    tree = find_tree(data, branches=branches)
+    assert branches or not tree.branches
     tip_of = {int(tree.place_RT[tip][0]): tip for tip in reversed(tree.tip_S)}
     return tuple(tip_of[int(places[0])] for places in tree.place_RT)
 
@@ -75,7 +75,7 @@ def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it(tokens, tips):
 
 
 def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
-    tree = find_tree(rows_of(CHAIN), "trees")
+    tree = find_tree(rows_of(CHAIN), branches=True)
     assert (tree.tip_S, tree.start_S) == ([1, 4, 3], [0, 0, 1])
     assert [places.tolist() for places in tree.place_RT] == [
         [2, 6, 7],
@@ -127,19 +127,19 @@ def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
     assert tips_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
 
 
-@pytest.mark.parametrize("sharing", ["chains", "trees"])
-def test_rows_of_equal_tokens_and_other_images_between_them_keep_no_rows_from_sharing(sharing):
+@pytest.mark.parametrize("branches", [False, True])
+def test_rows_of_other_images_between_them_keep_no_rows_from_sharing(branches):
     images = [{"pixel_values": torch.full((n, 4), value)} for value, n in ((1.0, 2), (2.0, 2), (1.0, 4), (2.0, 4))]
     data = rows_of([[5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5]], multi_modal_inputs=images)
-    assert tips_of(data, sharing) == (2, 3, 2, 3)
-    assert find_tree(data, sharing).tokens == 10
+    assert tips_of(data, branches=branches) == (2, 3, 2, 3)
+    assert find_tree(data, branches=branches).tokens == 10
 
 
 def test_rows_with_images_beside_them_share_no_more_than_chains():
     data = rows_of(
         [[5, 6, 7, 8], [5, 6, 7, 9], [9, 9]], multi_modal_inputs=[{}, {}, {"pixel_values": torch.ones(2, 4)}]
     )
-    assert not find_tree(data, "trees").branches
+    assert not find_tree(data, branches=True).branches
 
 
 def test_they_share_under_a_temperature_of_the_whole_call():
@@ -185,8 +185,8 @@ def cut(tokens: list[list[int]], *, budget: int = 12, chained: bool = True, pack
         )
     data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
-    tu.assign_non_tensor(data, cut_by_plan=True)
-    (micro_batch,), _ = follow_plan(prepare_micro_batches, sharing="chains" if chained else "off")(data)
+    tu.assign_non_tensor(data, cut_by_plan=True, **({BRANCHES: False} if chained else {}))
+    (micro_batch,), _ = follow_plan(prepare_micro_batches)(data)
     return micro_batch
 
 
@@ -203,7 +203,7 @@ def values_of(outputs) -> list[list[float]]:
 
 def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_gradient():
     engine = Engine()
-    share_in(engine, "chains")
+    share_in(engine)
     micro_batch, weight = cut(CHAIN), torch.tensor(2.0, requires_grad=True)
     outputs = outputs_of(engine, micro_batch, weight)
     of_inputs, of_outputs = engine.seen
@@ -229,7 +229,7 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output):
             return {"scores": output}
 
     engine = Scoring()
-    share_in(engine, "chains")
+    share_in(engine)
     with pytest.raises(PaddingError, match=r"Scoring's 'scores' must be nested, .* that is computed"):
         outputs_of(engine, cut(CHAIN), output)
 
@@ -251,14 +251,14 @@ def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
 
     actor, critic = OwnEngine(), OwnCritic()
     for engine in (actor, critic) if first == "actor" else (critic, actor):
-        share_in(engine, "chains")
+        share_in(engine)
     for engine in (actor, critic):
         assert values_of(outputs_of(engine, cut(CHAIN))) == VALUES
 
 
 def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
     engine = Engine()
-    share_in(engine, "chains")
+    share_in(engine)
     micro_batch = cut(CHAIN[:2])
     assert TREE not in micro_batch
     engine.prepare_model_inputs(micro_batch=micro_batch)
@@ -287,12 +287,12 @@ def test_rows_that_are_not_packed_do_not_share():
 
 def test_it_is_installed_once_and_refuses_other_engines():
     engine = Engine()
-    share_in(engine, "chains")
+    share_in(engine)
     once = Engine.prepare_model_inputs
-    share_in(engine, "chains")
+    share_in(engine)
     assert Engine.prepare_model_inputs is once
-    with pytest.raises(PaddingError, match=r"chains': object has a prepare_model_inputs of its own, .*sharing=off"):
-        share_in(object(), "chains")
+    with pytest.raises(PaddingError, match=r"'on': object has a prepare_model_inputs of its own, .*sharing=off"):
+        share_in(object())
 
 
 @pytest.mark.parametrize("name", ["prepare_model_inputs", "prepare_model_outputs", "forward_step"])
@@ -302,15 +302,15 @@ def test_an_engine_that_may_read_fields_which_are_not_compared_is_refused(name):
 
     refused = type("WithAdapters", (FSDPEngineWithLMHead,), {name: with_adapters})
     with pytest.raises(PaddingError, match=rf"WithAdapters has a {name} of its own, .* or set padding\.sharing=off\.$"):
-        share_in(object.__new__(refused), "chains")
+        share_in(object.__new__(refused))
     assert getattr(refused, name) is with_adapters
     verls = functools.wraps(getattr(FSDPEngineWithLMHead, name))(with_adapters)
-    share_in(object.__new__(type("Profiled", (FSDPEngineWithLMHead,), {name: verls})), "chains")
+    share_in(object.__new__(type("Profiled", (FSDPEngineWithLMHead,), {name: verls})))
 
 
 @pytest.mark.parametrize("engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead])
 def test_verls_own_engines_are_not(engine):
-    share_in(object.__new__(type("Subclass", (engine,), {})), "chains")
+    share_in(object.__new__(type("Subclass", (engine,), {})))
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():

@@ -8,15 +8,15 @@ follows that tree. verl's fused forward drops arguments that it does not know, s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from verl_padding.worker.packed_attention import PACKED, register
-from verl_padding.worker.prefix_tree import TREE, PrefixTree
+from verl_padding.job.attention import PACKED
+from verl_padding.prefix_sharing.tree import TREE, PrefixTree
 
 ENTRIES = (PACKED, "flash_attention_2", "flash_attention_3")
 """Attentions that follow a tree."""
@@ -40,13 +40,22 @@ class GatherTokens(torch.autograd.Function):
         return total.to(gradient.dtype), None, None
 
 
-def follow_trees() -> None:
-    """Wraps transformers' attentions, and the flash attention inside verl's exchange between Ulysses ranks."""
+def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The causal attention modules of a model; those that look at images are none."""
+    return (
+        module for module in model.modules() if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
+    )
+
+
+def patch_attention() -> None:
+    """Wraps transformers' attentions, and the flash attention inside verl's exchange between Ulysses ranks.
+
+    Ours is among the former once it is registered (``worker/packed_attention.py``), which comes first.
+    """
     from verl.models.transformers import monkey_patch
 
-    register()
     for name in ENTRIES:
-        if not hasattr(attend := ALL_ATTENTION_FUNCTIONS[name], TREE):
+        if name in ALL_ATTENTION_FUNCTIONS and not hasattr(attend := ALL_ATTENTION_FUNCTIONS[name], TREE):
             ALL_ATTENTION_FUNCTIONS[name] = hand_tree_on(attend)
     if not hasattr(monkey_patch._flash_attention_forward, TREE):
         monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)

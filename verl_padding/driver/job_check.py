@@ -1,0 +1,64 @@
+"""The check of a job before it starts: what would go wrong in silence, or is about pads, is refused."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import verl
+from omegaconf import DictConfig
+
+from verl_padding.config import PaddingConfig
+from verl_padding.driver.advantages import check_advantages_stay_with_rows
+from verl_padding.driver.stock_guard import resolve_trainer
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.engine_refusals import check_adapters
+from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
+from verl_padding.job.left_out import LEFT_OUT
+from verl_padding.job.loss_weightings import check_losses
+from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
+from verl_padding.job.verl_job import VerlJob
+
+
+def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
+    """The job of a config; one that cannot run is refused by a PaddingConfigError, before any worker starts.
+
+    The one door of trainer, Hydra's callback, doctor and dry run.
+
+    Args:
+        mode: the verl mode that the job's trainer extends; by default that of the trainer which the config names.
+    """
+    from verl.trainer.ppo.v1 import get_trainer_cls  # importing it makes the padded trainers, which import this module
+
+    check_verl_is_known()
+    mode = mode or resolve_trainer(get_trainer_cls(config.trainer.v1.trainer_mode)).extends
+    padding = PaddingConfig.from_section(config.get("padding"))
+    if not config.trainer.use_v1 or config.get("async_training") is not None:
+        why = "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous one (async_training)"
+        fix = "Set trainer.use_v1=True and a trainer.v1.trainer_mode."
+        raise PaddingConfigError(f"trainer.use_v1={config.trainer.use_v1}: {why}. {fix}")
+    if padding.packer == "plan" and not is_known(verl.__version__):
+        why = f"it replaces a function of verl {KNOWN_VERL}, but this is verl {verl.__version__}"
+        raise PaddingConfigError(f"padding.packer='plan': {why}. Set padding.packer=verl.")
+    job, name = VerlJob(config, padding, mode), config.trainer.v1.trainer_mode
+    if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
+        raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{job.mode} instead.")
+    if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
+        setting = f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}"
+        why = "this mode's rollout sleeps from a step's first local update on, and the next would wait for it for ever"
+        raise PaddingConfigError(f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.")
+    check_losses(config, padding)
+    job.step_job()
+    # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
+    asked = [name for name, value in LEFT_OUT.items() if getattr(padding, name) == value]
+    for name in asked:
+        if why := job.needed_by()[name]:
+            raise PaddingConfigError(f"padding.{name}={LEFT_OUT[name]!r}: {why}")
+    check_adapters(config, job.mode, job.engines.values())
+    model = config.actor_rollout_ref.model
+    # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
+    path = model.get("hf_config_path") or model.path
+    if path and Path(path).expanduser().is_dir():
+        # Code that comes with a model may need packages that only the training machines have.
+        with suppress(ImportError):
+            job.check_models(fetched=False)
+    check_advantages_stay_with_rows(config)
+    return job

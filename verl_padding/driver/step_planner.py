@@ -1,0 +1,284 @@
+"""Plans the rows of a local update, and holds their plan and their pads until the update has ended."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from verl_padding.config import MIN_PAD_LENGTH
+from verl_padding.driver.step_metrics import plan_metrics, rank_token_metrics
+from verl_padding.driver.step_record import LocalUpdate
+from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
+from verl_padding.errors import PaddingDataError
+from verl_padding.job import metric_names as names
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME
+from verl_padding.job.loss_weightings import loss_weightings
+from verl_padding.job.verl_job import VerlJob, translate_plan_error
+from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
+from verl_padding.pads.prompt_order import data_order
+from verl_padding.pads.queue import KVBatchMeta
+from verl_padding.pads.tags import tokens_of_tags
+from verl_padding.pads.template import PadTemplate, Schema
+from verl_padding.pads.upsampling import find_images, strip
+from verl_padding.pads.vision_families import image_maker
+from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
+from verl_padding.plan.counted import counted
+from verl_padding.plan.forest import Forest
+from verl_padding.prefix_sharing.detection import PrefixDetection
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UpdateNumber:
+    """Which local update of a job it is."""
+
+    global_step: int
+    local_update: int
+    """From 0 in each global step."""
+
+    def seed(self, configured: int) -> int:
+        """A seed for the planner that differs in each local update, and is the same in a resumed run."""
+        parts = [configured, self.global_step, self.local_update]
+        return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+class StepPlanner:
+    """Plans the batches of a job.
+
+    Args:
+        pad_token_id: the token that pads are made of.
+        dp_sizes: data-parallel size of each worker call, as the worker groups have it.
+        timed: whether the workers time micro-batches.
+    """
+
+    def __init__(
+        self, job: VerlJob, *, pad_token_id: int, dp_sizes: Callable[[], Mapping[str, int]], timed: bool = False
+    ):
+        self.job = job
+        self._pad_token_id, self._dp_sizes, self._timed = pad_token_id, dp_sizes, timed
+        self._schema = Schema(job.padding.fields)
+        self._loss_weightings = loss_weightings(job.config, job.padding)
+        self._logged: set[str] = set()
+
+    def plan(self, batch: KVBatchMeta, number: UpdateNumber, calls: Collection[str] | None = None) -> "PlannedStep":
+        """The step of a batch, which is put in the order of the data set; its pads are not in TransferQueue yet.
+
+        The rows come in the order in which their sessions ended, which no run repeats.
+
+        Args:
+            calls: worker calls to plan; all that the update makes, if left out.
+
+        Raises:
+            PaddingDataError: the rows cannot be planned; none was touched.
+        """
+        started = time.perf_counter()
+        batch.reorder(data_order(batch.keys))
+        step = PlannedStep(self, batch, number, self.detect_prefixes(batch), calls)
+        step.seconds[names.PLAN_SECONDS] = time.perf_counter() - started
+        return step
+
+    def detect_prefixes(self, batch: KVBatchMeta) -> PrefixDetection:
+        """How far the rows of a batch begin alike, as it will be found when it is asked for."""
+        tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        return PrefixDetection(batch, tokens_R, may_have_images=self.job.has_images)
+
+    def pad(
+        self,
+        batch: KVBatchMeta,
+        number: UpdateNumber,
+        prefixes: PrefixDetection,
+        calls: Collection[str] | None,
+        zero_advantage_rows: Sequence[int] = (),
+    ) -> PaddedBatch:
+        """The rows of a batch with a plan and pads for some calls."""
+        template = self._template(batch)
+        job = self.job.step_job(
+            calls=calls,
+            dp_sizes=self._dp_sizes(),
+            updates_actor=self.job.updates_actor(number.global_step),
+            seed=number.seed(self.job.padding.seed),
+            pad_tokens=template.length,
+        )
+        branches = self._may_branch(prefixes, number) if job.sharing == "on" else None
+        forest: Forest | None = None
+        if branches is not None:
+            forest = prefixes.by_outputs if branches else prefixes.by_outputs.whole_beginnings()
+        tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        try:
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, zero_advantage_rows), job)
+        except PlanError as refusal:
+            raise PaddingDataError(f"step {number.global_step}: {translate_plan_error(refusal)}") from refusal
+        for warning in plan.warnings:
+            logger.warning("verl_padding: step %d: %s", number.global_step, warning)
+        if plan.hint:
+            self.log_once("hint", f"step {number.global_step}: {translate_plan_error(plan.hint)}")
+        return PaddedBatch(
+            batch,
+            plan,
+            template,
+            loss_weightings=self._loss_weightings,
+            branches=branches,
+            timed=self._timed,
+            own_old_log_probs=ACTOR if self.job.leaves_out_old_log_probs else None,
+            skips_idle=ACTOR if self.job.skips_zero_advantage_rows else None,
+        )
+
+    def log_once(self, about: str, message: str) -> None:
+        """Warns of something in the log the first time that the job meets it."""
+        if about not in self._logged:
+            self._logged.add(about)
+            logger.warning("verl_padding: %s", message)
+
+    def _may_branch(self, prefixes: PrefixDetection, number: UpdateNumber) -> bool:
+        """Whether rows of a batch that part may share what is before."""
+        if self.job.may_branch and prefixes.has_images:
+            # What sees an image may see more than what is before it, by a mask of the model's.
+            why = "rows have images, so in such batches rows share whole beginnings alone"
+            self.log_once("images", f"step {number.global_step}: {why}")
+        return self.job.may_branch and not prefixes.has_images
+
+    def _template(self, batch: KVBatchMeta) -> PadTemplate:
+        """What the pads of a batch are made from."""
+        image = None
+        # With a vision model, only the rows say whether this batch shows it anything.
+        if self.job.has_vision and (images := find_images(batch)) is not None:
+            maker = image_maker(self.job.padding.multimodal, self.job.model_config)
+            image = maker(images) if maker is not None else None
+        return PadTemplate(
+            eos_token_id=self._pad_token_id,
+            length=self.job.pad_length(1 + len(image.token_ids) if image else MIN_PAD_LENGTH),
+            schema=self._schema,
+            n_experts=lambda: self.job.n_experts,
+            image=image,
+        )
+
+
+class PlannedStep:
+    """The real rows of a local update, and what its worker calls are sent: planned, with pads in TransferQueue.
+
+    Pads are there from :meth:`put_pads` to :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        planner: StepPlanner,
+        batch: KVBatchMeta,
+        number: UpdateNumber,
+        prefixes: PrefixDetection,
+        calls: Collection[str] | None,
+    ):
+        self._planner, self.number, self.prefixes = planner, number, prefixes
+        self._padded = planner.pad(batch, number, prefixes, calls)
+        self._replanned: list[PaddedBatch] = []
+        self._left_out: list[int] = []
+        self.seconds: dict[str, float] = {}
+        """Metric -> seconds that planning and its parts took."""
+
+    @property
+    def batch(self) -> KVBatchMeta:
+        """The real rows, as they were planned."""
+        return self._padded.batch
+
+    @property
+    def pads(self) -> list[KVBatchMeta]:
+        """The pads of each of its plans."""
+        return [padded.pads for padded in (self._padded, *self._replanned)]
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The plan of all calls, as they were made or will be."""
+        plan, update = self._padded.plan, self._update.plan
+        return replace(plan, layouts={**plan.layouts, **update.layouts}, figures={**plan.figures, **update.figures})
+
+    def put_pads(self) -> None:
+        """Puts the pads into TransferQueue."""
+        self._check_fields()
+        started = time.perf_counter()
+        self._padded.put_pads()
+        self.seconds[names.UPSAMPLE_SECONDS] = time.perf_counter() - started
+
+    def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
+        """Whether a worker call with these rows, in any order, is one of the step's."""
+        return call in self._padded.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
+
+    def padded_for(self, call: str) -> PaddedBatch:
+        """What a worker call is sent.
+
+        An update that leaves out rows without an advantage is planned again when it is called: now advantages are
+        known. Until then the plan holds all rows, so that what cannot be planned was refused before any pass.
+        """
+        if call != ACTOR or not self._planner.job.skips_zero_advantage_rows:
+            return self._padded
+        left_out = find_zero_advantage_rows(self.batch)
+        if left_out != self._left_out:
+            self._left_out = left_out
+            # Kept before the pads are put: whatever happens, they are taken out again.
+            self._replanned.append(self._planner.pad(self.batch, self.number, self.prefixes, [call], left_out))
+            self._update.put_pads()
+        return self._update
+
+    @property
+    def _update(self) -> PaddedBatch:
+        """The rows of the actor's update, as it was planned last."""
+        return [self._padded, *self._replanned][-1]
+
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """What was planned, and with verl's ``prefix`` the tokens that ranks get."""
+        lengths = tokens_of_tags(self.batch.keys, self.batch.tags)
+        if self._replanned:
+            prefix += "_computed"  # verl's are of all rows
+        found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
+        if self._planner.job.skips_zero_advantage_rows and ACTOR in self.plan.layouts:
+            found = {names.LEFT_OUT_ROWS.format(update=ACTOR): 0} | found
+        return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
+
+    def untrained_steps(self) -> dict[str, float]:
+        """Metrics of the optimizer steps made whose rows have no trained token; warns of them once."""
+        layouts = self.plan.layouts
+        updates = [call for call in layouts if CALL_BY_NAME[call].trains]
+        made = {call: self._update if call == ACTOR else self._padded for call in updates}
+        idle = {call: padded.idle_steps(call) for call, padded in made.items()}
+        if any(idle.values()):
+            steps = {call: counted(layouts[call].n_mini_batches, "optimizer step") for call in layouts}
+            of_which = " and ".join(f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n)
+            self._planner.log_once(
+                "untrained steps",
+                f"step {self.number.global_step}: no row has a trained token (response_mask) in {of_which}. The "
+                f"gradients are 0 there, and momentum alone moves the weights. {names.IDLE_STEPS} counts such steps.",
+            )
+        return {names.IDLE_STEPS.format(update=call): n for call, n in idle.items()}
+
+    def record(self) -> LocalUpdate:
+        """What stays of the step, once its updates were made."""
+        return LocalUpdate(
+            batch=self.batch,
+            plan=self.plan,
+            prefixes=self.prefixes,
+            mask_R=self._update.mask_R,
+            weight_R=self._update.weights(ACTOR),
+            pad_tags=[tag for pads in self.pads for tag in pads.tags],
+        )
+
+    def close(self, *, failed: bool = False) -> None:
+        """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
+        for padded in (self._padded, *self._replanned):
+            if failed:
+                strip_after_an_error(padded)
+            else:
+                strip(padded.pads)
+
+    def _check_fields(self) -> None:
+        """Refuses rows that lack what the job's losses read, or have what would be compared with nothing."""
+        job = self._planner.job
+        if job.has_teacher:
+            self._padded.check_all_rows_have("teacher_logprobs")
+        if job.leaves_out_old_log_probs and job.config.algorithm.get("rollout_correction") is not None:
+            self._padded.check_no_row_has(
+                "rollout_log_probs",
+                "verl's trainer compares it with old log-probs, of which there are none with "
+                "padding.old_log_probs=update. Have the agent loop return none, or set "
+                "algorithm.rollout_correction=null",
+            )

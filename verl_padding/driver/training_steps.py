@@ -1,0 +1,169 @@
+"""The steps of a padded job: what the overrides of the trainer's methods do, in the order in which verl calls them."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from verl_padding.driver import advantages, batch_metrics, step_metrics
+from verl_padding.driver.step_planner import PlannedStep, StepPlanner, UpdateNumber
+from verl_padding.driver.step_record import LocalUpdate, StepRecord
+from verl_padding.driver.step_timing import StepTiming
+from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
+from verl_padding.job import metric_names as names
+from verl_padding.job.calls import CALLS, LOG_PROB
+from verl_padding.job.modes import SYNC
+from verl_padding.job.verl_job import VerlJob
+from verl_padding.pads.loss_weighting import TOKEN_MODES
+from verl_padding.pads.queue import KVBatchMeta, set_aside
+
+SEQLEN = "global_seqlen"
+"""verl's prefix for metrics of the tokens that ranks get."""
+
+
+class TrainingSteps:
+    """The steps of a trainer of verl that has been set up; its worker groups are wrapped here.
+
+    :meth:`plan` comes before the worker calls of a local update, :meth:`local_update` is around it, and
+    :meth:`compute_metrics` after the local updates of a global step.
+    """
+
+    def __init__(self, trainer: Any, job: VerlJob):
+        self._trainer, self._job, self._config = trainer, job, job.config
+        self.current: PlannedStep | None = None
+        """The step of the local update that runs."""
+        self._worker_groups = wrap_worker_groups(trainer, job, self)
+        self._timing = StepTiming(job.config, job.padding, self._worker_groups) if job.padding.is_timed else None
+        tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]  # only the model reads it
+        self._planner = StepPlanner(
+            job,
+            pad_token_id=next(int(token) for token in tokens if token is not None),
+            dp_sizes=self._dp_sizes,
+            timed=self._timing is not None,
+        )
+        self._record = StepRecord(job.config, job.padding)
+        self._updates: list[LocalUpdate] = []  # of the global step
+        self.has_probed = False
+        """Whether the models have shown that they keep packed rows apart."""
+
+    def start(self) -> None:
+        """Begins a global step."""
+        self._updates = []
+
+    def plan(self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = SEQLEN, **_: Any) -> KVBatchMeta:
+        """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
+        if not self.has_probed:
+            self.has_probed = True
+            if not probe_models(self._worker_groups, self._job, batch) and self._job.may_branch:
+                self._job.share_whole_beginnings("outputs of rows that part are not those of the rows alone")
+        # Known before the pads are put: whatever interrupts the step from here on, they are taken out again.
+        self.current = self._planner.plan(batch, self._number())
+        self.current.put_pads()
+        metrics.update(self.current.metrics(logging_prefix))
+        return batch
+
+    @contextmanager
+    def single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedStep]:
+        """A plan and pads for one worker call with rows that no step has planned for it."""
+        rows = KVBatchMeta(
+            keys=list(batch.keys),
+            tags=list(batch.tags),
+            partition_id=batch.partition_id,
+            fields=batch.fields,
+            extra_info=batch.extra_info,
+        )
+        step = self._planner.plan(rows, self._number(), [call])
+        try:
+            step.put_pads()
+            yield step
+        except BaseException:
+            self._abandon(step)
+            raise
+        step.close()
+
+    @contextmanager
+    def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
+        """A with-block that plans and makes a local update; its pads are taken out at the end, whatever happens."""
+        seconds_before = dict(timing_raw)
+        try:
+            yield
+            assert self.current is not None, "a local update without a plan"
+            self.current.close()
+            metrics.update(self.current.metrics(SEQLEN))
+            metrics.update(self.current.untrained_steps())
+            update = self.current.record()
+        except BaseException:
+            if self.current is not None:
+                self._abandon(self.current)
+            raise
+        finally:
+            self.current = None
+        metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
+        self._fill_in_log_prob_metrics(metrics)
+        if self._timing is not None:
+            started = time.perf_counter()
+            laps, of_clocks = self._timing.read()
+            update = replace(update, laps=laps)
+            metrics.update(of_clocks)
+            metrics[names.TIMING_SECONDS] = time.perf_counter() - started
+        self._updates.append(update)
+
+    def compute_advantages(self, batch: KVBatchMeta) -> None:
+        """Advantages of sessions, where they are asked for, and of those whose last row is not trained."""
+        if self._job.padding.advantages == "session":
+            prefixes = self._planner.detect_prefixes(batch)
+            if self.current is not None and self.current.batch.keys == batch.keys:
+                prefixes = self.current.prefixes
+            advantages.compute_session_advantages(batch, self._config.algorithm, prefixes.continued_R)
+        else:
+            advantages.fix_sessions_ending_untrained(batch, self._config.algorithm)
+
+    def compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
+        """Metrics of all local updates of a global step, after verl's, and their record."""
+        step, n_gpus = self._trainer.global_steps, self._trainer._get_n_gpus_for_throughput()
+        pad_tags = [tag for update in self._updates for tag in update.pad_tags]
+        metrics.update(step_metrics.performance_metrics(metrics, len(batch), pad_tags, timing_raw, n_gpus))
+        started = time.perf_counter()
+        rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
+        metrics.update(batch_metrics.row_metrics(rows_of, self._config.algorithm))
+        if self._job.mode != SYNC:
+            metrics.update(batch_metrics.age_metrics(rows_of, step))
+        self._record.write(step, self._updates, rows_of)
+        metrics[names.ROWS_SECONDS] = time.perf_counter() - started
+
+    def rows_set_aside(self) -> AbstractContextManager[None]:
+        """A with-block in which TransferQueue has neither the rows that the step has trained nor pads.
+
+        verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved
+        weights have been trained on back into a resumed run. Its metrics and its dump still need them afterwards.
+        Outside of verl's loop they may be gone by now; inside of a step its pads are there.
+        """
+        batches = [update.batch for update in self._updates]
+        if self.current is not None:
+            batches += [self.current.batch, *self.current.pads]
+        return set_aside(batches if self._job.mode != SYNC else [])
+
+    def _number(self) -> UpdateNumber:
+        return UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step)
+
+    def _dp_sizes(self) -> dict[str, int]:
+        calls = [call for call in CALLS if call.role in self._job.engines]
+        return {call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh) for call in calls}
+
+    def _abandon(self, step: PlannedStep) -> None:
+        # After the loss of an actor the job ends, perhaps because the very queue that holds the pads is gone.
+        if not self._trainer.has_lost_an_actor:
+            step.close(failed=True)
+
+    def _fill_in_log_prob_metrics(self, metrics: dict[str, Any]) -> None:
+        """What verl logs of the pass for old log-probs, where there is none."""
+        if not self._job.leaves_out_old_log_probs:
+            return
+        metrics.pop(names.CALL_SECONDS.format(call=LOG_PROB), None)  # verl times the pass that is not made
+        # The update's entropy is the pass's where both are means over tokens: in a mean over rows, verl leaves out rows
+        # without a trained token, and the update does not.
+        by_tokens = self._config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
+        if by_tokens and "actor/entropy_loss" in metrics:
+            metrics["actor/entropy"] = metrics["actor/entropy_loss"]

@@ -1,0 +1,80 @@
+"""What the plug-in has to know of verl's policy losses and advantage estimators: a line for each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BYPASS = "bypass_mode"
+"""The policy loss that corrects for the rollout by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """Properties of a policy loss of verl; ``tests/job/test_verl_losses.py`` computes each of them."""
+
+    is_zero_without_advantage: bool = True
+    """Whether it is a sum of terms which the advantage multiplies: a row without one has no gradient."""
+    reads_old_log_probs_alone: bool = True
+    """Whether it reads nothing of the pass before the update but old log-probs."""
+    is_sum: bool = True
+    """Whether it is a sum over rows or tokens, so that rows can weigh differently; not if it chooses tokens among those
+    of all rows of a micro-batch."""
+    is_mean_over_rows: bool = False
+    """Whether it is a mean over rows, whatever ``loss_agg_mode`` says of the other terms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """Properties of an advantage estimator of verl."""
+
+    reads_rewards_alone: bool = True
+    """Whether it reads nothing but rewards: sessions of a prompt that all earn the same get advantages of exactly 0,
+    but for rounding. Others read what a pass computes, or whiten advantages over the batch."""
+    reads_old_log_probs: bool = False
+
+
+POLICY_LOSSES = {
+    "vanilla": PolicyLoss(),
+    "dppo_tv": PolicyLoss(),
+    "dppo_kl": PolicyLoss(),
+    "gspo": PolicyLoss(),
+    "sapo": PolicyLoss(is_mean_over_rows=True),
+    "gpg": PolicyLoss(),
+    "clip_cov": PolicyLoss(is_zero_without_advantage=False, is_sum=False),
+    "kl_cov": PolicyLoss(is_zero_without_advantage=False, is_sum=False),
+    "geo_mean": PolicyLoss(is_mean_over_rows=True),
+    "cispo": PolicyLoss(),
+    "dro": PolicyLoss(is_zero_without_advantage=False),
+    BYPASS: PolicyLoss(),
+}
+ESTIMATORS = {
+    "gae": Estimator(reads_rewards_alone=False),
+    "grpo": Estimator(),
+    "grpo_vectorized": Estimator(),
+    "grpo_passk": Estimator(),
+    "reinforce_plus_plus": Estimator(reads_rewards_alone=False),
+    "reinforce_plus_plus_baseline": Estimator(reads_rewards_alone=False),
+    "remax": Estimator(reads_rewards_alone=False),
+    "rloo": Estimator(),
+    "rloo_vectorized": Estimator(),
+    "opo": Estimator(),
+    "gpg": Estimator(),
+    "gdpo": Estimator(reads_rewards_alone=False),
+    "optimal_token_baseline": Estimator(reads_rewards_alone=False, reads_old_log_probs=True),
+    "tir_optimal_token_baseline": Estimator(reads_rewards_alone=False, reads_old_log_probs=True),
+}
+
+
+def losses_that(has: Callable[[PolicyLoss], bool]) -> list[str]:
+    """Names of the policy losses with a property.
+
+    >>> losses_that(lambda loss: not loss.is_sum)
+    ['clip_cov', 'kl_cov']
+    """
+    return [name for name, loss in POLICY_LOSSES.items() if has(loss)]
+
+
+def of_verl(names: list[str], registry: Mapping[Any, Callable[..., Any]]) -> list[str]:
+    """Those of some names that still have verl's own function, not one that a user has registered in its place."""
+    verls = {str(name) for name, function in registry.items() if function.__module__.startswith("verl.")}
+    return [name for name in names if name in verls]
