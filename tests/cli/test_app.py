@@ -20,4 +20,5 @@ def test_the_version_is_shown_with_those_that_a_report_needs():
 def test_the_module_is_the_command():
     run = subprocess.run([sys.executable, "-m", "verl_padding", "--help"], capture_output=True, text=True, check=True)
     assert "Usage: verl-padding" in run.stdout
-    assert all(name in run.stdout for name in ("demo", "plan", "compare", "doctor", "--version"))
+    assert not any(f" {name} " in run.stdout for name in ("rehearse", "tiny-model"))
+    assert all(name in run.stdout for name in ("demo", "plan", "doctor", "dry-run", "report", "--version"))

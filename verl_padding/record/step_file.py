@@ -19,7 +19,7 @@ from verl_padding.plan import Rows
 from verl_padding.plan.forest import Forest
 from verl_padding.timing.laps import Lap
 
-FORM = 1
+FORMAT_VERSION = 1
 """Version of the form: a reader knows by it whether it can read a file."""
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the checkpoints."""
@@ -98,7 +98,7 @@ def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     for each row, then one for each lap. The file is there once it is whole."""
     lines: list[Mapping[str, Any]] = []
     for each in updates:
-        lines.append({"form": FORM, "step": each.step, "update": each.update, "keys": list(each.keys)})
+        lines.append({"form": FORMAT_VERSION, "step": each.step, "update": each.update, "keys": list(each.keys)})
         lines += [{name: or_null(value) for name, value in vars(row).items()} for row in each.rows]
         lines += map(vars, each.laps)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,8 +191,8 @@ def _no_step(name: str, error: Exception) -> PaddingDataError:
 
 
 def _check_form(name: str, form: object) -> None:
-    if form != FORM:
+    if form != FORMAT_VERSION:
         raise PaddingDataError(
-            f"{name}: form={form}, and this version of verl_padding reads form {FORM}. Read the file with the version "
-            "that has written it, or record the step again."
+            f"{name}: form={form}, and this version of verl_padding reads form {FORMAT_VERSION}. Read the file with "
+            "the version that has written it, or record the step again."
         )

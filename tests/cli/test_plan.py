@@ -2,26 +2,25 @@
 
 import json
 import math
-import re
+import os
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
+from typing import get_args
 
 import numpy as np
 import pytest
-from matplotlib import image
 from typer.testing import CliRunner
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
-from tests.support.pixels import pixels_of
-from tests.timing.test_laps import lap
+from tests.record.test_step_file import made_step
+from tests.support.written_pages import parsed
 from verl_padding.cli.app import app
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.plan import COST_MODELS
+from verl_padding.plan import Sharing
 from verl_padding.plan.cost import attention_cost
-from verl_padding.runs import charts
-from verl_padding.runs.charts import WAITING
-from verl_padding.timing.learned_costs import LearnedCosts
+from verl_padding.record.step_file import write_steps
 
 SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
 PLANNED = (*SHAPE, "--packer", "plan")
@@ -58,7 +57,7 @@ def run(*args: object, given: str | None = None):
 
 
 def plan_of(*args: object) -> dict:
-    result = run(*args, "--json")
+    result = run("--json", *args)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -223,91 +222,17 @@ def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tm
     assert "name the model's tokenizer with --tokenizer" in refused(path, *shape)
 
 
-def test_what_cannot_be_planned_is_refused_in_one_line(path, tmp_path):
+def test_what_cannot_be_planned_is_refused_in_one_line(path):
     assert "--mini-batch=3 x --n=2 = 6 rows" in refused(path, *SHAPE, "--strategy", "lcm", "--dp", 7)
-    assert "packer='verl'" in refused(path, *SHAPE, "--sharing", "chains")
-    config = {"model_type": "deepseek_v3", "kv_lora_rank": 512}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "choose cost_model=attention" in refused(path, *SHAPE, "--cost-model", tmp_path)
+    assert "packer='verl'" in refused(path, *SHAPE, "--sharing", get_args(Sharing)[-1])
 
 
 def test_a_file_a_model_or_a_tokenizer_that_is_not_there_is_named_without_a_traceback(path, tmp_path):
     assert "none.jsonl" in refused(tmp_path / "none.jsonl", *SHAPE)
-    for option in ("--cost-model", "--tokenizer", "--picture"):
+    for option in ("--tokenizer", "--page"):
         result = run(path, *SHAPE, option, tmp_path / "none" / "this.png")
         assert result.exit_code == 1
         assert "none/this.png" in result.stderr
-
-
-def test_the_cost_may_be_that_of_a_model(path, tmp_path):
-    model = make_tiny_model("qwen2", tmp_path)
-    by_model, by_tokens = (plan_of(path, *SHAPE, "--cost-model", name) for name in (model, "tokens"))
-    assert by_model["figures"]["over_lower_bound"] != by_tokens["figures"]["over_lower_bound"]
-
-
-def test_the_cost_may_be_what_a_job_has_measured(path, tmp_path):
-    checkpoint = tmp_path / "padding_costs.json"
-    costs = LearnedCosts()
-    laps = [lap(rank, 0, 1.0 + tokens, 1.0 + tokens, (tokens,)) for rank in (0, 1) for tokens in range(1, 9)]
-    costs.learn(laps, {"actor": COST_MODELS["attention"]}, [])
-    costs.write(checkpoint)
-    by_clock, by_formula = (plan_of(path, *SHAPE, "--cost-model", name) for name in (checkpoint, "attention"))
-    assert by_clock["figures"]["over_lower_bound"] != by_formula["figures"]["over_lower_bound"]
-    checkpoint.write_text("{}")
-    assert "has no costs of the actor's update" in refused(path, *SHAPE, "--cost-model", checkpoint)
-    assert "no costs of a job with padding.cost_model=measured" in refused(path, *SHAPE, "--cost-model", path)
-
-
-def test_what_a_models_file_leaves_out_is_what_its_kind_has_by_default(path, tmp_path):
-    # Neither which layers slide nor how wide a head is: every other layer, and 256, for this kind.
-    config = {
-        "model_type": "gemma2",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 99,
-        "sliding_window": 8,
-    }
-    model = tmp_path / "model"
-    plans = []
-    for named in ({}, {"head_dim": 256, "layer_types": ["sliding_attention", "full_attention"] * 2}):
-        model.mkdir(exist_ok=True)
-        (model / "config.json").write_text(json.dumps(config | named))
-        figures = plan_of(path, *SHAPE, "--cost-model", model)["figures"]
-        plans.append({name: figure for name, figure in figures.items() if name != "plan_seconds"})
-    assert plans[0] == plans[1]
-
-
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_the_picture_shows_rows_pads_and_waiting_and_with_compare_stock_verl_beside_it(packer, path, tmp_path):
-    picture = tmp_path / "plan.png"
-    shape = (path, "--packer", packer, *SHAPE, "--n", 4)
-    assert run(*shape, "--picture", picture).exit_code == 0
-    pixels, width = pixels_of(picture), image.imread(picture).shape[1]
-    for colour in (charts.OURS, charts.PADS, WAITING["edgecolor"]):
-        assert pixels(colour) > 50, colour
-    assert (pixels(charts.OURS_LIGHT) > 50) is (packer == "plan"), "verl's packer is asked for the comparison alone"
-    assert pixels(charts.STOCK) == pixels(charts.STOCK_LIGHT) == 0
-    assert run(*shape, "--picture", picture, "--compare").exit_code == 0
-    pixels = pixels_of(picture)
-    for colour in (charts.OURS, charts.OURS_LIGHT, charts.STOCK, charts.STOCK_LIGHT, charts.PADS):
-        assert pixels(colour) > 50, colour
-    assert image.imread(picture).shape[1] == 2 * width
-
-
-def test_the_bars_of_the_picture_end_where_the_slowest_rank_of_each_micro_batch_does(path, rows, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(charts, "save_chart", lambda figure, path: drawn.append(figure))
-    assert run(path, *PLANNED, "--picture", tmp_path / "plan.png").exit_code == 0
-    steps = plan_of(path, *PLANNED)["steps"]
-    for axes, step in zip(drawn[0].axes, steps, strict=True):
-        slowest = sum(map(max, zip(*loads_of(step, rows), strict=True)))
-        ends: dict[float, float] = {}  # by height: of each rank, with what it waits
-        for bar in axes.patches:
-            ends[bar.get_y()] = max(ends.get(bar.get_y(), 0), bar.get_x() + bar.get_width())
-        assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 4)
 
 
 def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
@@ -328,52 +253,181 @@ def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
     assert numbers[-1] == math.ceil(100_000 / 8 / 32) - 1
 
 
-CHAINS = [
+SHARED_ROWS = [
     {"prompt": "a", "session": 0, "token_ids": [1, 2, 3]},
     {"prompt": "a", "session": 0, "token_ids": [1, 2, 3, 4, 5]},
     {"prompt": "b", "session": 0, "tokens": 4},
-    {"prompt": "b", "session": 0, "tokens": 9, "extends": 2},
-    {"prompt": "b", "session": 1, "tokens": 9},
+    {"prompt": "b", "session": 1, "token_ids": [1, 2, 3, 4]},
 ]
-SHARED = ("--dp", "1", "--mini-batch", "2", "--n", "2", "--budget", "64", "--packer", "plan", "--sharing", "chains")
+SHARED = get_args(Sharing)[-1]
+SHARING = ("--dp", 1, "--mini-batch", 2, "--n", 2, "--budget", 64, "--packer", "plan", "--sharing", SHARED)
 
 
-def test_rows_that_extend_each_other_are_computed_once_with_sharing(tmp_path):
-    path = write_lines(tmp_path / "rows.jsonl", CHAINS)
-    figures = plan_of(path, *SHARED)["figures"]
-    assert figures["computed_tokens"] == 5 + 9 + 9
-    assert figures["sharing_factor"] == pytest.approx(30 / 23)
-    assert plan_of(path, *SHARED, "--sharing", "off")["figures"]["computed_tokens"] == 30
-    assert "23 of 30 tokens computed: sharing factor 1.30" in run(path, *SHARED).stdout
-    assert "sharing factor" not in run(path, *SHARED, "--sharing", "off").stdout
+def test_what_rows_of_a_prompt_begin_with_is_computed_once(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", SHARED_ROWS)
+    figures = plan_of(path, *SHARING)["figures"]
+    assert figures["computed_tokens"] == 5 + 4 + 4
+    assert figures["sharing_factor"] == pytest.approx(16 / 13)
+    assert plan_of(path, *SHARING, "--sharing", "off")["figures"]["computed_tokens"] == 16
+    assert "13 of 16 tokens computed: sharing factor 1.23" in run(path, *SHARING).stdout
+    compared = plan_of(path, *SHARING, "--compare", "--budget", 256)["comparison"]
+    assert {name: totals["computed_tokens"] for name, totals in compared.items()} == {
+        "verl": 16,
+        "plan_computing_all": 16,
+        "plan": 13,
+    }
 
 
-def test_without_a_word_on_which_row_extends_which_nothing_is_shared_and_a_note_reports_so(path):
-    result = run(path, *PLANNED, "--sharing", "chains", "--json")
+def test_where_lengths_are_all_that_is_known_a_note_says_nothing_is_shared(path):
+    result = run(path, *SHARING, "--budget", 1000, "--json")
     assert json.loads(result.stdout)["figures"]["sharing_factor"] == 1
-    assert "--sharing chains: nothing is shared" in result.stderr
+    assert "nothing is shared" in result.stderr
 
 
-# Prompt, session, tokens and reward of each row. The sessions of p1 have earned the same, by their last rows, and so
-# have those of p2; p4 has one session, whose advantage is its reward.
-ROWS_OF = re.compile(r'"rows": \[([\d, ]+)\]')
-REWARDED = [
-    *[("p0", 0, 30, 0.0), ("p0", 1, 30, 1.0), ("p1", 0, 10, 0.5), ("p1", 1, 20, 7.0), ("p1", 1, 30, 0.5)],
-    *[("p2", 0, 40, 0.0), ("p2", 1, 40, 0.0), ("p3", 0, 50, 1.0), ("p3", 1, 10, 0.0), ("p4", 0, 60, 1.0)],
-]
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Three steps of 64, 32 and 60 rows."""
+    place = tmp_path / "rollouts"
+    place.mkdir()
+    for step, rows in ((2, ROWS[:32]), (10, ROWS[:60]), (1, ROWS)):
+        write_lines(place / f"{step}.jsonl", rows)
+    return place
+
+
+ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
+OF_FOUR = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
+
+
+def test_standard_input_is_planned_as_a_file_is(path):
+    from_file = plan_of(path, *SHAPE)
+    given = json.loads(run("-", *SHAPE, "--json", given=path.read_text()).stdout)
+    assert given["file"] == "standard input"
+    assert given["steps"] == from_file["steps"]
+    assert "standard input, line 1 (row number 0): not a row" in run("-", *SHAPE, given="{").stderr
+
+
+def test_a_pipe_with_a_name_is_read_once(path, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=[path.read_bytes()])
+    writer.start()
+    shown = plan_of(pipe, *SHAPE)
+    writer.join()
+    assert shown["steps"] == plan_of(path, *SHAPE)["steps"]
+
+
+def test_each_file_of_a_folder_is_a_batch_with_a_line_in_the_order_of_steps(folder):
+    result = run(folder, *OF_FOUR)
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.split("\n") if "│" in line]
+    assert [line[:3] for line in lines] == [
+        ["1.jsonl", "4", "64"],
+        ["2.jsonl", "2", "32"],
+        ["10.jsonl", "4", "60"],
+        ["all", "10", "156"],
+    ]
+    assert "--mini-batch=4: does not divide 15 prompts with rows." in result.stderr
+    assert result.stderr.endswith("(1 of 3 files)\n")
+    shown = plan_of(folder, *OF_FOUR, "--budget", 128, "--compare")
+    alone = plan_of(folder / "2.jsonl", *OF_FOUR, "--budget", 128, "--compare")
+    for key in ("steps", "comparison", "notes"):
+        assert shown["batches"][1][key] == alone[key]
+    rows = [batch["comparison"]["verl"]["rows"] for batch in shown["batches"]]
+    assert rows == [64, 32, 60]
+    assert shown["comparison"]["verl"]["rows"] == shown["comparison"]["plan"]["rows"] == sum(rows)
+
+
+def test_of_a_folder_what_is_no_file_of_rows_is_named_and_left_out(folder):
+    (folder / "3.jsonl").write_text(json.dumps(ROWS[0]) + "\n{\n")
+    (folder / "7.jsonl").mkdir()
+    (folder / "8.jsonl").write_text("[" * 100_000 + "\n")
+    (folder / "9.jsonl").write_text(json.dumps({"form": 1, "step": 9, "update": 0, "keys": ["a"]}) + "\n")
+    result = run(folder, *OF_FOUR, "--json")
+    shown = json.loads(result.stdout)
+    assert [Path(batch["file"]).name for batch in shown["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
+    assert len(shown["left_out"]) == 4
+    assert all(left_out in result.stderr for left_out in shown["left_out"])
+    assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder / "3.jsonl", *OF_FOUR)
+
+
+def test_a_row_past_the_budget_is_refused_with_its_key_and_the_option(tmp_path):
+    strange = write_lines(tmp_path / "[bold]rows[red].jsonl", ROWS)
+    shown = refused(strange, *OF_FOUR, "--budget", 72)
+    assert f"{strange}: row 'p15_3_63' has 73 tokens" in shown
+    assert "raise --budget until it holds 73" in shown
+    assert run(strange, *OF_FOUR).stdout.startswith("[bold]rows[red].jsonl: 2 ranks")
+
+
+def test_options_that_the_rows_do_not_bear_out_are_named_with_both_numbers(tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", ROWS)
+    assert plan_of(file, *OF_FOUR)["notes"] == []
+    (note,) = plan_of(file, *OF_FOUR, "--mini-batch", 5)["notes"]
+    assert note.startswith("--mini-batch=5: does not divide 16 prompts with rows. The batch is planned as one of 20")
+    assert plan_of(file, *OF_FOUR, "--n", 7)["notes"] == ["--n=7: a prompt has up to 4 sessions."]
+    (note,) = plan_of(file, *OF_FOUR, "--dp", 32)["notes"]
+    assert note == "32 ranks: some have nothing but pads in 4 of 4 optimizer steps."
+
+
+def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
+    step, path = made_step(), tmp_path / "3.jsonl"
+    write_steps([step], path)
+    plan = plan_of(path, *SHARING)
+    (rank,) = plan["steps"][0]["ranks"]
+    assert sorted(row for micro_batch in rank["micro_batches"] for row in micro_batch["rows"]) == [0, 1, 2, 3]
+    # 12, 20, 15 and 20 tokens: row 0 is the beginning of row 1, and row 2 has 7 tokens of it, the last computed again.
+    assert plan["figures"]["computed_tokens"] == 20 + (15 - 6) + 20
+    assert "1 of 4 rows, 29.9% of the tokens, add nothing to the gradient" in plan["notes"][0]
+    write_steps([step, made_step(update=1)], path)
+    both = plan_of(path, *SHARING)
+    assert [Path(batch["file"]).name for batch in both["batches"]] == ["3.jsonl, update 0", "3.jsonl, update 1"]
+    assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
+    write_steps([made_step(rows=[])], path)
+    assert "3.jsonl: holds laps alone. Record steps with padding.record=true." in refused(path, *SHARING)
+
+
+def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", ROWS)
+    budgets = ("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=100")
+    of_job = (*job, *budgets, "trainer.n_gpus_per_node=2", "+padding=prompt", "padding.packer=plan")
+    by_job = plan_of(file, "--", *of_job)
+    by_options = plan_of(file, "--dp", 2, "--mini-batch", 2, "--n", 4, "--budget", 100, "--packer", "plan")
+    assert by_job["steps"] == by_options["steps"]
+    assert (by_job["strategy"], by_job["packer"]) == ("prompt", "plan")
+    page = tmp_path / "plan.html"
+    assert run(file, "--page", page, "--", *of_job).exit_code == 0
+    assert {"actor", "log_prob"} <= parsed(page).packed["step-1"]["charts"].keys()
+
+
+def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
+    for options, arguments, cause in (
+        (("--dp", 2), [*job, "+padding=prompt"], "--dp: the job's overrides say it"),
+        ((), job, "Add +padding=prompt"),
+        ((), [*job, "+padding=prompt", "nonsense=1"], "Could not override 'nonsense'"),
+        ((), [*job, "+padding=prompt", "padding.strategy=x"], "padding.strategy='x'"),
+        (("--dp", 2), [], "--mini-batch, --n, --budget: missing"),
+    ):
+        assert cause in refused(path, *options, "--", *arguments)
 
 
 @pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_prompts_whose_sessions_have_all_earned_the_same_are_told_and_may_be_left_out(packer, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    names = "prompt", "session", "tokens", "reward"
-    path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in REWARDED))
-    shape = ("--dp", "1", "--mini-batch", "5", "--n", "2", "--budget", "128", "--packer", packer)
-    less = plan_of(path, *shape, "--idle-rows", "skip", "--compare")
-    # 10 + 20 + 30 + 40 + 40 of 320 tokens.
-    assert "5 of 10 rows, 43.8% of the tokens" in "".join(less["notes"])
-    numbers = {int(digits) for held in ROWS_OF.findall(json.dumps(less["steps"])) for digits in held.split(", ")}
-    assert numbers == {0, 1, 7, 8, 9}
-    compared = {name: (figures["rows"], figures["tokens"]) for name, figures in less["comparison"].items()}
-    assert compared == {"verl": (10, 320), "plan_computing_idle_rows": (10, 320), "plan": (5, 180)}
-    assert less["comparison"]["plan"]["over_perfect"] < less["comparison"]["plan_computing_idle_rows"]["over_perfect"]
+def test_the_page_has_the_bars_of_the_plan_and_of_stock_verl(packer, path, rows, tmp_path):
+    page, shape = tmp_path / "plan.html", (*SHAPE, "--dp", 2, "--packer", packer)
+    assert run(path, *shape, "--compare", "--page", page).exit_code == 0
+    charts = parsed(page).packed["step-1"]["charts"]
+    assert list(charts) == ["actor", "verl", "plan"]
+    for chart in charts.values():
+        assert sorted(row for bar in chart["bars"] for row in bar[6]) == list(range(len(rows)))
+    ends = {}
+    for rank, _, micro_batch, start, _, length, *_ in charts["actor"]["bars"]:
+        assert (micro_batch is None) == (packer == "verl")
+        ends[rank] = max(ends.get(rank, 0), start + length)
+    steps = plan_of(path, *shape)["steps"]
+    if packer == "plan":
+        slowest = sum(max(loads) for step in steps for loads in zip(*loads_of(step, rows), strict=True))
+        assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 2)
+
+
+def test_a_plan_has_the_curves_of_no_run_and_a_browser_shows_it(path, tmp_path):
+    page = tmp_path / "plan.html"
+    assert run(path, *PLANNED, "--page", page).exit_code == 0
+    assert parsed(page).packed["curves"] == {"curves": {}, "first": []}
+    assert parsed(page).links == ["data:,"]
