@@ -399,7 +399,7 @@ def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
 
 def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
     for options, arguments, cause in (
-        (("--dp", 2), [*job, "+padding=prompt"], "--dp: the job's overrides say it"),
+        (("--dp", 2), [*job, "+padding=prompt"], "--dp=2: the job's overrides say it"),
         ((), job, "Add +padding=prompt"),
         ((), [*job, "+padding=prompt", "nonsense=1"], "Could not override 'nonsense'"),
         ((), [*job, "+padding=prompt", "padding.strategy=x"], "padding.strategy='x'"),

@@ -10,11 +10,9 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
-from verl_padding.errors import PaddingConfigError, PaddingError
-from verl_padding.job.calls import ACTOR
+from verl_padding.errors import PaddingError
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
-from verl_padding.plan import STRATEGIES, Job, Packer, PlanError, Sharing, Update
+from verl_padding.plan import STRATEGIES, Packer, PlanError, Sharing
 from verl_padding.version import __version__
 
 
@@ -107,41 +105,15 @@ def plan(
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer, for the tokens of a rollout dump.")] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
-    from verl_padding.cli.plan import job_of, show_plan
+    from verl_padding.cli.plan import QuickLook, job_to_plan, show_plan
 
     arguments = JobArguments(
         overrides=tuple(overrides or ()), config_name=config_name, config_path=config_path, config_dir=config_dir
     )
-    needed = {"--dp": dp, "--mini-batch": mini_batch, "--n": n, "--budget": budget}
-    optional = {"--strategy": strategy, "--packer": packer, "--sharing": sharing}
-    given = [name for name, value in (needed | optional).items() if value is not None]
-    if arguments != JobArguments():
-        if given:
-            raise PaddingConfigError(f"{given[0]}: the job's overrides say it. Leave the option out.")
-        job = job_of(arguments)
-    else:
-        if dp is None or mini_batch is None or n is None or budget is None:
-            missing = ", ".join(name for name, value in needed.items() if value is None)
-            raise PaddingConfigError(f"{missing}: missing. Give a job's overrides behind --, or all four sizes.")
-        job = Job(
-            strategy=strategy or PaddingConfig.strategy,
-            prompts=mini_batch,
-            sessions_per_prompt=n,
-            sessions_setting="--n",
-            updates={
-                ACTOR: Update(
-                    dp_size=dp,
-                    token_budget=budget,
-                    prompts_per_mini_batch=mini_batch,
-                    mini_batch_setting="--mini-batch",
-                    budget_setting="--budget",
-                )
-            },
-            inference={},
-            packer=packer or PaddingConfig.packer,
-            sharing=sharing or PaddingConfig.sharing,
-            pad_tokens=MIN_PAD_LENGTH,
-        )
+    quick = QuickLook(
+        dp=dp, mini_batch=mini_batch, n=n, budget=budget, strategy=strategy, packer=packer, sharing=sharing
+    )
+    job = job_to_plan(arguments, quick)
     show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
 
 

@@ -15,7 +15,7 @@ from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key, uid_of_key
-from verl_padding.record.step_file import RecordedStep, begins_step, steps_of
+from verl_padding.record.step_file import RecordedStep, begins_step, parse_steps
 from verl_padding.runs.run_files import dumps_in
 
 FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms'
@@ -65,7 +65,7 @@ def read_batches(
     """
     options = {"tokenize": tokenize, "find_shared": find_shared}
     if path == Path("-"):
-        return list(_batches_of(sys.stdin.buffer, "standard input", **options)), []
+        return list(_read_lines(sys.stdin.buffer, "standard input", **options)), []
     files = dumps_in(path) if path.is_dir() else [path]
     if not files:
         why = "holds no <step>.jsonl"
@@ -75,7 +75,7 @@ def read_batches(
     for file in files:
         try:
             with file.open("rb") as lines:
-                batches += list(_batches_of(lines, str(file), **options))
+                batches += list(_read_lines(lines, str(file), **options))
         except PaddingDataError as refusal:
             refused.append(refusal)
         except OSError as error:
@@ -85,14 +85,14 @@ def read_batches(
     return batches, refused
 
 
-def _batches_of(lines: Iterator[bytes], name: str, **options: Any) -> Iterator[FileBatch]:
+def _read_lines(lines: Iterator[bytes], name: str, **options: Any) -> Iterator[FileBatch]:
     # Lines are read once: a pipe has no more.
     first = next(lines, b"")
     lines = chain([first], lines)
     if not begins_step(first):
         yield read_rows(lines, name=name, **options)
         return
-    updates = steps_of(lines, name)
+    updates = parse_steps(lines, name)
     for update in updates:
         yield _recorded_batch(update, name if len(updates) == 1 else f"{name}, update {update.update}")
 
@@ -146,7 +146,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None, f
     keys = [row.key for row in found]
     try:
         rows = Rows.from_keys(keys, [row.tokens for row in found])  # refuses tokens before they are used
-        rows = Rows.from_keys(keys, rows.tokens_R, forest=_forest_of(found, find_shared))
+        rows = Rows.from_keys(keys, rows.tokens_R, forest=_find_forest(found, find_shared))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
     return FileBatch(name=name, rows=rows, lines_R=tuple(row.line for row in found), pads=pads, is_dump=is_dump)
@@ -178,10 +178,10 @@ def _dumped_row(entry: Mapping[str, Any], line: int, tokenize: Tokenize | None) 
     return _Row(line, entry["uid"], max(len(ids), 1), ids or [0])
 
 
-def _forest_of(found: Sequence[_Row], find_shared: bool) -> Forest | None:
+def _find_forest(found: Sequence[_Row], find_shared: bool) -> Forest | None:
     """What rows of a prompt begin with alike, by ``shares``, or else by their token ids; None if that is not known."""
     if any(row.shares is not None for row in found):
-        return _forest_of_shares(found)
+        return _given_forest(found)
     if not find_shared or all(row.ids is None for row in found):
         return None
     # Imported late: it takes seconds.
@@ -198,7 +198,7 @@ def _forest_of(found: Sequence[_Row], find_shared: bool) -> Forest | None:
     return Forest.in_order([row.tokens for row in found], order, shared_I)
 
 
-def _forest_of_shares(found: Sequence[_Row]) -> Forest:
+def _given_forest(found: Sequence[_Row]) -> Forest:
     """The lines are in the order of their trees, from the last to the first: a row comes after its beginnings."""
     for above, row in pairwise(found):
         same_prompt = uid_of_key(above.key) == uid_of_key(row.key)

@@ -80,7 +80,7 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
     write_report([out], out / PAGE)
     minutes = (time.monotonic() - started) / 60
     console.print(
-        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}, which a browser opens; "
+        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}, which a browser opens. "
         "rollouts, recorded steps and the output of the job are beside it.",
         markup=False,
     )

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from rich.table import Table
 from verl_padding.cli.batch_reader import Tokenize, read_batches
 from verl_padding.cli.doctor import as_a_job_would_start
 from verl_padding.cli.page import write_page
-from verl_padding.cli.planned_batch import CutLayout, PlannedBatch
+from verl_padding.cli.planned_batch import CutLayout, PlannedBatch, plan_file_batch
+from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.doctor.installation import choose_platform
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.plan import Job
+from verl_padding.plan import Job, Packer, Sharing, Update
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.counted import counted
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
@@ -31,8 +33,35 @@ MAX_LINES = 20
 """Of a table: of more, only the first ones and the last are shown."""
 
 
-def job_of(arguments: JobArguments) -> Job:
-    """The planner's job of a verl config; a PaddingConfigError if it cannot be composed, or cannot run."""
+@dataclass(frozen=True, kw_only=True)
+class QuickLook:
+    """The options that take a job's place; None for those that are not given."""
+
+    dp: int | None
+    mini_batch: int | None
+    n: int | None
+    budget: int | None
+    strategy: str | None
+    packer: Packer | None
+    sharing: Sharing | None
+
+
+def job_to_plan(arguments: JobArguments, quick: QuickLook) -> Job:
+    """The planner's job of a verl config, or else of the options; a PaddingConfigError if it is neither, or both."""
+    sizes = {"--dp": quick.dp, "--mini-batch": quick.mini_batch, "--n": quick.n, "--budget": quick.budget}
+    if arguments == JobArguments():
+        if missing := [name for name, value in sizes.items() if value is None]:
+            fix = "Give a job's overrides behind --, or all four sizes"
+            raise PaddingConfigError(f"{', '.join(missing)}: missing. {fix}.")
+        return _quick_job(quick)
+    others = {"--strategy": quick.strategy, "--packer": quick.packer, "--sharing": quick.sharing}
+    for name, value in (sizes | others).items():
+        if value is not None:
+            raise PaddingConfigError(f"{name}={value}: the job's overrides say it. Leave the option out.")
+    return _composed_job(arguments)
+
+
+def _composed_job(arguments: JobArguments) -> Job:
     with as_a_job_would_start():
         choose_platform()
         try:
@@ -46,6 +75,30 @@ def job_of(arguments: JobArguments) -> Job:
         if not asks_for_padding(config):
             raise PaddingConfigError("padding: the job does not ask for it. Add +padding=prompt.")
         return check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends).step_job()
+
+
+def _quick_job(quick: QuickLook) -> Job:
+    assert quick.dp is not None
+    assert quick.mini_batch is not None
+    assert quick.n is not None
+    update = Update(
+        dp_size=quick.dp,
+        token_budget=quick.budget,
+        prompts_per_mini_batch=quick.mini_batch,
+        mini_batch_setting="--mini-batch",
+        budget_setting="--budget",
+    )
+    return Job(
+        strategy=quick.strategy or PaddingConfig.strategy,
+        prompts=quick.mini_batch,
+        sessions_per_prompt=quick.n,
+        sessions_setting="--n",
+        updates={ACTOR: update},
+        inference={},
+        packer=quick.packer or PaddingConfig.packer,
+        sharing=quick.sharing or PaddingConfig.sharing,
+        pad_tokens=MIN_PAD_LENGTH,
+    )
 
 
 def show_plan(path: Path, job: Job, *, tokenizer: str | None, compare: bool, as_json: bool, page: Path | None) -> None:
@@ -67,10 +120,10 @@ def show_plan(path: Path, job: Job, *, tokenizer: str | None, compare: bool, as_
 
     tokenize = None if tokenizer is None else _load_tokenizer(tokenizer)
     batches, refused = read_batches(path, tokenize, find_shared=job.sharing != "off" or page is not None)
-    planned = [PlannedBatch.of(batch, job) for batch in with_bar(batches, "planning")]
+    planned = [plan_file_batch(batch, job) for batch in with_bar(batches, "planning")]
     # Before anything is printed: a refused command prints only its refusal.
-    compared = [of_file.compared(with_bar) for of_file in planned] if compare else []
-    for note, count in Counter(note for of_file in planned for note in notes_of(of_file)).items():
+    compared = [each.compared(with_bar) for each in planned] if compare else []
+    for note, count in Counter(note for batch in planned for note in plan_notes(batch)).items():
         errors.print(note if len(planned) == 1 else f"{note} ({count} of {len(planned)} files)", markup=False)
     left_out = [f"left out: {refusal}" for refusal in refused]
     for note in left_out:
@@ -84,12 +137,12 @@ def show_plan(path: Path, job: Job, *, tokenizer: str | None, compare: bool, as_
         steps = [
             each.shown_step(layouts) for each, layouts in zip(planned, compared or [{}] * len(planned), strict=True)
         ]
-        notes = [*(note for of_file in planned for note in notes_of(of_file)), *left_out]
+        notes = [*(note for batch in planned for note in plan_notes(batch)), *left_out]
         write_page(page, title=path.name, curves={}, steps=steps, notes=list(dict.fromkeys(notes)))
         errors.print(f"The page is in {page}.", markup=False)
 
 
-def notes_of(planned: PlannedBatch) -> Iterator[str]:
+def plan_notes(planned: PlannedBatch) -> Iterator[str]:
     """What a user should know of a batch and its plan, a sentence or two each."""
     job, batch, update, rows = planned.job, planned.batch, planned.update, planned.batch.rows
     if job.sharing != "off" and rows.forest is None:
@@ -130,21 +183,21 @@ def _load_tokenizer(name: str) -> Tokenize:
 
 def _print_tables(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> None:
     console, job = Console(), planned[0].job
-    steps = [step for of_file in planned for step in of_file.planned.steps]
+    steps = [step for batch in planned for step in batch.planned.steps]
     if len(planned) > 1:
         name, of = str(path), "file"
-        steps_of = {Path(of_file.batch.name).name: of_file.planned.steps for of_file in planned}
+        steps_by_name = {Path(batch.batch.name).name: batch.planned.steps for batch in planned}
     else:
         name, of = Path(planned[0].batch.name).name, "step"
-        steps_of = {str(number): [step] for number, step in enumerate(steps)}
+        steps_by_name = {str(number): [step] for number, step in enumerate(steps)}
     ranks = counted(planned[0].update.dp_size, "rank")
     title = f"{name}: {ranks}, strategy {job.strategy}, packer {job.packer}, sharing {job.sharing}"
     if job.sharing != "off":
         tokens, computed = sum(step.real_tokens for step in steps), sum(step.computed_tokens for step in steps)
         title += f"\n{computed:,} of {tokens:,} tokens computed: sharing factor {tokens / computed:.2f}"
     by_micro = planned[0].planned.is_cut
-    console.print(step_table(steps_of, of=of, title=title, by_micro=by_micro))
-    console.print(f"Planning took {sum(of_file.seconds for of_file in planned):.2f} s.", highlight=False)
+    console.print(step_table(steps_by_name, of=of, title=title, by_micro=by_micro))
+    console.print(f"Planning took {sum(batch.seconds for batch in planned):.2f} s.", highlight=False)
     if not by_micro:
         console.print("Ranks are judged per optimizer step, since verl's packer cuts the micro-batches in the workers.")
     if compared:
@@ -153,19 +206,19 @@ def _print_tables(path: Path, planned: Sequence[PlannedBatch], compared: Sequenc
 
 
 def _totals(planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
-    row_cost = sum(int(of_file.planned.costs.cost_R.sum()) for of_file in planned)
-    steps_of = {name: [step for layouts in compared for step in layouts[name].steps] for name in compared[0]}
-    return {name: totals_of(steps, row_cost) for name, steps in steps_of.items()}
+    row_cost = sum(int(batch.planned.costs.cost_R.sum()) for batch in planned)
+    steps_by_name = {name: [step for layouts in compared for step in layouts[name].steps] for name in compared[0]}
+    return {name: layout_totals(steps, row_cost) for name, steps in steps_by_name.items()}
 
 
 def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, Any]:
     batches = []
-    for number, of_file in enumerate(planned):
-        layout = layout_as_json(of_file.layout, of_file.plan.figures[ACTOR], of_file.batch.lines_R)
-        layout["figures"]["plan_seconds"] = of_file.seconds
-        entry = {"file": of_file.batch.name, **layout, "notes": list(notes_of(of_file))}
+    for number, batch in enumerate(planned):
+        layout = layout_as_json(batch.layout, batch.plan.figures[ACTOR], batch.batch.lines_R)
+        layout["figures"]["plan_seconds"] = batch.seconds
+        entry = {"file": batch.batch.name, **layout, "notes": list(plan_notes(batch))}
         if compared:
-            entry["comparison"] = _totals([of_file], [compared[number]])
+            entry["comparison"] = _totals([batch], [compared[number]])
         batches.append(entry)
     settings = {name: getattr(planned[0].job, name) for name in ("strategy", "packer", "sharing")}
     if not path.is_dir() and len(batches) == 1:
@@ -173,7 +226,7 @@ def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Com
     return settings | {"batches": batches} | ({"comparison": _totals(planned, compared)} if compared else {})
 
 
-def totals_of(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]:
+def layout_totals(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]:
     """A layout of one batch or several in numbers, which docs/rows_file.md explains.
 
     "Perfect" is the time of ranks that never wait and compute each real row, at ``row_cost`` for all, and no pad.
@@ -204,20 +257,20 @@ def comparison_table(totals: Mapping[str, Mapping[str, float]], *, title: str) -
     for name in totals:
         table.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for figure in next(iter(totals.values())):
-        numbers = [of_layout[figure] for of_layout in totals.values()]
+        numbers = [column[figure] for column in totals.values()]
         cells = [f"{number:,}" if isinstance(number, int) else f"{number:.3f}" for number in numbers]
         table.add_row(figure.replace("_", " "), *cells)
     return table
 
 
-def step_table(steps_of: Mapping[str, Sequence[MiniBatchCost]], *, of: str, title: str, by_micro: bool) -> Table:
+def step_table(steps_by_name: Mapping[str, Sequence[MiniBatchCost]], *, of: str, title: str, by_micro: bool) -> Table:
     """A line for the steps of each name, the middle ones folded if there are many, and a line for all steps.
 
     Args:
         of: what a name is: a ``step``, or a ``file`` with some steps.
         by_micro: ranks wait for each other at each micro-batch; False if the workers cut them, then once per step.
     """
-    every = [step for steps in steps_of.values() for step in steps]
+    every = [step for steps in steps_by_name.values() for step in steps]
     is_shown = {
         "steps": of == "file",
         "computed\ntokens": any(step.computed_tokens < step.real_tokens for step in every),
@@ -225,12 +278,12 @@ def step_table(steps_of: Mapping[str, Sequence[MiniBatchCost]], *, of: str, titl
     }
     footer = _cells(every, by_micro)
     columns = [column for column in footer if is_shown.get(column, True)]
-    lines = dict(steps_of)
+    lines = dict(steps_by_name)
     if len(lines) > MAX_LINES:
         *first, last = lines
         hidden = first[MAX_LINES - 2 :]
-        folded = {f"{len(hidden)} more": [step for name in hidden for step in steps_of[name]]}
-        lines = {name: steps_of[name] for name in first[: MAX_LINES - 2]} | folded | {last: steps_of[last]}
+        folded = {f"{len(hidden)} more": [step for name in hidden for step in steps_by_name[name]]}
+        lines = {name: steps_by_name[name] for name in first[: MAX_LINES - 2]} | folded | {last: steps_by_name[last]}
     table = Table(title=escape(title), title_justify="left", show_footer=True)
     table.add_column(of, footer="all", justify="right", no_wrap=True)
     for column in columns:

@@ -5,10 +5,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 from verl_padding.cli.batch_reader import FileBatch
-from verl_padding.cli.page import COLUMNS, Chart, ShownStep, planned_chart, recorded_step
+from verl_padding.cli.page import Chart, ShownStep, planned_chart, recorded_step
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, PlanError, Update, plan_batch
@@ -48,22 +47,6 @@ class PlannedBatch:
     plan: BatchPlan
     seconds: float
     """Of planning."""
-
-    @classmethod
-    def of(cls, batch: FileBatch, job: Job) -> Self:
-        """Plans a batch, as of a job whose data loader gives its number of prompts, rounded up to whole mini-batches.
-
-        Raises:
-            PlanError: it cannot be planned.
-        """
-        started = time.perf_counter()
-        multiple = math.lcm(*(update.prompts_per_mini_batch for update in job.updates.values()))
-        job = replace(job, prompts=-(-len(set(batch.rows.prompt_R)) // multiple) * multiple)
-        try:
-            plan = plan_batch(batch.rows, job)
-        except PlanError as refusal:
-            raise PlanError(f"{batch.name}: {refusal}") from refusal
-        return cls(batch=batch, job=job, plan=plan, seconds=time.perf_counter() - started)
 
     @property
     def update(self) -> Update:
@@ -131,5 +114,20 @@ class PlannedBatch:
         columns = {"tokens": rows.tokens_R}
         if rows.forest is not None:
             columns["shared_tokens"] = tuple(rows.forest.shared_R.tolist())
-        assert columns.keys() <= set(COLUMNS)
         return ShownStep(name=name, run="", keys=rows.key_R, columns=columns, charts=charts, forest=rows.forest)
+
+
+def plan_file_batch(batch: FileBatch, job: Job) -> PlannedBatch:
+    """Plans a batch, as of a job whose data loader gives its number of prompts, rounded up to whole mini-batches.
+
+    Raises:
+        PlanError: it cannot be planned.
+    """
+    started = time.perf_counter()
+    multiple = math.lcm(*(update.prompts_per_mini_batch for update in job.updates.values()))
+    job = replace(job, prompts=-(-len(set(batch.rows.prompt_R)) // multiple) * multiple)
+    try:
+        plan = plan_batch(batch.rows, job)
+    except PlanError as refusal:
+        raise PlanError(f"{batch.name}: {refusal}") from refusal
+    return PlannedBatch(batch=batch, job=job, plan=plan, seconds=time.perf_counter() - started)
