@@ -81,7 +81,7 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
     minutes = (time.monotonic() - started) / 60
     console.print(
         f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}, which a browser opens. "
-        "rollouts, recorded steps and the output of the job are beside it.",
+        "Metrics, rollouts, recorded steps and the output of the job are beside it.",
         markup=False,
     )
     return 0
