@@ -3,17 +3,13 @@
 import pytest
 from omegaconf import OmegaConf
 
-from tests.support.branching_rows import branching_rows
 from tests.support.trained_rows import MadeRow, trained_rows
 from verl_padding.driver.batch_metrics import (
     advantage_metrics,
     age_metrics,
-    continued_rows,
     session_metrics,
-    shared_metrics,
     token_metrics,
 )
-from verl_padding.plan.row_keys import index_of_key, session_of_key
 
 
 def algorithm(estimator: str = "grpo", *, kl_in_reward: bool = False):
@@ -103,50 +99,3 @@ def test_where_equal_scores_may_differ_in_advantage_none_is_called_rounded(other
 def test_if_a_step_has_one_score_alone_it_is_right_above_0(score, right, wrong):
     found = advantage_metrics([trained_rows({f"a_{n}_0": MadeRow(score=score) for n in range(2)})], algorithm())
     assert (found["padding/prompts/all_right/share"], found["padding/prompts/all_wrong/share"]) == (right, wrong)
-
-
-def shared(**sessions: list[tuple[str, str] | tuple[str, str, str]]) -> tuple[float, float, float]:
-    """Parted rows, their tokens, and tokens trained again, of sessions by uid."""
-    rows = {
-        f"{uid}_0_{index}": MadeRow(prompt=prompt, response=response, mask="".join(mask))
-        for uid, of_session in sessions.items()
-        for index, (prompt, response, *mask) in enumerate(of_session)
-    }
-    return tuple(shared_metrics([trained_rows(rows), trained_rows({"z_0_0": MadeRow()})]).values())
-
-
-def test_a_row_that_parts_from_the_row_before_it_is_counted_with_the_tokens_that_both_begin_with():
-    grows, parts = [("abc", "de"), ("abcdef", "g")], [("abc", "de"), ("abcXdef", "g")]
-    assert shared(a=grows) == (0, 0, 0)
-    assert shared(a=grows, b=parts) == (1, 3, 0)
-    assert shared(a=[("abc", "de"), ("xyz", "g")]) == (0, 0, 0), "they begin with different tokens"
-    assert shared(a=[("abc", "de"), ("ab", "c")]) == (0, 0, 0), "the row before begins with all of it"
-    # The lead's second row goes on from its first one, past a subagent's row, which has its own task.
-    assert shared(a=[("abc", "de"), ("abX", "g"), ("abcdef", "g")]) == (1, 2, 0)
-
-
-def test_tokens_that_are_trained_in_a_row_and_again_in_one_that_goes_on_from_it_are_counted():
-    assert shared(a=[("abc", "de"), ("abc", "defg")]) == (0, 0, 2), "d and e"
-    assert shared(a=[("abc", "de"), ("abc", "defg", "0011")]) == (0, 0, 0), "trained once each"
-    assert shared(a=[("abc", "de"), ("abc", "defg"), ("abc", "defghi", "101111")]) == (0, 0, 2 + 3), "then d, f, g"
-    assert shared(a=[("abc", "de"), ("abc", "dX")]) == (1, 4, 0), "two answers that begin alike are two actions"
-    assert shared(a=[("abc", "de"), ("abc", "de")]) == (0, 0, 0), "so are two that are equal"
-    two_rows_of_one = [("abc", "de"), ("abcdef", "g"), ("abcdeX", "h"), ("abcdef", "gi")]
-    assert shared(a=two_rows_of_one) == (0, 0, 1), "g, by the last row; the third one goes on from the first"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_row_goes_on_from_the_longest_shorter_row_before_it_in_its_session_that_it_begins_with(seed):
-    made = branching_rows(seed, turns=(1, 6, 4))
-    text = {key: ("".join(map(chr, prompt)), "".join(map(chr, response))) for key, (prompt, response) in made.items()}
-    rows = trained_rows({key: MadeRow(prompt=prompt, response=response) for key, (prompt, response) in text.items()})
-    whole = [prompt + response for prompt, response in text.values()]
-    want = [-1] * len(whole)
-    for row, key in enumerate(text):
-        for earlier, other in enumerate(text):
-            if session_of_key(other) == session_of_key(key) and index_of_key(other) < index_of_key(key):
-                begins = len(whole[earlier]) < len(whole[row]) and whole[row].startswith(whole[earlier])
-                if begins and (want[row] < 0 or len(whole[earlier]) > len(whole[want[row]])):
-                    want[row] = earlier
-    assert continued_rows(rows).tolist() == want
-    assert max(want) > -1, "some rows go on"

@@ -1,7 +1,6 @@
-"""What the rows of a step are, teach and have in common, logged under ``padding/``: over all of its local updates."""
+"""Metrics of the rows, sessions and prompts of a step, over all of its local updates."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ from omegaconf import DictConfig
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
 from verl_padding.job.left_out import OF_REWARDS
-from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
+from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
 ROWS_QUANTILES, TOKENS_QUANTILES = (50, 90, 99), (10, 50, 90, 99)
 """Percentiles of the rows of a session, and of the tokens of a row."""
@@ -22,7 +21,6 @@ def row_metrics(rows_of: Sequence[TrainedRows], algorithm: DictConfig) -> dict[s
         **session_metrics(rows_of),
         **token_metrics(rows_of),
         **advantage_metrics(rows_of, algorithm),
-        **shared_metrics(rows_of),
     }
 
 
@@ -88,70 +86,6 @@ def advantage_metrics(rows_of: Sequence[TrainedRows], algorithm: DictConfig) -> 
     if algorithm.adv_estimator in OF_REWARDS and not algorithm.use_kl_in_reward:
         metrics[names.PROMPTS_ROUNDED] = int((equal_P & teaches_P).sum())
     return metrics
-
-
-def shared_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
-    """Rows that begin like the row before them in their session, and extend no row of it; and trained tokens that are
-    trained in several rows."""
-    n_parted = parted_tokens = trained_again = 0
-    for rows in rows_of:
-        sessions = [session for session in rows_of_sessions(rows.keys) if len(session) > 1]
-        if not sessions:
-            continue
-        continued_R = continued_rows(rows)
-        before, row = np.array([pair for session in sessions for pair in pairwise(session)]).T
-        shared = rows.forest.shared_by_pairs(before, row)
-        shortest = np.minimum(rows.tokens_R[before], rows.tokens_R[row])
-        parted = (shared > 0) & (shared < shortest) & (continued_R[row] < 0)
-        n_parted += int(parted.sum())
-        parted_tokens += int(shared[parted].sum())
-        trained_again += sum(_trained_again(rows, session, continued_R) for session in sessions)
-    return {
-        names.ROWS_PARTED: n_parted,
-        names.ROWS_PARTED_TOKENS: parted_tokens,
-        names.TRAINED_AGAIN_TOKENS: trained_again,
-    }
-
-
-def continued_rows(rows: TrainedRows) -> npt.NDArray[np.int64]:
-    """Number of the row that each row goes on from: the longest shorter one before it in its session that it begins
-    with; -1 for none."""
-    continued_R = np.full(len(rows.keys), -1)
-    session_R = np.zeros(len(rows.keys), dtype=np.int64)
-    for number, session in enumerate(rows_of_sessions(rows.keys)):
-        session_R[session] = number
-    order, shared_I = rows.forest.shared_among(np.arange(len(rows.keys)), session_R)
-    index_R = list(map(index_of_key, rows.keys))
-    # From the last row of each tree to its first, beginnings come before the rows that begin with them.
-    begins: list[int] = []
-    with_last = 0
-    for row, with_next in zip(order[::-1].tolist(), shared_I[::-1].tolist(), strict=True):
-        while begins and rows.tokens_R[begins[-1]] > with_last:  # with_last is 0 between sessions
-            begins.pop()
-        for earlier in reversed(begins):
-            if rows.tokens_R[earlier] < rows.tokens_R[row] and index_R[earlier] < index_R[row]:
-                continued_R[row] = earlier
-                break
-        begins.append(row)
-        with_last = with_next
-    return continued_R
-
-
-def _trained_again(rows: TrainedRows, session: Sequence[int], continued_R: npt.NDArray[np.int64]) -> int:
-    """Trained tokens of a session's rows that are trained in a row that they go on from, too."""
-    prompt_R = rows.tokens_R - rows.response_R
-    if not any(continued_R[row] >= 0 and prompt_R[row] < rows.tokens_R[continued_R[row]] for row in session):
-        return 0
-    again, trained_of = 0, dict[int, npt.NDArray[np.bool_]]()
-    for row in session:  # a row comes after the one that it goes on from
-        trained = np.zeros(rows.tokens_R[row], dtype=np.bool_)
-        trained[prompt_R[row] :] = rows.mask_R[row].numpy()
-        if (earlier := int(continued_R[row])) >= 0:
-            begin = trained[: rows.tokens_R[earlier]]
-            again += int((begin & trained_of[earlier]).sum())
-            begin |= trained_of[earlier]
-        trained_of[row] = trained
-    return again
 
 
 def _sessions_of_prompts(keys: Sequence[str]) -> Iterator[list[list[int]]]:

@@ -80,6 +80,7 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
     forest = rows.forest
+    assert forest is not None, "rows are compared where they are recorded"
     order = np.argsort(forest.place_R)
     for row, key in enumerate(rows.keys):
         shared, trained, made_by = int(forest.shared_R[row]), int(rows.trained_R[row]), rows.weights_step_R[row]

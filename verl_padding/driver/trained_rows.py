@@ -1,4 +1,4 @@
-"""The rows of a local update, after it: what they earned, what they were trained on, and what they begin with alike.
+"""The rows of a local update, after it: what they earned, and what they were trained on.
 
 They are read once, for the step's metrics and for its record.
 """
@@ -13,11 +13,10 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.pads.lineage import find_forest
-from verl_padding.pads.queue import KVBatchMeta, read_fields, rows_like
+from verl_padding.pads.queue import KVBatchMeta, read_fields
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import rows_of_sessions
 
 ADVANTAGES, SCORES, TURNS = FIELDS = "advantages", "rm_scores", "num_turns"
 """Fields of verl's rows that are read, beside their token ids."""
@@ -33,10 +32,8 @@ class TrainedRows:
     """Tokens of prompt and response."""
     response_R: Int64s
     """Tokens of the response."""
-    mask_R: Sequence[torch.Tensor]
-    """(response,) each: which tokens are trained."""
     trained_R: Int64s
-    """How many these are."""
+    """Tokens of the response that are trained."""
     advantage_R: Floats
     """Mean over these; NaN where there are none."""
     has_advantage_R: npt.NDArray[np.bool_]
@@ -47,8 +44,8 @@ class TrainedRows:
     """Turns of the conversation, where agent loops count them."""
     weights_step_R: Sequence[int | None]
     """Global step that has made the oldest weights that sampled each row."""
-    forest: Forest
-    """What rows of a prompt begin with alike, by their tokens; rows that were not compared share nothing."""
+    forest: Forest | None
+    """What rows of a prompt begin with alike, by their tokens; None where they were not compared."""
 
     @classmethod
     def read(cls, batch: KVBatchMeta, mask_R: Sequence[torch.Tensor], *, compare: bool) -> Self:
@@ -56,17 +53,15 @@ class TrainedRows:
 
         Args:
             mask_R: (response,) each: which tokens of the response are trained.
-            compare: whether to compare the tokens of all rows, and not those alone of sessions of several rows.
+            compare: whether to compare the tokens of all rows, for the record.
         """
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
-        sessions = rows_of_sessions(batch.keys)
-        compared = sorted(row for session in sessions if compare or len(session) > 1 for row in session)
         return cls.of_fields(
             batch.keys,
             tokens_R,
             mask_R,
             read_fields(batch.keys, batch.partition_id, FIELDS),
-            forest=_forest_of(batch, tokens_R, compared),
+            forest=find_forest(batch, tokens_R, outputs=False) if compare else None,
             weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
         )
 
@@ -78,7 +73,7 @@ class TrainedRows:
         mask_R: Sequence[torch.Tensor],
         fields: TensorDict,
         *,
-        forest: Forest,
+        forest: Forest | None,
         weights_step_R: Sequence[int | None],
     ) -> Self:
         """What the :data:`FIELDS` of rows with these keys, tokens and masks say."""
@@ -97,7 +92,6 @@ class TrainedRows:
             keys=keys,
             tokens_R=np.array(tokens_R, dtype=np.int64),
             response_R=lengths.numpy(),
-            mask_R=mask_R,
             trained_R=trained_R,
             advantage_R=advantage_R,
             has_advantage_R=per_row(advantages != 0) > 0,
@@ -106,13 +100,3 @@ class TrainedRows:
             weights_step_R=weights_step_R,
             forest=forest,
         )
-
-
-def _forest_of(batch: KVBatchMeta, tokens_R: Sequence[int], compared: Sequence[int]) -> Forest:
-    """What the rows with these numbers begin with alike; the others share nothing."""
-    among = rows_like(batch, [batch.keys[row] for row in compared], [batch.tags[row] for row in compared])
-    found = find_forest(among, [tokens_R[row] for row in compared], outputs=False)
-    place_R, shared_R = np.arange(len(tokens_R)) + len(tokens_R), np.zeros(len(tokens_R), dtype=np.int64)
-    place_R[compared], shared_R[compared] = found.place_R, found.shared_R
-    order = np.argsort(place_R)
-    return Forest.in_order(tokens_R, order, shared_R[order])

@@ -44,9 +44,6 @@ TOKENS_WITHOUT_ADVANTAGE = "padding/rows/without_advantage/tokens_share"
 ROW_TOKENS_QUANTILE = "padding/rows/tokens/p{percent}"
 ROW_AGE = "padding/rows/age/mean"
 ROW_AGE_MAX = "padding/rows/age/max"
-ROWS_PARTED = "padding/rows/parted/total"
-ROWS_PARTED_TOKENS = "padding/rows/parted_tokens/total"
-TRAINED_AGAIN_TOKENS = "padding/rows/trained_again_tokens/total"
 
 # Of an update or a worker call.
 OPTIMIZER_STEPS = "padding/{update}/optimizer_steps/total"
