@@ -42,7 +42,7 @@ def test_lengths_may_be_given_in_three_ways():
     assert not batch.is_dump
 
 
-def test_row_numbers_are_lines_from_0_blank_ones_and_pads_of_stock_verl_included():
+def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
     row = {"uid": "b_0_0", "input": "hi", "output": "yes", "prompt": "a key that a reward function logs"}
     batch = read(ROW, "", PAD, row, {**ROW, "tokens": 9}, tokenize=list_of_bytes)
     assert batch.lines_R == (0, 3, 4)
@@ -51,7 +51,7 @@ def test_row_numbers_are_lines_from_0_blank_ones_and_pads_of_stock_verl_included
     assert refusal(ROW, "", {}).startswith("rows.jsonl, line 3 (row number 2): ")
 
 
-def test_a_byte_order_mark_is_read_and_a_line_separator_inside_a_text_breaks_no_line():
+def test_byte_order_marks_and_line_separators_in_texts_are_read():
     marked = b"\xef\xbb\xbf" + lines_of(ROW)[0]
     assert len(read_rows([marked], name="rows.jsonl", tokenize=None).rows) == 1
     text = json.dumps({"uid": "a_0_0", "input": "a\u2028b\x85c", "output": ""}, ensure_ascii=False)
@@ -129,7 +129,7 @@ def test_what_a_row_shares_with_the_line_before_may_be_given():
     assert "from 0 to 0" in refusal(ROW, {**ROW, "prompt": "b", "shares": 1})
 
 
-def test_a_folder_is_read_in_the_order_of_its_steps_and_other_files_are_left_alone(tmp_path):
+def test_a_folder_is_read_in_the_order_of_its_steps(tmp_path):
     for name in ("10.jsonl", "9.jsonl"):
         (tmp_path / name).write_bytes(lines_of(ROW)[0])
     for name in ("metrics.jsonl", "9.json", "notes"):
@@ -142,7 +142,7 @@ def test_a_folder_is_read_in_the_order_of_its_steps_and_other_files_are_left_alo
         read_batches(tmp_path / "empty", None)
 
 
-def test_torn_empty_and_foreign_files_of_a_folder_are_left_out_with_their_reasons(tmp_path):
+def test_torn_empty_and_foreign_files_of_a_folder_are_left_out(tmp_path):
     whole = lines_of(ROW)[0]
     texts = {"1": whole, "2": b"\n\n", "3": whole + whole[:9], "4": lines_of(PAD)[0], "5": b"<html>", "6": b""}
     for name, text in texts.items():

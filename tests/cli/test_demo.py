@@ -21,7 +21,7 @@ def test_the_command_passes_on_its_options_and_the_jobs_exit_code(monkeypatch, t
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "metrics.jsonl"])
-def test_a_folder_that_is_not_empty_is_refused_in_one_line_and_stays_as_it_is(name, tmp_path):
+def test_a_folder_that_is_not_empty_is_refused_and_stays_as_it_is(name, tmp_path):
     (tmp_path / name).write_text("years of work")
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 1
@@ -30,7 +30,7 @@ def test_a_folder_that_is_not_empty_is_refused_in_one_line_and_stays_as_it_is(na
     assert (tmp_path / name).read_text() == "years of work"
 
 
-def test_a_failed_job_is_reported_with_its_log_and_is_the_same_for_the_same_seed(monkeypatch, tmp_path, capsys):
+def test_a_failed_job_is_reported_with_its_log_and_has_the_seed(monkeypatch, tmp_path, capsys):
     jobs = []
     monkeypatch.setattr(demo, "run_local_job", lambda overrides, **options: jobs.append(overrides) or 1)
     for name, stock in (("padded", False), ("stock", True)):

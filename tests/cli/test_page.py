@@ -1,7 +1,5 @@
 """The page: what its bars and lines are computed from."""
 
-import numpy as np
-
 from tests.record.test_step_file import made_step
 from tests.timing.test_laps import two_ranks
 from verl_padding.cli.page import Bar, cut_text, one_after_the_other, planned_chart, recorded_step
@@ -44,7 +42,7 @@ def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
     assert [bar.busy for bar in untimed.charts["actor"].bars] == [sum(untimed.columns["tokens"])]
 
 
-def test_rows_that_part_from_the_one_before_them_in_their_session_are_counted():
+def test_rows_that_part_from_the_row_before_them_are_counted():
     rows = Rows.from_keys(["a_0_0", "a_0_1", "a_0_2"], [4, 6, 6])
     step = made_step(keys=rows.key_R, rows=[])
     shown = recorded_step(step, run="", texts={})
@@ -57,4 +55,3 @@ def test_a_text_is_cut_in_the_middle():
     assert cut_text("abcdefg", 3) == ["abc", 1, "efg"]
     assert cut_text("abcdef", 3) == "abcdef"
     assert cut_text("abcdefg") == "abcdefg"
-    assert np.isfinite(len(cut_text("a" * 10**6)))

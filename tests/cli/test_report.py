@@ -117,7 +117,7 @@ def test_the_page_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     assert "note" not in curves
 
 
-def test_runs_lie_side_by_side_and_stock_verls_has_what_follows_from_its_rule(run, tmp_path):
+def test_runs_lie_side_by_side_a_stock_one_by_its_rule(run, tmp_path):
     stock = write_run(tmp_path / "stock", padded=False)
     page = parsed(report(run, str(stock)))
     curves = page.packed["curves"]["curves"]
@@ -221,7 +221,7 @@ def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run
         assert curves[name] == {str(run): [[1, None], [2, None]]}
 
 
-def test_metrics_that_are_not_verls_are_refused_in_a_line_and_no_page_is_written(run, tmp_path):
+def test_metrics_that_are_not_verls_are_refused_without_a_page(run, tmp_path):
     for text in ("{\n", "1\n", '{"step": "x", "data": {}}\n', '{"step": Infinity, "data": {}}\n', '{"data": {}}\n'):
         (run / "metrics.jsonl").write_text(text)
         result = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "page.html")])
@@ -249,7 +249,7 @@ def test_a_browser_shows_a_row_its_tree_and_its_texts_without_an_error(run, tmp_
 
 
 @needs_a_browser
-def test_a_browser_shows_a_reward_that_is_not_known_as_unknown_and_prompts_with_one_last(run, tmp_path):
+def test_a_browser_shows_unknown_rewards_and_sorts_by_known_ones(run, tmp_path):
     half = [row(0, "a_0_0", reward=math.nan), row(1, "a_1_0", reward=1.0), row(2, "b_0_0", reward=0.5)]
     write_steps([step_of(half)], run / "steps" / "1.jsonl")
     opened = Opened(report(run, "--steps", "1"), tmp_path / "profile", at="#step-1/0")

@@ -37,7 +37,7 @@ def test_the_shell_can_read_it(path):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_doctor_looks_at_the_job_before_it_starts_and_the_flag_can_be_left_out(path):
+def test_doctor_comes_before_the_job_and_the_page_after_it(path):
     script = path.read_text()
     doctor = script.index('\nverl-padding doctor "${job[@]}"\n')
     job = 'python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra" 2>&1 | tee -a "${out}/log"\n'

@@ -77,7 +77,7 @@ def test_a_line_of_a_row_has_this_form(tmp_path: Path):
     }
 
 
-def test_numbers_that_are_not_finite_are_null_and_the_file_takes_its_name_when_it_is_whole(tmp_path: Path):
+def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path: Path):
     path = tmp_path / "3.jsonl"
     write_steps(
         [made_step(rows=[replace(ROW, reward=math.nan, advantage=-math.inf, shares_with=None)], keys=[ROW.key])], path
