@@ -12,9 +12,9 @@ import typer
 from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.results import AsJson, Keep, report, show
-from verl_padding.job.metric_names import PAD_TOKENS_TOTAL
-from verl_padding.runs.curves import CONFIG, RunCurves
-from verl_padding.runs.report import read_metrics
+from verl_padding.job.metric_names import PAD_ROWS_TOTAL, PAD_TOKENS_TOTAL, REAL_ROWS_TOTAL
+from verl_padding.runs.curves import ACTOR_STEPS, read_curves
+from verl_padding.runs.run_files import CONFIG
 from verl_padding.stock.padding import VERL_PAD_TOKENS, StockRule
 
 
@@ -24,28 +24,29 @@ def main(
     as_json: AsJson = False,
 ) -> None:
     """Tells the pads of a run, and what stock verl would have appended to its batches."""
-    curves = RunCurves.read(run)
-    if curves.is_stock:
+    curves, _ = read_curves(run)
+    if PAD_TOKENS_TOTAL not in curves:
         raise typer.BadParameter(f"{run} is a run of stock verl.")
     config = OmegaConf.load(run / CONFIG)
     assert isinstance(config, DictConfig)
     rule = StockRule.of_config(config)
-    pad_tokens = sum(int(step[PAD_TOKENS_TOTAL]) for _, step in read_metrics(run))
+    names = (PAD_TOKENS_TOTAL, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL, ACTOR_STEPS)
+    pad_tokens, pads, real_rows, steps = ([int(value) for value in curves[name].values()] for name in names)
     figures: dict[str, dict[str, Any]] = {
         "verl_padding": {
-            "optimizer_steps": curves.optimizer_steps,
-            "pads": curves.pads,
-            "tokens_of_a_pad": pad_tokens / sum(curves.pads),
+            "optimizer_steps": steps,
+            "pads": pads,
+            "tokens_of_a_pad": sum(pad_tokens) / sum(pads),
         },
         "stock verl, its rule": {
-            "optimizer_steps": [rule.optimizer_steps(rows) for rows in curves.real_rows],
-            "pads": [rule.padded_rows(rows) - rows for rows in curves.real_rows],
+            "optimizer_steps": [rule.optimizer_steps(rows) for rows in real_rows],
+            "pads": [rule.padded_rows(rows) - rows for rows in real_rows],
             "tokens_of_a_pad": VERL_PAD_TOKENS,
         },
     }
-    rows = sum(curves.real_rows)
+    rows = sum(real_rows)
     show(
-        f"{len(curves.steps)} batches of {rows} rows",
+        f"{len(steps)} batches of {rows} rows",
         ["", "optimizer steps", "pads / real rows", "tokens of a pad"],
         [
             [
@@ -57,7 +58,7 @@ def main(
             for name, of in figures.items()
         ],
     )
-    report({"real_rows": curves.real_rows} | figures, benchmark=__file__, keep=keep, as_json=as_json)
+    report({"real_rows": real_rows} | figures, benchmark=__file__, keep=keep, as_json=as_json)
 
 
 if __name__ == "__main__":

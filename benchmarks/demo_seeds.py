@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.learning import CONTEXT_RESET as GOAL
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, report
 from verl_padding.cli.demo import demo_job
-from verl_padding.recipes.context_reset.job import GOAL
 
 RECIPE = "context_reset_tiny"
 

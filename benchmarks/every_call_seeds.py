@@ -14,12 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.charts import OURS, OURS_LIGHT, new_figure, save_chart, start_at_zero
+from benchmarks.learning import EVERY_CALL as GOAL
+from benchmarks.learning import LAST
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, console, kept, report
 from verl_padding.cli.demo import ASSETS
-from verl_padding.recipes.every_call.job import GOAL, tiny_job
-from verl_padding.runs.charts import OURS, OURS_LIGHT, new_figure, save_chart, start_at_zero
-from verl_padding.runs.report import LAST, read_metrics
+from verl_padding.recipes.every_call.job import tiny_job
+from verl_padding.runs.run_files import read_metrics
 
 RECIPE = "every_call_tiny"
 UNSHARED = ("+padding=prompt", "padding.packer=plan")

@@ -14,10 +14,11 @@ from typing import Annotated
 import typer
 
 from benchmarks.every_call_seeds import RECIPE, UNSHARED, last_steps
+from benchmarks.learning import EVERY_CALL as GOAL
 from benchmarks.recipe_runs import recipe_of, run_of
 from benchmarks.results import AsJson, Keep, busy_cores, report, show
 from verl_padding.cli.demo import ASSETS
-from verl_padding.recipes.every_call.job import GOAL, THINKING, tiny_job
+from verl_padding.recipes.every_call.job import THINKING, tiny_job
 
 SIDES = ("trees", "chains", "off")
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from benchmarks.learning import LAST, Goal, Learning
 from benchmarks.results import console, show
 from verl_padding.cli.demo import HYDRA, empty_folder
 from verl_padding.local.launch import LOG, run_local_job
-from verl_padding.runs.curves import RunCurves
-from verl_padding.runs.report import LAST, ROLLOUTS, Goal, Learning
+from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
+from verl_padding.runs.run_files import ROLLOUTS
 
 RESULT = "result.json"
 RECIPES = Path(__file__).parent.parent / "configs" / "recipe"
@@ -67,17 +68,18 @@ def run_of(
     if code := run_local_job(run["command"], folder=folder):
         raise RuntimeError(f"the job ended with code {code}; its output is in {folder / LOG}")
     seconds = time.monotonic() - started
-    curves = RunCurves.read(folder)
-    learning = Learning(curves.reward, goal)
+    curves, _ = read_curves(folder)
+    rewards, taken = [*curves[SESSION_REWARD].values()], [int(steps) for steps in curves[ACTOR_STEPS].values()]
+    learning = Learning(rewards, goal)
     figures = {
         "first": learning.first,
         "last": learning.last,
         "reached": learning.reached,
         "lowest": learning.lowest,
         "learned": learning.learned,
-        "optimizer_steps": [min(curves.optimizer_steps), max(curves.optimizer_steps)],
+        "optimizer_steps": [min(taken), max(taken)],
         "seconds": round(seconds),
-        "reward": [round(reward, 4) for reward in curves.reward],
+        "reward": [round(reward, 4) for reward in rewards],
     }
     kept.write_text(json.dumps({"job": run, "figures": figures}) + "\n")
     console.print(f"{folder.name}: {learning}")

@@ -25,13 +25,14 @@ from unittest import mock
 
 import typer
 
+from benchmarks.charts import OURS, OURS_LIGHT, STOCK, new_figure, save_chart, start_at_zero
+from benchmarks.learning import Goal
 from benchmarks.recipe_runs import RESULT, recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, kept, report, show
 from verl_padding.cli.demo import ASSETS
+from verl_padding.job.metric_names import GRAD_NORM, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.recipes.context_reset.job import tiny_job
-from verl_padding.runs.charts import OURS, OURS_LIGHT, STOCK, new_figure, save_chart, start_at_zero
-from verl_padding.runs.curves import RunCurves
-from verl_padding.runs.report import Goal
+from verl_padding.runs.curves import read_curves
 
 RECIPE = "context_reset_tiny"
 PROMPTS, MINI_BATCH, SESSIONS, RANKS = 45, 15, 8, 2
@@ -124,18 +125,19 @@ def watched_run(folder: Path, *, estimator: str, side: str, seed: int, steps: in
     root = str(Path(__file__).parent.parent)
     with mock.patch.dict(os.environ, watched | {"PYTHONPATH": root}):
         run = run_of(job, folder, recipe=RECIPE, steps=steps, goal=GOAL)
-    curves = RunCurves.read(folder)
+    curves, _ = read_curves(folder)
+    rows, pads, norms = ([*curves[name].values()] for name in (REAL_ROWS_TOTAL, PAD_ROWS_TOTAL, GRAD_NORM))
     held = steps_of_batches(
-        [step.real_rows for step in read_probe(notes, torn=False)["optimizer_steps"][ACTOR]], curves.real_rows
+        [step.real_rows for step in read_probe(notes, torn=False)["optimizer_steps"][ACTOR]], map(int, rows)
     )
     steps_taken = [len(real) for real in held]
     return run | {
         "optimizer_steps": [min(steps_taken), max(steps_taken)],
         "optimizer_steps_taken": steps_taken,
         "fewest_real_rows": [min(real) for real in held],
-        "rows": curves.real_rows,
-        "pads": curves.pads,
-        "grad_norm": [round(norm, 5) for norm in curves.grad_norm],
+        "rows": [int(n) for n in rows],
+        "pads": [int(n) for n in pads],
+        "grad_norm": [round(norm, 5) for norm in norms],
     }
 
 

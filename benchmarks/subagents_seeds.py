@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.learning import SUBAGENTS as GOAL
 from benchmarks.recipe_runs import recipe_of, run_of, show_runs, spread_of
 from benchmarks.results import AsJson, Keep, busy_cores, report
 from verl_padding.cli.demo import ASSETS
-from verl_padding.recipes.subagents.job import GOAL, tiny_job
+from verl_padding.recipes.subagents.job import tiny_job
 
 RECIPE = "subagents_tiny"
 FLAGS = {"padded": "+padding=prompt", "stock": None}

@@ -1,4 +1,4 @@
 """Runnable recipes, one folder each.
 
-May import: driver, local, pads, plan, prefix_sharing, runs.
+May import: driver, local, pads, plan, prefix_sharing.
 """

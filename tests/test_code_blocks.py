@@ -152,7 +152,7 @@ def check_call(program: str, *arguments: str) -> None:
         case "ray", name, *options:
             ray_cli.commands[name].make_context(name, options[: options.index("--") if "--" in options else None])
         case "verl-padding", name, *rest:
-            answer = CliRunner().invoke(app, ["doctor" if name == "rehearse" else name, *rest])
+            answer = CliRunner().invoke(app, ["doctor" if name == "dry-run" else name, *rest])
             assert answer.exit_code == 0, answer.output
 
 

@@ -86,7 +86,7 @@ def test_the_recipe_runs_as_it_is_printed(tmp_path):
     assert 0 <= steps[-1]["data"]["val-aux/guess/found/mean@1"] <= 1
     assert "Error in _run_prompt" not in (folder / "run" / "log").read_text()
 
-    (compare,) = [line for line in run_it.splitlines() if line.startswith("verl-padding compare")]
+    (report,) = [line for line in run_it.splitlines() if line.startswith("verl-padding report")]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    subprocess.run(compare.split(), cwd=folder, env=environment, check=True)
-    assert (folder / "run.png").stat().st_size > 10_000
+    subprocess.run(report.split(), cwd=folder, env=environment, check=True)
+    assert (folder / "run.html").stat().st_size > 10_000

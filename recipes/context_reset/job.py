@@ -10,15 +10,8 @@ import typer
 from verl_padding.local.launch import seed_overrides
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
-from verl_padding.runs.report import Goal
 
 HERE = Path(__file__).resolve().parent
-
-
-GOAL = Goal(reward=0.95, floor=0.9, steps=60)
-"""The goal of ``configs/recipe/context_reset_tiny.yaml``."""
-IMAGES_GOAL = Goal(reward=0.3, floor=0.2, steps=60)
-"""The same for sessions that start with an image. One reply to both images earns 0.4; only seed 0 was run."""
 
 
 def tiny_job(assets: Path, *, seed: int = 0, images: bool = False) -> list[str]:

@@ -10,12 +10,8 @@ import typer
 from verl_padding.local.launch import seed_overrides
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.every_call.make_data import write_tiny_data
-from verl_padding.runs.report import Goal
 
 HERE = Path(__file__).resolve().parent
-
-GOAL = Goal(reward=0.75, floor=0.6, steps=60)
-"""The goal of ``configs/recipe/every_call_tiny.yaml``; one that forgets what it has tried earns 0.65."""
 
 
 THINKING = ("data.max_response_length=6", "actor_rollout_ref.rollout.agent.default_agent_loop=every_call_thinking")

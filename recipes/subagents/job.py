@@ -10,12 +10,8 @@ import typer
 from verl_padding.local.launch import seed_overrides
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.recipes.subagents.make_data import write_tiny_data
-from verl_padding.runs.report import Goal
 
 HERE = Path(__file__).resolve().parent
-
-GOAL = Goal(reward=0.6, floor=0.5, steps=60)
-"""The goal of ``configs/recipe/subagents_tiny.yaml``: three seeds have 0.67 to 0.75 over their last steps."""
 
 
 def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:

@@ -19,4 +19,6 @@ overrides=$(python -m verl_padding.recipes.subagents.job "${out}/assets" --seed 
 mapfile -t job <<< "${overrides}"
 job=(+local="${LOCAL:-cpu}" "${job[@]}" ${PADDING-+padding=prompt} trainer.rollout_data_dir="${out}/rollouts" "$@")
 verl-padding doctor "${job[@]}"
-python -m verl_padding.runs.follow "${out}" python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"
+export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
+python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra" 2>&1 | tee -a "${out}/log"
+verl-padding report "${out}" --out "${out}/report.html"

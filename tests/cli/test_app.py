@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typer.testing import CliRunner
 
 from verl_padding import __version__
-from verl_padding.cli import app
+from verl_padding.cli import app, rehearse
 
 
 def test_the_version_is_shown_with_those_that_a_report_needs():
@@ -20,4 +20,15 @@ def test_the_version_is_shown_with_those_that_a_report_needs():
 def test_the_module_is_the_command():
     run = subprocess.run([sys.executable, "-m", "verl_padding", "--help"], capture_output=True, text=True, check=True)
     assert "Usage: verl-padding" in run.stdout
-    assert all(name in run.stdout for name in ("demo", "plan", "compare", "doctor", "--version"))
+    assert not any(f" {name} " in run.stdout for name in ("rehearse", "tiny-model"))
+    assert all(name in run.stdout for name in ("demo", "plan", "doctor", "dry-run", "report", "--version"))
+
+
+def test_the_old_name_of_dry_run_works_with_a_warning_of_one_line(monkeypatch):
+    seen = []
+    monkeypatch.setattr(rehearse, "rehearse", lambda arguments, **options: seen.append(arguments.overrides) or 3)
+    for name in ("dry-run", "rehearse"):
+        result = CliRunner().invoke(app.app, [name, "+padding=prompt"])
+        assert result.exit_code == 3
+        assert result.stderr.count("\n") == (name == "rehearse")
+    assert seen == [("+padding=prompt",)] * 2

@@ -85,7 +85,7 @@ def test_a_job_that_can_run_is_described_in_words(job):
     assert "sync, by PaddedTrainerSync" in output
     assert "prompt, 8 prompts x 4 sessions per batch" in output
     assert "4 optimizer steps per batch, 2 data-parallel ranks" in output
-    assert "verl-padding rehearse" in output
+    assert "verl-padding dry-run" in output
     code, output = diagnosed(*job)
     assert code == 0, output
     assert "the job trains without padding" in output

@@ -4,9 +4,11 @@ import json
 import re
 from dataclasses import fields
 
-from tests.cli.test_plan_command import plan_of
+import numpy as np
+
+from tests.cli.test_plan import SHARED, plan_of
 from tests.support.pages import DOCS, FENCE, read
-from verl_padding.cli.rows_file import read_rows
+from verl_padding.cli.batch_reader import read_rows
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
 
@@ -23,9 +25,9 @@ def first_column(heading: str) -> set[str]:
 
 
 def test_the_rows_of_the_page_are_read_as_it_says():
-    lengths, dump = (read_rows(text.encode().splitlines(), name="page", count_tokens=len) for text in TEXTS[:2])
+    lengths, dump = (read_rows(text.encode().splitlines(), name="page", tokenize=list) for text in TEXTS[:2])
     assert lengths.rows.tokens_R == (512, 400, 900, 5, 7)
-    assert lengths.rows.extends_R == (None, None, 1, None, 3)
+    assert lengths.rows.forest.shared_R.tolist() == [0, 400, 0, 0, 0]
     assert dump.rows.prompt_R == ("7f3a",)
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
@@ -41,13 +43,13 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     told = [talk, [*talk[:1], {**talk[1], "content": "no"}], other]
     traces = [json.dumps({"messages": messages}) for messages in told]
     lines = [line.encode() for line in page["trace_rows"](traces, make_byte_tokenizer())]
-    rows = read_rows(lines, name="page", count_tokens=None).rows
+    rows = read_rows(lines, name="page", tokenize=None, find_shared=True).rows
     # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline, the text, a marker.
     message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)
     assert rows.tokens_R == (message, 2 * message, message + 1, message)
     assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
     assert len(set(rows.session_R)) == 3
-    assert rows.extends_R == (None, 0, None, None)
+    assert rows.forest.shared_by_pairs(np.array([0]), np.array([1])).tolist() == [message]
 
 
 def test_tasks_behind_one_system_message_are_prompts_of_their_own():
@@ -63,7 +65,7 @@ def test_tasks_behind_one_system_message_are_prompts_of_their_own():
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(TEXTS[0])
-    shown = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", "chains", "--compare")
+    shown = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", SHARED, "--compare")
     assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
     assert (
         shown["figures"].keys()

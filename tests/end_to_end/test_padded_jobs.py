@@ -16,7 +16,7 @@ from verl_padding.job.calls import CRITIC as CRITIC_CALL
 from verl_padding.job.calls import LOG_PROB, REF, VALUES
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.step_file import read_steps
-from verl_padding.runs.report import ROLLOUTS
+from verl_padding.runs.run_files import ROLLOUTS
 from verl_padding.timing.laps import laps_by_call
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]

@@ -17,7 +17,7 @@ from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.local.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics
 from verl_padding.recipes.subagents.job import tiny_job
-from verl_padding.runs.report import ROLLOUTS, dumps_in, read_metrics, read_step
+from verl_padding.runs.run_files import ROLLOUTS, dumps_in, read_metrics, read_step
 
 STEPS = 3
 ENGINE_AGREEMENT = 1e-4  # of vLLM's log-probs and the trainer's, in float32: two implementations of one model

@@ -4,15 +4,14 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from benchmarks import source_job
+from benchmarks.learning import CONTEXT_RESET, EVERY_CALL, SUBAGENTS, Learning
 from benchmarks.recipe_runs import recipe_of
 from benchmarks.results import kept
-from verl_padding.recipes.context_reset.job import GOAL as DEMO_GOAL
-from verl_padding.recipes.every_call.job import GOAL as EVERY_CALL_GOAL
+from verl_padding.cli.app import app
 from verl_padding.recipes.every_call.job import THINKING
-from verl_padding.recipes.subagents.job import GOAL as SUBAGENTS_GOAL
-from verl_padding.runs.report import LAST, Goal, Learning
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -20,9 +19,9 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.mark.parametrize(
     ("benchmark", "recipe", "side", "goal", "seeds"),
     [
-        ("demo_seeds", "context_reset_tiny", "padded", DEMO_GOAL, 10),
-        ("subagents_seeds", "subagents_tiny", "padded", SUBAGENTS_GOAL, 3),
-        ("every_call_seeds", "every_call_tiny", "shared", EVERY_CALL_GOAL, 3),
+        ("demo_seeds", "context_reset_tiny", "padded", CONTEXT_RESET, 10),
+        ("subagents_seeds", "subagents_tiny", "padded", SUBAGENTS, 3),
+        ("every_call_seeds", "every_call_tiny", "shared", EVERY_CALL, 3),
     ],
 )
 def test_what_is_kept_is_of_the_recipe_as_it_is_and_every_seed_learns(benchmark, recipe, side, goal, seeds):
@@ -39,15 +38,10 @@ def test_what_is_kept_is_of_the_recipe_as_it_is_and_every_seed_learns(benchmark,
         assert run.get("sharing_factor", 2) > 1.8
 
 
-def test_readme_has_the_steps_after_which_the_demo_ends():
+def test_the_steps_of_the_demo_are_enough_on_every_seed():
+    (parameter,) = [each for each in get_command(app).commands["demo"].params if each.name == "steps"]
     runs = kept("demo_seeds")["runs"].values()
-    ends = [
-        next(step for step in range(LAST, DEMO_GOAL.steps + 1) if Learning(run["reward"][:step], DEMO_GOAL).learned)
-        for run in runs
-    ]
-    assert f"after {min(ends)} to {max(ends)} of {DEMO_GOAL.steps} steps" in " ".join(
-        (ROOT / "README.md").read_text().split()
-    )
+    assert all(Learning(run["reward"][: parameter.default], CONTEXT_RESET).learned for run in runs)
 
 
 def test_the_source_job_is_kept_as_it_is_and_lcm_and_prompt_learn_with_and_without_a_critic():
@@ -97,27 +91,3 @@ def test_with_a_model_that_thinks_trees_share_and_chains_do_not_and_the_page_say
         ("mean reward of a session", "last"),
     ):
         assert f"| {title} | {' | '.join(f'{run[figure]:.2f}' for run in trees)} |" in page
-
-
-RISE = [0.02 * step for step in range(50)]
-GOAL = Goal(reward=0.95, floor=0.9, steps=60)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "learned", "reached", "lowest"),
-    [
-        ([*RISE, *[0.99] * 10], True, 49, 0.96),
-        ([*RISE, *[0.99] * 20, 0.89, *[1.0] * 10], False, 49, 0.89),
-        ([*RISE, *[0.96] * 4, *[0.94] * 10], False, 49, 0.94),
-        ([0.5] * 60, False, None, None),
-        ([0.5] * 59, None, None, None),
-        ([1.0], True, 1, 1.0),
-    ],
-)
-def test_a_run_has_learned_if_it_reached_its_goal_and_never_lost_it(rewards, learned, reached, lowest):
-    learning = Learning(rewards, GOAL)
-    assert (learning.learned, learning.reached, learning.lowest) == (learned, reached, lowest)
-    assert learning.first == rewards[0]
-    assert ("has learned" in str(learning)) is (learned is True)
-    assert ("has not learned" in str(learning)) is (learned is False)
-    assert ("cannot show whether" in str(learning)) is (learned is None)

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -39,11 +38,11 @@ def test_the_shell_can_read_it(path):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_doctor_looks_at_the_job_before_it_starts_and_the_flag_can_be_left_out(path):
+def test_doctor_comes_before_the_job_and_the_page_after_it(path):
     script = path.read_text()
     doctor = script.index('\nverl-padding doctor "${job[@]}"\n')
-    job = 'python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra"\n'
-    assert doctor < script.index(f'\npython -m verl_padding.runs.follow "${{out}}" {job}')
+    job = 'python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra" 2>&1 | tee -a "${out}/log"\n'
+    assert doctor < script.index(job) < script.index('\nverl-padding report "${out}"')
     assert "rollout_data_dir=" in script
     assert re.search(FLAG, script)
     assert "set -euo pipefail" in script
@@ -72,7 +71,6 @@ def test_a_relative_out_is_one_place_for_everything_and_a_failure_ends_the_scrip
     bin_folder.mkdir()
     for name, script in {
         "python": "#!/bin/bash\nif [[ $2 == *.job ]]; then echo made=$3; exit ${FAIL:-0}; fi\n"
-        f'if [[ $2 == *.follow ]]; then exec {sys.executable} "$@"; fi\n'
         'echo "metrics=$VERL_FILE_LOGGER_PATH" "$@" > "$TOLD"\n',
         "verl-padding": "#!/bin/bash\n",
     }.items():

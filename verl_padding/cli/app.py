@@ -10,11 +10,9 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from verl_padding.config import MIN_PAD_LENGTH, IdleRows, PaddingConfig
 from verl_padding.errors import PaddingError
-from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
-from verl_padding.plan import COST_MODELS, STRATEGIES, Job, Packer, PlanError, Sharing, Update
+from verl_padding.plan import STRATEGIES, Packer, PlanError, Sharing
 from verl_padding.version import __version__
 
 
@@ -56,9 +54,7 @@ def main(
 
 @app.command()
 def demo(
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Training steps; left out, until the agent has learned, at most 60.")
-    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps; its agent learns the task in 50.")] = 50,
     out: Annotated[Path, typer.Option(help="New or empty folder, for all that is written.")] = Path("demo_out"),
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
@@ -70,9 +66,7 @@ def demo(
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
 
-    Exit codes: 0 if the agent has learned its task, or if the steps were too few; 1 if the job was refused; 2 if
-    the command line cannot be read; 3 if the job ran to its end and the agent has not learned; if the job failed, its
-    own.
+    It ends with the page of the run, OUT/report.html. The exit code is that of the job, and 1 if it was refused.
     """
     from verl_padding.cli.demo import run_demo
 
@@ -85,93 +79,62 @@ def plan(
         Path,
         typer.Argument(help="Rows, a recorded step, a rollout dump, or a folder of steps; - for standard input."),
     ],
-    dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")],
-    mini_batch: Annotated[int, typer.Option(min=1, help="Prompts per optimizer step (ppo_mini_batch_size).")],
-    n: Annotated[int, typer.Option(min=1, help="Rollouts per prompt (rollout.n).")],
-    budget: Annotated[int, typer.Option(min=1, max=1 << 24, help="Most tokens of a micro-batch on one rank.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Hydra overrides of a job, behind --: ranks, sizes, budgets and settings are the job's."),
+    ] = None,
+    config_name: ConfigName = PRIMARY,
+    config_path: ConfigPath = CONFIG_PATH,
+    config_dir: ConfigDir = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Without a job: data-parallel ranks.")] = None,
+    mini_batch: Annotated[int | None, typer.Option(min=1, help="Without a job: prompts per optimizer step.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="Without a job: rollouts per prompt.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, max=1 << 24, help="Without a job: most tokens of a micro-batch on one rank.")
+    ] = None,
     strategy: Annotated[
-        str, typer.Option(help="See padding.strategy.", metavar="|".join(STRATEGIES))
-    ] = PaddingConfig.strategy,
-    packer: Annotated[
-        Packer, typer.Option(help="What cuts the micro-batches: verl's packer in the workers, or the plan.")
-    ] = PaddingConfig.packer,
-    cost_model: Annotated[
-        str, typer.Option(help=f"{', '.join(COST_MODELS)}, a model, or the padding_costs.json of a checkpoint.")
-    ] = PaddingConfig.cost_model,
-    sharing: Annotated[
-        Sharing, typer.Option(help="chains, trees: what rows share is computed once (with --packer plan).")
-    ] = PaddingConfig.sharing,
-    idle_rows: Annotated[
-        IdleRows, typer.Option(help="skip: rows whose advantage is exactly 0 are left out; of rewards, by verl's GRPO.")
-    ] = PaddingConfig.idle_rows,
+        str | None, typer.Option(help="Without a job: padding.strategy.", metavar="|".join(STRATEGIES))
+    ] = None,
+    packer: Annotated[Packer | None, typer.Option(help="Without a job: padding.packer.")] = None,
+    sharing: Annotated[Sharing | None, typer.Option(help="Without a job: padding.sharing.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
-    picture: Annotated[
-        Path | None, typer.Option(help="File for a picture of each step's ranks, with --compare also of stock verl's.")
+    page: Annotated[
+        Path | None, typer.Option(help="File for a page of the plans, which a browser opens.", metavar="FILE.html")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Tokenizer, for the tokens of a rollout dump.")] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
-    from verl_padding.cli.plan import cost_model_of, show_plan
+    from verl_padding.cli.plan import QuickLook, job_to_plan, show_plan
 
-    update = Update(
-        dp_size=dp,
-        token_budget=budget,
-        prompts_per_mini_batch=mini_batch,
-        mini_batch_setting="--mini-batch",
-        cost_model=cost_model_of(cost_model),
-        budget_setting="--budget",
-        skips_idle=idle_rows == "skip",
+    arguments = JobArguments(
+        overrides=tuple(overrides or ()), config_name=config_name, config_path=config_path, config_dir=config_dir
     )
-    job = Job(
-        strategy=strategy,
-        prompts=mini_batch,
-        sessions_per_prompt=n,
-        sessions_setting="--n",
-        updates={ACTOR: update},
-        inference={},
-        packer=packer,
-        sharing=sharing,
-        pad_tokens=MIN_PAD_LENGTH,
+    quick = QuickLook(
+        dp=dp, mini_batch=mini_batch, n=n, budget=budget, strategy=strategy, packer=packer, sharing=sharing
     )
-    show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, picture=picture)
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script.")],
-    picture: Annotated[Path, typer.Option(help="File for the picture.")] = Path("runs.png"),
-) -> None:
-    """Draws runs into one picture: reward, optimizer steps, gradient norm and pads of each step."""
-    from verl_padding.runs.curves import RunCurves, draw, table_of
-
-    curves = [RunCurves.read(run) for run in runs]
-    Console().print(table_of(curves))
-    draw(curves, picture)
-    typer.echo(f"The picture is in {picture}.")
+    job = job_to_plan(arguments, quick)
+    show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run: the demo's, or the OUT of a recipe's script.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script.")],
     out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
-    record: Annotated[
-        Path | None, typer.Option(help="Folder of recorded steps, by padding.record_dir; left out, steps in the run's.")
-    ] = None,
     steps: Annotated[str | None, typer.Option(help="Recorded steps to show, as 1,5,10-20; left out, all.")] = None,
     texts: Annotated[
         bool, typer.Option("--texts", help="Keep whole texts; without, what is far from ends is cut.")
     ] = False,
 ) -> None:
-    """Writes a run as one HTML file: curves, plans, trees of rows, and texts where rows part. It needs no network."""
+    """Writes runs as one page: curves side by side, steps by the clock, rows and their texts. It needs no network."""
     from verl_padding.cli.report import write_report
 
-    for note in write_report(run, out, record=record, steps=steps, whole_texts=texts):
+    for note in write_report(runs, out, steps=steps, whole_texts=texts):
         typer.echo(note, err=True)
-    typer.echo(f"The report is in {out}, {out.stat().st_size / 1e6:.1f} MB.")
+    typer.echo(f"The page is {out}, {out.stat().st_size / 1e6:.1f} MB.")
 
 
-@app.command()
+@app.command(hidden=True)
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
     family: Annotated[
@@ -187,8 +150,10 @@ def tiny_model(
     typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
 
 
-@app.command()
-def rehearse(
+@app.command("rehearse", hidden=True)
+@app.command("dry-run")
+def dry_run(
+    ctx: typer.Context,
     overrides: Annotated[list[str], OVERRIDES],
     config_name: ConfigName = PRIMARY,
     config_path: ConfigPath = CONFIG_PATH,
@@ -205,13 +170,15 @@ def rehearse(
 
     The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something is wrong.
     """
-    from verl_padding.cli.rehearse import rehearse as run
+    from verl_padding.cli.rehearse import rehearse
 
+    if ctx.info_name == "rehearse":
+        typer.echo("verl-padding rehearse: is dry-run now. Use the new name, the old one goes.", err=True)
     job = JobArguments(
         overrides=tuple(overrides), config_name=config_name, config_path=config_path, config_dir=config_dir
     )
     sys.exit(
-        run(
+        rehearse(
             job,
             console=Console(file=sys.stdout),
             replies=reply or [],

@@ -1,25 +1,34 @@
-"""The demo: the recipe ``context_reset`` on this machine's CPU, with a line per step and a picture at the end."""
+"""The demo: the recipe ``context_reset`` on this machine's CPU, with a line per step and a page at the end."""
 
+import math
 import time
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from verl_padding.cli.report import write_report
 from verl_padding.errors import PaddingDataError
+from verl_padding.job import metric_names
 from verl_padding.local.launch import LOG, run_local_job
-from verl_padding.record.step_file import FOLDER
-from verl_padding.runs.curves import CONFIG, RunCurves, draw, stock_rule_of, table_of
-from verl_padding.runs.follow import StepLines
-from verl_padding.runs.report import LAST, METRICS, ROLLOUTS, Learning, read_step
+from verl_padding.runs.curves import ACTOR_STEPS
+from verl_padding.runs.run_files import CONFIG, ROLLOUTS, read_metrics
 
-NOT_LEARNED = 3  # exit code; 1 and 2 are taken, by a job that failed and a command line that cannot be read
-PICTURE = "reward.png"
-ASSETS = "assets"
+ASSETS, PAGE = "assets", "report.html"
 HYDRA = CONFIG.parts[0]
 # Sessions are played by two processes, and earn their rewards there.
 FOR_TWO_CORES = ("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=0")
+COLUMNS = {
+    "row reward": (metric_names.ROW_REWARD, ".3f"),
+    "rows": (metric_names.REAL_ROWS_TOTAL, ".0f"),
+    "pads": (metric_names.PAD_ROWS_TOTAL, ".0f"),
+    "optimizer steps": (ACTOR_STEPS, ".0f"),
+    "grad norm": (metric_names.GRAD_NORM, ".3f"),
+    "seconds": (metric_names.STEP_SECONDS, ".1f"),
+}
+"""Heading -> (metric, format) in the line of a step."""
 
 
 def empty_folder(out: Path) -> Path:
@@ -38,71 +47,52 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
     return [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES, *padding]
 
 
-class _Learned(Exception):  # noqa: N818
-    """Ends a job whose agent has learned its task."""
-
-
-def run_demo(*, steps: int | None, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
-    """Runs the job, prints its steps, writes the picture, and reports whether the agent has learned.
-
-    Args:
-        steps: None for as many as the agent takes to learn its task, at most those that the recipe is made for.
-
-    Returns: the job's exit code, but `NOT_LEARNED` if the job ran to its end and the agent has not learned.
-    """
-    name, out = out, empty_folder(out)
+def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
+    """Runs the job, prints its steps, writes the page of the run, and returns the job's exit code."""
+    out = empty_folder(out)
     console = Console(soft_wrap=True, highlight=False)
     # Progress bars and warnings of libraries.
     with (out / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
-        from verl_padding.recipes.context_reset.job import GOAL, IMAGES_GOAL
-
         overrides = demo_job(out, stock=stock, images=images, seed=seed)
-    goal = IMAGES_GOAL if images else GOAL
-    most_steps = goal.steps if steps is None else steps
     overrides += [
-        f"trainer.total_training_steps={most_steps}",
+        f"trainer.total_training_steps={steps}",
         f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
     ]
     started = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=most_steps)
-        lines, rewards = StepLines(out), list[float]()
+        task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
+        shown = 0
 
-        def show_steps() -> None:
-            for line in lines.new():
-                progress.update(task, description="training", completed=lines.shown)
+        def show_steps(_line: str = "") -> None:
+            nonlocal shown
+            for line in step_lines(out, after=shown):
                 progress.console.print(line)
+                shown += 1
+                progress.update(task, description="training", completed=shown)
 
-        def follow(_line: str) -> None:
-            show_steps()
-            # verl writes a dump beside the step that follows it, whose metrics show that it is whole.
-            while steps is None and len(rewards) < lines.shown - 1:
-                rewards.append(read_step(out / ROLLOUTS / f"{len(rewards) + 1}.jsonl").reward)
-                if len(rewards) >= LAST and Learning(rewards, goal).learned:
-                    raise _Learned
-
-        code, has_learned = 0, True
-        with suppress(_Learned):
-            code, has_learned = run_local_job(overrides, folder=out, on_line=follow), False
+        code = run_local_job(overrides, folder=out, on_line=show_steps)
         show_steps()
-    minutes = (time.monotonic() - started) / 60
     if code:
         console.print(f"The job ended with code {code}; its output is in {out / LOG}.", style="red", markup=False)
         return code
-    # What was logged while the job was ended is not of the run.
-    run = RunCurves.read(name, len(rewards) if has_learned else None)
-    runs = [run] if stock else [run, run.by_stock_rule(stock_rule_of(out))]
-    draw(runs, out / PICTURE)
-    console.print(table_of(runs), soft_wrap=False)
-    recorded = "" if stock else f"its recorded steps in {out / FOLDER}, "
+    write_report([out], out / PAGE)
+    minutes = (time.monotonic() - started) / 60
     console.print(
-        f"The run took {minutes:.1f} minutes, start included. The picture is in {out / PICTURE}, the metrics are in "
-        f"{out / METRICS}, the rollouts in {out / ROLLOUTS}, {recorded}and the output of the job in {out / LOG}.",
+        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}, which a browser opens. "
+        "Metrics, rollouts, recorded steps and the output of the job are beside it.",
         markup=False,
     )
-    learning = Learning(run.reward, goal)
-    styles = {True: "green", False: "red", None: None}
-    console.print(str(learning), style=styles[learning.learned], markup=False)
-    return NOT_LEARNED if learning.learned is False else 0
+    return 0
+
+
+def step_lines(folder: Path, *, after: int) -> Iterator[str]:
+    """A line for each step that verl has logged in a folder but the first ``after``; a heading comes with the first."""
+    for number, (step, data) in enumerate(read_metrics(folder)[after:], start=after):
+        heading = "  ".join(["step", *COLUMNS]) + "\n" if number == 0 else ""
+        cells = [f"{step:>4}"]
+        for name, (metric, form) in COLUMNS.items():
+            value = data.get(metric, math.nan)
+            cells.append(("-" if math.isnan(value) else format(value, form)).rjust(len(name)))
+        yield heading + "  ".join(cells)

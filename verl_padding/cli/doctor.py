@@ -27,7 +27,7 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
 
     ``verbose`` shows every finding; ``as_json`` prints them all as JSON, and nothing else.
     """
-    with _as_a_job_would_start(), console.status("checking"):
+    with as_a_job_would_start(), console.status("checking"):
         checks = [Check.run("versions", versions())]
         platform = choose_platform()
         checks.append(Check.run("plug-in", plug_in()))
@@ -49,7 +49,7 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
 
 
 @contextmanager
-def _as_a_job_would_start() -> Iterator[None]:
+def as_a_job_would_start() -> Iterator[None]:
     """Modules beside the user are found, as by ``python -m``; what other packages print is kept out of the report."""
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -72,7 +72,7 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
     message = "Nothing wrong was found" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
     message += "".join(f"; {counts[verdict]} {verdict}" for verdict in ("warning", "not checked") if counts[verdict])
-    return Text(f"{message}. verl-padding rehearse runs your data, agent, rewards and a step on this machine.")
+    return Text(f"{message}. verl-padding dry-run runs your data, agent, rewards and a step on this machine.")
 
 
 def _table(checks: list[Check], verbose: bool) -> Table:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,101 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from verl_padding.cli.file_rows import CountTokens
-from verl_padding.cli.planned_batch import PLAN, VERL, CutLayout, PlannedBatch, draw_layouts, sharing_of
-from verl_padding.cli.rows_file import read_batches
-from verl_padding.errors import PaddingDataError
+from verl_padding.cli.batch_reader import Tokenize, read_batches
+from verl_padding.cli.doctor import as_a_job_would_start
+from verl_padding.cli.page import write_page
+from verl_padding.cli.planned_batch import CutLayout, PlannedBatch, plan_file_batch
+from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
+from verl_padding.doctor.installation import choose_platform
+from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR
-from verl_padding.plan import COST_MODELS, Job, TransformerCost
+from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.plan import Job, Packer, Sharing, Update
 from verl_padding.plan.batch_plan import layout_as_json
-from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
-from verl_padding.timing.learned_costs import LearnedCosts
 
 Compared = Mapping[str, CutLayout]
 
-MOST_LINES = 20  # of a table: of more, only the first ones and the last are shown
+MAX_LINES = 20
+"""Of a table: of more, only the first ones and the last are shown."""
 
 
-def show_plan(
-    path: Path, job: Job, *, tokenizer: str | None, compare: bool, as_json: bool, picture: Path | None
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class QuickLook:
+    """The options that take a job's place; None for those that are not given."""
+
+    dp: int | None
+    mini_batch: int | None
+    n: int | None
+    budget: int | None
+    strategy: str | None
+    packer: Packer | None
+    sharing: Sharing | None
+
+
+def job_to_plan(arguments: JobArguments, quick: QuickLook) -> Job:
+    """The planner's job of a verl config, or else of the options; a PaddingConfigError if it is neither, or both."""
+    sizes = {"--dp": quick.dp, "--mini-batch": quick.mini_batch, "--n": quick.n, "--budget": quick.budget}
+    if arguments == JobArguments():
+        if missing := [name for name, value in sizes.items() if value is None]:
+            fix = "Give a job's overrides behind --, or all four sizes"
+            raise PaddingConfigError(f"{', '.join(missing)}: missing. {fix}.")
+        return _quick_job(quick)
+    others = {"--strategy": quick.strategy, "--packer": quick.packer, "--sharing": quick.sharing}
+    for name, value in (sizes | others).items():
+        if value is not None:
+            raise PaddingConfigError(f"{name}={value}: the job's overrides say it. Leave the option out.")
+    return _composed_job(arguments)
+
+
+def _composed_job(arguments: JobArguments) -> Job:
+    with as_a_job_would_start():
+        choose_platform()
+        try:
+            config = compose_job(arguments)
+        except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise PaddingConfigError(f"overrides: {why}. Run verl-padding doctor with the same.") from error
+        from verl_padding.driver.job_check import check_job
+        from verl_padding.driver.trainers import asks_for_padding
+
+        if not asks_for_padding(config):
+            raise PaddingConfigError("padding: the job does not ask for it. Add +padding=prompt.")
+        return check_job(config).step_job()
+
+
+def _quick_job(quick: QuickLook) -> Job:
+    assert quick.dp is not None
+    assert quick.mini_batch is not None
+    assert quick.n is not None
+    update = Update(
+        dp_size=quick.dp,
+        token_budget=quick.budget,
+        prompts_per_mini_batch=quick.mini_batch,
+        mini_batch_setting="--mini-batch",
+        budget_setting="--budget",
+    )
+    return Job(
+        strategy=quick.strategy or PaddingConfig.strategy,
+        prompts=quick.mini_batch,
+        sessions_per_prompt=quick.n,
+        sessions_setting="--n",
+        updates={ACTOR: update},
+        inference={},
+        packer=quick.packer or PaddingConfig.packer,
+        sharing=quick.sharing or PaddingConfig.sharing,
+        pad_tokens=MIN_PAD_LENGTH,
+    )
+
+
+def show_plan(path: Path, job: Job, *, tokenizer: str | None, compare: bool, as_json: bool, page: Path | None) -> None:
     """Plans the rows of files and prints the plans on standard output, notes on standard error.
 
     Args:
-        job: whose actor is updated, with as many prompts as each batch has.
+        job: planned with as many prompts as each batch has.
         tokenizer: Hugging Face name or folder, for the tokens of a rollout dump.
+        page: file for the page of all batches.
 
     Raises:
         PaddingDataError: a file or an option is refused.
@@ -47,14 +118,12 @@ def show_plan(
     def with_bar(items: Iterable[Any], what: str = "verl's packer") -> Iterable[Any]:
         return track(list(items), what, console=errors, transient=True, disable=not errors.is_terminal)
 
-    count_tokens = None if tokenizer is None else _counter_of(tokenizer)
-    batches, refused = read_batches(path, count_tokens, with_idle=job.updates[ACTOR].skips_idle)
-    if picture is not None and len(batches) > 1:
-        raise PaddingDataError(f"--picture {picture}: shows one batch, and {path} has more. Name one file.")
-    planned = [PlannedBatch.of(batch, job) for batch in with_bar(batches, "planning")]
+    tokenize = None if tokenizer is None else _load_tokenizer(tokenizer)
+    batches, refused = read_batches(path, tokenize, find_shared=job.sharing != "off" or page is not None)
+    planned = [plan_file_batch(batch, job) for batch in with_bar(batches, "planning")]
     # Before anything is printed: a refused command prints only its refusal.
-    compared = [of_file.compared(with_bar) for of_file in planned] if compare else []
-    for note, count in Counter(note for of_file in planned for note in notes_of(of_file)).items():
+    compared = [each.compared(with_bar) for each in planned] if compare else []
+    for note, count in Counter(note for batch in planned for note in plan_notes(batch)).items():
         errors.print(note if len(planned) == 1 else f"{note} ({count} of {len(planned)} files)", markup=False)
     left_out = [f"left out: {refusal}" for refusal in refused]
     for note in left_out:
@@ -64,19 +133,20 @@ def show_plan(
         sys.stdout.write(json.dumps(shown | ({"left_out": left_out} if left_out else {})) + "\n")
     else:
         _print_tables(path, planned, compared)
-    if picture is not None:
-        layouts = compared[0] if compared else {PLAN: planned[0].planned}
-        drawn = [name for name in (VERL, PLAN) if name in layouts]
-        draw_layouts({_heading(name, job): layouts[name] for name in drawn}, picture)
-        errors.print(f"The picture is in {picture}.", markup=False)
+    if page is not None:
+        steps = [
+            each.shown_step(layouts) for each, layouts in zip(planned, compared or [{}] * len(planned), strict=True)
+        ]
+        notes = [*(note for batch in planned for note in plan_notes(batch)), *left_out]
+        write_page(page, title=path.name, curves={}, steps=steps, notes=list(dict.fromkeys(notes)))
+        errors.print(f"The page is in {page}.", markup=False)
 
 
-def notes_of(planned: PlannedBatch) -> Iterator[str]:
+def plan_notes(planned: PlannedBatch) -> Iterator[str]:
     """What a user should know of a batch and its plan, a sentence or two each."""
-    job, batch, rows = planned.job, planned.batch, planned.batch.rows
-    n, dp, mini_batch = job.sessions_per_prompt, planned.update.dp_size, planned.update.prompts_per_mini_batch
-    if job.sharing != "off" and rows.extends_R is None and rows.forest is None:
-        yield f"--sharing {job.sharing}: nothing is shared. Give rows token_ids or extends, or take a rollout dump."
+    job, batch, update, rows = planned.job, planned.batch, planned.update, planned.batch.rows
+    if job.sharing != "off" and rows.forest is None:
+        yield f"sharing={job.sharing}: nothing is shared. Give rows token_ids or shares, or take a rollout dump."
     if batch.is_dump:
         yield "The lengths are an estimate: the tokenizer's counts of the rollout dump's input and output."
     if batch.pads:
@@ -84,92 +154,71 @@ def notes_of(planned: PlannedBatch) -> Iterator[str]:
     sessions_of = Counter(prompt for prompt, _ in {*zip(rows.prompt_R, rows.session_R, strict=True)})
     if job.prompts != len(sessions_of):
         yield (
-            f"--mini-batch {mini_batch}: does not divide {counted(len(sessions_of), 'prompt')} with rows. The "
-            f"batch is planned as one of {counted(job.prompts, 'prompt')}, the others of which came back empty."
+            f"{update.mini_batch_setting}={update.prompts_per_mini_batch}: does not divide "
+            f"{counted(len(sessions_of), 'prompt')} with rows. The batch is planned as one of "
+            f"{counted(job.prompts, 'prompt')}, the others of which came back empty."
         )
-    if n != max(sessions_of.values()):
-        yield f"--n {n}: a prompt has up to {counted(max(sessions_of.values()), 'session')}."
-    idle = sum(ranks < dp for ranks in planned.layout.reporting_ranks_M)
+    if job.sessions_per_prompt != max(sessions_of.values()):
+        most = counted(max(sessions_of.values()), "session")
+        yield f"{job.sessions_setting}={job.sessions_per_prompt}: a prompt has up to {most}."
+    idle = sum(ranks < update.dp_size for ranks in planned.layout.reporting_ranks_M)
     if idle:
         steps = counted(planned.layout.n_mini_batches, "optimizer step")
-        yield f"--dp {dp}: ranks have nothing but pads in {idle} of {steps}."
+        yield f"{counted(update.dp_size, 'rank')}: some have nothing but pads in {idle} of {steps}."
     if rows.idle:
         tokens = sum(rows.tokens_R[row] for row in rows.idle) / sum(rows.tokens_R)
-        does = "--idle-rows skip leaves them out, which verl-padding doctor admits or refuses for a job."
-        if planned.update.skips_idle:
-            does = "The update leaves them out, but for one where a mini-batch has no others."
         share = f"{len(rows.idle)} of {counted(len(rows), 'row')}, {tokens:.1%} of the tokens"
-        yield f"{share}, are idle: not trained, or with an advantage of exactly 0. {does}"
-    elif planned.update.skips_idle:
-        yield "--idle-rows skip: no row is idle, or the file has no rewards."
+        yield f"{share}, add nothing to the gradient: not trained, or with an advantage of exactly 0."
     yield from planned.plan.warnings
     if planned.plan.hint:
         yield planned.plan.hint
 
 
-def _counter_of(tokenizer: str) -> CountTokens:
+def _load_tokenizer(name: str) -> Tokenize:
     from transformers import AutoTokenizer
 
-    loaded = AutoTokenizer.from_pretrained(tokenizer)
-    return lambda text: len(loaded.encode(text, add_special_tokens=False))
-
-
-def cost_model_of(name: str) -> CostModel:
-    """The cost model that an option names."""
-    if name in COST_MODELS:
-        return COST_MODELS[name]
-    if Path(name).is_file():
-        measured = LearnedCosts.read(Path(name)).fitted().get(ACTOR)
-        if measured is None:
-            raise PaddingDataError(f"--cost-model {name}: has no costs of the actor's update.")
-        return measured
-    from transformers import AutoConfig
-
-    # Not the file's own keys: it leaves out defaults of its kind of model, such as head_dim or layer_types.
-    return TransformerCost.from_config(AutoConfig.from_pretrained(name).to_dict())
+    loaded = AutoTokenizer.from_pretrained(name)
+    return lambda text: loaded.encode(text, add_special_tokens=False)
 
 
 def _print_tables(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> None:
     console, job = Console(), planned[0].job
-    steps = [step for of_file in planned for step in of_file.planned.steps]
+    steps = [step for batch in planned for step in batch.planned.steps]
     if len(planned) > 1:
         name, of = str(path), "file"
-        steps_of = {Path(of_file.batch.name).name: of_file.planned.steps for of_file in planned}
+        steps_by_name = {Path(batch.batch.name).name: batch.planned.steps for batch in planned}
     else:
         name, of = Path(planned[0].batch.name).name, "step"
-        steps_of = {str(number): [step] for number, step in enumerate(steps)}
+        steps_by_name = {str(number): [step] for number, step in enumerate(steps)}
     ranks = counted(planned[0].update.dp_size, "rank")
     title = f"{name}: {ranks}, strategy {job.strategy}, packer {job.packer}, sharing {job.sharing}"
     if job.sharing != "off":
-        title += f"\n{sharing_of(steps)}"
-    console.print(step_table(steps_of, of=of, title=title, by_micro=job.packer == "plan"))
-    console.print(f"Planning took {sum(of_file.seconds for of_file in planned):.2f} s.", highlight=False)
-    if job.packer == "verl":
+        tokens, computed = sum(step.real_tokens for step in steps), sum(step.computed_tokens for step in steps)
+        title += f"\n{computed:,} of {tokens:,} tokens computed: sharing factor {tokens / computed:.2f}"
+    by_micro = planned[0].planned.is_cut
+    console.print(step_table(steps_by_name, of=of, title=title, by_micro=by_micro))
+    console.print(f"Planning took {sum(batch.seconds for batch in planned):.2f} s.", highlight=False)
+    if not by_micro:
         console.print("Ranks are judged per optimizer step, since verl's packer cuts the micro-batches in the workers.")
     if compared:
-        totals = {_heading(name, job): figures for name, figures in _totals(planned, compared).items()}
-        console.print(comparison_table(totals, title=f"{counted(len(planned), 'batch')}, stock verl and the plan"))
+        title = f"{counted(len(planned), 'batch')}, stock verl and the plan"
+        console.print(comparison_table(_totals(planned, compared), title=title))
 
 
 def _totals(planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
-    row_cost = sum(int(of_file.planned.costs.cost_R.sum()) for of_file in planned)
-    steps_of = {name: [step for layouts in compared for step in layouts[name].steps] for name in compared[0]}
-    return {name: totals_of(steps, row_cost) for name, steps in steps_of.items()}
-
-
-def _heading(name: str, job: Job) -> str:
-    with_sharing = "plan with trees" if job.sharing == "trees" else "plan with sharing"
-    return with_sharing if name == PLAN and job.sharing != "off" else name.replace("_", " ")
+    row_cost = sum(int(batch.planned.costs.cost_R.sum()) for batch in planned)
+    steps_by_name = {name: [step for layouts in compared for step in layouts[name].steps] for name in compared[0]}
+    return {name: layout_totals(steps, row_cost) for name, steps in steps_by_name.items()}
 
 
 def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]) -> dict[str, Any]:
     batches = []
-    for number, of_file in enumerate(planned):
-        layout = layout_as_json(of_file.layout, of_file.plan.figures[ACTOR], of_file.batch.lines_R)
-        layout["figures"]["plan_seconds"] = of_file.seconds
-        entry = {"file": of_file.batch.name, **layout, "notes": list(notes_of(of_file))}
+    for number, batch in enumerate(planned):
+        layout = layout_as_json(batch.layout, batch.plan.figures[ACTOR], batch.batch.lines_R)
+        layout["figures"]["plan_seconds"] = batch.seconds
+        entry = {"file": batch.batch.name, **layout, "notes": list(plan_notes(batch))}
         if compared:
-            entry["comparison"] = _totals([of_file], [compared[number]])
+            entry["comparison"] = _totals([batch], [compared[number]])
         batches.append(entry)
     settings = {name: getattr(planned[0].job, name) for name in ("strategy", "packer", "sharing")}
     if not path.is_dir() and len(batches) == 1:
@@ -177,7 +226,7 @@ def _as_json(path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Com
     return settings | {"batches": batches} | ({"comparison": _totals(planned, compared)} if compared else {})
 
 
-def totals_of(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]:
+def layout_totals(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]:
     """A layout of one batch or several in numbers, which docs/rows_file.md explains.
 
     "Perfect" is the time of ranks that never wait and compute each real row, at ``row_cost`` for all, and no pad.
@@ -206,39 +255,40 @@ def comparison_table(totals: Mapping[str, Mapping[str, float]], *, title: str) -
     table = Table(title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for name in totals:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for figure in next(iter(totals.values())):
-        numbers = [of_layout[figure] for of_layout in totals.values()]
+        numbers = [column[figure] for column in totals.values()]
         cells = [f"{number:,}" if isinstance(number, int) else f"{number:.3f}" for number in numbers]
         table.add_row(figure.replace("_", " "), *cells)
     return table
 
 
-def step_table(steps_of: Mapping[str, Sequence[MiniBatchCost]], *, of: str, title: str, by_micro: bool) -> Table:
+def step_table(steps_by_name: Mapping[str, Sequence[MiniBatchCost]], *, of: str, title: str, by_micro: bool) -> Table:
     """A line for the steps of each name, the middle ones folded if there are many, and a line for all steps.
 
     Args:
         of: what a name is: a ``step``, or a ``file`` with some steps.
         by_micro: ranks wait for each other at each micro-batch; False if the workers cut them, then once per step.
     """
-    every = [step for steps in steps_of.values() for step in steps]
+    every = [step for steps in steps_by_name.values() for step in steps]
     is_shown = {
         "steps": of == "file",
         "computed\ntokens": any(step.computed_tokens < step.real_tokens for step in every),
         "micro-\nbatches": by_micro,
     }
-    columns = [column for column in _cells(every, by_micro) if is_shown.get(column, True)]
-    lines = dict(steps_of)
-    if len(lines) > MOST_LINES:
+    footer = _cells(every, by_micro)
+    columns = [column for column in footer if is_shown.get(column, True)]
+    lines = dict(steps_by_name)
+    if len(lines) > MAX_LINES:
         *first, last = lines
-        hidden = first[MOST_LINES - 2 :]
-        folded = {f"{len(hidden)} more": [step for name in hidden for step in steps_of[name]]}
-        lines = {name: steps_of[name] for name in first[: MOST_LINES - 2]} | folded | {last: steps_of[last]}
+        hidden = first[MAX_LINES - 2 :]
+        folded = {f"{len(hidden)} more": [step for name in hidden for step in steps_by_name[name]]}
+        lines = {name: steps_by_name[name] for name in first[: MAX_LINES - 2]} | folded | {last: steps_by_name[last]}
     table = Table(title=escape(title), title_justify="left", show_footer=True)
     table.add_column(of, footer="all", justify="right", no_wrap=True)
     for column in columns:
         # Not wrapped: rich would cut digits off in narrow columns.
-        table.add_column(column, footer=_cells(every, by_micro)[column], justify="right", no_wrap=True)
+        table.add_column(column, footer=footer[column], justify="right", no_wrap=True)
     for name, steps in lines.items():
         cells = _cells(steps, by_micro)
         table.add_row(name, *[cells[column] for column in columns])

@@ -1,240 +1,124 @@
-"""The command ``verl-padding report``: a run as one HTML file, which needs no network."""
+"""The command ``verl-padding report``: runs as one page."""
 
-import base64
-import gzip
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Self, TypeVar
+from typing import Any
 
-from verl_padding.cli.report_steps import DumpedText, read_texts, step_as_json
+import numpy as np
+
+from verl_padding.cli.page import ShownStep, cut_text, recorded_step, write_page
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.metric_names import REAL_ROWS_TOTAL, SESSION_SCORE
-from verl_padding.plan.row_keys import session_of_key, uid_of_key
+from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.record.step_file import FOLDER, RecordedStep, read_steps
-from verl_padding.runs.report import METRICS, ROLLOUTS, dumps_in, known_or_nan, read_metrics, read_step
-from verl_padding.version import __version__
+from verl_padding.runs.curves import SESSION_REWARD, Curves, read_curves
+from verl_padding.runs.run_files import METRICS, ROLLOUTS, dumps_in, read_dump
 
-SESSION_REWARD = "mean reward of a session"
-FIRST_CHARTS = (
-    SESSION_REWARD,
-    "padding/real_rows/total",
-    "padding/pad_rows/total",
-    "padding/actor/optimizer_steps/total",
-    "actor/grad_norm",
-    "timing_s/step",
-)
-"""Curves that the page shows at first; others can be chosen."""
-ROW_TOKENS = ("prompt_length/mean", "response_length/mean")
-"""verl's metrics whose sum is the mean of the rows' tokens."""
-TOKENS = "tokens of a row"
-_T = TypeVar("_T")
+KEPT, KEPT_BESIDE = 400, 160
+"""Characters that are kept at either end of a text, and at either side of where two rows part."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepSummary:
-    """A line of the page's table, and the name of what the page unpacks when the line is chosen."""
+def write_report(
+    folders: Sequence[Path], out: Path, *, steps: str | None = None, whole_texts: bool = False
+) -> list[str]:
+    """Writes the page of runs, whose folders are as the demo and the recipes' scripts leave them.
 
-    name: str
-    step: int
-    update: int
-    rows: int
-    sessions: int
-    prompts: int
-    tokens: int
-    trained_tokens: int
-    idle_rows: int
-    """Rows without a trained token, or with an advantage of exactly 0 on each."""
-    reward: float
-    """Mean of the sessions; NaN if one of them is not known."""
-    is_recorded: bool
-    """Whether its rows are, and not its laps alone."""
-    packed: str
-
-    @classmethod
-    def of(cls, update: RecordedStep, texts: Mapping[str, DumpedText], *, whole_texts: bool) -> Self:
-        rewards = _session_rewards(update)
-        return cls(
-            name=f"step-{update.step}-{update.update}",
-            step=update.step,
-            update=update.update,
-            rows=len(update.keys),
-            sessions=len(set(map(session_of_key, update.keys))),
-            prompts=len(set(map(uid_of_key, update.keys))),
-            tokens=sum(row.tokens for row in update.rows),
-            trained_tokens=sum(row.trained_tokens for row in update.rows),
-            idle_rows=sum(row.idle for row in update.rows),
-            reward=fmean(rewards) if rewards else math.nan,
-            is_recorded=bool(update.rows),
-            packed=packed(step_as_json(update, texts, whole_texts=whole_texts)),
-        )
-
-
-def _session_rewards(update: RecordedStep) -> list[float]:
-    """The reward of each session, NaN where it is not known; every row of a session has it."""
-    return [*{session_of_key(row.key): known_or_nan(row.reward) for row in update.rows}.values()]
-
-
-class _Run:
-    """The files of a run, and what is not as it should be.
-
-    Attributes:
-        metrics: of each logged step.
-        notes: what was left out, and which records are not of this run, a sentence or two each; they are whole once
-            the steps have been read.
-    """
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self.metrics = dict(read_metrics(folder))
-        self.notes: list[str] = []
-
-    def curves(self) -> dict[str, list[tuple[int, float | None]]]:
-        """(step, value) of each metric, and of the mean reward of a session; None where it is not known."""
-        curves: dict[str, list[tuple[int, float | None]]] = {}
-        for step, data in self.metrics.items():
-            for name, value in data.items():
-                curves.setdefault(name, []).append((step, None if math.isnan(value) else value))
-        # As `RunCurves` has them: of steps that are logged, and of dumps where that is stock verl's.
-        rewards = dict(curves.get(SESSION_SCORE, ()))
-        for path in dumps_in(self._folder / ROLLOUTS):
-            step = int(path.stem)
-            if step in self.metrics.keys() - rewards.keys() and (rows := self._read(read_step, path)) is not None:
-                rewards[step] = None if math.isnan(rows.reward) else rows.reward
-        return {SESSION_REWARD: sorted(rewards.items()), **curves} if rewards else curves
-
-    def steps(self, paths: Mapping[int, Path], *, whole_texts: bool) -> Iterator[StepSummary]:
-        """The recorded steps, one after the other, as the page is written: memory holds one step."""
-        unlogged: list[int] = []
-        foreign: list[int] = []
-        for step, path in paths.items():
-            texts = self._read(read_texts, self._folder / ROLLOUTS / f"{step}.jsonl") or {}
-            updates = self._read(read_steps, path) or []
-            if self.metrics and step not in self.metrics:
-                unlogged.append(step)
-            elif any(_differ(update, self.metrics.get(step, {}), texts, len(updates) == 1) for update in updates):
-                foreign.append(step)
-            for update in updates:
-                yield StepSummary.of(update, texts, whole_texts=whole_texts)
-        if unlogged:
-            self.notes.append(
-                f"{METRICS} does not have {_named(unlogged)}: the records are of an earlier job in this folder, or "
-                "their job has not logged them yet."
-            )
-        if foreign:
-            self.notes.append(
-                f"The records of {_named(foreign)} are not of this run: their rows are not those of {METRICS} or of "
-                "the rollout dump."
-            )
-
-    def _read(self, read: Callable[[Path], _T], path: Path) -> _T | None:
-        try:
-            return read(path)
-        except PaddingDataError as refusal:
-            note = f"Left out: {refusal}"
-            self.notes += [note] if note not in self.notes else []
-            return None
-
-
-def _differ(update: RecordedStep, data: Mapping[str, float], texts: Mapping[str, DumpedText], alone: bool) -> bool:
-    """Whether the rows of a local update are others than those of its step's metrics, if it is alone in it, or dump."""
-    if texts and not texts.keys() & set(update.keys):
-        return True
-    recorded: dict[str, float] = {REAL_ROWS_TOTAL: len(update.keys)}
-    logged = {name: data.get(name, math.nan) for name in (REAL_ROWS_TOTAL, SESSION_SCORE)}
-    if update.rows:
-        recorded[SESSION_SCORE] = fmean(_session_rewards(update))
-        recorded[TOKENS] = fmean(row.tokens for row in update.rows)
-        logged[TOKENS] = sum(data.get(name, math.nan) for name in ROW_TOKENS)
-    known = [(value, logged[name]) for name, value in recorded.items() if not math.isnan(value + logged[name])]
-    return alone and not all(math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-5) for pair in known)
-
-
-def _named(steps: Sequence[int]) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
-
-
-def write_report(run: Path, out: Path, *, record: Path | None, steps: str | None, whole_texts: bool) -> Sequence[str]:
-    """Writes the report of a run's folder, as the demo and the recipes' run scripts leave it.
-
-    Returns: what was left out of it, and which records are not of this run; the page has it, too.
+    Returns: what was left out, which the page says too.
 
     Args:
-        record: folder of recorded steps; None for the one in the run's folder.
-        steps: which recorded steps it has, as ``1,5,10-20``; None for all.
+        steps: which recorded steps are shown, as ``1,5,10-20``; None for all.
         whole_texts: False to cut texts short.
 
     Raises:
-        PaddingDataError: the folders hold neither metrics nor recorded steps, or the metrics are refused.
+        PaddingDataError: a folder holds neither metrics nor recorded steps, or its metrics are refused.
     """
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise PaddingDataError(
-            f"verl-padding report needs {error.name}: pip install 'verl_padding[report]'."
-        ) from error
-    files_of_run = _Run(run)
-    curves = files_of_run.curves()
-    record = run / FOLDER if record is None else record
-    recorded = {int(path.stem): path for path in dumps_in(record)}
-    if not curves and not recorded:
-        raise PaddingDataError(
-            f"{run}: holds no {METRICS}, and {record} no <step>.jsonl. Name the folder of a job that recorded its "
-            "steps with padding.record=true, and that of padding.record_dir with --record."
-        )
-    chosen = chosen_steps(sorted(recorded), steps)
-    environment = Environment(
-        loader=PackageLoader("verl_padding.cli", "report_page"), autoescape=True, undefined=StrictUndefined
+    curves: dict[str, Curves] = {}
+    recorded: dict[str, dict[int, Path]] = {}
+    notes: list[str] = []
+    for folder in folders:
+        run = str(folder)
+        curves[run], left_out = read_curves(folder)
+        notes += left_out
+        recorded[run] = {int(path.stem): path for path in dumps_in(folder / FOLDER)}
+        if not curves[run] and not recorded[run]:
+            why = f"holds neither {METRICS} nor {FOLDER}/<step>.jsonl"
+            raise PaddingDataError(f"{folder}: {why}. Name the folder of a job with padding.record=true.")
+        logged = set(curves[run].get(SESSION_REWARD, ()))
+        if logged and (others := sorted(recorded[run].keys() - logged)):
+            why = "recorded by an earlier job in this folder, or not logged yet"
+            notes.append(f"{folder}: {METRICS} does not have steps {', '.join(map(str, others))}: {why}.")
+    wanted = _wanted(steps, [step for of_run in recorded.values() for step in of_run])
+    shown = (
+        shown_step
+        for run, of_run in recorded.items()
+        for step, path in of_run.items()
+        if step in wanted
+        for shown_step in _shown_steps(run, path, notes, whole_texts=whole_texts)
     )
-    page = environment.get_template("page.html")
-    assets = files("verl_padding.cli") / "report_page"
-    written = out.with_name(f"{out.name}.part")
-    try:
-        with written.open("wb") as file:
-            page.stream(
-                run=run.resolve().name,
-                version=__version__,
-                record=record,
-                has_steps=bool(chosen),
-                summaries=files_of_run.steps({step: recorded[step] for step in chosen}, whole_texts=whole_texts),
-                notes=files_of_run.notes,
-                curves=packed({"curves": curves, "first": [name for name in FIRST_CHARTS if name in curves]}),
-                plotly=get_plotlyjs(),
-                script=(assets / "page.js").read_text(encoding="utf-8"),
-                style=(assets / "page.css").read_text(encoding="utf-8"),
-            ).dump(file, encoding="utf-8")
-        written.replace(out)
-    finally:
-        written.unlink(missing_ok=True)
-    return files_of_run.notes
+    title = " and ".join(folder.resolve().name for folder in folders)
+    write_page(out, title=title, curves=curves, steps=shown, notes=notes)
+    return notes
 
 
-def packed(data: Any) -> str:
-    """JSON, compressed, in letters that HTML takes as they are; the page unpacks it when it is looked at."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
-
-
-def chosen_steps(recorded: Sequence[int], steps: str | None) -> list[int]:
-    """The recorded ones of some steps."""
+def _wanted(steps: str | None, recorded: Sequence[int]) -> set[int]:
     if steps is None:
-        return list(recorded)
+        return set(recorded)
     try:
-        wanted = set(_numbers(steps))
+        ends = [part.partition("-") for part in steps.split(",")]
+        wanted = {step for first, _, last in ends for step in range(int(first), int(last or first) + 1)}
     except ValueError as error:
         raise PaddingDataError(f"--steps {steps}: not numbers of steps. Write them as 1,5,10-20.") from error
     if not wanted & set(recorded):
-        there = f"Choose from {recorded[0]} to {recorded[-1]}" if recorded else "No step is; leave the option out"
+        there = f"Choose from {min(recorded)} to {max(recorded)}" if recorded else "Leave the option out"
         raise PaddingDataError(f"--steps {steps}: none of them is recorded. {there}.")
-    return [step for step in recorded if step in wanted]
+    return wanted
 
 
-def _numbers(steps: str) -> Iterator[int]:
-    for part in steps.split(","):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+def _shown_steps(run: str, path: Path, notes: list[str], *, whole_texts: bool) -> Iterator[ShownStep]:
+    """The local updates of a recorded step, with the texts of its rollout dump."""
+    texts: Mapping[str, tuple[str, str]] = {}
+    updates: Sequence[RecordedStep] = ()
+    dump = Path(run) / ROLLOUTS / path.name
+    try:
+        updates = read_steps(path)
+        texts = _read_texts(dump) if dump.exists() else {}
+    except PaddingDataError as refusal:
+        note = f"Left out: {refusal}"
+        notes += [note] if note not in notes else []
+    for update in updates:
+        yield recorded_step(update, run=run, texts=_shown_texts(update, texts, whole=whole_texts))
+
+
+def _read_texts(dump: Path) -> dict[str, tuple[str, str]]:
+    """Input and output of the rows of a rollout dump by their keys, without stock verl's pads."""
+    rows = read_dump(dump, uid=str, input=str, output=str)
+    return {row["uid"]: (row["input"], row["output"]) for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)}
+
+
+def _shown_texts(update: RecordedStep, texts: Mapping[str, tuple[str, str]], *, whole: bool) -> dict[str, Any]:
+    kept, beside = (math.inf, math.inf) if whole else (KEPT, KEPT_BESIDE)
+    shown: dict[str, Any] = {}
+    for number, key in enumerate(update.keys):
+        if key not in texts:
+            continue
+        prompt, answer = texts[key]
+        shown[key] = {"input": cut_text(prompt, kept), "output": cut_text(answer, kept)}
+        other = update.rows[number].shares_with if update.rows else None
+        if other is not None and update.keys[other] in texts:
+            shown[key] |= _parting(prompt + answer, "".join(texts[update.keys[other]]), beside)
+    return shown
+
+
+def _parting(mine: str, other: str, beside: float) -> dict[str, Any]:
+    """Where a text parts from another one, in characters, and what is at either side of that place."""
+    at = _first_difference(mine, other)
+    kept = int(min(beside, len(mine) + len(other)))
+    before = mine[max(at - kept, 0) : at]
+    return {"parts_at": at, "before": before, "mine": mine[at : at + kept], "other": other[at : at + kept]}
+
+
+def _first_difference(mine: str, other: str) -> int:
+    codes = [np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") for text in (mine, other)]
+    shorter = min(map(len, codes))
+    differ = np.flatnonzero(codes[0][:shorter] != codes[1][:shorter])
+    return int(differ[0]) if len(differ) else shorter

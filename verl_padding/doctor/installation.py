@@ -175,7 +175,7 @@ def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
 
 
 def files_of_job(config: DictConfig) -> Iterator[Finding]:
-    """Whether models, data and code of the user's own are there; ``verl-padding rehearse`` runs them."""
+    """Whether models, data and code of the user's own are there; ``verl-padding dry-run`` runs them."""
     models = [MODEL]
     models += ["critic.model.path"] if has_critic(config) else []
     models += ["reward.reward_model.model_path"] if config.reward.reward_model.enable else []

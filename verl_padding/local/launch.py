@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_padding.local import job_supervisor
-from verl_padding.runs.report import LOG, METRICS
+from verl_padding.runs.run_files import LOG, METRICS
 
 # Names of the caller's environment that would make the job join someone else's cluster or process group.
 _DROPPED = {"RAY_ADDRESS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}

@@ -7,10 +7,9 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from verl_padding.plan import Rows
 from verl_padding.plan.forest import Forest
 from verl_padding.timing.laps import Lap
 
-FORM = 1
+FORMAT_VERSION = 1
 """Version of the form: a reader knows by it whether it can read a file."""
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the checkpoints."""
@@ -98,7 +97,7 @@ def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     for each row, then one for each lap. The file is there once it is whole."""
     lines: list[Mapping[str, Any]] = []
     for each in updates:
-        lines.append({"form": FORM, "step": each.step, "update": each.update, "keys": list(each.keys)})
+        lines.append({"form": FORMAT_VERSION, "step": each.step, "update": each.update, "keys": list(each.keys)})
         lines += [{name: or_null(value) for name, value in vars(row).items()} for row in each.rows]
         lines += map(vars, each.laps)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,12 +120,12 @@ def read_steps(path: Path) -> list[RecordedStep]:
     """The local updates of a step's file, mostly one; a PaddingDataError if it holds something else."""
     try:
         with path.open("rb") as lines:
-            return steps_of(lines, str(path))
+            return parse_steps(lines, str(path))
     except OSError as error:
-        raise _no_step(str(path), error) from error
+        raise _not_a_step(str(path), error) from error
 
 
-def steps_of(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
+def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     """The same of a file's lines, and its name."""
     updates: list[tuple[dict[str, Any], list[RecordedRow], list[Lap]]] = []
     try:
@@ -134,15 +133,12 @@ def steps_of(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
             values = json.loads(line)
             if "keys" in values:
                 _check_form(name, values.pop("form", None))
-                _check_values(RecordedStep, values)
                 updates.append((values, [], []))
             elif "call" in values:
-                _check_values(Lap, values)
                 tuples = {each: tuple(value) for each, value in values.items() if isinstance(value, list)}
                 updates[-1][2].append(Lap(**values | tuples))
             else:
                 numbers = {each: math.nan for each in ("reward", "weight") if values[each] is None}
-                _check_values(RecordedRow, {each: value for each, value in values.items() if each not in numbers})
                 places = {call: Place(*place) for call, place in values["places"].items()}
                 updates[-1][1].append(RecordedRow(**values | numbers | {"places": places}))
         if not updates:
@@ -158,41 +154,18 @@ def steps_of(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     except PaddingDataError:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
-        raise _no_step(name, error) from error
+        raise _not_a_step(name, error) from error
 
 
-def _check_values(form: type, values: Mapping[str, Any]) -> None:
-    """A TypeError if a value is not of the type that its field has in a dataclass."""
-    for each in fields(form):
-        if each.name in values and not _is_of(each.type, values[each.name]):
-            raise TypeError(f"{each.name}={repr(values[each.name])[:80]}")
-
-
-def _is_of(kind: Any, value: Any) -> bool:
-    """Whether JSON has a value of some type; all whole numbers of a file count from 0, and no number is infinite."""
-    if isinstance(kind, UnionType):
-        return any(_is_of(each, value) for each in get_args(kind))
-    if kind is int:
-        return type(value) is int and 0 <= value < 1 << 63
-    if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    if kind is Place:
-        kinds = get_type_hints(Place).values()
-        return isinstance(value, list) and len(value) == len(kinds) and all(map(_is_of, kinds, value))
-    if get_origin(kind) is Mapping:
-        return isinstance(value, dict) and all(_is_of(get_args(kind)[1], each) for each in value.values())
-    if get_origin(kind) in (tuple, Sequence):
-        return isinstance(value, list) and all(_is_of(get_args(kind)[0], each) for each in value)
-    return type(value) is kind
-
-
-def _no_step(name: str, error: Exception) -> PaddingDataError:
-    return PaddingDataError(f"{name}: not the file of a step ({error!r}). Name one of padding.record_dir.")
+def _not_a_step(name: str, error: Exception) -> PaddingDataError:
+    return PaddingDataError(
+        f"{name}: not the file of a step ({error!r}). Name one that padding.record=true has written."
+    )
 
 
 def _check_form(name: str, form: object) -> None:
-    if form != FORM:
+    if form != FORMAT_VERSION:
         raise PaddingDataError(
-            f"{name}: form={form}, and this version of verl_padding reads form {FORM}. Read the file with the version "
-            "that has written it, or record the step again."
+            f"{name}: form={form}, and this version of verl_padding reads form {FORMAT_VERSION}. Read the file with "
+            "the version that has written it, or record the step again."
         )

@@ -17,7 +17,7 @@ from verl_padding.local.scripted_replies import TEXTS
 from verl_padding.plan.counted import counted
 from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError, shortened
 from verl_padding.rehearsal.reduced_job import STEPS, reduced, write_shrunk_model
-from verl_padding.runs.report import LOG, read_metrics
+from verl_padding.runs.run_files import LOG, read_metrics
 
 STAGES = {
     "Started a local Ray instance": "Ray",

@@ -2,26 +2,20 @@
 
 import json
 import math
-import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
-from matplotlib import image
 from typer.testing import CliRunner
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
-from tests.support.pixels import pixels_of
-from tests.timing.test_laps import lap
 from verl_padding.cli.app import app
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.plan import COST_MODELS
+from verl_padding.plan import Sharing
 from verl_padding.plan.cost import attention_cost
-from verl_padding.runs import charts
-from verl_padding.runs.charts import WAITING
-from verl_padding.timing.learned_costs import LearnedCosts
 
 SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
 PLANNED = (*SHAPE, "--packer", "plan")
@@ -58,7 +52,7 @@ def run(*args: object, given: str | None = None):
 
 
 def plan_of(*args: object) -> dict:
-    result = run(*args, "--json")
+    result = run("--json", *args)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -203,7 +197,7 @@ def dump_line(uid: str, output: str) -> str:
     return json.dumps({"input": "ab", "output": output, "gts": None, "score": 1.0, "uid": uid}, ensure_ascii=False)
 
 
-def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tmp_path):
+def test_a_dump_is_tokenized_and_its_stock_pads_are_left_out(tmp_path):
     path = tmp_path / "1.jsonl"
     # One token a byte; U+2028 would break the line for a reader that splits at it.
     texts = {"q_0_0": "xyz", "q_0_1": "a\u2028b", "pad77_0_0": "", "r_1_0": "z" * 40}
@@ -223,91 +217,17 @@ def test_a_rollout_dump_is_counted_by_a_tokenizer_and_stock_pads_are_left_out(tm
     assert "name the model's tokenizer with --tokenizer" in refused(path, *shape)
 
 
-def test_what_cannot_be_planned_is_refused_in_one_line(path, tmp_path):
+def test_what_cannot_be_planned_is_refused_in_one_line(path):
     assert "--mini-batch=3 x --n=2 = 6 rows" in refused(path, *SHAPE, "--strategy", "lcm", "--dp", 7)
-    assert "packer='verl'" in refused(path, *SHAPE, "--sharing", "chains")
-    config = {"model_type": "deepseek_v3", "kv_lora_rank": 512}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "choose cost_model=attention" in refused(path, *SHAPE, "--cost-model", tmp_path)
+    assert "packer='verl'" in refused(path, *SHAPE, "--sharing", get_args(Sharing)[-1])
 
 
-def test_a_file_a_model_or_a_tokenizer_that_is_not_there_is_named_without_a_traceback(path, tmp_path):
+def test_a_file_or_a_tokenizer_that_is_not_there_is_named(path, tmp_path):
     assert "none.jsonl" in refused(tmp_path / "none.jsonl", *SHAPE)
-    for option in ("--cost-model", "--tokenizer", "--picture"):
+    for option in ("--tokenizer", "--page"):
         result = run(path, *SHAPE, option, tmp_path / "none" / "this.png")
         assert result.exit_code == 1
         assert "none/this.png" in result.stderr
-
-
-def test_the_cost_may_be_that_of_a_model(path, tmp_path):
-    model = make_tiny_model("qwen2", tmp_path)
-    by_model, by_tokens = (plan_of(path, *SHAPE, "--cost-model", name) for name in (model, "tokens"))
-    assert by_model["figures"]["over_lower_bound"] != by_tokens["figures"]["over_lower_bound"]
-
-
-def test_the_cost_may_be_what_a_job_has_measured(path, tmp_path):
-    checkpoint = tmp_path / "padding_costs.json"
-    costs = LearnedCosts()
-    laps = [lap(rank, 0, 1.0 + tokens, 1.0 + tokens, (tokens,)) for rank in (0, 1) for tokens in range(1, 9)]
-    costs.learn(laps, {"actor": COST_MODELS["attention"]}, [])
-    costs.write(checkpoint)
-    by_clock, by_formula = (plan_of(path, *SHAPE, "--cost-model", name) for name in (checkpoint, "attention"))
-    assert by_clock["figures"]["over_lower_bound"] != by_formula["figures"]["over_lower_bound"]
-    checkpoint.write_text("{}")
-    assert "has no costs of the actor's update" in refused(path, *SHAPE, "--cost-model", checkpoint)
-    assert "no costs of a job with padding.cost_model=measured" in refused(path, *SHAPE, "--cost-model", path)
-
-
-def test_what_a_models_file_leaves_out_is_what_its_kind_has_by_default(path, tmp_path):
-    # Neither which layers slide nor how wide a head is: every other layer, and 256, for this kind.
-    config = {
-        "model_type": "gemma2",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 99,
-        "sliding_window": 8,
-    }
-    model = tmp_path / "model"
-    plans = []
-    for named in ({}, {"head_dim": 256, "layer_types": ["sliding_attention", "full_attention"] * 2}):
-        model.mkdir(exist_ok=True)
-        (model / "config.json").write_text(json.dumps(config | named))
-        figures = plan_of(path, *SHAPE, "--cost-model", model)["figures"]
-        plans.append({name: figure for name, figure in figures.items() if name != "plan_seconds"})
-    assert plans[0] == plans[1]
-
-
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_the_picture_shows_rows_pads_and_waiting_and_with_compare_stock_verl_beside_it(packer, path, tmp_path):
-    picture = tmp_path / "plan.png"
-    shape = (path, "--packer", packer, *SHAPE, "--n", 4)
-    assert run(*shape, "--picture", picture).exit_code == 0
-    pixels, width = pixels_of(picture), image.imread(picture).shape[1]
-    for colour in (charts.OURS, charts.PADS, WAITING["edgecolor"]):
-        assert pixels(colour) > 50, colour
-    assert (pixels(charts.OURS_LIGHT) > 50) is (packer == "plan"), "verl's packer is asked for the comparison alone"
-    assert pixels(charts.STOCK) == pixels(charts.STOCK_LIGHT) == 0
-    assert run(*shape, "--picture", picture, "--compare").exit_code == 0
-    pixels = pixels_of(picture)
-    for colour in (charts.OURS, charts.OURS_LIGHT, charts.STOCK, charts.STOCK_LIGHT, charts.PADS):
-        assert pixels(colour) > 50, colour
-    assert image.imread(picture).shape[1] == 2 * width
-
-
-def test_the_bars_of_the_picture_end_where_the_slowest_rank_of_each_micro_batch_does(path, rows, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(charts, "save_chart", lambda figure, path: drawn.append(figure))
-    assert run(path, *PLANNED, "--picture", tmp_path / "plan.png").exit_code == 0
-    steps = plan_of(path, *PLANNED)["steps"]
-    for axes, step in zip(drawn[0].axes, steps, strict=True):
-        slowest = sum(map(max, zip(*loads_of(step, rows), strict=True)))
-        ends: dict[float, float] = {}  # by height: of each rank, with what it waits
-        for bar in axes.patches:
-            ends[bar.get_y()] = max(ends.get(bar.get_y(), 0), bar.get_x() + bar.get_width())
-        assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 4)
 
 
 def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
@@ -328,52 +248,32 @@ def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
     assert numbers[-1] == math.ceil(100_000 / 8 / 32) - 1
 
 
-CHAINS = [
+SHARED_ROWS = [
     {"prompt": "a", "session": 0, "token_ids": [1, 2, 3]},
     {"prompt": "a", "session": 0, "token_ids": [1, 2, 3, 4, 5]},
     {"prompt": "b", "session": 0, "tokens": 4},
-    {"prompt": "b", "session": 0, "tokens": 9, "extends": 2},
-    {"prompt": "b", "session": 1, "tokens": 9},
+    {"prompt": "b", "session": 1, "token_ids": [1, 2, 3, 4]},
 ]
-SHARED = ("--dp", "1", "--mini-batch", "2", "--n", "2", "--budget", "64", "--packer", "plan", "--sharing", "chains")
+SHARED = get_args(Sharing)[-1]
+SHARING = ("--dp", 1, "--mini-batch", 2, "--n", 2, "--budget", 64, "--packer", "plan", "--sharing", SHARED)
 
 
-def test_rows_that_extend_each_other_are_computed_once_with_sharing(tmp_path):
-    path = write_lines(tmp_path / "rows.jsonl", CHAINS)
-    figures = plan_of(path, *SHARED)["figures"]
-    assert figures["computed_tokens"] == 5 + 9 + 9
-    assert figures["sharing_factor"] == pytest.approx(30 / 23)
-    assert plan_of(path, *SHARED, "--sharing", "off")["figures"]["computed_tokens"] == 30
-    assert "23 of 30 tokens computed: sharing factor 1.30" in run(path, *SHARED).stdout
-    assert "sharing factor" not in run(path, *SHARED, "--sharing", "off").stdout
+def test_what_rows_of_a_prompt_begin_with_is_computed_once(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", SHARED_ROWS)
+    figures = plan_of(path, *SHARING)["figures"]
+    assert figures["computed_tokens"] == 5 + 4 + 4
+    assert figures["sharing_factor"] == pytest.approx(16 / 13)
+    assert plan_of(path, *SHARING, "--sharing", "off")["figures"]["computed_tokens"] == 16
+    assert "13 of 16 tokens computed: sharing factor 1.23" in run(path, *SHARING).stdout
+    compared = plan_of(path, *SHARING, "--compare", "--budget", 256)["comparison"]
+    assert {name: totals["computed_tokens"] for name, totals in compared.items()} == {
+        "verl": 16,
+        "plan_computing_all": 16,
+        "plan": 13,
+    }
 
 
-def test_without_a_word_on_which_row_extends_which_nothing_is_shared_and_a_note_reports_so(path):
-    result = run(path, *PLANNED, "--sharing", "chains", "--json")
+def test_where_lengths_are_all_that_is_known_a_note_says_nothing_is_shared(path):
+    result = run(path, *SHARING, "--budget", 1000, "--json")
     assert json.loads(result.stdout)["figures"]["sharing_factor"] == 1
-    assert "--sharing chains: nothing is shared" in result.stderr
-
-
-# Prompt, session, tokens and reward of each row. The sessions of p1 have earned the same, by their last rows, and so
-# have those of p2; p4 has one session, whose advantage is its reward.
-ROWS_OF = re.compile(r'"rows": \[([\d, ]+)\]')
-REWARDED = [
-    *[("p0", 0, 30, 0.0), ("p0", 1, 30, 1.0), ("p1", 0, 10, 0.5), ("p1", 1, 20, 7.0), ("p1", 1, 30, 0.5)],
-    *[("p2", 0, 40, 0.0), ("p2", 1, 40, 0.0), ("p3", 0, 50, 1.0), ("p3", 1, 10, 0.0), ("p4", 0, 60, 1.0)],
-]
-
-
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_prompts_whose_sessions_have_all_earned_the_same_are_told_and_may_be_left_out(packer, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    names = "prompt", "session", "tokens", "reward"
-    path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in REWARDED))
-    shape = ("--dp", "1", "--mini-batch", "5", "--n", "2", "--budget", "128", "--packer", packer)
-    less = plan_of(path, *shape, "--idle-rows", "skip", "--compare")
-    # 10 + 20 + 30 + 40 + 40 of 320 tokens.
-    assert "5 of 10 rows, 43.8% of the tokens" in "".join(less["notes"])
-    numbers = {int(digits) for held in ROWS_OF.findall(json.dumps(less["steps"])) for digits in held.split(", ")}
-    assert numbers == {0, 1, 7, 8, 9}
-    compared = {name: (figures["rows"], figures["tokens"]) for name, figures in less["comparison"].items()}
-    assert compared == {"verl": (10, 320), "plan_computing_idle_rows": (10, 320), "plan": (5, 180)}
-    assert less["comparison"]["plan"]["over_perfect"] < less["comparison"]["plan_computing_idle_rows"]["over_perfect"]
+    assert "nothing is shared" in result.stderr

@@ -1,0 +1,155 @@
+"""What a file of rows may hold, and how the command names the line that is not a row."""
+
+import json
+
+import numpy as np
+import pytest
+
+from verl_padding.cli.batch_reader import read_batches, read_rows
+from verl_padding.errors import PaddingDataError
+
+ROW = {"prompt": "a", "session": 0, "tokens": 5}
+PAD = {"uid": "pad_0_0", "input": "", "output": ""}
+
+
+def lines_of(*rows: dict | str) -> list[bytes]:
+    return [(row if isinstance(row, str) else json.dumps(row)).encode() + b"\n" for row in rows]
+
+
+def list_of_bytes(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def read(*rows: dict | str, tokenize=None, find_shared=False):
+    return read_rows(lines_of(*rows), name="rows.jsonl", tokenize=tokenize, find_shared=find_shared)
+
+
+def refusal(*rows: dict | str, tokenize=None) -> str:
+    with pytest.raises(PaddingDataError) as refused:
+        read(*rows, tokenize=tokenize)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_lengths_may_be_given_in_three_ways():
+    batch = read(
+        ROW,
+        {"prompt": "a", "session": 1, "prompt_tokens": 3, "response_tokens": 0},
+        {"prompt": "b", "session": 0, "token_ids": [7, 8]},
+    )
+    assert batch.rows.tokens_R == (5, 3, 2)
+    assert batch.rows.session_R == ("a_0", "a_1", "b_0")
+    assert not batch.is_dump
+
+
+def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
+    row = {"uid": "b_0_0", "input": "hi", "output": "yes", "prompt": "a key that a reward function logs"}
+    batch = read(ROW, "", PAD, row, {**ROW, "tokens": 9}, tokenize=list_of_bytes)
+    assert batch.lines_R == (0, 3, 4)
+    assert batch.rows.key_R == ("a_0_0", "b_0_0", "a_0_4")
+    assert (batch.pads, batch.is_dump) == (1, True)
+    assert refusal(ROW, "", {}).startswith("rows.jsonl, line 3 (row number 2): ")
+
+
+def test_byte_order_marks_and_line_separators_in_texts_are_read():
+    marked = b"\xef\xbb\xbf" + lines_of(ROW)[0]
+    assert len(read_rows([marked], name="rows.jsonl", tokenize=None).rows) == 1
+    text = json.dumps({"uid": "a_0_0", "input": "a\u2028b\x85c", "output": ""}, ensure_ascii=False)
+    assert read(text, tokenize=list).rows.tokens_R == (5,)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[1]", "TypeError"),
+        ("\udcff", "UnicodeDecodeError"),
+        ({"prompt": "a", "session": 0}, "KeyError: 'tokens'"),
+        ({"prompt": "a", "tokens": 5}, "KeyError: 'session'"),
+        ({"uid": "a_0_1", "input": "2 + 2"}, "KeyError: 'output'"),
+        ({"prompt": "a", "session": 0, "prompt_tokens": 4}, "KeyError: 'response_tokens'"),
+        ({**ROW, "prompt_tokens": 4, "response_tokens": 2}, r"its lengths differ: \[6, 5\]"),
+        ({**ROW, "token_ids": [4, 5]}, r"its lengths differ: \[2, 5\]"),
+    ],
+)
+def test_a_line_that_is_not_a_row_is_refused_with_its_number_and_cause(line, cause):
+    text = line if isinstance(line, str) else json.dumps(line)
+    lines = [*lines_of(ROW), text.encode(errors="surrogateescape")]
+    with pytest.raises(PaddingDataError, match=rf"rows\.jsonl, line 2 \(row number 1\): not a row \(.*{cause}"):
+        read_rows(lines, name="rows.jsonl", tokenize=list_of_bytes)
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ({**ROW, "tokens": 0}, "row 'a_0_1' has 0 tokens: a whole number from 1"),
+        ({**ROW, "tokens": True}, "row 'a_0_1' has True tokens"),
+        ({**ROW, "tokens": 5.5}, "row 'a_0_1' has 5.5 tokens"),
+        ({**ROW, "tokens": 10**30}, "a whole number from 1"),
+        ({**ROW, "session": "x"}, "row 'a_x_1': not of the form {uid}_{session}_{index}"),
+        ({"uid": "abc", "input": "", "output": ""}, "row 'abc': not of the form {uid}_{session}_{index}"),
+        ({"uid": "a_0_0", "input": "", "output": ""}, "row 'a_0_0' is in the batch twice"),
+    ],
+)
+def test_rows_that_are_not_a_batch_are_refused_with_their_key(row, cause):
+    shown = refusal(ROW, row, tokenize=list_of_bytes)
+    assert shown.startswith("rows.jsonl: ")
+    assert cause in shown
+
+
+@pytest.mark.parametrize("ids", [[-1], [True], [1.5], ["a"], [[1], [2]], "12", None])
+def test_token_ids_that_are_none_are_refused(ids):
+    assert "token ids are whole numbers" in refusal({"prompt": "a", "session": 0, "token_ids": ids})
+
+
+def shared(batch, *pairs: tuple[int, int]) -> list[int]:
+    one, other = np.array(pairs).T
+    return batch.rows.forest.shared_by_pairs(one, other).tolist()
+
+
+def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():
+    ids = [[1, 2], [1, 2, 9], [1, 2, 3, 4], [2]]
+    rows = [{"prompt": "a", "session": row, "token_ids": each} for row, each in enumerate(ids)]
+    batch = read(*rows, ROW, {"prompt": "b", "session": 0, "token_ids": [1, 2]}, find_shared=True)
+    assert shared(batch, (0, 1), (1, 2), (0, 2), (0, 3), (0, 4), (0, 5)) == [2, 2, 2, 0, 0, 0]
+    assert read(*rows).rows.forest is None, "nobody asked"
+    assert read(ROW, ROW, find_shared=True).rows.forest is None
+
+
+def test_rows_of_a_dump_share_by_their_tokenized_texts():
+    texts = [{"uid": f"a_{session}_0", "input": "ab", "output": end} for session, end in enumerate(["c", "c", "d"])]
+    assert shared(read(*texts, tokenize=list_of_bytes, find_shared=True), (0, 1), (1, 2)) == [3, 2]
+
+
+def test_what_a_row_shares_with_the_line_before_may_be_given():
+    rows = [ROW, {**ROW, "tokens": 9, "shares": 5}, {**ROW, "session": 1, "tokens": 7, "shares": 3}]
+    assert shared(read(*rows), (0, 1), (1, 2), (0, 2)) == [5, 3, 3]
+    for shares in (-1, 6, True, "3"):
+        assert f"shares={shares!r} must be a whole number from 0 to 5" in refusal(ROW, {**ROW, "shares": shares})
+    assert "from 0 to 0" in refusal(ROW, {**ROW, "prompt": "b", "shares": 1})
+
+
+def test_a_folder_is_read_in_the_order_of_its_steps(tmp_path):
+    for name in ("10.jsonl", "9.jsonl"):
+        (tmp_path / name).write_bytes(lines_of(ROW)[0])
+    for name in ("metrics.jsonl", "9.json", "notes"):
+        (tmp_path / name).write_text("{")
+    batches, refused = read_batches(tmp_path, None)
+    assert [batch.name for batch in batches] == [f"{tmp_path}/9.jsonl", f"{tmp_path}/10.jsonl"]
+    assert refused == []
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PaddingDataError, match=r"holds no <step>\.jsonl.*trainer\.rollout_data_dir"):
+        read_batches(tmp_path / "empty", None)
+
+
+def test_torn_empty_and_foreign_files_of_a_folder_are_left_out(tmp_path):
+    whole = lines_of(ROW)[0]
+    texts = {"1": whole, "2": b"\n\n", "3": whole + whole[:9], "4": lines_of(PAD)[0], "5": b"<html>", "6": b""}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.jsonl").write_bytes(text)
+    batches, refused = read_batches(tmp_path, list_of_bytes)
+    assert [batch.name for batch in batches] == [f"{tmp_path}/1.jsonl"]
+    assert [str(each).split(f"{tmp_path}/")[1][:7] for each in refused] == [f"{step}.jsonl" for step in range(2, 7)]
+    (tmp_path / "1.jsonl").unlink()
+    with pytest.raises(PaddingDataError, match=r"2\.jsonl: holds no row\."):
+        read_batches(tmp_path, list_of_bytes)

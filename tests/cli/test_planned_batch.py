@@ -1,0 +1,186 @@
+"""Plans of folders, pipes, recorded steps and jobs, and their page."""
+
+import json
+import os
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.cli.test_plan import (
+    PLANNED,
+    SHAPE,
+    SHARING,
+    cost_of,
+    loads_of,
+    plan_of,
+    refused,
+    rows_of,
+    run,
+    write_lines,
+)
+from tests.record.test_step_file import made_step
+from tests.support.written_pages import Opened, needs_a_browser, parsed
+from verl_padding.record.step_file import write_steps
+
+
+@pytest.fixture
+def rows() -> list[dict]:
+    return rows_of(9)
+
+
+@pytest.fixture
+def path(rows, tmp_path) -> Path:
+    return write_lines(tmp_path / "rows.jsonl", rows)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Three steps of 64, 32 and 60 rows."""
+    place = tmp_path / "rollouts"
+    place.mkdir()
+    for step, rows in ((2, ROWS[:32]), (10, ROWS[:60]), (1, ROWS)):
+        write_lines(place / f"{step}.jsonl", rows)
+    return place
+
+
+ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
+OF_FOUR = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
+
+
+def test_standard_input_is_planned_as_a_file_is(path):
+    from_file = plan_of(path, *SHAPE)
+    given = json.loads(run("-", *SHAPE, "--json", given=path.read_text()).stdout)
+    assert given["file"] == "standard input"
+    assert given["steps"] == from_file["steps"]
+    assert "standard input, line 1 (row number 0): not a row" in run("-", *SHAPE, given="{").stderr
+
+
+def test_a_pipe_with_a_name_is_read_once(path, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=[path.read_bytes()])
+    writer.start()
+    shown = plan_of(pipe, *SHAPE)
+    writer.join()
+    assert shown["steps"] == plan_of(path, *SHAPE)["steps"]
+
+
+def test_each_file_of_a_folder_is_a_batch_with_a_line_in_the_order_of_steps(folder):
+    result = run(folder, *OF_FOUR)
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.split("\n") if "│" in line]
+    assert [line[:3] for line in lines] == [
+        ["1.jsonl", "4", "64"],
+        ["2.jsonl", "2", "32"],
+        ["10.jsonl", "4", "60"],
+        ["all", "10", "156"],
+    ]
+    assert "--mini-batch=4: does not divide 15 prompts with rows." in result.stderr
+    assert result.stderr.endswith("(1 of 3 files)\n")
+    shown = plan_of(folder, *OF_FOUR, "--budget", 128, "--compare")
+    alone = plan_of(folder / "2.jsonl", *OF_FOUR, "--budget", 128, "--compare")
+    for key in ("steps", "comparison", "notes"):
+        assert shown["batches"][1][key] == alone[key]
+    rows = [batch["comparison"]["verl"]["rows"] for batch in shown["batches"]]
+    assert rows == [64, 32, 60]
+    assert shown["comparison"]["verl"]["rows"] == shown["comparison"]["plan"]["rows"] == sum(rows)
+
+
+def test_of_a_folder_what_is_no_file_of_rows_is_named_and_left_out(folder):
+    (folder / "3.jsonl").write_text(json.dumps(ROWS[0]) + "\n{\n")
+    (folder / "7.jsonl").mkdir()
+    (folder / "8.jsonl").write_text("[" * 100_000 + "\n")
+    (folder / "9.jsonl").write_text(json.dumps({"form": 1, "step": 9, "update": 0, "keys": ["a"]}) + "\n")
+    result = run(folder, *OF_FOUR, "--json")
+    shown = json.loads(result.stdout)
+    assert [Path(batch["file"]).name for batch in shown["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
+    assert len(shown["left_out"]) == 4
+    assert all(left_out in result.stderr for left_out in shown["left_out"])
+    assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder / "3.jsonl", *OF_FOUR)
+
+
+def test_a_row_past_the_budget_is_refused_with_its_key_and_the_option(tmp_path):
+    strange = write_lines(tmp_path / "[bold]rows[red].jsonl", ROWS)
+    shown = refused(strange, *OF_FOUR, "--budget", 72)
+    assert f"{strange}: row 'p15_3_63' has 73 tokens" in shown
+    assert "raise --budget until it holds 73" in shown
+    assert run(strange, *OF_FOUR).stdout.startswith("[bold]rows[red].jsonl: 2 ranks")
+
+
+def test_options_that_the_rows_do_not_bear_out_are_named_with_both_numbers(tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", ROWS)
+    assert plan_of(file, *OF_FOUR)["notes"] == []
+    (note,) = plan_of(file, *OF_FOUR, "--mini-batch", 5)["notes"]
+    assert note.startswith("--mini-batch=5: does not divide 16 prompts with rows. The batch is planned as one of 20")
+    assert plan_of(file, *OF_FOUR, "--n", 7)["notes"] == ["--n=7: a prompt has up to 4 sessions."]
+    (note,) = plan_of(file, *OF_FOUR, "--dp", 32)["notes"]
+    assert note == "32 ranks: some have nothing but pads in 4 of 4 optimizer steps."
+
+
+def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
+    step, path = made_step(), tmp_path / "3.jsonl"
+    write_steps([step], path)
+    plan = plan_of(path, *SHARING)
+    (rank,) = plan["steps"][0]["ranks"]
+    assert sorted(row for micro_batch in rank["micro_batches"] for row in micro_batch["rows"]) == [0, 1, 2, 3]
+    # 12, 20, 15 and 20 tokens: row 0 is the beginning of row 1, and row 2 has 7 tokens of it, the last computed again.
+    assert plan["figures"]["computed_tokens"] == 20 + (15 - 6) + 20
+    assert "1 of 4 rows, 29.9% of the tokens, add nothing to the gradient" in plan["notes"][0]
+    write_steps([step, made_step(update=1)], path)
+    both = plan_of(path, *SHARING)
+    assert [Path(batch["file"]).name for batch in both["batches"]] == ["3.jsonl, update 0", "3.jsonl, update 1"]
+    assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
+    write_steps([made_step(rows=[])], path)
+    assert "3.jsonl: holds laps alone. Record steps with padding.record=true." in refused(path, *SHARING)
+
+
+def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
+    file = write_lines(tmp_path / "rows.jsonl", ROWS)
+    budgets = ("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=100")
+    of_job = (*job, *budgets, "trainer.n_gpus_per_node=2", "+padding=prompt", "padding.packer=plan")
+    by_job = plan_of(file, "--", *of_job)
+    by_options = plan_of(file, "--dp", 2, "--mini-batch", 2, "--n", 4, "--budget", 100, "--packer", "plan")
+    assert by_job["steps"] == by_options["steps"]
+    assert (by_job["strategy"], by_job["packer"]) == ("prompt", "plan")
+    page = tmp_path / "plan.html"
+    assert run(file, "--page", page, "--", *of_job).exit_code == 0
+    assert {"actor", "log_prob"} <= parsed(page).packed["step-1"]["charts"].keys()
+
+
+def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
+    for options, arguments, cause in (
+        (("--dp", 2), [*job, "+padding=prompt"], "--dp=2: the job's overrides say it"),
+        ((), job, "Add +padding=prompt"),
+        ((), [*job, "+padding=prompt", "nonsense=1"], "Could not override 'nonsense'"),
+        ((), [*job, "+padding=prompt", "padding.strategy=x"], "padding.strategy='x'"),
+        (("--dp", 2), [], "--mini-batch, --n, --budget: missing"),
+    ):
+        assert cause in refused(path, *options, "--", *arguments)
+
+
+@pytest.mark.parametrize("packer", ["verl", "plan"])
+def test_the_page_has_the_bars_of_the_plan_and_of_stock_verl(packer, path, rows, tmp_path):
+    page, shape = tmp_path / "plan.html", (*SHAPE, "--dp", 2, "--packer", packer)
+    assert run(path, *shape, "--compare", "--page", page).exit_code == 0
+    charts = parsed(page).packed["step-1"]["charts"]
+    assert list(charts) == ["actor", "verl", "plan"]
+    for chart in charts.values():
+        assert sorted(row for bar in chart["bars"] for row in bar[6]) == list(range(len(rows)))
+    ends = {}
+    for rank, _, micro_batch, start, _, length, *_ in charts["actor"]["bars"]:
+        assert (micro_batch is None) == (packer == "verl")
+        ends[rank] = max(ends.get(rank, 0), start + length)
+    steps = plan_of(path, *shape)["steps"]
+    if packer == "plan":
+        slowest = sum(max(loads) for step in steps for loads in zip(*loads_of(step, rows), strict=True))
+        assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 2)
+
+
+@needs_a_browser
+def test_a_browser_shows_a_plan_which_has_no_curves(path, tmp_path):
+    page = tmp_path / "plan.html"
+    assert run(path, *PLANNED, "--page", page).exit_code == 0
+    assert parsed(page).packed["curves"] == {"curves": {}, "first": []}
+    opened = Opened(page, tmp_path / "profile")
+    assert opened.console == []
+    assert opened.prompts.count("<details") == 9

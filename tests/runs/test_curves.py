@@ -1,0 +1,62 @@
+"""The curves of padded runs and of stock verl's, from the files that they leave."""
+
+import json
+import math
+
+import pytest
+
+from tests.support.run_folder import write_run
+from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
+from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, known, read_curves
+from verl_padding.runs.run_files import CONFIG, METRICS, ROLLOUTS
+from verl_padding.stock.padding import StockRule
+
+
+def change_metrics(folder, step: int, **values) -> None:
+    entries = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    entries[step - 1]["data"] |= values
+    (folder / METRICS).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def test_a_padded_run_has_its_metrics_and_the_rewards_of_its_dumps(tmp_path):
+    curves, notes = read_curves(write_run(tmp_path, padded=True))
+    assert notes == []
+    assert curves[ACTOR_STEPS] == curves[PAD_ROWS_TOTAL] == {1: 1, 2: 1}
+    assert curves[SESSION_REWARD] == {1: 0.25, 2: 0.5}
+    assert curves["actor/grad_norm"] == pytest.approx({1: 0.1, 2: 0.2})
+    assert REAL_ROWS_TOTAL not in curves
+
+
+def test_a_logged_reward_of_a_session_needs_no_dump(tmp_path):
+    folder = write_run(tmp_path, padded=True)
+    (folder / ROLLOUTS / "2.jsonl").write_text("nobody reads it")
+    change_metrics(folder, 2, **{"padding/session/score/mean": 0.125})
+    curves, notes = read_curves(folder)
+    assert (curves[SESSION_REWARD], notes) == ({1: 0.25, 2: 0.125}, [])
+    change_metrics(folder, 2, **{"padding/session/score/mean": None})
+    curves, _ = read_curves(folder)
+    assert known(curves[SESSION_REWARD]) == [0.25]
+    assert math.isnan(curves[SESSION_REWARD][2])
+
+
+def test_stock_verls_pads_and_optimizer_steps_follow_from_its_rule(tmp_path):
+    folder = write_run(tmp_path, padded=False)
+    curves, _ = read_curves(folder)
+    assert (curves[REAL_ROWS_TOTAL], curves[PAD_ROWS_TOTAL]) == ({1: 5, 2: 8}, {1: 1, 2: 4})
+    assert curves[ACTOR_STEPS] == {1: 1, 2: 2}
+    (folder / CONFIG).unlink()
+    assert ACTOR_STEPS not in read_curves(folder)[0]
+
+
+def test_a_torn_dump_is_named_and_its_step_has_no_reward(tmp_path):
+    folder = write_run(tmp_path, padded=True)
+    (folder / ROLLOUTS / "2.jsonl").write_text('{"uid": ')
+    curves, (note,) = read_curves(folder)
+    assert curves[SESSION_REWARD] == {1: 0.25}
+    assert f"{folder}/rollouts/2.jsonl: is not whole" in note
+
+
+@pytest.mark.parametrize(("rows", "padded", "steps"), [(1, 48, 3), (48, 48, 3), (49, 96, 6)])
+def test_stock_verl_pads_to_the_multiple_of_ranks_and_mini_batches(rows, padded, steps):
+    rule = StockRule(dp_size=2, actor_rows=16, critic_rows=24)
+    assert (rule.padded_rows(rows), rule.optimizer_steps(rows)) == (padded, steps)

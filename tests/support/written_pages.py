@@ -1,0 +1,79 @@
+"""Pages that ``report`` and ``plan --page`` have written: their data, and what a browser makes of them."""
+
+import base64
+import gzip
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+needs_a_browser = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed")
+
+
+class Page(HTMLParser):
+    """The data of a page, the cells of each line of its table of steps, its links, and its notes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed: dict[str, Any] = {}
+        self.lines: list[list[str]] = []
+        self.links: list[str] = []
+        self.notes: list[str] = []
+        self._id: str | None = None
+        self._in_cell = self._in_note = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.links += [named[name] or "" for name in ("src", "href") if name in named]
+        self._id = named.get("id")
+        if tag == "tr":
+            self.lines.append([])
+        self._in_cell, self._in_note = tag == "td", named.get("class") == "note"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell = self._in_note = False
+
+    def handle_data(self, data: str) -> None:
+        if self._id and self._id.startswith("packed-"):
+            self.packed[self._id.removeprefix("packed-")] = json.loads(gzip.decompress(base64.b64decode(data)))
+            self._id = None
+        elif self._in_cell:
+            self.lines[-1].append(data.strip())
+        elif self._in_note:
+            self.notes.append(data)
+
+
+def parsed(page: Path) -> Page:
+    found = Page()
+    found.feed(page.read_text(encoding="utf-8"))
+    return found
+
+
+class Opened:
+    """What a browser has made of a page, and written to its console."""
+
+    def __init__(self, page: Path, folder: Path, *, at: str = ""):
+        command = [
+            *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"),
+            *(f"--user-data-dir={folder}", "--timeout=20000", "--virtual-time-budget=20000", f"{page.as_uri()}{at}"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=80)
+        self.dom = done.stdout
+        self.console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+    @property
+    def prompts(self) -> str:
+        """HTML of the prompts and their rows."""
+        return self.dom.split('id="prompts"')[1].split("<script")[0]
+
+    def visible(self, element: str) -> str:
+        """Text of the elements of this name, one after the other, entities as they are."""
+        found = re.findall(rf"<{element}\b.*?</{element}>", self.dom)
+        return " | ".join(re.sub(r"<[^>]*>", " ", each) for each in found)

@@ -1,0 +1,272 @@
+"""The page that shows runs and plans: one HTML file, which opens without a network."""
+
+import base64
+import gzip
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.mini_batch_costs import RowsMDK, micro_batch_loads
+from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
+from verl_padding.record.step_file import RecordedStep, or_null
+from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, Curves
+from verl_padding.timing.laps import laps_by_call
+from verl_padding.version import __version__
+
+FIRST_CHARTS = (
+    SESSION_REWARD,
+    "padding/real_rows/total",
+    "padding/pad_rows/total",
+    ACTOR_STEPS,
+    "actor/grad_norm",
+    "timing_s/step",
+)
+"""Curves that the page shows at first; others can be chosen."""
+COLUMNS = ("tokens", "shared_tokens", "trained_tokens", "reward", "advantage", "weight", "age", "idle")
+"""Numbers of a row, by the names of `RecordedRow`."""
+
+
+class Bar(NamedTuple):
+    """A micro-batch on a rank."""
+
+    rank: int
+    mini_batch: int
+    micro_batch: int | None
+    """None where verl's packer cuts the micro-batches, in the workers."""
+    start: float
+    busy: float
+    length: float
+    """From its start until the slowest rank is ready: what is not busy is waiting."""
+    rows: Sequence[int]
+    pads: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """The bars of a worker call, or of a layout, and what their lengths measure."""
+
+    unit: str
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownStep:
+    """The rows of a batch, and the charts of what computed them."""
+
+    name: str
+    run: str
+    keys: Sequence[str]
+    columns: Mapping[str, Sequence[Any]] = field(repr=False)
+    """Those of :data:`COLUMNS` that are known; none where rows are not recorded."""
+    charts: Mapping[str, Chart] = field(repr=False)
+    forest: Forest | None = field(default=None, repr=False)
+    texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Of a row's key: its input, its output, and where it parts from the row that it shares with."""
+
+    def packed(self) -> str:
+        """All of it, for the page's script."""
+        order = range(len(self.keys)) if self.forest is None else np.argsort(self.forest.place_R).tolist()
+        # In that order, a row shares its first tokens with the one before it.
+        shared = self.columns.get("shared_tokens", [0] * len(self.keys))
+        shares_with = {row: before for before, row in pairwise(order) if shared[row]}
+        return packed(
+            {
+                "name": self.name,
+                "keys": self.keys,
+                "columns": self.columns,
+                "order": list(order),
+                "shares_with": shares_with,
+                "charts": {name: vars(chart) for name, chart in self.charts.items()},
+                "texts": [self.texts.get(key) for key in self.keys],
+            }
+        )
+
+    def summary(self) -> dict[str, str]:
+        """Its line in the table of steps."""
+        sessions = rows_of_sessions(self.keys)
+        counts = {
+            "prompts": len(set(map(uid_of_key, self.keys))),
+            "sessions": len(sessions),
+            "rows": len(self.keys),
+            **{title: sum(self.columns[name]) for title, name in _SUMS.items() if name in self.columns},
+        }
+        cells = {name: f"{count:,}" for name, count in counts.items()}
+        if self.forest is not None:
+            cells["parted rows"] = f"{self._parted(sessions):,}"
+        if "reward" in self.columns:
+            rewards = [self.columns["reward"][session[-1]] for session in sessions]
+            cells["reward"] = "unknown" if None in rewards else f"{sum(rewards) / len(rewards):.3f}"
+        return cells
+
+    def _parted(self, sessions: Sequence[Sequence[int]]) -> int:
+        """Rows that begin like the row before them in their session, and part from it before either ends."""
+        pairs = [pair for session in sessions for pair in pairwise(session)]
+        if not pairs or self.forest is None:
+            return 0
+        before, row = np.array(pairs).T
+        shared = self.forest.shared_by_pairs(before, row)
+        return int(((shared > 0) & (shared < np.minimum(*self.forest.tokens_R[[before, row]]))).sum())
+
+
+_SUMS = {"tokens": "tokens", "trained tokens": "trained_tokens", "idle rows": "idle"}
+SUMMARY = ("prompts", "sessions", "rows", "tokens", "trained tokens", "idle rows", "parted rows", "reward")
+
+
+def write_page(
+    out: Path, *, title: str, curves: Mapping[str, Curves], steps: Iterable[ShownStep], notes: Sequence[str]
+) -> None:
+    """Writes the page; a file of that name is replaced once the page is whole.
+
+    Args:
+        curves: of each run, by its name.
+        notes: sentences on what was left out; they may grow while ``steps`` are taken.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    loader = PackageLoader("verl_padding.cli", "report_page")
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
+    assets = files("verl_padding.cli") / "report_page"
+    shown = [(step.run, step.name, step.summary(), step.packed()) for step in steps]
+    text = template.render(
+        title=title,
+        version=__version__,
+        runs=list(dict.fromkeys(run for run, *_ in shown)),
+        columns=[name for name in SUMMARY if any(name in cells for _, _, cells, _ in shown)],
+        steps=shown,
+        notes=notes,
+        curves=packed(_by_metric(curves)),
+        plotly=get_plotlyjs(),
+        script=(assets / "page.js").read_text(encoding="utf-8"),
+        style=(assets / "page.css").read_text(encoding="utf-8"),
+    )
+    written = out.with_name(f"{out.name}.part")
+    try:
+        written.write_text(text, encoding="utf-8")
+        written.replace(out)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _by_metric(curves: Mapping[str, Curves]) -> dict[str, Any]:
+    names = sorted({name for of_run in curves.values() for name in of_run})
+    lines = {
+        name: {
+            run: [[step, or_null(value)] for step, value in of_run.get(name, {}).items()]
+            for run, of_run in curves.items()
+        }
+        for name in names
+    }
+    return {"curves": lines, "first": [name for name in FIRST_CHARTS if name in lines]}
+
+
+def packed(data: Any) -> str:
+    """JSON, compressed, in letters that HTML takes as they are; the page unpacks it when it is looked at."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -> ShownStep:
+    """A recorded local update: its charts are by the clock where it was timed."""
+    charts = {call: _timed_chart(laps) for call, laps in laps_by_call(update.laps).items()}
+    for call in dict.fromkeys(call for row in update.rows for call in row.places):
+        charts.setdefault(call, _token_chart(update, call))
+    name = f"Step {update.step}" + (f", update {update.update}" if update.update else "")
+    return ShownStep(
+        name=name,
+        run=run,
+        keys=update.keys,
+        columns={name: [or_null(getattr(row, name)) for row in update.rows] for name in COLUMNS if update.rows},
+        charts=charts,
+        forest=update.forest() if update.rows else None,
+        texts=texts,
+    )
+
+
+def _timed_chart(laps: Sequence[Any]) -> Chart:
+    first_s = min(lap.start_s for lap in laps)
+    bars = [
+        Bar(
+            lap.rank,
+            lap.mini_batch,
+            lap.micro_batch,
+            lap.start_s - first_s,
+            lap.known_busy_s,
+            lap.seconds,
+            lap.rows,
+            lap.pads,
+            lap.tokens,
+        )
+        for lap in laps
+    ]
+    return Chart(unit="seconds", bars=bars)
+
+
+def _token_chart(update: RecordedStep, call: str) -> Chart:
+    """The rows of each micro-batch, as long as their tokens; the record does not have the pads."""
+    held: dict[Any, list[int]] = {}
+    for row in update.rows:
+        if call in row.places:
+            held.setdefault(row.places[call], []).append(row.row)
+    bars = []
+    for place, rows in held.items():
+        tokens = sum(update.rows[row].tokens for row in rows)
+        bars.append(Bar(place.rank, place.mini_batch, place.micro_batch, 0, tokens, 0, rows, 0, tokens))
+    return Chart(unit="tokens of rows", bars=one_after_the_other(bars))
+
+
+def planned_chart(rows_MDK: RowsMDK, costs: CallCosts, *, is_cut: bool = True) -> Chart:
+    """A layout, by what its rows and pads cost.
+
+    Args:
+        is_cut: False if verl's packer cuts the micro-batches, in the workers.
+    """
+    unit = costs.of(1000)
+    bars = []
+    for mini_batch, rows_DK in enumerate(rows_MDK):
+        for rank, rows_K in enumerate(rows_DK):
+            for micro_batch, (rows, load) in enumerate(zip(rows_K, micro_batch_loads(rows_K, costs), strict=True)):
+                real = [row for row in rows if row < costs.n_rows]
+                pads = len(rows) - len(real)
+                tokens = int(costs.tokens_R[real].sum()) + pads * costs.pad_tokens
+                number = micro_batch if is_cut else None
+                bars.append(Bar(rank, mini_batch, number, 0, load / unit, 0, real, pads, tokens))
+    return Chart(unit="cost, in rows of 1000 tokens", bars=one_after_the_other(bars))
+
+
+def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
+    """The bars with their starts and lengths: a micro-batch begins when all ranks are ready with the one before.
+
+    Two ranks that are busy for 3 and 2, and then for 1 and 4, wait for 0 and 1, and then for 3 and 0:
+    both are ready at 3, and then at 7.
+    """
+    longest: dict[tuple[int, int], float] = {}
+    for bar in bars:
+        at = (bar.mini_batch, bar.micro_batch or 0)
+        longest[at] = max(longest.get(at, 0), bar.busy)
+    starts, end = {}, 0.0
+    for at in sorted(longest):
+        starts[at], end = end, end + longest[at]
+    found = []
+    for bar in bars:
+        at = (bar.mini_batch, bar.micro_batch or 0)
+        found.append(bar._replace(start=starts[at], length=longest[at]))
+    return found
+
+
+def cut_text(text: str, kept: float = math.inf) -> Any:
+    """A text, or its beginning, how many characters are left out, and its end."""
+    if len(text) <= 2 * kept:
+        return text
+    half = int(kept)
+    return [text[:half], len(text) - 2 * half, text[-half:]]
