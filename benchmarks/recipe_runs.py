@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.results import console, show
 from verl_padding.cli.demo import HYDRA, empty_folder
-from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.runs.curves import RunCurves
 from verl_padding.runs.report import LAST, ROLLOUTS, Goal, Learning
 

@@ -16,7 +16,7 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from tests.support.pixels import pixels_of
 from tests.timing.test_laps import lap
 from verl_padding.cli.app import app
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import COST_MODELS
 from verl_padding.plan.cost import attention_cost
 from verl_padding.runs import charts

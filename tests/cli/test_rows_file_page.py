@@ -7,7 +7,7 @@ from dataclasses import fields
 from tests.cli.test_plan_command import plan_of
 from tests.support.pages import DOCS, FENCE, read
 from verl_padding.cli.rows_file import read_rows
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
 
 PAGE = read(DOCS / "rows_file.md")

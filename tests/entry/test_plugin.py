@@ -17,7 +17,7 @@ from verl_padding.entry.loud_failure import asks_for_padding
 from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES
 
 # Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports transformers needs this first.
-WITH_TORCHVISION = "import verl_padding.local\n"
+WITH_TORCHVISION = "import verl_padding.on_cpu\n"
 MODE = "trainer.v1.trainer_mode"
 REFUSAL = (
     "verl_padding: +padding=prompt: {} (the reason is above). Run `verl-padding doctor`, or remove +padding=prompt."

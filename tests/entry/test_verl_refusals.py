@@ -10,7 +10,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding.driver.trainers import PaddedTrainerSync
 from verl_padding.entry.hydra_callback import CheckJobBeforeStart, verl_refusals
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 ROLLOUT, ACTOR, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 MODE = "trainer.v1.trainer_mode"

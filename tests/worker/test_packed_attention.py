@@ -28,7 +28,7 @@ from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as refer
 from tests.support.fresh_processes import run_fresh
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.worker import packed_attention
 from verl_padding.worker.packed_attention import (
     flash_attn_func,
@@ -345,7 +345,7 @@ def test_a_kernel_without_windows_is_none(kernel, monkeypatch):
 
 
 QWEN_VL = """
-import verl_padding.local
+import verl_padding.on_cpu
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from verl.models.transformers.monkey_patch import apply_monkey_patch

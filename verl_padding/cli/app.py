@@ -181,7 +181,7 @@ def tiny_model(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""
-    from verl_padding.local.tiny_models import write_tiny_model
+    from verl_padding.on_cpu.tiny_models import write_tiny_model
 
     write_tiny_model(family, folder, seed=seed)
     typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
@@ -205,7 +205,7 @@ def rehearse(
 
     The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something is wrong.
     """
-    from verl_padding.cli.rehearse import rehearse as run
+    from verl_padding.cli.dry_run import dry_run as run
 
     job = JobArguments(
         overrides=tuple(overrides), config_name=config_name, config_path=config_path, config_dir=config_dir

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.record.step_file import FOLDER
 from verl_padding.runs.curves import CONFIG, RunCurves, draw, stock_rule_of, table_of
 from verl_padding.runs.follow import StepLines

@@ -207,7 +207,7 @@ def _zero_advantage_rows(keys: Sequence[str], reward_R: Sequence[float | None]) 
     from omegaconf import OmegaConf
     from tensordict import TensorDict
 
-    import verl_padding.local  # noqa: F401  (verl imports torchvision)
+    import verl_padding.on_cpu  # noqa: F401  (verl imports torchvision)
 
     # Not at the top: verl takes ten seconds, and warns of accelerators and engines that are not here.
     logging.disable(logging.WARNING)

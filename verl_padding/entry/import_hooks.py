@@ -78,6 +78,6 @@ def _register_config_group(_: ModuleType) -> None:
 
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    from verl_padding.local.verl_patches import register
+    from verl_padding.on_cpu.verl_patches import register
 
     register()

@@ -12,11 +12,11 @@ from unittest import mock
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.driver.trainers import asks_for_padding
-from verl_padding.local.launch import run_command
-from verl_padding.local.scripted_replies import TEXTS
+from verl_padding.on_cpu.dry_run.failure import Failure, FailuresOfLog, RehearsalError, shortened
+from verl_padding.on_cpu.dry_run.reduced_job import STEPS, reduced, write_shrunk_model
+from verl_padding.on_cpu.launch import run_command
+from verl_padding.on_cpu.scripted_replies import TEXTS
 from verl_padding.plan.counted import counted
-from verl_padding.rehearsal.failure import Failure, FailuresOfLog, RehearsalError, shortened
-from verl_padding.rehearsal.reduced_job import STEPS, reduced, write_shrunk_model
 from verl_padding.runs.report import LOG, read_metrics
 
 STAGES = {

@@ -10,7 +10,7 @@ class CpuVllmServer(vLLMHttpServer):
     """verl's vLLM server, which names another worker extension."""
 
     def _get_worker_extension_cls(self) -> str:
-        return "verl_padding.local.vllm_worker.CpuWorkerExtension"
+        return "verl_padding.on_cpu.rollout.vllm_worker.CpuWorkerExtension"
 
 
 class CpuVllmReplica(vLLMReplica):

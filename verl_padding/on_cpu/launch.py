@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_padding.local import job_supervisor
+from verl_padding.on_cpu import job_supervisor
 from verl_padding.runs.report import LOG, METRICS
 
 # Names of the caller's environment that would make the job join someone else's cluster or process group.

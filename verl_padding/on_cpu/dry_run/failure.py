@@ -25,7 +25,7 @@ SESSION_FAILED = "Error in _run_prompt"
 REFUSED = "verl_padding: "
 """How the last words of a job begin that the plug-in has ended before its start; they hold verl's reasons, too."""
 GRACE_S = 5  # seconds after the time limit in which a process ends itself in words
-PACKAGE = str(Path(__file__).parent.parent) + "/"
+PACKAGE = str(Path(__file__).parents[2]) + "/"
 LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"], PACKAGE)
 """Parts of the names of all files but the user's own."""
 HINTS = {

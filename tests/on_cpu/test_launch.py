@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_padding.local.launch import LOG, job_environment, run_command
+from verl_padding.on_cpu.launch import LOG, job_environment, run_command
 
 # A job that does what Ray does: daemons in sessions of their own, orphaned at once. They write their process ids to a
 # file in the working directory.
@@ -89,7 +89,7 @@ def test_an_error_while_a_job_is_read_ends_it(tmp_path: Path) -> None:
 LAUNCHER = f"""
 import signal, sys
 from pathlib import Path
-from verl_padding.local.launch import run_command
+from verl_padding.on_cpu.launch import run_command
 # A shell that starts tests in the background has them ignore SIGINT, and so would this process.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 run_command([sys.executable, "-c", {JOB!r} + "time.sleep(600)"], folder=Path(sys.argv[1]))

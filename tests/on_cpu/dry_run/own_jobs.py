@@ -10,7 +10,7 @@ import pandas
 import yaml
 from rich.console import Console
 
-from verl_padding.cli.rehearse import rehearse
+from verl_padding.cli.dry_run import dry_run
 from verl_padding.job.composition import JobArguments
 
 AGENT = "actor_rollout_ref.rollout.agent"
@@ -64,7 +64,7 @@ def rehearsed(*overrides: str, **options) -> tuple[int, str]:
     """The exit code of a rehearsal of a job, and what it has said."""
     console = Console(width=1000, record=True, file=StringIO())
     options = {"replies": ["2 it is"], "timeout_s": 280} | options
-    return rehearse(JobArguments(overrides=overrides), console=console, **options), console.export_text()
+    return dry_run(JobArguments(overrides=overrides), console=console, **options), console.export_text()
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from tests.rehearsal.own_jobs import AGENT, LOOP, REWARD, TOOL, TURNS, OwnJob, rehearsed
-from verl_padding.rehearsal.sessions import TRAIN, PlayedRow, _Queue
+from tests.on_cpu.dry_run.own_jobs import AGENT, LOOP, REWARD, TOOL, TURNS, OwnJob, rehearsed
+from verl_padding.on_cpu.dry_run.sessions import TRAIN, PlayedRow, _Queue
 
 RETURNED = "return outputs"
 SCORE = "return 1.0 if ground_truth in solution_str else 0.0"

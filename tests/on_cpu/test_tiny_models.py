@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from verl_padding.local.tiny_models import OF_KIND, TinyModelKind, make_byte_tokenizer, make_tiny_model
+from verl_padding.on_cpu.tiny_models import OF_KIND, TinyModelKind, make_byte_tokenizer, make_tiny_model
 
 TOKENIZER = make_byte_tokenizer()
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any
 
-from verl_padding.local.verl_patches import ROLLOUT_NAME
+from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
 from verl_padding.pads.prompt_order import place_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.workers.rollout import llm_server as verl_llm_server
 
-from verl_padding.local.request_names import name_requests, name_sessions, session_name
+from verl_padding.on_cpu.rollout.request_names import name_requests, name_sessions, session_name
 from verl_padding.pads.prompt_order import ordered_uid
 
 PROMPT = [{"role": "user", "content": "three?"}]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_padding.rehearsal.copies import by_value
+from verl_padding.on_cpu.dry_run.copies import by_value
 
 
 def test_a_copy_has_read_only_arrays_and_tensors_of_its_own():

@@ -100,13 +100,13 @@ def poll_often(replay_buffer: ModuleType) -> None:
 
 def register_adapter(rollout: ModuleType) -> None:
     """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
-    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.local.rollout_server.TransformersAdapter"
+    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.on_cpu.rollout.server.TransformersAdapter"
 
 
 def register_replicas(replica: ModuleType) -> None:
     """The server's side of the rollout by transformers, and a vLLM that replaces verl's own."""
-    for name, place in ((ROLLOUT_NAME, "rollout_server:TransformersReplica"), ("vllm", "vllm_replica:CpuVllmReplica")):
-        replica.RolloutReplicaRegistry.register(name, partial(resolve_name, f"verl_padding.local.{place}"))
+    for name, place in ((ROLLOUT_NAME, "server:TransformersReplica"), ("vllm", "vllm_replica:CpuVllmReplica")):
+        replica.RolloutReplicaRegistry.register(name, partial(resolve_name, f"verl_padding.on_cpu.rollout.{place}"))
 
 
 class VllmCpuFinder(DistributionFinder):
@@ -120,8 +120,8 @@ class VllmCpuFinder(DistributionFinder):
 
 
 HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
-    ("verl.plugin.platform", lambda _: import_module("verl_padding.local.cpu_platform")),  # registers its class
-    ("verl.checkpoint_engine.base", lambda _: import_module("verl_padding.local.shared_file_checkpoint")),
+    ("verl.plugin.platform", lambda _: import_module("verl_padding.on_cpu.cpu_platform")),  # registers its class
+    ("verl.checkpoint_engine.base", lambda _: import_module("verl_padding.on_cpu.rollout.shared_file_checkpoint")),
     ("verl.single_controller.ray.base", keep_rendezvous_port_free),
     ("verl.utils.distributed", use_one_gloo_backend),
     ("verl.utils.fsdp_utils", copy_on_sharded_save),
@@ -129,8 +129,8 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
     ("verl.workers.engine.fsdp.transformer_impl", register_engines),
     ("verl.workers.rollout.base", register_adapter),
     ("verl.workers.rollout.replica", register_replicas),
-    ("verl.workers.rollout.llm_server", "verl_padding.local.request_names:name_requests"),
-    ("verl.experimental.agent_loop.agent_loop", "verl_padding.local.request_names:name_sessions"),
+    ("verl.workers.rollout.llm_server", "verl_padding.on_cpu.rollout.request_names:name_requests"),
+    ("verl.experimental.agent_loop.agent_loop", "verl_padding.on_cpu.rollout.request_names:name_sessions"),
     ("verl.trainer.ppo.v1.replay_buffer", poll_often),
 )
 """Modules of verl, and what is called with each."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from verl_padding.local.batch_generation import Generation, generate
-from verl_padding.local.tiny_models import IMAGE_PATCH, make_tiny_model
+from verl_padding.on_cpu.rollout.batch_generation import Generation, generate
+from verl_padding.on_cpu.tiny_models import IMAGE_PATCH, make_tiny_model
 
 
 def sharpened(model: Any) -> Any:

@@ -1,6 +1,6 @@
-"""verl on a CPU, without a network.
+"""verl on a CPU, without a network: platform, rollouts, tiny models, and the dry run of a job.
 
-May import: job, pads, runs, worker.
+May import: config, driver, errors, job, pads, plan, runs, worker.
 """
 
 from typing import Any

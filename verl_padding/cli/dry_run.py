@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.rehearsal.failure import Failure, RehearsalError, time_limit
-from verl_padding.rehearsal.own_files import own_files
+from verl_padding.on_cpu.dry_run.failure import Failure, RehearsalError, time_limit
+from verl_padding.on_cpu.dry_run.own_files import own_files
 
 
-def rehearse(
+def dry_run(
     arguments: JobArguments,
     *,
     console: Console,
@@ -45,8 +45,8 @@ def rehearse(
     try:
         config = compose_job(arguments)
         # Only now: verl reads VERL_PLATFORM when it is imported. What its modules lack is told as what settings lack.
-        import verl_padding.rehearsal.sessions
-        import verl_padding.rehearsal.step  # noqa: F401
+        import verl_padding.on_cpu.dry_run.sessions
+        import verl_padding.on_cpu.dry_run.step  # noqa: F401
     except Exception as error:
         return _show(RehearsalError(str(error), stage="settings", failures=[Failure.of(error)]), {}, console)
     show = partial(_show, files=own_files(config), console=console)
@@ -68,7 +68,7 @@ def rehearse(
 
 def _sessions(config: DictConfig, console: Console, **options: Any) -> int:
     """Plays sessions, shows what came of them, and returns the tokens of the longest row."""
-    from verl_padding.rehearsal.sessions import description, play_sessions, problems
+    from verl_padding.on_cpu.dry_run.sessions import description, play_sessions, problems
 
     started = time.process_time()
     played = play_sessions(config, **options)
@@ -86,7 +86,7 @@ def _sessions(config: DictConfig, console: Console, **options: Any) -> int:
 
 
 def _step(config: DictConfig, console: Console, **options: Any) -> None:
-    from verl_padding.rehearsal.step import rehearse_step
+    from verl_padding.on_cpu.dry_run.step import rehearse_step
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
     with (

@@ -30,12 +30,12 @@ from verl_padding.config import PaddingConfig
 from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
 from verl_padding.driver.trainers import asks_for_padding
 from verl_padding.errors import PaddingError
-from verl_padding.local.scripted_replies import Replies
+from verl_padding.on_cpu.dry_run.copies import by_value
+from verl_padding.on_cpu.dry_run.failure import SESSION_FAILED, Failure, RehearsalError, count_failure
+from verl_padding.on_cpu.dry_run.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
+from verl_padding.on_cpu.scripted_replies import Replies
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.rehearsal.copies import by_value
-from verl_padding.rehearsal.failure import SESSION_FAILED, Failure, RehearsalError, count_failure
-from verl_padding.rehearsal.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
 
 TRAIN, VAL = "train", "val"
 SHORT = Repr()

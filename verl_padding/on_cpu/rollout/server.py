@@ -15,9 +15,9 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from verl_padding.local.batch_generation import Generation, generate
-from verl_padding.local.scripted_replies import TEXTS, Replies
-from verl_padding.local.verl_patches import ROLLOUT_NAME
+from verl_padding.on_cpu.rollout.batch_generation import Generation, generate
+from verl_padding.on_cpu.scripted_replies import TEXTS, Replies
+from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
 
 _LIMITS = ("max_tokens", "max_new_tokens")
 _KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_eos", "stop_token_ids"}
@@ -65,7 +65,7 @@ class TransformersServer:
 
         Args:
             request_id: seeds the response, with the rollout's seed: equal requests with one id get one response, at
-                any time and from any server (:mod:`verl_padding.local.request_names`).
+                any time and from any server (:mod:`verl_padding.on_cpu.rollout.request_names`).
             image_data: PIL images whose tokens the prompt holds, in order.
         """
         if self._replies is not None:

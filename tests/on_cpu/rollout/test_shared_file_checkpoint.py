@@ -5,7 +5,7 @@ import tempfile
 
 import torch
 
-from verl_padding.local.shared_file_checkpoint import SharedFileCheckpointEngine
+from verl_padding.on_cpu.rollout.shared_file_checkpoint import SharedFileCheckpointEngine
 
 
 async def receive(engine: SharedFileCheckpointEngine) -> dict[str, torch.Tensor]:

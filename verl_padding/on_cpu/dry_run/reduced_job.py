@@ -10,11 +10,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from verl_padding import configs
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
-from verl_padding.local.tiny_models import TOWER
+from verl_padding.on_cpu.tiny_models import TOWER
 
-ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/rehearsal.yaml")  # merged in this order
+ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")  # merged in this order
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
-PROMPTS, SESSIONS, STEPS = 4, 2, 1  # of the rehearsed job, as configs/shared/rehearsal.yaml has them
+PROMPTS, SESSIONS, STEPS = 4, 2, 1  # of the rehearsed job, as configs/shared/dry_run.yaml has them
 BUDGET, SHORT_RESPONSE = 2048, 512  # tokens of a micro-batch, and of a response where none was seen
 SERVED = {
     "reward.reward_model.enable": False,

@@ -6,7 +6,7 @@ import pytest
 from verl.experimental.agent_loop import agent_loop
 from verl.tools import function_tool
 
-from tests.rehearsal.own_jobs import OwnJob
+from tests.on_cpu.dry_run.own_jobs import OwnJob
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen3Config
 
-from tests.rehearsal.own_jobs import OwnJob, rehearsed
+from tests.on_cpu.dry_run.own_jobs import OwnJob, rehearsed
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.rehearsal.failure import Failure, FailuresOfLog
-from verl_padding.rehearsal.reduced_job import reduced, shrunk
-from verl_padding.rehearsal.step import metrics_not_finite
+from verl_padding.on_cpu.dry_run.failure import Failure, FailuresOfLog
+from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
+from verl_padding.on_cpu.dry_run.step import metrics_not_finite
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 
@@ -207,14 +207,14 @@ def test_the_gpu_scripts_of_the_recipes_are_rehearsed_as_they_stand(script, own,
 
 
 def test_a_module_that_cannot_be_imported_is_a_failure_of_the_rehearsal(own, monkeypatch):
-    monkeypatch.setitem(sys.modules, "verl_padding.rehearsal.step", None)
+    monkeypatch.setitem(sys.modules, "verl_padding.on_cpu.dry_run.step", None)
     code, said = rehearsed(*own.overrides(), only="step")
     assert code == 1
-    assert "verl_padding.rehearsal.step" in said
+    assert "verl_padding.on_cpu.dry_run.step" in said
 
 
 OWN_CODE = """
-import verl_padding.local  # before verl, as its own import of torchvision wants it
+import verl_padding.on_cpu  # before verl, as its own import of torchvision wants it
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 

@@ -1,4 +1,4 @@
-"""Runs one command and ends every process that it has led to: ``python -m verl_padding.local.job_supervisor``.
+"""Runs one command and ends every process that it has led to: ``python -m verl_padding.on_cpu.job_supervisor``.
 
 Ray's daemons and workers outlive their parent. On Linux the supervisor is a "subreaper": an orphan below it becomes its
 child instead of init's, so the tree below it is the whole job and no more. Elsewhere only attached processes are found.

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_padding.local.rollout_server import TransformersServer
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.rollout.server import TransformersServer
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 CONFIG = SimpleNamespace(
     prompt_length=32,

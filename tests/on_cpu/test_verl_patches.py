@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.support.fresh_processes import run_fresh
-from verl_padding.local.verl_patches import VllmCpuFinder, copy_on_sharded_save
+from verl_padding.on_cpu.verl_patches import VllmCpuFinder, copy_on_sharded_save
 
 SHOW = """
 import sys
 import verl
 from verl.plugin.platform import PlatformRegistry
-print(int("verl_padding.local.verl_patches" in sys.modules), int("cpu" in PlatformRegistry.registered_names()))
+print(int("verl_padding.on_cpu.verl_patches" in sys.modules), int("cpu" in PlatformRegistry.registered_names()))
 """
 
 USE = """
@@ -23,7 +23,7 @@ import {first}
 from verl.plugin.platform import get_platform
 platform = get_platform()
 assert platform.device_name == "cpu" and str(platform.current_device()) == "cpu"
-assert "{first}".endswith("rollout_server") or "verl_padding.local.rollout_server" not in sys.modules
+assert "{first}".endswith("server") or "verl_padding.on_cpu.rollout.server" not in sys.modules
 from verl.utils.device import get_torch_device
 device = get_torch_device()
 allocated = device.memory_allocated()
@@ -57,7 +57,7 @@ def test_nothing_is_registered_unless_asked_for(platform: str | None) -> None:
     assert run_fresh(SHOW, platform=platform).stdout.strip() == "0 0"
 
 
-@pytest.mark.parametrize("first", ["verl", "verl_padding.local.rollout_server"])
+@pytest.mark.parametrize("first", ["verl", "verl_padding.on_cpu.rollout.server"])
 def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
     result = run_fresh(USE.format(first=first), platform="cpu")
     assert result.returncode == 0, result.stderr
