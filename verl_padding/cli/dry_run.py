@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.text import Text
 
 from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.own_files import own_files
 from verl_padding.on_cpu.dry_run.failure import Failure, RehearsalError, time_limit
-from verl_padding.on_cpu.dry_run.own_files import own_files
 
 
 def dry_run(

@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from verl_padding.doctor.finding import Finding, not_checked, ok, warning, wrong
+from verl_padding.job.own_files import FILES, LISTS
 from verl_padding.job.role_engine import has_critic, has_separate_reference
-from verl_padding.on_cpu.dry_run.own_files import FILES, LISTS
 
 PACKAGE = "verl_padding"
 PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"  # environment variable: which plug-ins verl loads, auto, none or names

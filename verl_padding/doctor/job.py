@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning, wrong
-from verl_padding.doctor.installation import MODEL, devices_of_job, files_of_job, packages_of_job
+from verl_padding.doctor.installation import devices_of_job, files_of_job, packages_of_job
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
@@ -40,7 +40,7 @@ SHARED = {
 
 def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
     """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what it lacks, and what
-    the plug-in or verl would refuse."""
+    the plug-in would refuse."""
     try:
         config = compose_job(arguments)
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
@@ -53,11 +53,8 @@ def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
         return
     yield Check.run("packages", packages_of_job(config))
     yield Check.run("devices", devices_of_job(config, platform))
-    files = Check.run("files", files_of_job(config))
-    yield files
+    yield Check.run("files", files_of_job(config))
     yield Check.run("plan", _plan(config))
-    has_model = not any(finding.verdict == "wrong" and finding.subject == MODEL for finding in files.findings)
-    yield Check.run("verl's own checks", _refusals_of_verl(config, has_model=has_model))
 
 
 def _settings(config: DictConfig) -> Iterator[Finding]:
@@ -147,18 +144,3 @@ def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
             ranks = max(budget // int(OmegaConf.select(config, setting.lstrip("+")) or budget), 1)
             message = f"a budget of {budget} tokens is below {source} = {longest}, and a longer row would end the job"
             yield warning(setting, f"{budget // ranks}: {message}. Raise it to {-(-longest // ranks)}.")
-
-
-def _refusals_of_verl(config: DictConfig, *, has_model: bool) -> Iterator[Finding]:
-    """Without the actor's model, which is reported already, what loads it cannot be checked."""
-    from verl_padding.entry.hydra_callback import CHECKS, verl_refusals
-
-    refusals = dict(verl_refusals(config))
-    for part in CHECKS:
-        raised = refusals.get(part)
-        if raised is None:
-            yield ok(part, "passed")
-        elif not has_model and "HFModelConfig" in str(raised):
-            yield not_checked(part, "it loads a model that is not here")
-        else:
-            yield wrong(part, f"refuses the job: {type(raised).__name__}: {raised}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
-from verl_padding.driver.actor_watch import ActorWatch
 from verl_padding.driver.idle_rows import find_idle_rows
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.worker_calls import dp_size
@@ -44,7 +43,7 @@ class PlansBatches(VerlTrainer):
     _loss_weightings: Sequence[LossWeighting]
     _own_old_log_probs: bool
     _timing: StepTiming | None
-    _watch: ActorWatch | None
+    lost_actor: str | None
     _padded_batch: PaddedBatch | None
     _hinted = False
     """Whether the log has the plan's hint already."""
@@ -145,5 +144,5 @@ class PlansBatches(VerlTrainer):
 
     def _strip_after_an_error(self, padded: PaddedBatch) -> None:
         # After the loss of an actor the job ends, perhaps because the very queue that holds the pads is gone.
-        if not (self._watch and self._watch.lost):
+        if self.lost_actor is None:
             strip_after_an_error(padded)

@@ -3,14 +3,13 @@
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.driver import advantages, batch_metrics, step_metrics
-from verl_padding.driver.actor_watch import ActorWatch, actors_of
 from verl_padding.driver.batch_plans import PlansBatches
 from verl_padding.driver.session_counts import SessionCounts
 from verl_padding.driver.step_record import LocalUpdate, StepRecord
@@ -24,21 +23,16 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
 from verl_padding.job.job_reader import check_job
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.modes import SYNC
-from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import data_order, ordered_uid
-from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers, set_aside
-from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
+from verl_padding.pads.queue import KVBatchMeta, clear_leftovers, set_aside
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import Schema
 from verl_padding.pads.upsampling import strip
 from verl_padding.plan.counted import counted
-
-if TYPE_CHECKING:
-    from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
-else:
-    VerlTrainer = object  # a mixin: it comes before one of verl's trainers, which brings the base
+from verl_padding.verl_fixes.queue_owner import check_queue_owner
+from verl_padding.verl_fixes.trainer import RepairedTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +40,7 @@ SEQLEN = "global_seqlen"
 """verl's prefix for metrics of the tokens that ranks get."""
 
 
-class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
+class PaddedTrainer(PlansBatches, TakesPadding, RepairedTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
 
     The batch that verl's methods pass around holds real rows only, from sampling to the rollout dump. Pads lie in
@@ -66,7 +60,6 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
         self._own_old_log_probs = self._padding.old_log_probs == "update"
         self._loss_weightings = loss_weightings(config, self._padding)
         self._schema = Schema(self._padding.fields)
-        self._watch: ActorWatch | None = None
         self._timing: StepTiming | None = None
         self._session_counts = SessionCounts(config.actor_rollout_ref.rollout.n)
         self._record = StepRecord(config, self._padding)
@@ -90,32 +83,18 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
         return self._session_counts.watch(advantages.filter_groups_by_sessions(super()._build_replay_buffer()))
 
     def _setup(self) -> None:
-        claim_queue()
-        try:
-            super()._setup()
-            clear_leftovers("train")  # verl's name for the part of TransferQueue that training rows are in
-            self._worker_groups = wrap_worker_groups(
-                self, self._job_reader, lambda: self._padded_batch, self._plan_single_call
-            )
-            if self._padding.is_timed:
-                self._timing = StepTiming(self.config, self._padding, self._worker_groups)
-                self._timing.resume(self.global_steps)
-            agent = self.config.actor_rollout_ref.rollout.agent
-            if not agent.get("agent_loop_manager_class"):  # verl.trainer.main_ppo makes it next
-                with open_dict(agent):
-                    agent.agent_loop_manager_class = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
-        except BaseException:
-            release_queue()
-            raise
-
-    def fit(self, agent_loop_manager: Any) -> None:
-        try:
-            queue = actors_of_queue()
-            self._watch = ActorWatch(lambda: actors_of(self) | queue)
-            with self._watch.over():
-                super().fit(agent_loop_manager)
-        finally:
-            release_queue()
+        super()._setup()
+        clear_leftovers("train")  # verl's name for the part of TransferQueue that training rows are in
+        self._worker_groups = wrap_worker_groups(
+            self, self._job_reader, lambda: self._padded_batch, self._plan_single_call
+        )
+        if self._padding.is_timed:
+            self._timing = StepTiming(self.config, self._padding, self._worker_groups)
+            self._timing.resume(self.global_steps)
+        agent = self.config.actor_rollout_ref.rollout.agent
+        if not agent.get("agent_loop_manager_class"):  # verl.trainer.main_ppo makes it next
+            with open_dict(agent):
+                agent.agent_loop_manager_class = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self._trained, self._updates, self._pad_tags = [], [], []
@@ -217,13 +196,6 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
         if self._own_old_log_probs:
             return batch
         return super()._compute_old_log_prob(batch, metrics)
-
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        computed = super()._compute_ref_log_prob(batch, metrics)
-        # verl leaves it there, for the critic's pass, which comes next: a LoRA critic would run without its adapter,
-        # another one has no adapter to turn off, and the clock would take the critic's pass for the reference's.
-        computed.extra_info.pop(NO_ADAPTER, None)
-        return computed
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)

@@ -13,13 +13,13 @@ from verl_padding.job.job_reader import JobReader
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.counted import counted
+from verl_padding.verl_fixes import position_ids, text_without_image
 from verl_padding.worker import (
     log_probs,
     micro_batch_clock,
     mini_batches,
     packed_attention,
     plan_packer,
-    vision_fixes,
 )
 from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.left_out import check_left_out
@@ -112,7 +112,7 @@ def wrap_worker_groups(
     changes = [check_engines(planned), check_left_out(padding), wrap_worker_loss(padding.denominator)]
     changes += [each.install_in_worker for each in (mini_batches, packed_attention, log_probs)]
     if reader.has_vision:
-        changes.append(vision_fixes.install_in_worker)
+        changes += [position_ids.install_in_worker, text_without_image.install_in_worker]
     if padding.packer == "plan":
         changes.append(plan_packer.install(reader.sharing))
     if padding.is_timed:

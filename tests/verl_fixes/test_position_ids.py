@@ -1,30 +1,24 @@
-"""What is replaced in verl for vision models: position ids of M-RoPE, and text alone on models of the Qwen2-VL kind."""
+"""Position ids of M-RoPE are those of the rows, whatever their lengths."""
 
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, combinations_with_replacement
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 import transfer_queue as tq
-import transformers
 from tensordict import TensorDict
-from verl.models.transformers import qwen2_vl
 from verl.utils import tensordict_utils as tu
 
 from tests.support.rows_in_queue import PARTITION, put_rows
-from tests.support.vision_rows import make_vision_model
-from verl_padding.worker import vision_fixes
-from verl_padding.worker.vision_fixes import fix_3d_position_ids
+from verl_padding.verl_fixes.position_ids import fix_3d_position_ids
 
-MOST_ROWS = 4
+MAX_ROWS = 4
 AXES = (3, 4)
 LENGTHS = [
-    *chain.from_iterable(combinations_with_replacement(range(1, 6), n) for n in range(1, MOST_ROWS + 1)),
-    *((length,) * n for length in (6, 8, 9, 12, 16) for n in range(1, MOST_ROWS + 1)),
+    *chain.from_iterable(combinations_with_replacement(range(1, 6), n) for n in range(1, MAX_ROWS + 1)),
+    *((length,) * n for length in (6, 8, 9, 12, 16) for n in range(1, MAX_ROWS + 1)),
     *((5, 8), (4, 8, 4), (12, 4), (8, 3, 1)),
 ]
 """All short lengths of a few rows, and longer ones that are as many as the axes of all rows together."""
@@ -56,7 +50,7 @@ def sent(data):
 @pytest.fixture(params=AXES)
 def rows_in_queue(request, transfer_queue) -> Iterator[tuple[int, dict[tuple[int, int], str]]]:
     """Axes of position ids, and the key of the n-th row of each length."""
-    which = [(length, n) for length in sorted(set(chain.from_iterable(LENGTHS))) for n in range(MOST_ROWS)]
+    which = [(length, n) for length in sorted(set(chain.from_iterable(LENGTHS))) for n in range(MAX_ROWS)]
     batch = put_rows(
         [(1, length - 1) for length, _ in which],
         position_ids=[positions(length, request.param) + 1000 * n for length, n in which],
@@ -107,44 +101,3 @@ def test_verls_own_function_still_takes_such_rows_apart(rows_in_queue):
     tu.maybe_fix_3d_position_ids(data)
     with pytest.raises(RuntimeError):
         data["position_ids"].unbind()
-
-
-IDS = torch.arange(5, 12)[None]
-
-
-@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl"])
-def model(request, tmp_path_factory):
-    folder = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
-    auto = transformers.AutoModelForImageTextToText.from_pretrained(folder)
-    # As verl's forward passes have it: embeddings and vision tower of one object.
-    return auto.model
-
-
-def test_text_gets_the_embeddings_of_its_tokens_and_the_tower_a_gradient_of_zero(model):
-    embeds = vision_fixes.embeds_of_text(model, IDS)
-    assert torch.equal(embeds, model.get_input_embeddings()(IDS))
-    embeds.sum().backward()
-    gradients = [parameter.grad for parameter in model.visual.parameters()]
-    assert all(gradient is not None and not gradient.any() for gradient in gradients), "the tower did not run"
-    model.zero_grad()
-
-
-def test_verls_own_function_still_stops_at_text_alone(model):
-    # When this fails, verl runs on text alone: take the replacement out.
-    with pytest.raises(AttributeError, match="mean"):
-        qwen2_vl._get_input_embeds(model, IDS)
-
-
-def test_an_image_goes_to_verls_own_function_and_a_second_install_changes_nothing(monkeypatch):
-    def verls(model, input_ids, attention_mask=None, pixel_values=None, pixel_values_videos=None, **grids):
-        return "verl's", pixel_values, grids
-
-    module = ModuleType(vision_fixes.EMBEDS_MODULE)
-    module._get_input_embeds = verls
-    monkeypatch.setitem(sys.modules, vision_fixes.EMBEDS_MODULE, module)
-    vision_fixes.install_in_worker(SimpleNamespace())
-    installed = module._get_input_embeds
-    vision_fixes.install_in_worker(SimpleNamespace())
-    assert module._get_input_embeds is installed
-    given = installed("model", IDS, None, "pixels", None, image_grid_thw="grid")
-    assert given == ("verl's", "pixels", {"image_grid_thw": "grid"})
