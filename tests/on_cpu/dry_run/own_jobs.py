@@ -60,8 +60,8 @@ def add(expression: str) -> str:
 '''
 
 
-def rehearsed(*overrides: str, **options) -> tuple[int, str]:
-    """The exit code of a rehearsal of a job, and what it has said."""
+def dry_run_of(*overrides: str, **options) -> tuple[int, str]:
+    """The exit code of the dry run of a job, and its output."""
     console = Console(width=1000, record=True, file=StringIO())
     options = {"replies": ["2 it is"], "timeout_s": 280} | options
     return dry_run(JobArguments(overrides=overrides), console=console, **options), console.export_text()

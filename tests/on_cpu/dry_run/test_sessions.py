@@ -1,24 +1,27 @@
-"""Act 1 of a rehearsal: what is wrong with a user's own code is found by running it, and what is right passes."""
+"""The sessions stage of a dry run: what is wrong with a user's code is found by running it, and right code passes."""
 
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from tests.on_cpu.dry_run.own_jobs import AGENT, LOOP, REWARD, TOOL, TURNS, OwnJob, rehearsed
-from verl_padding.on_cpu.dry_run.sessions import TRAIN, PlayedRow, _Queue
+from tests.on_cpu.dry_run.own_jobs import AGENT, LOOP, REWARD, TOOL, TURNS, OwnJob, dry_run_of
+from verl_padding.on_cpu.dry_run.sessions import TRAIN, SampledRow, _Queue, by_value
 
 RETURNED = "return outputs"
 SCORE = "return 1.0 if ground_truth in solution_str else 0.0"
 Overrides = Callable[[OwnJob], list[str]]
 
 
-def played(own: OwnJob, *overrides: str, **options) -> tuple[int, str]:
-    return rehearsed(*own.overrides(*overrides), only="sessions", **options)
+def sessions_of(own: OwnJob, *overrides: str, **options) -> tuple[int, str]:
+    return dry_run_of(*own.overrides(*overrides), only="sessions", **options)
 
 
 def line_of(text: str, mark: str) -> int:
@@ -117,7 +120,7 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
     "a reward that is not Python": (with_reward("def compute_score(\n"), ("reward_of_mine.py",)),
     "a tool class that is not there": (
         with_file(f"{TURNS}.tool_config_path", TOOLS, f"{AGENT}.default_agent_loop=tool_agent", name="tools.yaml"),
-        ("tool_config_path",),
+        ("'loader'",),
     ),
     "a user-defined data set that raises": (
         with_file("data.custom_cls.path", DATA_SET, "data.custom_cls.name=Mine"),
@@ -128,8 +131,8 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("overrides", "words"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_found_by_running_it_and_told_with_where_it_is(overrides, words, own):
-    code, said = played(own, *overrides(own))
+def test_what_is_wrong_is_found_by_running_it_and_shown_with_its_place(overrides, words, own):
+    code, said = sessions_of(own, *overrides(own))
     assert code == 1, said
     assert [each for each in words if each not in said] == [], said
 
@@ -151,43 +154,39 @@ RIGHT: dict[str, Overrides] = {
 
 @pytest.mark.parametrize("overrides", RIGHT.values(), ids=RIGHT)
 def test_what_is_right_passes(overrides, own):
-    code, said = played(own, *overrides(own))
+    code, said = sessions_of(own, *overrides(own))
     assert code == 0, said
     assert "rows a session" in said
 
 
-def test_rows_replies_and_the_place_where_rows_part_are_shown(own):
-    text = LOOP.replace("ids = ids + reply.token_ids", "ids = ids + reply.token_ids[1:]")
-    code, said = played(own, *own.loop(text), *own.reward())
+def test_rows_and_sessions_are_counted(own):
+    code, said = sessions_of(own, *own.loop(), *own.reward())
     assert code == 0, said
     assert "16 rows of 8 sessions" in said
     assert "rows a session: 2 (8 sessions)" in said
-    assert "parts from the row before it in that one's response" in said
-    code, said = played(own, *own.loop(module="next_of_mine"), *own.reward())
-    assert "begins with all of the row before it" in said
 
 
 def test_a_tool_that_raises_is_shown_though_verl_goes_on(own):
     tools = own.tool(TOOL.replace("return str(len(expression))", "raise ValueError('no sum')"))
     more = ["data.max_response_length=256", "reward.reward_model.enable=true"]
-    code, said = played(own, *tools, *own.reward(), *more)
+    code, said = sessions_of(own, *tools, *own.reward(), *more)
     assert code == 0, said
     assert "no sum" in said
-    assert "not played: reward.reward_model" in said
+    assert "left out: reward.reward_model" in said
 
 
 def test_each_tool_is_called_and_each_reply_given_whatever_the_seed(own):
-    code, said = played(own, *own.tool(), *own.reward(), "data.max_response_length=256")
+    code, said = sessions_of(own, *own.tool(), *own.reward(), "data.max_response_length=256")
     assert code == 0, said
     assert "no session has asked for" not in said
-    code, said = played(own, *own.tool(), *own.reward(), "data.max_response_length=16")
+    code, said = sessions_of(own, *own.tool(), *own.reward(), "data.max_response_length=16")
     assert "cut to the limit" in said
 
 
 def test_tools_and_rewards_may_be_left_out(own):
     broken = [*own.tool("raise SystemError\n"), *own.reward("raise SystemError\n")]
-    assert played(own, *broken)[0] == 1
-    code, said = played(own, *broken, with_tools=False, with_rewards=False)
+    assert sessions_of(own, *broken)[0] == 1
+    code, said = sessions_of(own, *broken, with_tools=False, with_rewards=False)
     assert code == 0, said
 
 
@@ -195,7 +194,7 @@ HOLDS_THE_LOCK = "import re; re.match('(a+)+$', 'a' * 60 + 'b')"
 
 
 @pytest.mark.parametrize("forever", ["while True: pass", "import asyncio; await asyncio.sleep(1e6)", HOLDS_THE_LOCK])
-def test_a_loop_that_does_not_end_is_told_with_the_line_that_hangs(own, forever):
+def test_a_loop_that_does_not_end_is_shown_with_the_line_that_hangs(own, forever):
     text = LOOP.replace(RETURNED, f"{forever}  # here")
     job = own.overrides(*own.loop(text), *own.reward())
     command = [sys.executable, "-m", "verl_padding", "rehearse", "--only", "sessions", "--timeout", "10", *job]
@@ -225,9 +224,9 @@ compute_score.called = False
 
 
 def test_a_reward_that_writes_into_its_data_writes_into_its_own(own):
-    code, said = played(own, *own.reward(REMEMBERS))
+    code, said = sessions_of(own, *own.reward(REMEMBERS))
     assert code == 0, said
-    code, said = played(own, *own.reward(NEEDS_ANOTHERS))
+    code, said = sessions_of(own, *own.reward(NEEDS_ANOTHERS))
     assert code == 1, said
     # Four prompts of two sessions: of the first session alone the data have what it has written.
     assert "7 sessions have failed" in said
@@ -235,9 +234,20 @@ def test_a_reward_that_writes_into_its_data_writes_into_its_own(own):
 
 
 def test_rows_stay_what_they_were_when_they_were_put():
-    rows: list[PlayedRow] = []
+    rows: list[SampledRow] = []
     info, tag = {"writer": 0}, {"status": "success"}
     put = {"keys": ["a_0_0"], "fields": list_of_dict_to_tensordict([{"extra_info": info}]), "tags": [tag]}
     asyncio.run(_Queue(rows).async_kv_batch_put(**put, partition_id=TRAIN))
     info["writer"], tag["status"] = 1, "failure"
     assert [(row.fields, row.tag) for row in rows] == [({"extra_info": {"writer": 0}}, {"status": "success"})]
+
+
+def test_a_copy_has_read_only_arrays_and_tensors_of_its_own():
+    given = {"array": np.zeros(3), "nested": [{"array": np.zeros(2)}], "tensor": torch.zeros(3)}
+    copy = by_value(given)
+    copy["tensor"][0] = 1.0
+    assert not given["tensor"].any()
+    assert not copy["array"].flags.writeable
+    assert not copy["nested"][0]["array"].flags.writeable
+    with pytest.raises(TypeError, match="pickle"):
+        by_value({"lock": threading.Lock()})

@@ -1,4 +1,4 @@
-"""Act 2 of a rehearsal: a real step of a job on this machine's CPU, its model shrunk."""
+"""The step stage of a dry run: a real step of a job on this machine's CPU, its model shrunk."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen3Config
 
-from tests.on_cpu.dry_run.own_jobs import OwnJob, rehearsed
+from tests.on_cpu.dry_run.own_jobs import OwnJob, dry_run_of
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.dry_run.failure import Failure, FailuresOfLog
 from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
@@ -136,12 +136,12 @@ def test_a_refusal_is_the_last_words_of_a_job_with_all_their_lines():
     assert found.refusal.split() == ["verl", "refuses", "this", "job:", "one", "two"]
 
 
-def test_a_job_that_verl_refuses_before_ray_starts_is_told_by_its_reason_alone(own):
-    code, said = rehearsed(*own.overrides(*own.reward(), "+actor_rollout_ref.rollout.no_such_key=1"), only="step")
+def test_a_job_that_is_refused_before_ray_starts_is_shown_by_its_reason(own):
+    code, said = dry_run_of(*own.overrides(*own.reward(), "padding.packer=no_such_packer"), only="step")
     assert code == 1
-    (told,) = [line for line in said.splitlines() if line.startswith("step: ")]
-    assert "no_such_key" in told
-    assert len(told) < 500
+    (shown,) = [line for line in said.splitlines() if line.startswith("step: ")]
+    assert "no_such_packer" in shown
+    assert len(shown) < 500
     assert "not available" not in said
 
 
@@ -173,7 +173,7 @@ def test_a_step_of_a_job_that_can_run_goes_well_and_leaves_the_users_folder_as_i
         own.model = make_tiny_model(job, tmp_path_factory.mktemp("models"))
     overrides = own.overrides(*([] if job == "qwen3_vl" else own.loop()), *own.reward(), *JOBS[job])
     before = {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()}
-    code, said = rehearsed(*overrides, only="step")
+    code, said = dry_run_of(*overrides, only="step")
     assert code == 0, said
     assert "1 step(s)" in said
     assert {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()} == before
@@ -184,7 +184,7 @@ def test_a_step_of_a_job_that_can_run_goes_well_and_leaves_the_users_folder_as_i
 @pytest.mark.parametrize(
     "script", sorted(RECIPES.glob("*/run_qwen3_4b_*.sh")), ids=lambda path: path.parent.name + path.stem
 )
-def test_the_gpu_scripts_of_the_recipes_are_rehearsed_as_they_stand(script, own, tmp_path):
+def test_the_gpu_scripts_of_the_recipes_run_as_they_stand(script, own, tmp_path):
     model = make_tiny_model("qwen3", tmp_path / "models")
     large = Qwen3Config(num_hidden_layers=36, hidden_size=2560, intermediate_size=9728, num_attention_heads=32)
     config = json.loads((model / "config.json").read_text())
@@ -202,13 +202,13 @@ def test_the_gpu_scripts_of_the_recipes_are_rehearsed_as_they_stand(script, own,
     given = {"MODEL": model, "DATA": own.folder, "OUT": tmp_path / "out"}
     environment = os.environ | {"PATH": paths} | {name: str(path) for name, path in given.items()}
     assert subprocess.run(["bash", script], env=environment, check=False).returncode == 3
-    code, said = rehearsed(*(tmp_path / "arguments").read_text().split("\n")[:-1], only="step")
+    code, said = dry_run_of(*(tmp_path / "arguments").read_text().split("\n")[:-1], only="step")
     assert code == 0, said
 
 
-def test_a_module_that_cannot_be_imported_is_a_failure_of_the_rehearsal(own, monkeypatch):
+def test_a_module_that_cannot_be_imported_is_a_failure_of_the_dry_run(own, monkeypatch):
     monkeypatch.setitem(sys.modules, "verl_padding.on_cpu.dry_run.step", None)
-    code, said = rehearsed(*own.overrides(), only="step")
+    code, said = dry_run_of(*own.overrides(), only="step")
     assert code == 1
     assert "verl_padding.on_cpu.dry_run.step" in said
 
@@ -247,14 +247,14 @@ FAILING = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILING)
-def test_a_step_that_fails_is_told_with_what_is_wrong(name, own, monkeypatch):
+def test_a_step_that_fails_is_shown_with_what_is_wrong(name, own, monkeypatch):
     code, overrides, words = FAILING[name]
     own.file("code_of_mine.py", OWN_CODE)
     monkeypatch.setenv("PYTHONPATH", str(own.folder), prepend=os.pathsep)
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "code_of_mine")
     reward = own.reward(f"def compute_score(**given):\n    {code}\n")
     limit = 60 if "time" in code else 280
-    ended, said = rehearsed(*own.overrides(*reward, *overrides), only="step", timeout_s=limit)
+    ended, said = dry_run_of(*own.overrides(*reward, *overrides), only="step", timeout_s=limit)
     assert ended == 1, said
     assert [each for each in words if each not in said] == [], said
 
@@ -287,7 +287,7 @@ def test_a_model_whose_packed_rows_see_each_other_ends_the_job_before_its_first_
     ids = {name: tiny[name] for name in ("vocab_size", "eos_token_id")}
     opt = OPTConfig(**sizes, **ids, architectures=["OPTForCausalLM"])
     (model / "config.json").write_text(json.dumps(opt.to_dict(), default=str))
-    code, said = rehearsed(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"), only="step")
+    code, said = dry_run_of(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"), only="step")
     assert code == 1, said
     assert "PaddingConfigError: actor_rollout_ref.model.use_remove_padding=True: packed rows see each other" in said
     assert "model_type=opt" in said

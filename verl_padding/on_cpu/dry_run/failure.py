@@ -1,4 +1,4 @@
-"""What ended a rehearsal: the first real exception, the user's own line first, and what it comes from."""
+"""What ended a dry run: the first real exception, the user's own line first, and what it comes from."""
 
 import asyncio
 import faulthandler
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from verl_padding.errors import PaddingError
 
-LONGEST = 400  # characters of an exception's message, or of a job's last words, that are shown
+MAX_SHOWN = 400  # characters of an exception's message, or of a job's last words, that are shown
 SESSION_FAILED = "Error in _run_prompt"
 """What verl logs of a session that has failed, before the exception; it goes on without the session."""
 REFUSED = "verl_padding: "
@@ -28,16 +28,6 @@ GRACE_S = 5  # seconds after the time limit in which a process ends itself in wo
 PACKAGE = str(Path(__file__).parents[2]) + "/"
 LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"], PACKAGE)
 """Parts of the names of all files but the user's own."""
-HINTS = {
-    r"can't assign a (\w+) to a torch": "a reward is a {0}: return a number, or a dict with the key 'score'",
-    r"KeyError: 'score'": "a reward function that returns a dict needs the key 'score' in it",
-    r"validation errors? for AgentLoopOutput": "what the agent loop returns is no AgentLoopOutput",
-    r"'NoneType' object has no attribute 'loader'": "tool_config_path names a class of a module that is not there",
-    r"KeyError: 'reward_extra_info'": "a loop of several rows that scores itself sets it in extra_fields",
-    r"shape mismatch|must match the size of tensor": "an estimator or a loss returns another shape than its rows have",
-    r"Could not find (?:agent_loop|\w+ in) registry|not registered": "the name is not in agent_loop_config_path's file",
-}
-"""What an exception says where it does not speak for itself -> what it means."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +82,13 @@ class Failure:
 
     def lines(self, files: Mapping[str, str]) -> Iterator[str]:
         """At most ten; `files` has the setting that names each of the user's files."""
-        told = f"{self.kind}: {self.message}"
-        yield shortened(told)
+        yield shortened(f"{self.kind}: {self.message}")
         for frame in self.own[-4:][::-1]:
             yield f"  {frame}"
         if self.frames and not self.frames[-1].is_own:
             yield f"  raised in {self.frames[-1]}"
         if settings := dict.fromkeys(files[frame.file] for frame in self.own if frame.file in files):
             yield f"  set by {', '.join(settings)}"
-        for pattern, hint in HINTS.items():
-            if meant := re.search(pattern, told):
-                yield f"  hint: {hint.format(*meant.groups())}"
         if self.count > 1 or self.process:
             yield f"  {self.count} times" + (f", in {self.process}" if self.process else "")
 
@@ -110,7 +96,7 @@ class Failure:
 def shortened(text: str) -> str:
     """A text in one line, without the middle of a long one."""
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} .. {text[-LONGEST // 2 :]}"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]} .. {text[-MAX_SHOWN // 2 :]}"
 
 
 def count_failure(failure: Failure, found: dict[tuple[object, ...], Failure]) -> None:
@@ -123,8 +109,8 @@ def _frames(walked: Iterable[tuple[FrameType, int]]) -> list[Frame]:
     return [Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
 
 
-class RehearsalError(PaddingError):
-    """A rehearsal has ended: what went wrong, what the job was doing, and the exceptions that were seen, in order."""
+class DryRunError(PaddingError):
+    """A dry run has ended: what went wrong, what the job was doing, and the exceptions that were seen, in order."""
 
     def __init__(self, message: str, *, stage: str, failures: Iterable[Failure] = ()):
         super().__init__(message)
@@ -180,12 +166,12 @@ class FailuresOfLog:
 
 
 @contextmanager
-def time_limit(timeout_s: float, show: Callable[[RehearsalError], object]) -> Iterator[None]:
+def time_limit(timeout_s: float, show: Callable[[DryRunError], object]) -> Iterator[None]:
     """Ends this process after this time, where the user's code hangs, once the error with its line has been shown."""
 
     def end() -> None:
         hung = Failure("Timeout", f"still running after {timeout_s:.0f} s", list(_running_frames()))
-        show(RehearsalError("the job's own code does not end", stage="sessions", failures=[hung]))
+        show(DryRunError("the job's own code does not end", stage="sessions", failures=[hung]))
         if not hung.own:
             faulthandler.dump_traceback(file=sys.stderr)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A job, reduced to what a CPU rehearses: its config (the rest stays the user's), and a small model of its kind."""
+"""A job, reduced to what a CPU can run: its config (the rest stays the user's), and a small model of its kind."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from verl_padding.on_cpu.tiny_models import TOWER
 
 ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")  # merged in this order
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
-PROMPTS, SESSIONS, STEPS = 4, 2, 1  # of the rehearsed job, as configs/shared/dry_run.yaml has them
+PROMPTS, SESSIONS, STEPS = 4, 2, 1  # of the reduced job, as configs/shared/dry_run.yaml has them
 BUDGET, SHORT_RESPONSE = 2048, 512  # tokens of a micro-batch, and of a response where none was seen
 SERVED = {
     "reward.reward_model.enable": False,
@@ -30,7 +30,7 @@ SERVED = {
     "global_profiler.tool": None,
     "trainer.val_only": False,
 }
-"""What takes devices or servers that are not here -> its value in the rehearsal; reported where the job asks for it."""
+"""What takes devices or servers that are not here -> its value in the dry run; reported where the job asks for it."""
 NO_REWARD = "def compute_score(**_):\n    return 0.0\n"  # in the place of the job's reward function
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{key}" for key in ("tool_config_path", "function_tool_path"))
 
@@ -56,7 +56,7 @@ def validates(config: DictConfig) -> bool:
 
 
 def without_servers(config: DictConfig) -> list[str]:
-    """Turns off what takes devices or servers that are not here, and says in words what that is."""
+    """Turns off what takes devices or servers that are not here, and returns what that is, in words."""
     wanted = {setting: OmegaConf.select(config, setting) for setting in SERVED}
     asked = {setting: value for setting, value in wanted.items() if value not in (SERVED[setting], None)}
     with read_write(config), open_dict(config):
@@ -76,7 +76,7 @@ def reduced(
     with_tools: bool = True,
     with_rewards: bool = True,
 ) -> tuple[DictConfig, list[str]]:
-    """The reduced config, and in words what of the job is not rehearsed.
+    """The reduced config, and in words what of the job is left out.
 
     Args:
         config: of the job; it is not changed.
@@ -122,7 +122,7 @@ def reduced(
 
 
 def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, Any]:
-    """Setting -> its value in the rehearsal, where that depends on the job."""
+    """Setting -> its value in the dry run, where that depends on the job."""
     mini, train = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.data.train_batch_size
     mode = str(config.trainer.v1.trainer_mode).removeprefix(MODE_PREFIX)
     mini_batch = PROMPTS if mini >= train or mode == SEPARATE_ASYNC else PROMPTS // 2

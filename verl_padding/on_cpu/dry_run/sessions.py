@@ -1,14 +1,14 @@
-"""Act 1: sessions of the job in this process, by verl's own classes, and what their rows say.
+"""The sessions stage: sessions of the job in this process, by verl's own classes, and what their rows lack.
 
 The user's own data set, chat template, agent loop, tools and rewards run on a few prompts, without Ray or a model.
 """
 
 import asyncio
 import logging
+import pickle
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from reprlib import Repr
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
+from ray import cloudpickle
 from torch.utils.data import DataLoader
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.trainer.ppo.utils import create_rl_dataset
@@ -30,8 +31,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
 from verl_padding.driver.trainers import asks_for_padding
 from verl_padding.errors import PaddingError
-from verl_padding.on_cpu.dry_run.copies import by_value
-from verl_padding.on_cpu.dry_run.failure import SESSION_FAILED, Failure, RehearsalError, count_failure
+from verl_padding.on_cpu.dry_run.failure import SESSION_FAILED, DryRunError, Failure, count_failure
 from verl_padding.on_cpu.dry_run.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
 from verl_padding.on_cpu.scripted_replies import Replies
 from verl_padding.pads.template import PadTemplate, Schema
@@ -40,12 +40,11 @@ from verl_padding.plan.row_keys import session_of_key
 TRAIN, VAL = "train", "val"
 SHORT = Repr()
 SHORT.maxstring = 160
-AROUND = 8  # tokens that are shown on each side of the place where two rows part
 AS_LONG_AS_RESPONSES = ("response_mask", "rollout_log_probs", "rm_scores")
 
 
 @dataclass(frozen=True)
-class PlayedRow:
+class SampledRow:
     """A row as TransferQueue would get it."""
 
     key: str
@@ -58,7 +57,7 @@ class PlayedRow:
 class Sessions:
     """What came of them."""
 
-    rows: list[PlayedRow] = field(default_factory=list)
+    rows: list[SampledRow] = field(default_factory=list)
     failures: dict[tuple[object, ...], Failure] = field(default_factory=dict)
     """One for each kind, with how often it was raised; verl goes on without such a session."""
     logged: Counter[str] = field(default_factory=Counter)
@@ -66,72 +65,72 @@ class Sessions:
     replies: int = 0
     tokenizer: Any = None
     left_out: list[str] = field(default_factory=list)
-    """What of the job is not played."""
+    """What of the job was not simulated."""
 
-    def of(self, partition: str) -> list[PlayedRow]:
+    def of(self, partition: str) -> list[SampledRow]:
         return [row for row in self.rows if row.partition == partition]
 
 
-def play_sessions(
+def simulate_sessions(
     config: DictConfig, *, replies: Sequence[str] = (), with_tools: bool = True, with_rewards: bool = True
 ) -> Sessions:
-    """Plays sessions of the first prompts, and of validation if the job validates.
+    """Simulates sessions of the first prompts, and of validation if the job validates.
 
     Args:
         config: of the job; it is changed.
-        replies: texts that the model says, among others.
+        replies: texts of the model, among others.
 
     Raises:
-        RehearsalError: no session can begin.
+        DryRunError: no session can begin.
     """
-    played = Sessions()
+    simulated = Sessions()
     with open_dict(config):
         config.actor_rollout_ref.rollout.n = min(SESSIONS, config.actor_rollout_ref.rollout.n)
         config.actor_rollout_ref.rollout.val_kwargs.n = 1
         config.data.filter_overlong_prompts_workers = 1
-        played.left_out = without_servers(config)
+        simulated.left_out = without_servers(config)
         for setting in TOOLS if not with_tools else ():
             OmegaConf.update(config, setting, None)
-    handler, verls = _Count(played.logged), logging.getLogger("verl")
+    handler, verls = _Count(simulated.logged), logging.getLogger("verl")
     level = verls.level
     logging.getLogger().addHandler(handler)
     verls.setLevel(logging.WARNING)
     try:
-        asyncio.run(_play(config, played, replies, with_rewards=with_rewards))
-    except RehearsalError:
+        asyncio.run(_simulate(config, simulated, replies, with_rewards=with_rewards))
+    except DryRunError:
         raise
     except Exception as error:
         failure = Failure.of(error)
-        raise RehearsalError(f"{failure.kind}: {failure.message}", stage="sessions", failures=[failure]) from error
+        raise DryRunError(f"{failure.kind}: {failure.message}", stage="sessions", failures=[failure]) from error
     finally:
         logging.getLogger().removeHandler(handler)
         verls.setLevel(level)
-    return played
+    return simulated
 
 
-async def _play(config: DictConfig, played: Sessions, texts: Sequence[str], *, with_rewards: bool) -> None:
+async def _simulate(config: DictConfig, simulated: Sessions, texts: Sequence[str], *, with_rewards: bool) -> None:
     class Worker(PaddedAgentLoopWorker):
         async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
             try:
                 return await super()._run_agent_loop(*args, **kwargs)
             except Exception as error:
-                count_failure(Failure.of(error), played.failures)
+                count_failure(Failure.of(error), simulated.failures)
                 raise
 
     model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-    played.tokenizer = model.tokenizer
+    simulated.tokenizer = model.tokenizer
     compute_score = RewardLoopWorker(by_value(config)).compute_score if with_rewards else _no_reward
     replies = Replies(model.tokenizer, config.actor_rollout_ref.rollout, texts)
-    with mock.patch.object(agent_loop_tq, "tq", _Queue(played.rows)):
+    with mock.patch.object(agent_loop_tq, "tq", _Queue(simulated.rows)):
         worker = Worker(by_value(config), _ScriptedServer(model, replies), None, [_remote(compute_score)])
         for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
             if (batch := _batch(config, model, setting, is_train=is_train)) is not None:
                 await worker.generate_sequences(batch)
                 await asyncio.gather(*worker.background_tasks)
-    played.replies = replies.given
-    played.left_out += [f"a reply that no session has asked for: {text[:60]!r}" for text in replies.not_given]
-    if not played.of(TRAIN) and played.of(VAL):
-        raise RehearsalError(
+    simulated.replies = replies.given
+    simulated.left_out += [f"a reply that no session has asked for: {text[:60]!r}" for text in replies.not_given]
+    if not simulated.of(TRAIN) and simulated.of(VAL):
+        raise DryRunError(
             "data.train_files: verl takes a prompt with a column `validate` for one of a validation, and would wait "
             "for ever for one to train on. Leave that column out.",
             stage="sessions",
@@ -145,7 +144,7 @@ def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> A
     data = create_rl_dataset(files, config.data, *of_model, is_train=is_train, max_samples=8 * PROMPTS)
     if not len(data):
         message = f"{setting}: no prompt is left of the first {8 * PROMPTS}. Look at its filter."
-        raise RehearsalError(message, stage="data")
+        raise DryRunError(message, stage="data")
     if not is_train and not validates(config):
         return None
     columns = next(iter(DataLoader(data, batch_size=min(PROMPTS, len(data)), collate_fn=collate_fn)))
@@ -164,10 +163,20 @@ def _remote(compute_score: Callable[[Any], Awaitable[Any]]) -> Any:
     return SimpleNamespace(compute_score=SimpleNamespace(remote=remote))
 
 
+def by_value(value: Any) -> Any:
+    """A copy, as Ray hands it to another process: in a job, rewards, loops and the queue each have their own.
+
+    What cannot be pickled is an error here too, lazily opened images are read once, and arrays are read-only.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return cloudpickle.loads(pickled, buffers=[bytes(buffer) for buffer in buffers])
+
+
 class _Queue:
     """In the place of TransferQueue: keeps what the worker puts."""
 
-    def __init__(self, rows: list[PlayedRow]):
+    def __init__(self, rows: list[SampledRow]):
         self._rows = rows
 
     def init(self, *_: Any, **__: Any) -> None: ...
@@ -177,7 +186,7 @@ class _Queue:
     async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
         for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
             row = {name: tu.unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
-            self._rows.append(PlayedRow(key, by_value(row), by_value(tag), partition_id))
+            self._rows.append(SampledRow(key, by_value(row), by_value(tag), partition_id))
 
 
 class _ScriptedServer:
@@ -217,13 +226,13 @@ class _Count(logging.Handler):
             self._logged[f"{record.name}: {message[:200]}"] += 1
 
 
-def description(played: Sessions) -> Iterator[str]:
-    """Lines that say what the sessions are like."""
-    rows = played.of(TRAIN)
+def description(simulated: Sessions) -> Iterator[str]:
+    """Lines about rows, tokens and rewards of the sessions."""
+    rows = simulated.of(TRAIN)
     sessions = Counter(session_of_key(row.key) for row in rows)
     sizes = sorted(Counter(sessions.values()).items())
     per_session = ", ".join(f"{size} ({count} sessions)" for size, count in sizes)
-    yield f"{len(rows)} rows of {len(sessions)} sessions ({played.replies} replies); rows a session: {per_session}"
+    yield f"{len(rows)} rows of {len(sessions)} sessions ({simulated.replies} replies); rows a session: {per_session}"
     if not rows:
         return
     prompts, responses = (sorted(len(row.fields[name]) for row in rows) for name in ("prompts", "responses"))
@@ -234,42 +243,22 @@ def description(played: Sessions) -> Iterator[str]:
     )
     rewards = Counter(round(float(row.fields["rm_scores"].sum()), 3) for row in rows if "rm_scores" in row.fields)
     yield "rewards: " + ", ".join(f"{reward:g} ({count} rows)" for reward, count in sorted(rewards.items()))
-    if validated := played.of(VAL):
+    if validated := simulated.of(VAL):
         yield f"validation: {len(validated)} rows"
     for name in ("prompts", "responses"):
-        yield f"first {name[:-1]}: {SHORT.repr(played.tokenizer.decode(rows[0].fields[name]))}"
-    yield from _partings(rows, played.tokenizer)
+        yield f"first {name[:-1]}: {SHORT.repr(simulated.tokenizer.decode(rows[0].fields[name]))}"
 
 
-def _partings(rows: Sequence[PlayedRow], tokenizer: Any) -> Iterator[str]:
-    """Where rows of a session that could go on from each other do not, once for each kind of place."""
-    examples: dict[str, list[str]] = {}
-    for one, other in pairwise(rows):
-        if session_of_key(one.key) != session_of_key(other.key):
-            continue
-        a, b = (row.fields["input_ids"].tolist() for row in (one, other))
-        shared = next((place for place, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None)
-        kind, example = "begins with all of the row before it", ""
-        if shared is not None:
-            where = "prompt" if shared < len(one.fields["prompts"]) else "response"
-            kind = f"parts from the row before it in that one's {where}"
-            texts = (repr(tokenizer.decode(ids[max(0, shared - AROUND) : shared + AROUND])) for ids in (a, b))
-            example = f" (row {other.key.rpartition('_')[2]}, token {shared}: {' / '.join(texts)})"
-        examples.setdefault(kind, []).append(example)
-    for kind, of_kind in examples.items():
-        yield f"{len(of_kind)} rows: a row {kind}{of_kind[0]}"
-
-
-def problems(played: Sessions, config: DictConfig) -> Iterator[str]:
+def problems(simulated: Sessions, config: DictConfig) -> Iterator[str]:
     """What the rest of a job reads of rows and would not find, or would silently misread."""
-    rows = played.of(TRAIN)
+    rows = simulated.of(TRAIN)
     found: Counter[str] = Counter()
     needed = ["num_turns", "response_mask", "responses", "rm_scores"]
     needed += ["rollout_log_probs"] if config.actor_rollout_ref.rollout.calculate_log_probs else []
     for row in rows:
         found.update(f"rows have no {name}, which verl's trainer reads" for name in needed if name not in row.fields)
         if row.tag["min_global_steps"] is None:
-            found["rows have no extra_fields['min_global_steps'], by which verl's trainer tells their age"] += 1
+            found["rows have no extra_fields['min_global_steps'], from which verl's trainer has their age"] += 1
         length = len(row.fields["responses"])
         for name in AS_LONG_AS_RESPONSES:
             value = row.fields.get(name)
@@ -277,12 +266,13 @@ def problems(played: Sessions, config: DictConfig) -> Iterator[str]:
                 found[f"rows have a {name} of {len(value)} tokens beside a response of {length}"] += 1
     for message, count in found.items():
         yield f"{count} of {len(rows)} {message}"
-    if _template_renders_nothing(rows, played.tokenizer):
+    if _template_drops_messages(rows, simulated.tokenizer):
         yield "the chat template renders different messages to the same prompt: their content does not reach the model"
-    yield from _fields_without_role(rows, config, played.tokenizer)
+    yield from _fields_without_role(rows, config, simulated.tokenizer)
 
 
-def _template_renders_nothing(rows: Sequence[PlayedRow], tokenizer: Any) -> bool:
+def _template_drops_messages(rows: Sequence[SampledRow], tokenizer: Any) -> bool:
+    """As a template does of prompts that are text, and no lists of messages; verl passes that over."""
     first = [row.fields for row in rows if row.key.endswith("_0")]
     messages = {str(fields.get("raw_prompt")): fields.get("raw_prompt") for fields in first}
     prompts = {tuple(fields["prompts"].tolist()) for fields in first}
@@ -292,7 +282,7 @@ def _template_renders_nothing(rows: Sequence[PlayedRow], tokenizer: Any) -> bool
     return len({tokenizer.apply_chat_template(each, **options) for each in messages.values()}) == 1
 
 
-def _fields_without_role(rows: Sequence[PlayedRow], config: DictConfig, tokenizer: Any) -> Iterator[str]:
+def _fields_without_role(rows: Sequence[SampledRow], config: DictConfig, tokenizer: Any) -> Iterator[str]:
     """What a padded job would refuse: a field that no pad can be made for."""
     if not asks_for_padding(config) or not rows:
         return
