@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from math import lcm
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
-from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning, wrong
-from verl_padding.doctor.installation import devices_of_job, files_of_job, packages_of_job
+from verl_padding.doctor.finding import Check, Finding, ok, warning, wrong
+from verl_padding.doctor.installation import checkpoint_of_job, devices_of_job
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
@@ -15,8 +16,11 @@ from verl_padding.plan import STRATEGIES, Job, PlanError
 from verl_padding.plan.counted import counted
 from verl_padding.plan.planner import reuses_layout_of
 
-NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
-READ_INSTEAD = {
+if TYPE_CHECKING:  # a broken plug-in is a finding
+    from verl_padding.job.job_reader import JobReader
+
+PADDING_OFF = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
+IGNORED_SETTINGS = {
     "actor_rollout_ref.actor.use_prefix_grouper": "padding.sharing",
     "data.truncation": "data.filter_overlong_prompts",
     "critic.ppo_micro_batch_size_per_gpu": "+critic.{engine}.micro_batch_size_per_gpu",
@@ -39,58 +43,53 @@ SHARED = {
 
 
 def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
-    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what it lacks, and what
-    the plug-in would refuse."""
+    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what would go wrong in
+    silence, and what the plug-in would refuse."""
     try:
         config = compose_job(arguments)
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
-        settings = Check("settings", (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),))
-    else:
-        settings = Check.run("settings", _settings(config))
-    yield settings
-    if any(finding.verdict == "wrong" for finding in settings.findings):
-        yield Check("job", (not_checked("the rest of the job", "the settings above come first"),))
+        yield Check("settings", (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),))
         return
-    yield Check.run("packages", packages_of_job(config))
+    yield Check.run("settings", _ignored_settings(config))
     yield Check.run("devices", devices_of_job(config, platform))
-    yield Check.run("files", files_of_job(config))
+    yield Check.run("checkpoint", checkpoint_of_job(config))
     yield Check.run("plan", _plan(config))
 
 
-def _settings(config: DictConfig) -> Iterator[Finding]:
-    """Mandatory settings that are missing, which are wrong, and settings without effect."""
-    has_reward_model = config.reward.reward_model.enable
-    missing = [key for key in OmegaConf.missing_keys(config) if has_reward_model or "reward_model." not in key]
-    for key in sorted(missing):
-        yield wrong(key, f"???: has to be set. Write {key}=..")
-    if missing:
-        return
-    yield ok("mandatory settings", "all there")
-    verls_own = compose_job(JobArguments())
+def _ignored_settings(config: DictConfig) -> Iterator[Finding]:
+    stock = compose_job(JobArguments())
     engine = config.critic.strategy.replace("fsdp2", "fsdp")
-    for key, instead in READ_INSTEAD.items():
-        value, (section, _, name) = OmegaConf.select(config, key), key.rpartition(".")
-        is_own = value is not None and not OmegaConf.is_interpolation(OmegaConf.select(config, section), name)
-        is_of_job = section != "critic" or has_critic(config)
-        if is_own and is_of_job and value != OmegaConf.select(verls_own, key):
+    for key, instead in IGNORED_SETTINGS.items():
+        section, _, name = key.rpartition(".")
+        if section == "critic" and not has_critic(config):
+            continue
+        value = OmegaConf.select(config, key)
+        is_taken_over = OmegaConf.is_interpolation(OmegaConf.select(config, section), name)
+        if value is not None and not is_taken_over and value != OmegaConf.select(stock, key):
             yield warning(key, f"{value}: has no effect. Set {instead.format(engine=engine)} instead.")
 
 
-def _plan(config: DictConfig) -> Iterator[Finding]:
+def check(config: DictConfig) -> "JobReader":
+    """All that the plug-in refuses of a job, by one door; a PaddingError for what it does."""
     from verl_padding.driver.advantages import check_advantages_stay_with_rows
-    from verl_padding.driver.trainers import asks_for_padding, padded_trainer
+    from verl_padding.driver.trainers import padded_trainer
     from verl_padding.job.job_reader import check_job
 
-    mode = config.trainer.v1.trainer_mode
+    reader = check_job(config, padded_trainer(config.trainer.v1.trainer_mode).extends)
+    check_advantages_stay_with_rows(config)
+    return reader
+
+
+def _plan(config: DictConfig) -> Iterator[Finding]:
+    from verl_padding.driver.trainers import asks_for_padding
+
     try:
         if not asks_for_padding(config):
-            yield NOT_ASKED_FOR
+            yield PADDING_OFF
             return
-        trainer = padded_trainer(mode)
-        yield ok("trainer", f"{mode}, by {trainer.__name__}")
-        reader = check_job(config, trainer.extends)
-        check_advantages_stay_with_rows(config)
+        reader = check(config)
         job = reader.step_job()
+        yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from summary(job, reader.engines, reader.padding.denominator)
         yield from _left_out(reader.padding, reader.needed_by())
         yield from _budgets(config, job)
