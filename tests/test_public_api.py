@@ -84,4 +84,4 @@ def test_the_choices_and_the_trainers_have_these_names():
 
 def test_the_command_has_these_subcommands():
     commands = {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands}
-    assert commands == {"compare", "demo", "doctor", "plan", "rehearse", "report", "tiny-model"}
+    assert commands == {"compare", "demo", "doctor", "dry-run", "plan", "report", "tiny-model"}

@@ -187,8 +187,8 @@ def tiny_model(
     typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
 
 
-@app.command()
-def rehearse(
+@app.command("dry-run")
+def dry_run(
     overrides: Annotated[list[str], OVERRIDES],
     config_name: ConfigName = PRIMARY,
     config_path: ConfigPath = CONFIG_PATH,
@@ -196,10 +196,10 @@ def rehearse(
     reply: Annotated[
         list[str] | None, typer.Option(help="A reply of the model, among noise and calls of tools.")
     ] = None,
-    only: Annotated[Literal["all", "sessions", "step"], typer.Option(help="One of the two acts.")] = "all",
+    only: Annotated[Literal["all", "sessions", "step"], typer.Option(help="One of the two stages.")] = "all",
     without_tools: Annotated[bool, typer.Option("--without-tools", help="Load no tools.")] = False,
-    without_rewards: Annotated[bool, typer.Option("--without-rewards", help="Score nothing in act 1.")] = False,
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds that each act may take.")] = 300,
+    without_rewards: Annotated[bool, typer.Option("--without-rewards", help="Score nothing.")] = False,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds that each stage may take.")] = 300,
 ) -> None:
     """Runs a job small on this machine's CPU: its sessions on scripted replies, then a step with its model shrunk.
 

@@ -32,11 +32,6 @@ class Replies:
         self._texts = [None, *texts, *_calls_of_tools(rollout)]
         self.given = 0
 
-    @property
-    def not_given(self) -> list[str]:
-        """Texts whose turn has not come."""
-        return [text for text in self._texts[self.given :] if text is not None]
-
     def answer(self, request_id: str, prompt_tokens: int, sampling_params: dict[str, Any], **extra_fields: Any) -> Any:
         """verl's ``TokenOutput`` with the next reply, of log-probs of -1; the request's id seeds noise."""
         from verl.workers.rollout.replica import TokenOutput

@@ -23,7 +23,7 @@ MAX_SHOWN = 400  # characters of an exception's message, or of a job's last word
 SESSION_FAILED = "Error in _run_prompt"
 """What verl logs of a session that has failed, before the exception; it goes on without the session."""
 REFUSED = "verl_padding: "
-"""How the last words of a job begin that the plug-in has ended before its start; they hold verl's reasons, too."""
+"""How the last line of a job begins that the plug-in has refused."""
 GRACE_S = 5  # seconds after the time limit in which a process ends itself in words
 PACKAGE = str(Path(__file__).parents[2]) + "/"
 LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"], PACKAGE)
@@ -43,7 +43,7 @@ class Frame:
 
     def __str__(self) -> str:
         text = linecache.getline(self.file, self.line).strip()
-        return f"{self.file}:{self.line} in {self.name}" + (f": {text}" if text else "")
+        return f"{self.file}:{self.line} in {self.name}: {text}"
 
 
 @dataclass
@@ -130,7 +130,7 @@ class FailuresOfLog:
 
     Attributes:
         failed_sessions: how many sessions verl has gone on without.
-        refusal: why the job was ended before its start, in the words of who refused it; empty if it was not.
+        refusal: why the plug-in has refused the job; empty if it has not.
     """
 
     def __init__(self) -> None:
@@ -147,8 +147,6 @@ class FailuresOfLog:
         self.failed_sessions += SESSION_FAILED in text
         if text.startswith(REFUSED):
             self.refusal = text.removeprefix(REFUSED)
-        elif self.refusal and process == "the trainer":
-            self.refusal += f"\n{text}"
         if "Traceback (most recent call last)" in text or text.startswith("ray::"):
             self._open[process] = Failure("", "", process=process)
         elif failure := self._open.get(process):
@@ -172,8 +170,6 @@ def time_limit(timeout_s: float, show: Callable[[DryRunError], object]) -> Itera
     def end() -> None:
         hung = Failure("Timeout", f"still running after {timeout_s:.0f} s", list(_running_frames()))
         show(DryRunError("the job's own code does not end", stage="sessions", failures=[hung]))
-        if not hung.own:
-            faulthandler.dump_traceback(file=sys.stderr)
         sys.stdout.flush()
         os._exit(1)  # a thread that hangs would keep the process
 

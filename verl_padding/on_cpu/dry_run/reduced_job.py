@@ -152,7 +152,7 @@ def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, An
     if any((OmegaConf.select(config, f"{MODEL}.{rank}") or 0) > 0 for rank in ("lora_rank", "lora.rank")):
         changes[f"{MODEL}.lora.merge"] = True
     if config.get("padding") is not None:
-        changes |= {"padding.timing": False, "padding.record": False, "padding.record_dir": None}
+        changes["padding.record"] = False
     return changes
 
 
@@ -164,8 +164,6 @@ def _put_fsdp2(config: DictConfig) -> None:
         both = mine.keys() & fsdp2.keys()
         with read_write(fsdp2), open_dict(fsdp2):
             fsdp2.merge_with(OmegaConf.masked_copy(mine, [*both - {"strategy", "_target_", "optim", "checkpoint"}]))
-            if "optim" in both:
-                fsdp2.optim.lr = mine.optim.lr
         OmegaConf.update(config, section, fsdp2, merge=False)
 
 

@@ -9,7 +9,6 @@ import pickle
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from reprlib import Repr
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,19 +26,13 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_padding.config import PaddingConfig
 from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
-from verl_padding.driver.trainers import asks_for_padding
-from verl_padding.errors import PaddingError
-from verl_padding.on_cpu.dry_run.failure import SESSION_FAILED, DryRunError, Failure, count_failure
+from verl_padding.on_cpu.dry_run.failure import SESSION_FAILED, DryRunError, Failure, count_failure, shortened
 from verl_padding.on_cpu.dry_run.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
 from verl_padding.on_cpu.scripted_replies import Replies
-from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.plan.row_keys import session_of_key
 
 TRAIN, VAL = "train", "val"
-SHORT = Repr()
-SHORT.maxstring = 160
 AS_LONG_AS_RESPONSES = ("response_mask", "rollout_log_probs", "rm_scores")
 
 
@@ -49,7 +42,6 @@ class SampledRow:
 
     key: str
     fields: dict[str, Any]
-    tag: dict[str, Any]
     partition: str
 
 
@@ -128,7 +120,6 @@ async def _simulate(config: DictConfig, simulated: Sessions, texts: Sequence[str
                 await worker.generate_sequences(batch)
                 await asyncio.gather(*worker.background_tasks)
     simulated.replies = replies.given
-    simulated.left_out += [f"a reply that no session has asked for: {text[:60]!r}" for text in replies.not_given]
     if not simulated.of(TRAIN) and simulated.of(VAL):
         raise DryRunError(
             "data.train_files: verl takes a prompt with a column `validate` for one of a validation, and would wait "
@@ -184,9 +175,9 @@ class _Queue:
     async def async_kv_put(self, **_: Any) -> None: ...
 
     async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
-        for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
+        for place, key in enumerate(keys):
             row = {name: tu.unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
-            self._rows.append(SampledRow(key, by_value(row), by_value(tag), partition_id))
+            self._rows.append(SampledRow(key, by_value(row), partition_id))
 
 
 class _ScriptedServer:
@@ -246,19 +237,17 @@ def description(simulated: Sessions) -> Iterator[str]:
     if validated := simulated.of(VAL):
         yield f"validation: {len(validated)} rows"
     for name in ("prompts", "responses"):
-        yield f"first {name[:-1]}: {SHORT.repr(simulated.tokenizer.decode(rows[0].fields[name]))}"
+        yield f"first {name[:-1]}: {shortened(simulated.tokenizer.decode(rows[0].fields[name]))}"
 
 
 def problems(simulated: Sessions, config: DictConfig) -> Iterator[str]:
     """What the rest of a job reads of rows and would not find, or would silently misread."""
     rows = simulated.of(TRAIN)
     found: Counter[str] = Counter()
-    needed = ["num_turns", "response_mask", "responses", "rm_scores"]
+    needed = ["rm_scores"]
     needed += ["rollout_log_probs"] if config.actor_rollout_ref.rollout.calculate_log_probs else []
     for row in rows:
         found.update(f"rows have no {name}, which verl's trainer reads" for name in needed if name not in row.fields)
-        if row.tag["min_global_steps"] is None:
-            found["rows have no extra_fields['min_global_steps'], from which verl's trainer has their age"] += 1
         length = len(row.fields["responses"])
         for name in AS_LONG_AS_RESPONSES:
             value = row.fields.get(name)
@@ -268,7 +257,6 @@ def problems(simulated: Sessions, config: DictConfig) -> Iterator[str]:
         yield f"{count} of {len(rows)} {message}"
     if _template_drops_messages(rows, simulated.tokenizer):
         yield "the chat template renders different messages to the same prompt: their content does not reach the model"
-    yield from _fields_without_role(rows, config, simulated.tokenizer)
 
 
 def _template_drops_messages(rows: Sequence[SampledRow], tokenizer: Any) -> bool:
@@ -280,16 +268,3 @@ def _template_drops_messages(rows: Sequence[SampledRow], tokenizer: Any) -> bool
         return False
     options = {"tokenize": False, "add_generation_prompt": True}
     return len({tokenizer.apply_chat_template(each, **options) for each in messages.values()}) == 1
-
-
-def _fields_without_role(rows: Sequence[SampledRow], config: DictConfig, tokenizer: Any) -> Iterator[str]:
-    """What a padded job would refuse: a field that no pad can be made for."""
-    if not asks_for_padding(config) or not rows:
-        return
-    padding = PaddingConfig.from_section(config.get("padding"))
-    template = PadTemplate(eos_token_id=tokenizer.eos_token_id or 0, length=8, schema=Schema(padding.fields))
-    for name in dict.fromkeys(name for row in rows for name in row.fields):
-        try:
-            template.fields([row.fields for row in rows if name in row.fields], [name])
-        except PaddingError as refusal:
-            yield str(refusal)
