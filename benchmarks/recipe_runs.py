@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from benchmarks.learning import LAST, Goal, Learning
 from benchmarks.results import console, show
 from verl_padding.cli.demo import HYDRA, empty_folder
-from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
 from verl_padding.runs.run_files import ROLLOUTS
 

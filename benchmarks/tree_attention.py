@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 with suppress(ImportError):  # where torchvision is another build than torch, transformers loads with it alone
-    import verl_padding.local  # noqa: F401
+    import verl_padding.on_cpu  # noqa: F401
 
 import transformers
 from torch import nn

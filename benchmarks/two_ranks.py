@@ -74,7 +74,7 @@ def make_model(folder: Path, hidden: int, longest: int) -> Path:
     """A Qwen2 of two layers of random weights, for rows of at most so many tokens."""
     import transformers
 
-    from verl_padding.local.tiny_models import make_byte_tokenizer
+    from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 
     tokenizer = make_byte_tokenizer()
     config = transformers.Qwen2Config(

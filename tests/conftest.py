@@ -36,7 +36,7 @@ def empty_queue(transfer_queue: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's folder; nobody writes into it."""
-    from verl_padding.local.tiny_models import make_tiny_model
+    from verl_padding.on_cpu.tiny_models import make_tiny_model
 
     return make_tiny_model("qwen2", tmp_path_factory.mktemp("model"))
 

@@ -1,7 +1,7 @@
 """Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
 
 What takes minutes is called through a stand-in, first on PATH, which notes what it is given. When the block has run,
-this process checks that: it composes the trainer's job, has the doctor look at a job that is to be rehearsed, has
+this process checks that: it composes the trainer's job, has the doctor look at a job of a dry run, has
 commands take their options, and looks for extras, tests and modules. The end-to-end tests run the commands themselves.
 """
 

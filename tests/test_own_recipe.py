@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from tests.support.pages import DOCS, commands_of, make_own_recipe
 from tests.support.verl_config import compose_job
 from verl_padding.driver.job_check import check_job
-from verl_padding.local.launch import LOG, run_command
+from verl_padding.on_cpu.launch import LOG, run_command
 
 FIRST_HOUR = DOCS / "first_hour.md"
 NOT_USED = {"reward.reward_model.rollout.name"}

@@ -22,14 +22,20 @@ FLOORS = (
         "job",
         "prefix_sharing",
         "worker",
+        "verl_fixes",
         "driver",
         "stock",
         "runs",
-        "local",
+        "on_cpu",
     ),
-    *("rehearsal", "entry", "doctor", "plugin", "recipes", "cli", "__main__"),
+    *("entry", "doctor", "plugin", "recipes", "cli", "__main__"),
 )
 """Modules and packages of the top floor, each above those that it may import."""
+DOORS = {
+    "verl_fixes": {"driver/mixin.py", "driver/worker_calls.py", "entry/import_hooks.py"},
+    "on_cpu": {"entry/import_hooks.py"},
+}
+"""What is not the plug-in itself -> the modules that may import it, beside the commands of ``cli/``."""
 
 
 @cache
@@ -115,8 +121,15 @@ def test_one_module_knows_transfer_queue():
     assert importers_of("transfer_queue") == {"pads/queue.py"}
 
 
-def test_one_package_knows_verls_trainers_and_one_rehearses_them():
-    assert {path.split("/")[0] for path in importers_of("verl.trainer.ppo.v1")} == {"driver", "rehearsal"}
+def test_three_packages_know_verls_trainers():
+    knowing = {path.split("/")[0] for path in importers_of("verl.trainer.ppo.v1")}
+    assert knowing == {"driver", "verl_fixes", "on_cpu"}
+
+
+@pytest.mark.parametrize(("package", "doors"), DOORS.items())
+def test_the_plug_in_leaves_itself_by_its_doors_alone(package, doors):
+    outside = {path for path in importers_of(f"verl_padding.{package}") if not path.startswith(f"{package}/")}
+    assert {path for path in outside if not path.startswith("cli/")} == doors
 
 
 @pytest.mark.parametrize("module", ["torch", "verl", "ray", "transfer_queue", "tensordict"])

@@ -5,7 +5,7 @@ standard library until it can report an error, and a job that asks for padding w
 verl would silently train it unpadded, since Hydra takes ``+padding=prompt`` for a plain string if it finds no group.
 """
 
-from verl_padding.entry.loud_failure import report_failure
+from verl_padding.entry.plugin_errors import report_failure
 
 try:
     import verl_padding.entry.import_hooks  # noqa: F401  (registers its hooks on import)

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tests.support.engine_in_process import Row, micro_batch_of
 from tests.support.padded_rows import values_of
 from tests.support.verl_config import compose_job
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.pads import columns
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan

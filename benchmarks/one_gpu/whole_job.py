@@ -13,7 +13,7 @@ STEPS = 3
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ROLLOUT_ON_CPU = """
 from wrapt import register_post_import_hook
-from verl_padding.local import verl_patches
+from verl_padding.on_cpu import verl_patches
 for module, hook in verl_patches.HOOKS:
     if any(part in module for part in ("rollout", "agent_loop", "replay_buffer")):
         register_post_import_hook(hook, module)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from verl_padding.local.launch import seed_overrides
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.launch import seed_overrides
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
 
 HERE = Path(__file__).resolve().parent

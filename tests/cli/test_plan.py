@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 from verl_padding.cli.app import app
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import Sharing
 from verl_padding.plan.cost import attention_cost
 

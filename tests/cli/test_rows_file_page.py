@@ -9,7 +9,7 @@ import numpy as np
 from tests.cli.test_plan import SHARED, plan_of
 from tests.support.pages import DOCS, FENCE, read
 from verl_padding.cli.batch_reader import read_rows
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
 
 PAGE = read(DOCS / "rows_file.md")

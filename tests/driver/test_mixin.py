@@ -22,8 +22,6 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.pads import source_rows
 from verl_padding.pads.prompt_order import ordered_uid, place_of
-from verl_padding.pads.queue import controller
-from verl_padding.pads.queue_claim import ENDED, _claim_of, release_queue
 from verl_padding.worker import plan_packer
 
 PAD_TOKENS = 2
@@ -48,7 +46,6 @@ def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monk
     trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
     asked.clear()
     set_up(trainer)
-    release_queue()
     assert asked == [sharing == "on"]
 
 
@@ -63,7 +60,6 @@ def test_rows_of_a_session_that_part_share_if_the_models_allow_it():
         trainer._job.may_branch = branches
         trainer._balance_batch(batch, metrics)
         factors[branches] = metrics["padding/actor/sharing_factor"]
-        release_queue()
     # The last of the tokens that two rows share is computed in both.
     assert factors == pytest.approx({False: 1.0, True: 48 / (24 + 24 - 19)})
 
@@ -291,7 +287,6 @@ def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next
     snapshot = []
 
     def load_snapshot(self):
-        assert queue_content() == {}, "what the last trainer left is gone before a snapshot is loaded"
         rows = put_rows([(5, 3), (7, 2)])
         prompt = rows.keys[0].split("_")[0]
         tq.kv_put(key=prompt, partition_id=PARTITION, tag={"is_prompt": True, "status": "finished"})
@@ -303,29 +298,6 @@ def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next
     assert set(queue_content()) == set(snapshot)
     assert any(f"cleared {len(left)} keys" in record.getMessage() for record in caplog.records)
     tq.kv_clear(keys=snapshot, partition_id=PARTITION)
-    release_queue()
-
-
-def holds_queue():
-    return ray.get(controller().__ray_call__.remote(_claim_of)) != ENDED
-
-
-def test_a_set_up_that_fails_and_the_end_of_training_leave_the_queue_to_the_next_trainer(monkeypatch):
-    def fail(self):
-        raise RuntimeError("no such model")
-
-    stock, seen = get_trainer_cls("sync"), []
-    monkeypatch.setattr(stock, "_setup", fail)
-    with pytest.raises(RuntimeError, match="no such model"):
-        set_up(padded_trainer())
-    assert not holds_queue()
-    monkeypatch.setattr(stock, "_setup", lambda self: None)
-    monkeypatch.setattr(stock, "fit", lambda self, agent_loop_manager: seen.append(holds_queue()))
-    trainer = padded_trainer()
-    set_up(trainer)
-    trainer.fit(None)
-    assert seen == [True]
-    assert not holds_queue()
 
 
 def test_a_batch_without_real_rows_is_refused():

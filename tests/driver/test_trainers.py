@@ -3,16 +3,14 @@
 verl's constructors run whole: they end before the first worker starts.
 """
 
-import logging
 from contextlib import contextmanager
-from inspect import getsource
 from pathlib import Path
 
 import omegaconf
 import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import UnsupportedInterpolationType
-from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerSeparateAsync, get_trainer_cls, register_trainer
+from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls, register_trainer
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.support.trainer_without_workers import make_trainer
@@ -134,20 +132,3 @@ def test_a_model_whose_vision_is_not_known_is_refused_when_it_is_at_hand_and_bef
     with pytest.raises(PaddingConfigError, match=r"^padding.multimodal='auto': .* type 'mllama' must .*=empty"):
         trainers[0]._init_tokenizer()
     trainers[1]._init_tokenizer()
-
-
-def test_a_line_of_verls_log_that_python_refuses_is_not_written_where_no_replica_shares_the_trainers_devices(
-    monkeypatch,
-):
-    log = logging.getLogger(PPOTrainerSeparateAsync.__module__)
-    assert "flush=True" in getsource(PPOTrainerSeparateAsync._setup), (
-        "verl has mended it: PaddedTrainerSeparateAsync._setup and the doctor's line can go"
-    )
-    monkeypatch.setattr(log, "level", log.level)  # given back at the end
-    log.setLevel(logging.INFO)
-    config = job("separate_async", "+padding=prompt")
-    config.actor_rollout_ref.hybrid_engine = False
-    trainer = make_trainer(config)
-    monkeypatch.setattr(PaddedTrainer, "_setup", lambda self: log.info("one line", flush=True))
-    trainer._setup()
-    assert log.level == logging.WARNING

@@ -177,7 +177,7 @@ def test_what_verl_tells_a_reference_without_its_adapter_does_not_reach_the_crit
     reference, values = (sent.extra_info for sent in workers.sent)
     assert (reference["no_lora_adapter"], reference["timed_call"]) == (True, "ref")
     assert ("no_lora_adapter" in values, values["timed_call"]) == (False, "values")
-    # Once verl takes it back by itself, _compute_ref_log_prob of the mixin can go.
+    # Once verl takes it back by itself, RepairedTrainer._compute_ref_log_prob can go.
     assert get_trainer_cls("sync")._compute_ref_log_prob(trainer, batch, {}).extra_info["no_lora_adapter"]
 
 

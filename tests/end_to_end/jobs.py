@@ -15,8 +15,8 @@ from unittest import mock
 import pandas as pd
 
 from tests.end_to_end import probe
-from verl_padding.local.launch import LOG, run_command
-from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
+from verl_padding.on_cpu.launch import LOG, run_command
+from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.runs.run_files import ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
 
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ from tests.support.fsdp2_workers import make_value_model
 from tests.support.one_process import OneProcess
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT, RELATIVE_METRIC
 from tests.support.verl_config import compose_job
-from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
+from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT, RELATIVE_METRIC
-from verl_padding.local.tiny_models import TinyModelKind
+from verl_padding.on_cpu.tiny_models import TinyModelKind
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 

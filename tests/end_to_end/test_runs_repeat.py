@@ -14,7 +14,7 @@ from tests.end_to_end.jobs import JobFacts, run_job
 from tests.end_to_end.probe import LOG_PROBS
 from tests.support.fsdp2_workers import make_value_model
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.pads.prompt_order import place_of
 from verl_padding.plan.row_keys import parts_of_key
 from verl_padding.runs.run_files import ROLLOUTS

@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end import probe
 from tests.end_to_end.jobs import ROOT, read_probe
 from tests.support.tolerance import LOG_PROB_AGREEMENT
-from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics
 from verl_padding.recipes.subagents.job import tiny_job
 from verl_padding.runs.run_files import ROLLOUTS, dumps_in, read_metrics, read_step

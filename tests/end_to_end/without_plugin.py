@@ -1,5 +1,5 @@
 """Loaded by verl itself (VERL_USE_EXTERNAL_MODULES) where it loads no plug-in: what it needs to run on a CPU."""
 
-from verl_padding.local.verl_patches import register
+from verl_padding.on_cpu.verl_patches import register
 
 register()

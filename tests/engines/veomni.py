@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from verl_padding.local.verl_patches import register_on_cpu
+from verl_padding.on_cpu.verl_patches import register_on_cpu
 
 
 def register_engines(transformer_impl: ModuleType) -> None:

@@ -19,7 +19,7 @@ from tests.support.fsdp2_workers import give_same_head, start_actor, start_criti
 from tests.support.verl_config import compose_job
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
-from verl_padding.local.tiny_models import TinyModelKind
+from verl_padding.on_cpu.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
 from verl_padding.worker import mini_batches
 from verl_padding.worker.losses import wrap_worker_loss

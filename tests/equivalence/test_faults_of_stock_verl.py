@@ -21,7 +21,7 @@ from benchmarks.zero_effect import error_of_loss, measure_estimator
 from tests.support.losses_on_rows import distilling_loss, policy_loss
 from tests.support.rows_in_queue import put_rows
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.pads.tags import PAD_UID_PREFIX
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]

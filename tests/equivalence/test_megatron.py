@@ -35,7 +35,7 @@ from tests.equivalence.updates import (
 from tests.support.fsdp2_workers import start_over
 from tests.support.padded_rows import padded_group, upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.plan_packer import install
 

@@ -19,7 +19,8 @@ from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_maker
 from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.prefix_sharing.detection import PrefixDetection
-from verl_padding.worker import plan_packer, vision_fixes
+from verl_padding.verl_fixes import position_ids, text_without_image
+from verl_padding.worker import plan_packer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
@@ -41,7 +42,8 @@ def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dic
         both = padded_ranks, one_rank
         both[0].execute_with_func_generator(plan_packer.install(shares=True))  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
-            workers.execute_with_func_generator(vision_fixes.install_in_worker)
+            for fix in (position_ids, text_without_image):
+                workers.execute_with_func_generator(fix.install_in_worker)
         yield request.param, config, *both
 
 

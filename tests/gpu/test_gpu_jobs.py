@@ -20,7 +20,7 @@ import torch
 from tests.support.verl_config import compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.verl_job import VerlJob
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.recipes.context_reset import job as context_reset
 from verl_padding.recipes.every_call import job as every_call
 

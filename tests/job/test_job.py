@@ -20,7 +20,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.verl_job import VerlJob
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
 

@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.verl_config import compose_job
-from verl_padding.local.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.pads.columns import IS_PADDING, OWN_COLUMNS
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate

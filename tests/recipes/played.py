@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 
 TOKENIZER = make_byte_tokenizer()
 

@@ -20,7 +20,7 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 import tests.engines
-import verl_padding.local  # noqa: F401  (before anything imports transformers, and by it torchvision)
+import verl_padding.on_cpu  # noqa: F401  (before anything imports transformers, and by it torchvision)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import transformers
 from transfer_queue import KVBatchMeta
 
 from tests.support.rows_in_queue import put_rows
-from verl_padding.local.tiny_models import make_byte_tokenizer
+from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")
 IMAGE_SIDE = 28  # pixels of a side, for the family that takes whole images

@@ -12,7 +12,6 @@ from torch.nn.attention import varlen
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForTokenClassification,
     DiffLlamaConfig,
     DogeConfig,
     Gemma2Config,
@@ -22,13 +21,11 @@ from transformers import (
 )
 from transformers.masking_utils import causal_mask_function, or_masks, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from verl.utils import model as verl_model
 
 from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
 from tests.support.fresh_processes import run_fresh
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
-from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.worker import packed_attention
 from verl_padding.worker.packed_attention import (
     flash_attn_func,
@@ -265,24 +262,6 @@ def test_rows_that_are_not_packed_keep_their_attention():
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_critic_is_loaded_with_the_attention_of_its_config(tmp_path, monkeypatch):
-    """Once verl's ``load_valuehead_model`` asks for it, ``load_critics_by_config`` can go."""
-    import verl.workers.engine.fsdp.transformer_impl  # noqa: F401  (whose import calls it)
-
-    folder = make_tiny_model("qwen2", tmp_path)
-    config = AutoModelForTokenClassification.from_pretrained(folder, num_labels=1).config
-    config._attn_implementation = "sdpa"
-    with pytest.raises((ImportError, RuntimeError)):
-        verl_model.load_valuehead_model.__wrapped__(str(folder), torch.float32, config, False)
-    critic = verl_model.load_valuehead_model(str(folder), torch.float32, config, False)
-    assert critic.config._attn_implementation == "sdpa"
-    assert critic(torch.randint(64, (1, 9))).logits.shape == (1, 9, 1)
-    # With what transformers has flash attention from, verl's own goes on.
-    monkeypatch.setattr(packed_attention, "is_kernels_available", lambda: True)
-    with pytest.raises((ImportError, RuntimeError)):
-        verl_model.load_valuehead_model(str(folder), torch.float32, config, False)
-
-
 def packed_and_alone(model: torch.nn.Module) -> list[torch.Tensor]:
     """Logits (tokens, vocabulary) of packed rows by torch's attention, and of each row alone by sdpa."""
     ids = torch.randint(3, 60, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
@@ -345,12 +324,12 @@ def test_a_kernel_without_windows_is_none(kernel, monkeypatch):
 
 
 QWEN_VL = """
-import verl_padding.local
+import verl_padding.on_cpu
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl_padding.worker.packed_attention import use_packed_attention
-from verl_padding.worker.vision_fixes import install_in_worker
+from verl_padding.verl_fixes.text_without_image import install_in_worker
 from types import SimpleNamespace
 text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
 text |= dict(num_key_value_heads=2, rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})

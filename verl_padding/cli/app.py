@@ -144,7 +144,7 @@ def tiny_model(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
     """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""
-    from verl_padding.local.tiny_models import write_tiny_model
+    from verl_padding.on_cpu.tiny_models import write_tiny_model
 
     write_tiny_model(family, folder, seed=seed)
     typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
@@ -161,16 +161,16 @@ def dry_run(
     reply: Annotated[
         list[str] | None, typer.Option(help="A reply of the model, among noise and calls of tools.")
     ] = None,
-    only: Annotated[Literal["all", "sessions", "step"], typer.Option(help="One of the two acts.")] = "all",
+    only: Annotated[Literal["all", "sessions", "step"], typer.Option(help="One of the two stages.")] = "all",
     without_tools: Annotated[bool, typer.Option("--without-tools", help="Load no tools.")] = False,
-    without_rewards: Annotated[bool, typer.Option("--without-rewards", help="Score nothing in act 1.")] = False,
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds that each act may take.")] = 300,
+    without_rewards: Annotated[bool, typer.Option("--without-rewards", help="Score nothing.")] = False,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds that each stage may take.")] = 300,
 ) -> None:
     """Runs a job small on this machine's CPU: its sessions on scripted replies, then a step with its model shrunk.
 
     The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something is wrong.
     """
-    from verl_padding.cli.rehearse import rehearse
+    from verl_padding.cli.dry_run import dry_run as run
 
     if ctx.info_name == "rehearse":
         typer.echo("verl-padding rehearse: is dry-run now. Use the new name, the old one goes.", err=True)
@@ -178,7 +178,7 @@ def dry_run(
         overrides=tuple(overrides), config_name=config_name, config_path=config_path, config_dir=config_dir
     )
     sys.exit(
-        rehearse(
+        run(
             job,
             console=Console(file=sys.stdout),
             replies=reply or [],

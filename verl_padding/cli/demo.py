@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from verl_padding.cli.report import write_report
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names
-from verl_padding.local.launch import LOG, run_local_job
+from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.runs.curves import ACTOR_STEPS
 from verl_padding.runs.run_files import CONFIG, ROLLOUTS, read_metrics
 

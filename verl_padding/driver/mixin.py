@@ -1,32 +1,26 @@
 """What makes one of verl's trainers a padded one."""
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
-from verl_padding.driver.actor_watch import ActorWatch, actors_of
 from verl_padding.driver.advantages import filter_groups_by_sessions
 from verl_padding.driver.job_check import check_job
 from verl_padding.driver.session_counts import SessionCounts
 from verl_padding.driver.stock_guard import PaddedTrainerMarker
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.job.attention import use_torch_attention
-from verl_padding.pads.columns import NO_ADAPTER
 from verl_padding.pads.prompt_order import PromptNames
-from verl_padding.pads.queue import KVBatchMeta, actors_of_queue, clear_leftovers
-from verl_padding.pads.queue_claim import check_queue_owner, claim_queue, release_queue
-
-if TYPE_CHECKING:
-    from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
-else:
-    VerlTrainer = object  # a mixin: it comes before one of verl's trainers, which brings the base
+from verl_padding.pads.queue import KVBatchMeta, clear_leftovers
+from verl_padding.verl_fixes.queue_owner import check_queue_owner
+from verl_padding.verl_fixes.trainer import RepairedTrainer
 
 LOOP_MANAGER = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
 
 
-class PaddedTrainer(PaddedTrainerMarker, VerlTrainer):
+class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
 
     The batch that verl's methods pass around holds real rows only, from sampling to the rollout dump. Pads lie in
@@ -44,17 +38,11 @@ class PaddedTrainer(PaddedTrainerMarker, VerlTrainer):
         check_queue_owner()
         use_torch_attention(config)
         self._job = check_job(config, self.extends)
-        self._watch: ActorWatch | None = None
         self._session_counts = SessionCounts(config.actor_rollout_ref.rollout.n)
         self._prompt_names = PromptNames()
         # verl compares the name of the mode with its own and looks up sections of the config by it.
         config.trainer.v1.trainer_mode = self.extends
         super().__init__(config)
-
-    @property
-    def has_lost_an_actor(self) -> bool:
-        """Whether an actor that the job cannot go on without has died."""
-        return self._watch is not None and self._watch.lost is not None
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
@@ -64,30 +52,13 @@ class PaddedTrainer(PaddedTrainerMarker, VerlTrainer):
         return self._session_counts.watch(filter_groups_by_sessions(super()._build_replay_buffer()))
 
     def _setup(self) -> None:
-        claim_queue()
-        try:
-            super()._setup()
-            self._set_up_padding()
-        except BaseException:
-            release_queue()
-            raise
-
-    def _set_up_padding(self) -> None:
+        super()._setup()
         clear_leftovers("train")  # verl's name for the part of TransferQueue that training rows are in
         self.steps = TrainingSteps(self, self._job)
         agent = self.config.actor_rollout_ref.rollout.agent
         if not agent.get("agent_loop_manager_class"):  # verl.trainer.main_ppo makes it next
             with open_dict(agent):
                 agent.agent_loop_manager_class = LOOP_MANAGER
-
-    def fit(self, agent_loop_manager: Any) -> None:
-        try:
-            queue = actors_of_queue()
-            self._watch = ActorWatch(lambda: actors_of(self) | queue)
-            with self._watch.over():
-                super().fit(agent_loop_manager)
-        finally:
-            release_queue()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self.steps.start()
@@ -111,13 +82,6 @@ class PaddedTrainer(PaddedTrainerMarker, VerlTrainer):
         if self._job.leaves_out_old_log_probs:
             return batch
         return super()._compute_old_log_prob(batch, metrics)
-
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        computed = super()._compute_ref_log_prob(batch, metrics)
-        # verl leaves it there, for the critic's pass, which comes next: a LoRA critic would run without its adapter,
-        # another one has no adapter to turn off, and the clock would take the critic's pass for the reference's.
-        computed.extra_info.pop(NO_ADAPTER, None)
-        return computed
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_advantage(batch, metrics)

@@ -154,7 +154,7 @@ class TrainingSteps:
 
     def _abandon(self, step: PlannedStep) -> None:
         # After the loss of an actor the job ends, perhaps because the very queue that holds the pads is gone.
-        if not self._trainer.has_lost_an_actor:
+        if self._trainer.lost_actor is None:
             step.close(failed=True)
 
     def _fill_in_log_prob_metrics(self, metrics: dict[str, Any]) -> None:

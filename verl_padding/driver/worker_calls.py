@@ -14,13 +14,13 @@ from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.counted import counted
+from verl_padding.verl_fixes import position_ids, text_without_image
 from verl_padding.worker import (
     log_probs,
     micro_batch_clock,
     mini_batches,
     packed_attention,
     plan_packer,
-    vision_fixes,
 )
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 from verl_padding.worker.left_out import check_left_out
@@ -123,7 +123,7 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, steps: Steps) -> list[PaddedW
     # Packed attention before the plan's packer: where rows share, that wraps it.
     changes += [each.install_in_worker for each in (mini_batches, packed_attention, log_probs)]
     if job.has_vision:
-        changes.append(vision_fixes.install_in_worker)
+        changes += [position_ids.install_in_worker, text_without_image.install_in_worker]
     if padding.packer == "plan":
         changes.append(plan_packer.install(shares=padding.sharing == "on"))
     if padding.is_timed:

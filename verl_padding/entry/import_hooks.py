@@ -7,7 +7,7 @@ from typing import Any
 
 from wrapt import register_post_import_hook
 
-from verl_padding.entry.loud_failure import report_failure
+from verl_padding.entry.plugin_errors import report_failure
 from verl_padding.job.modes import STOCK_MODES
 from verl_padding.version import __version__
 
@@ -41,11 +41,11 @@ def _is_padded(config: Any) -> bool:
     return asks_for_padding(config)
 
 
-@_when_imported("verl.utils.config", "verl's check of a batch's rows could not be lifted")
-def _lift_check_of_rows(config: ModuleType) -> None:
-    from verl_padding.worker.check_of_rows import lift_check_of_rows
+@_when_imported("verl.utils.config", "verl's check of a batch's rows could not be turned off")
+def _disable_divisibility_check(config: ModuleType) -> None:
+    from verl_padding.driver.divisibility_check import disable_divisibility_check
 
-    lift_check_of_rows(config, _is_padded)
+    disable_divisibility_check(config, _is_padded)
 
 
 @_when_imported("omegaconf", "the version could not be registered with OmegaConf")
@@ -63,7 +63,7 @@ def _register_trainers(trainers: ModuleType) -> None:
 
 @_when_imported("verl.workers.engine.fsdp.transformer_impl", "critics could not be loaded without flash-attn")
 def _load_critics_by_config(transformer_impl: ModuleType) -> None:
-    from verl_padding.worker.packed_attention import load_critics_by_config
+    from verl_padding.verl_fixes.critic_attention import load_critics_by_config
 
     load_critics_by_config(transformer_impl)
 
@@ -78,6 +78,6 @@ def _register_config_group(_: ModuleType) -> None:
 
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    from verl_padding.local.verl_patches import register
+    from verl_padding.on_cpu.verl_patches import register
 
     register()

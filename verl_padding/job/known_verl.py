@@ -1,6 +1,6 @@
 """The versions of verl that this code was checked against. A new one is let in here and in setup.cfg, nowhere else.
 
-What to run first with a new version of verl: ``pytest tests/worker tests/local`` (what is replaced in verl is still
+What to run first with a new version of verl: ``pytest tests/worker tests/on_cpu`` (what is replaced in verl is still
 there, or can go), then ``tests/job tests/equivalence`` (engines, estimators, losses), then ``tests/end_to_end``.
 """
 

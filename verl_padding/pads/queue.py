@@ -35,11 +35,6 @@ def is_connected() -> bool:
     return tq_interface._TQ_CLIENT is not None
 
 
-def was_made_here() -> bool:
-    """Whether this process has made its TransferQueue."""
-    return tq_interface._TQ_STORAGE is not None
-
-
 def detach() -> None:
     """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
     tq_interface._TQ_CLIENT.close()

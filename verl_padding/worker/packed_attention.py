@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoModelForTokenClassification, modeling_flash_attention_utils
+from transformers import modeling_flash_attention_utils
 from transformers.integrations import flash_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import is_flash_attn_2_available, is_kernels_available, is_torch_npu_available
 
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
@@ -126,23 +125,6 @@ def register() -> None:
 
     # transformers looks for these functions in packages and on its hub; it has no registry for them.
     modeling_flash_attention_utils._lazy_imports = find_ours
-
-
-def load_critics_by_config(_: Any) -> None:
-    """Lets a critic's config choose its attention where verl, which always asks for flash-attn, would find none."""
-    from verl.utils import model
-
-    load_with_flash_attn = model.load_valuehead_model
-
-    @wraps(load_with_flash_attn)
-    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-        if is_flash_attn_2_available() or is_kernels_available() or is_torch_npu_available():
-            return load_with_flash_attn(local_path, torch_dtype, model_config, trust_remote_code)
-        return AutoModelForTokenClassification.from_pretrained(
-            local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
-        )
-
-    model.load_valuehead_model = load
 
 
 def positions_unless_masked(*, mask_function: Callable[..., Any], use_vmap: bool = False, **given: Any) -> Any:

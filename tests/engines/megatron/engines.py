@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from verl_padding.local.verl_patches import register_on_cpu
+from verl_padding.on_cpu.verl_patches import register_on_cpu
 
 CPU = torch.device("cpu")
 FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "randn")

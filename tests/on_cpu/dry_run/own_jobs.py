@@ -1,0 +1,129 @@
+"""Jobs of a user's own, in a folder: data, agent loop, reward, tools and template, each of which a test may break."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import pandas
+import yaml
+from rich.console import Console
+
+from verl_padding.cli.dry_run import dry_run
+from verl_padding.job.composition import JobArguments
+
+AGENT = "actor_rollout_ref.rollout.agent"
+TURNS = "actor_rollout_ref.rollout.multi_turn"
+LOOP = """
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+
+class Mine(AgentLoopBase):
+    async def run(self, sampling_params, raw_prompt, **kwargs):
+        ids = self.tokenizer.apply_chat_template(raw_prompt, add_generation_prompt=True, return_dict=False)
+        outputs = []
+        for turn in range(2):
+            reply = await self.server_manager.generate(
+                request_id=f"{turn}", prompt_ids=ids, sampling_params=sampling_params
+            )
+            outputs.append(
+                AgentLoopOutput(
+                    prompt_ids=ids,
+                    response_ids=reply.token_ids,
+                    response_mask=[1] * len(reply.token_ids),
+                    response_logprobs=reply.log_probs,
+                    num_turns=2,
+                    metrics={},
+                    extra_fields=dict(reply.extra_fields),
+                )
+            )
+            ids = ids + reply.token_ids
+        return outputs
+"""
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return 1.0 if ground_truth in solution_str else 0.0
+"""
+TOOL = '''
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def add(expression: str) -> str:
+    """Adds.
+
+    Args:
+        expression: what to add.
+    """
+    return str(len(expression))
+'''
+
+
+def dry_run_of(*overrides: str, **options) -> tuple[int, str]:
+    """The exit code of the dry run of a job, and its output."""
+    console = Console(width=1000, record=True, file=StringIO())
+    options = {"replies": ["2 it is"], "timeout_s": 280} | options
+    return dry_run(JobArguments(overrides=overrides), console=console, **options), console.export_text()
+
+
+@dataclass
+class OwnJob:
+    """Files in a folder that is on Python's path."""
+
+    folder: Path
+    model: Path
+
+    def file(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def data(self, rows: int = 8, name: str = "train.parquet", **columns: Callable[[int], object]) -> str:
+        """Overrides of the data: columns are made by the number of a row; None leaves one out."""
+        made: dict[str, Callable[[int], object]] = {
+            "prompt": lambda row: [{"role": "user", "content": f"one and {row}"}],
+            "data_source": lambda row: "mine",
+            "reward_model": lambda row: {"style": "rule", "ground_truth": "2"},
+            "extra_info": lambda row: {"index": row},
+            **columns,
+        }
+        frame = pandas.DataFrame([{key: make(row) for key, make in made.items() if make} for row in range(rows)])
+        path = self.folder / name
+        frame.to_parquet(path) if path.suffix == ".parquet" else frame.to_json(path, orient="records", lines=True)
+        return f"data.train_files={path}"
+
+    def loop(self, text: str = LOOP, name: str = "mine", module: str = "loop_of_mine") -> list[str]:
+        self.file(f"{module}.py", text)
+        agents = self.file("agent.yaml", yaml.safe_dump([{"name": name, "_target_": f"{module}.Mine"}]))
+        return [f"{AGENT}.agent_loop_config_path={agents}", f"{AGENT}.default_agent_loop=mine"]
+
+    def reward(self, text: str = REWARD) -> list[str]:
+        return [f"reward.custom_reward_function.path={self.file('reward_of_mine.py', text)}"]
+
+    def tool(self, text: str = TOOL) -> list[str]:
+        path = self.file("tool_of_mine.py", text)
+        return [f"{TURNS}.function_tool_path={path}", f"{AGENT}.default_agent_loop=tool_agent", f"{TURNS}.enable=true"]
+
+    def template(self, text: str) -> str:
+        """A copy of the model with another chat template."""
+        copy = Path(shutil.copytree(self.model, self.folder / "model"))
+        (copy / "chat_template.jinja").write_text(text)
+        return f"actor_rollout_ref.model.path={copy}"
+
+    def overrides(self, *more: str) -> list[str]:
+        """A job that can start; later overrides win."""
+        first = [
+            "+local=cpu",
+            "+padding=prompt",
+            f"actor_rollout_ref.model.path={self.model}",
+            "data.train_batch_size=4",
+            "data.max_prompt_length=128",
+            "data.max_response_length=48",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            "actor_rollout_ref.rollout.n=2",
+            "algorithm.adv_estimator=grpo",
+        ]
+        given = {each.partition("=")[0] for each in more}
+        first += [] if "data.train_files" in given else [self.data()]
+        return [each for each in first if each.partition("=")[0] not in given] + list(more)

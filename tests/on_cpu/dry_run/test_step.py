@@ -1,0 +1,286 @@
+"""The step stage of a dry run: a real step of a job on this machine's CPU, its model shrunk."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen3Config
+
+from tests.on_cpu.dry_run.own_jobs import OwnJob, dry_run_of
+from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.on_cpu.dry_run.failure import Failure, FailuresOfLog
+from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
+from verl_padding.on_cpu.dry_run.step import metrics_not_finite
+from verl_padding.on_cpu.tiny_models import make_tiny_model
+
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "llama", "gemma3_text"])
+def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
+    large = CONFIG_MAPPING[family]().to_dict()
+    small = shrunk(large)
+    assert small.keys() <= large.keys()
+    assert small["vocab_size"] == large["vocab_size"]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**small))
+    layers = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
+    assert 0 < layers < 1_000_000
+
+
+def test_a_reduced_job_keeps_the_users_algorithm_and_writes_nothing_of_the_users(own: OwnJob, tmp_path):
+    engine = ["model_engine=megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"]
+    mine = ["actor_rollout_ref.actor.clip_ratio=0.3", "padding.strategy=rows", "trainer.logger=[console,wandb]"]
+    mine += ["trainer.default_local_dir=/mine/checkpoints", "trainer.nnodes=2"]
+    job = [each for each in own.overrides(*engine, *mine) if each != "+local=cpu"]
+    config = compose_job(JobArguments(overrides=(*job, "actor_rollout_ref.rollout.name=vllm")))
+    before = OmegaConf.to_yaml(config)
+    small, left_out = reduced(config, model=tmp_path / "model", folder=tmp_path)
+    assert OmegaConf.to_yaml(config) == before
+    assert (small.actor_rollout_ref.actor.clip_ratio, small.padding.strategy) == (0.3, "rows")
+    assert (small.actor_rollout_ref.actor.strategy, small.trainer.nnodes) == ("fsdp2", 1)
+    assert "/mine" not in OmegaConf.to_yaml(small)
+    assert any("megatron" in each for each in left_out)
+    assert any("vllm" in each for each in left_out)
+
+
+def test_a_reduced_job_keeps_what_the_config_of_a_cpu_would_change(own: OwnJob, tmp_path):
+    unpacked = ["actor_rollout_ref.model.use_remove_padding=False", "critic.model.use_remove_padding=False"]
+    budget = ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384", "data.max_prompt_length=100"]
+    config = compose_job(JobArguments(overrides=tuple(own.overrides(*unpacked, *budget))))
+    small, _ = reduced(config, model=tmp_path / "model", folder=tmp_path, longest_row=3330)
+    assert not small.actor_rollout_ref.model.use_remove_padding
+    assert not small.critic.model.use_remove_padding
+    assert 3330 <= small.actor_rollout_ref.actor.ppo_max_token_len_per_gpu < 16384
+
+
+def test_a_reduced_job_has_no_tools_or_rewards_that_are_left_out_and_no_servers(own: OwnJob, tmp_path):
+    job = [*own.tool(), *own.reward(), "reward.reward_model.enable=true", "critic.model.path=/another/model"]
+    config = compose_job(JobArguments(overrides=tuple(own.overrides(*job))))
+    small, left_out = reduced(config, model=tmp_path, folder=tmp_path, with_tools=False, with_rewards=False)
+    assert small.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
+    assert Path(small.reward.custom_reward_function.path).parent == tmp_path
+    assert not small.reward.reward_model.enable
+    assert [each for each in ("tools", "rewards", "reward_model", "critic") if each not in " ".join(left_out)] == []
+
+
+def test_an_error_that_the_users_code_raises_while_it_handles_another_is_the_one_that_is_shown(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def slow(k):\n    raise ValueError('the real fault')\n"
+        "def run(k):\n    try:\n        {}[k]\n    except KeyError:\n        slow(k)\n"
+    )
+    code = compile((tmp_path / "mine.py").read_text(), str(tmp_path / "mine.py"), "exec")
+    own: dict = {}
+    exec(code, own)
+    failures = []
+    for key in range(2):
+        try:
+            own["run"](key)
+        except ValueError as error:
+            failures.append(Failure.of(error))
+    assert [(each.kind, each.own[-1].line) for each in failures] == [("ValueError", 2)] * 2
+    assert failures[0].key == failures[1].key
+
+
+def test_the_first_exception_of_a_log_is_the_users_own_and_not_rays(tmp_path):
+    found, mine = FailuresOfLog(), tmp_path / "loss.py"
+    mine.write_text("\n" * 6 + "    return wrong\n")
+    for line in f"""\
+(TaskRunner pid=1) Traceback (most recent call last):
+(TaskRunner pid=1)   File "/lib/site-packages/verl/trainer/a.py", line 3, in fit
+(TaskRunner pid=1)     step()
+(TaskRunner pid=1) RuntimeError: later
+Traceback (most recent call last):
+  File "/lib/site-packages/ray/worker.py", line 9, in get
+    raise value
+ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunner.run()
+(WorkerDict pid=2) Traceback (most recent call last):
+(WorkerDict pid=2)   File "/lib/site-packages/verl/workers/b.py", line 5, in update
+(WorkerDict pid=2)     loss()
+(WorkerDict pid=2)   File "{mine}", line 7, in mine
+(WorkerDict pid=2)     return wrong
+(WorkerDict pid=2) NameError: name 'wrong' is not defined""".splitlines():
+        found.read(line)
+    first, second = found.failures()
+    assert (first.kind, second.kind) == ("NameError", "RuntimeError")
+    lines = list(first.lines({str(mine): "actor_rollout_ref.model.external_lib"}))
+    assert lines[1] == f"  {mine}:7 in mine: return wrong"
+    assert "actor_rollout_ref.model.external_lib" in " ".join(lines)
+
+
+def test_failed_sessions_are_counted_whatever_process_logs_them():
+    found = FailuresOfLog()
+    for line in """\
+(AgentLoopWorker pid=7) ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=ab
+(AgentLoopWorker pid=7) Traceback (most recent call last):
+(AgentLoopWorker pid=7)   File "/mine/loop.py", line 5, in run
+(AgentLoopWorker pid=7)     step()
+(AgentLoopWorker pid=7) KeyError: 'answer'
+(AgentLoopWorker pid=8) ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=cd""".splitlines():
+        found.read(line)
+    assert found.failed_sessions == 2
+    assert [failure.kind for failure in found.failures()] == ["KeyError"]
+    assert found.refusal == ""
+
+
+def test_a_job_that_is_refused_before_ray_starts_is_shown_by_its_reason(own):
+    code, said = dry_run_of(*own.overrides(*own.reward(), "padding.packer=no_such_packer"), only="step")
+    assert code == 1
+    (shown,) = [line for line in said.splitlines() if line.startswith("step: ")]
+    assert "no_such_packer" in shown
+    assert len(shown) < 500
+    assert "not available" not in said
+
+
+def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_of_scripted_replies_is_not():
+    unknown = float("nan")
+    step = {"training/rollout_actor_probs_pearson_corr": unknown, "actor/pg_loss": unknown, "actor/grad_norm": 1.0}
+    assert metrics_not_finite([step]) == ["actor/pg_loss"]
+
+
+CRITIC = ("algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=4", "critic.enable=true")
+JOBS = {
+    "grpo": (),
+    "gae": CRITIC,
+    "stock verl": ("~padding",),
+    "lora": ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"),
+    "kl": ("actor_rollout_ref.actor.use_kl_loss=true",),
+    "colocate_async": ("trainer.v1.trainer_mode=colocate_async",),
+    "separate_async": ("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+    "validation": ("trainer.test_freq=5",),
+    "qwen3_moe": (),
+    "qwen3_vl": (),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_a_step_of_a_job_that_can_run_goes_well_and_leaves_the_users_folder_as_it_was(job, own, tmp_path_factory):
+    if job.startswith("qwen3"):
+        own.model = make_tiny_model(job, tmp_path_factory.mktemp("models"))
+    overrides = own.overrides(*([] if job == "qwen3_vl" else own.loop()), *own.reward(), *JOBS[job])
+    before = {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()}
+    code, said = dry_run_of(*overrides, only="step")
+    assert code == 0, said
+    assert "1 step(s)" in said
+    assert {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()} == before
+    assert {each.name for each in own.folder.iterdir() if each.is_dir()} <= {"__pycache__"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", sorted(RECIPES.glob("*/run_qwen3_4b_*.sh")), ids=lambda path: path.parent.name + path.stem
+)
+def test_the_gpu_scripts_of_the_recipes_run_as_they_stand(script, own, tmp_path):
+    model = make_tiny_model("qwen3", tmp_path / "models")
+    large = Qwen3Config(num_hidden_layers=36, hidden_size=2560, intermediate_size=9728, num_attention_heads=32)
+    config = json.loads((model / "config.json").read_text())
+    wide = large.to_dict() | {key: config[key] for key in ("vocab_size", "eos_token_id", "architectures")}
+    (model / "config.json").write_text(json.dumps(wide | {"dtype": "bfloat16"}, default=str))
+    extra = {"answer": "#### 2", "question": "one and one"}
+    columns = {"data_source": lambda row: "openai/gsm8k", "extra_info": lambda row: extra | {"index": row}}
+    for name in ("train", "test"):
+        own.data(name=f"{name}.parquet", rows=16, **columns)
+    stub = tmp_path / "bin" / "verl-padding"
+    stub.parent.mkdir()
+    stub.write_text(f'#!/bin/bash\nshift; printf "%s\\n" "$@" > {tmp_path}/arguments; exit 3\n')
+    stub.chmod(0o755)
+    paths = f"{stub.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = {"MODEL": model, "DATA": own.folder, "OUT": tmp_path / "out"}
+    environment = os.environ | {"PATH": paths} | {name: str(path) for name, path in given.items()}
+    assert subprocess.run(["bash", script], env=environment, check=False).returncode == 3
+    code, said = dry_run_of(*(tmp_path / "arguments").read_text().split("\n")[:-1], only="step")
+    assert code == 0, said
+
+
+def test_a_module_that_cannot_be_imported_is_a_failure_of_the_dry_run(own, monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl_padding.on_cpu.dry_run.step", None)
+    code, said = dry_run_of(*own.overrides(), only="step")
+    assert code == 1
+    assert "verl_padding.on_cpu.dry_run.step" in said
+
+
+OWN_CODE = """
+import verl_padding.on_cpu  # before verl, as its own import of torchvision wants it
+import torch
+from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
+
+@register_adv_est("mine")
+def estimator(token_level_rewards, response_mask, **kwargs):
+    return torch.zeros(3, 3), torch.zeros(3, 3)
+
+@register_policy_loss("mine")
+def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, **kwargs):
+    return (log_prob * response_mask).sum() * float("nan"), {}
+"""
+FAILING = {
+    "an estimator of another shape": ("return 1.0", ["algorithm.adv_estimator=mine", "~padding"], ["RuntimeError: "]),
+    "a loss that is no number": ("return 1.0", ["actor_rollout_ref.actor.policy_loss.loss_mode=mine"], ["not finite"]),
+    "a reward that raises in its worker": (
+        "raise KeyError('mine')",
+        [],
+        ["reward_of_mine.py:2", "reward.custom_reward_function.path"],
+    ),
+    "a reward that raises in one session of a prompt": (
+        "import random; extra_info = given['extra_info']\n"
+        "    return {'score': 1.0 if random.random() < 0.5 else extra_info['answer']}",
+        [],
+        ["failed, and verl went on without", "KeyError: 'answer'", "reward_of_mine.py:3"],
+    ),
+    "a step that takes too long": ("import time; time.sleep(999)", [], ["has not ended in 60 s"]),
+}
+"""The reward function's code, overrides, and words of what is said."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAILING)
+def test_a_step_that_fails_is_shown_with_what_is_wrong(name, own, monkeypatch):
+    code, overrides, words = FAILING[name]
+    own.file("code_of_mine.py", OWN_CODE)
+    monkeypatch.setenv("PYTHONPATH", str(own.folder), prepend=os.pathsep)
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "code_of_mine")
+    reward = own.reward(f"def compute_score(**given):\n    {code}\n")
+    limit = 60 if "time" in code else 280
+    ended, said = dry_run_of(*own.overrides(*reward, *overrides), only="step", timeout_s=limit)
+    assert ended == 1, said
+    assert [each for each in words if each not in said] == [], said
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_and_no_folder(own, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-m", "verl_padding", "dry-run", "--only", "step", *own.overrides(*own.reward())]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen(
+        command, cwd=own.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    ended = time.monotonic() + 120
+    while len(psutil.Process(process.pid).children(recursive=True)) < 4 and time.monotonic() < ended:
+        time.sleep(0.5)
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) >= 4
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+    assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_model_whose_packed_rows_see_each_other_ends_the_job_before_its_first_step(own, tmp_path):
+    model = make_tiny_model("qwen2", tmp_path / "models")
+    tiny = json.loads((model / "config.json").read_text())
+    sizes = {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512}
+    ids = {name: tiny[name] for name in ("vocab_size", "eos_token_id")}
+    opt = OPTConfig(**sizes, **ids, architectures=["OPTForCausalLM"])
+    (model / "config.json").write_text(json.dumps(opt.to_dict(), default=str))
+    code, said = dry_run_of(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"), only="step")
+    assert code == 1, said
+    assert "PaddingConfigError: actor_rollout_ref.model.use_remove_padding=True: packed rows see each other" in said
+    assert "model_type=opt" in said

@@ -1,0 +1,154 @@
+"""Rows that are generated together get what each would have got alone."""
+
+import math
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from verl_padding.on_cpu.rollout.batch_generation import Generation, generate
+from verl_padding.on_cpu.tiny_models import IMAGE_PATCH, make_tiny_model
+
+
+def sharpened(model: Any) -> Any:
+    """Random models answer all prompts alike: what comes before a token is made to matter."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3_moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = make_tiny_model(request.param, tmp_path_factory.mktemp("models"))
+    return sharpened(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+
+of_one_kind = pytest.mark.parametrize("model", ["qwen2"], indirect=True)
+"""For what is the same whatever the model."""
+
+
+def rows_of(model: Any, *, count: int = 17, **settings: Any) -> list[Generation]:
+    """Requests of all lengths."""
+    rng = Random(1)
+    prompts = [[rng.randrange(model.config.vocab_size) for _ in range(rng.randint(1, 40))] for _ in range(count)]
+    return [Generation(prompt, rng.randint(1, 20), seed=seed, **settings) for seed, prompt in enumerate(prompts)]
+
+
+@torch.inference_mode()
+def one_pass(model: Any, generation: Generation, **inputs: torch.Tensor) -> torch.Tensor:
+    """(responses, vocabulary) log-probs of the response from one forward pass over the whole sequence, alone."""
+    ids = torch.tensor([generation.prompt_ids + generation.token_ids])
+    logits = model(input_ids=ids, use_cache=False, **inputs).logits[0, len(generation.prompt_ids) - 1 : -1]
+    return (logits / (generation.temperature or 1.0)).log_softmax(-1)
+
+
+def assert_log_probs(generation: Generation, log_probs: torch.Tensor) -> None:
+    """Those of a response are those of its tokens."""
+    expected = log_probs.gather(-1, torch.tensor(generation.token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(generation.log_probs), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_log_probs_are_those_of_a_single_forward_pass(model: Any, temperature: float) -> None:
+    rows = rows_of(model, temperature=temperature)
+
+    generate(model, rows)
+
+    for generation in rows:
+        assert len(generation.token_ids) == generation.max_new_tokens
+        log_probs = one_pass(model, generation)
+        assert_log_probs(generation, log_probs)
+        if not temperature:
+            assert generation.token_ids == log_probs.argmax(-1).tolist()
+
+
+def test_in_float64_company_changes_no_bit_of_a_row(model: Any) -> None:
+    kind = {"qwen3_moe": {"experts_implementation": "eager"}}.get(model.config.model_type, {})
+    exact = type(model).from_pretrained(model.config._name_or_path, dtype=torch.float64, **kind).eval()
+    exact.load_state_dict(model.state_dict())
+    assert exact.dtype == torch.float64
+    found = []
+    for together in (17, 3, 1):
+        rows = rows_of(exact)
+        for start in range(0, 17, together):
+            generate(exact, rows[start : start + together])
+        # as training rows hold them
+        found.append([(row.token_ids, torch.tensor(row.log_probs, dtype=torch.float32).tolist()) for row in rows])
+    assert found == [found[0]] * 3
+
+
+@of_one_kind
+def test_a_row_ends_with_its_stop_token(model: Any) -> None:
+    free = Generation([5, 6, 7], 12, seed=3)
+    generate(model, [free])
+    stop = free.token_ids[4]
+
+    stopped = Generation([5, 6, 7], 12, seed=3, stop_ids={stop})
+    generate(model, [stopped])
+
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+
+
+@torch.inference_mode()
+def next_probs(model: Any) -> torch.Tensor:
+    return model(input_ids=torch.tensor([[9, 8, 7]])).logits[0, -1].softmax(-1)
+
+
+@of_one_kind
+def test_samples_follow_the_distribution(model: Any) -> None:
+    samples = [Generation([9, 8, 7], 1, seed=seed) for seed in range(4000)]
+    generate(model, samples)
+    probs = next_probs(model)
+    counts = torch.bincount(torch.tensor([g.token_ids[0] for g in samples]), minlength=len(probs))
+    error = (counts / 4000 - probs).abs()
+    assert (error < 5 * (probs * (1 - probs) / 4000).sqrt() + 1e-3).all()
+
+
+@of_one_kind
+def test_top_k_and_top_p_leave_only_the_likeliest_tokens(model: Any) -> None:
+    probs, order = next_probs(model).sort(descending=True)
+    first_three = set(order[:3].tolist())
+    in_half = set(order[: int((probs.cumsum(0) < 0.5).sum()) + 1].tolist())
+    by_k = [Generation([9, 8, 7], 1, top_k=3, seed=seed) for seed in range(300)]
+    by_p = [Generation([9, 8, 7], 1, top_p=0.5, seed=seed) for seed in range(300)]
+
+    generate(model, [*by_k, *by_p])
+
+    assert {g.token_ids[0] for g in by_k} == first_three
+    assert {g.token_ids[0] for g in by_p} <= in_half
+    # the log-prob is that of the distribution the token was drawn from
+    kept = {int(token): float(prob / probs[:3].sum()) for token, prob in zip(order[:3], probs[:3], strict=True)}
+    for generation in by_k:
+        assert generation.log_probs[0] == pytest.approx(math.log(kept[generation.token_ids[0]]), abs=1e-5)
+
+
+def picture_prompt(model: Any, rng: Random, n_images: int) -> Generation:
+    """Text around images of 16 to 48 patches, whose tokens take fewer positions than they are."""
+    config, ids, patches, grids = model.config, [5, 6], [], []
+    for _ in range(n_images):
+        height, width = 4, rng.choice([4, 8, 12])
+        grids.append([1, height, width])
+        patches.append(torch.randn(height * width, 3 * 2 * IMAGE_PATCH**2))
+        image = [config.image_token_id] * (height * width // 4)
+        ids += [config.vision_start_token_id, *image, config.vision_end_token_id, rng.randrange(200)]
+    images = {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)} if n_images else {}
+    return Generation(ids, rng.randint(2, 12), images=images, seed=rng.random().hex())
+
+
+def test_rows_with_and_without_images_run_together_as_they_run_alone(tmp_path) -> None:
+    folder = make_tiny_model("qwen3_vl", tmp_path)
+    model = sharpened(AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32))
+    torch.manual_seed(0)
+    rng = Random(0)
+    finished = [picture_prompt(model, rng, n_images=number % 3) for number in range(12)]
+
+    generate(model, finished)
+
+    for row in finished:
+        ids = torch.tensor([row.prompt_ids + row.token_ids])
+        model.model.rope_deltas = None
+        types = (ids == model.config.image_token_id).int()
+        assert_log_probs(row, one_pass(model, row, mm_token_type_ids=types, **row.images))

@@ -1,0 +1,138 @@
+"""Requests of a session have the same names in each run, whatever is answered first."""
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from verl.experimental.agent_loop import agent_loop as verl_agent_loop
+from verl.workers.rollout import llm_server as verl_llm_server
+
+from verl_padding.on_cpu.rollout.request_names import name_requests, name_sessions, session_name
+from verl_padding.pads.prompt_order import ordered_uid
+
+PROMPT = [{"role": "user", "content": "three?"}]
+
+
+class Session(verl_agent_loop.AgentLoopWorker):
+    """verl's worker, with an agent loop put in the place of those that it would look up."""
+
+    def __init__(self, play: Any):
+        self._play = play
+
+    async def _run_agent_loop(self, sampling_params: Any, trajectory: Any, *, agent_name: str, **kwargs: Any) -> Any:
+        return await self._play(**kwargs)
+
+
+class Client(verl_llm_server.LLMServerClient):
+    """verl's client, whose servers answer after a random while and note under which name they were asked for what."""
+
+    def __init__(self, rollout: str = "transformers"):
+        super().__init__(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name=rollout))))
+        self.asked: dict[str, str] = {}
+
+    async def ask(self, what: str) -> None:
+        await asyncio.sleep(random.random() / 500)  # tokenizing, in a thread
+        name = self._vllm_request_id("verl's own")
+        assert name not in self.asked
+        self.asked[name] = what
+        await asyncio.sleep(random.random() / 500)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patched() -> None:
+    name_sessions(SimpleNamespace(AgentLoopWorker=Session))
+    name_requests(verl_llm_server)
+
+
+def run(play: Any, **prompt: Any) -> None:
+    """Three sessions of two prompts, side by side, as verl's worker starts them."""
+
+    async def session(index: int, number: int) -> None:
+        trajectory = {"step": 4, "sample_index": index, "rollout_n": 0, "validate": False}
+        fields = {"index": index, "session_id": number, "raw_prompt": PROMPT, "uid": ordered_uid(4, index)} | prompt
+        await Session(play)._run_agent_loop({}, trajectory=trajectory, agent_name="any", **fields)
+
+    async def sessions() -> None:
+        await asyncio.gather(*[session(index, number) for index in range(2) for number in range(3)])
+
+    asyncio.run(sessions())
+
+
+def names_of(play: Any, **prompt: Any) -> dict[str, str]:
+    client = Client()
+    run(lambda **fields: play(client, f"{fields['index']} {fields['session_id']}"), **prompt)
+    return client.asked
+
+
+async def turns(client: Client, who: str) -> None:
+    for turn in range(4):
+        await client.ask(f"{who} {turn}")
+
+
+async def with_subagents(client: Client, who: str) -> None:
+    """A lead whose sub-agents run side by side, and ask alike; tasks of libraries come and go between."""
+
+    async def subagent(place: int) -> None:
+        if random.random() < 0.5:
+            await asyncio.create_task(something_else())
+        await turns(client, f"{who} sub-agent {place}")
+
+    async def something_else() -> None:
+        await asyncio.sleep(0)
+
+    await client.ask(f"{who} first")
+    for _ in range(2):
+        for _ in range(random.randrange(3)):
+            await asyncio.create_task(something_else())
+        await asyncio.gather(*[subagent(place) for place in range(3)])
+        await client.ask(f"{who} then")
+
+
+@pytest.mark.parametrize(("play", "requests"), [(turns, 6 * 4), (with_subagents, 6 * (1 + 2 * (3 * 4 + 1)))])
+@pytest.mark.parametrize("uid", [None, "verl's own"])
+def test_each_request_has_the_same_name_in_each_run(play: Any, requests: int, uid: str | None) -> None:
+    prompt = {"uid": uid} if uid else {}
+
+    first = names_of(play, **prompt)
+
+    assert len(first) == requests
+    for _ in range(4):
+        again = names_of(play, **prompt)
+        assert again == first
+    assert list(again) != list(first), "they never came in another order"
+    if not uid:
+        who = "with_subagents.<locals>.subagent 5 turn 4" if play is with_subagents else "turn 3"
+        assert f"training step 4 prompt 4.1 session 2 {who}" in first
+
+
+def test_other_rollouts_and_requests_outside_a_session_keep_verls_ids() -> None:
+    other = Client("vllm")
+    other.config.actor_rollout_ref.rollout.full_determinism = True  # verl then sends the caller's id
+
+    async def play(**_: Any) -> None:
+        assert other._vllm_request_id("verl's own") == "verl's own"
+
+    run(play)
+    outside = Client()
+    assert len(outside._vllm_request_id("verl's own")) == len("4f" * 16)
+
+
+def name_of(row: dict[str, Any], **trajectory: Any) -> str:
+    fields = {"index": 0, "session_id": 0, "uid": "verl's own", "raw_prompt": PROMPT} | row
+    return session_name({"step": 4, "sample_index": 0, "rollout_n": 0, "validate": False} | trajectory, fields)
+
+
+def test_sessions_of_different_prompts_steps_and_validation_have_different_names() -> None:
+    others = [{"index": 1}, {"session_id": 1}, {"raw_prompt": [{"content": "four?"}]}, {"uid": ordered_uid(4, 0)}]
+    names = {name_of(row) for row in ({}, *others)}
+    names |= {name_of({}, step=5), name_of({}, validate=True), name_of({}, rollout_n=1)}
+    assert len(names) == 8
+
+
+def test_a_prompt_with_pictures_or_in_an_array_has_the_same_name_in_each_run() -> None:
+    pictures = [{"content": [{"type": "image", "image": object()}]} for _ in range(2)]
+    assert len({name_of({"raw_prompt": [message]}) for message in pictures}) == 1
+    assert name_of({"raw_prompt": np.array(PROMPT), "index": np.int64(0)}) == name_of({})

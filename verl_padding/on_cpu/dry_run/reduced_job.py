@@ -1,0 +1,238 @@
+"""A job, reduced to what a CPU can run: its config (the rest stays the user's), and a small model of its kind."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from verl_padding import configs
+from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
+from verl_padding.on_cpu.tiny_models import TOWER
+
+ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")  # merged in this order
+ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
+PROMPTS, SESSIONS, STEPS = 4, 2, 1  # of the reduced job, as configs/shared/dry_run.yaml has them
+BUDGET, SHORT_RESPONSE = 2048, 512  # tokens of a micro-batch, and of a response where none was seen
+SERVED = {
+    "reward.reward_model.enable": False,
+    "distillation.enabled": False,
+    "algorithm.filter_groups.enable": False,  # of a random model, all groups earn the same
+    f"{ROLLOUT}.enable_rollout_routing_replay": False,
+    f"{ROLLOUT}.quantization": None,
+    f"{MODEL}.use_liger": False,
+    f"{MODEL}.use_fused_kernels": False,
+    f"{MODEL}.enable_activation_offload": False,
+    f"{ROLLOUT}.trace.backend": None,
+    f"{ROLLOUT}.prometheus.enable": False,
+    "global_profiler.tool": None,
+    "trainer.val_only": False,
+}
+"""What takes devices or servers that are not here -> its value in the dry run; reported where the job asks for it."""
+NO_REWARD = "def compute_score(**_):\n    return 0.0\n"  # in the place of the job's reward function
+TOOLS = tuple(f"{ROLLOUT}.multi_turn.{key}" for key in ("tool_config_path", "function_tool_path"))
+
+HEADS, HEAD = 2, 32
+SIZES = {
+    **dict.fromkeys(("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size"), HEADS * HEAD),
+    "intermediate_size": 2 * HEADS * HEAD,
+    **dict.fromkeys(("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"), HEADS),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), HEAD),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), HEAD),
+    "qk_rope_head_dim": HEAD // 2,
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts"), 4),
+    **dict.fromkeys(("num_hidden_layers", "max_window_layers", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group"), 1),
+    "num_nextn_predict_layers": 0,
+}
+"""Largest size of each key of a text model's config."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+
+
+def validates(config: DictConfig) -> bool:
+    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
+
+
+def without_servers(config: DictConfig) -> list[str]:
+    """Turns off what takes devices or servers that are not here, and returns what that is, in words."""
+    wanted = {setting: OmegaConf.select(config, setting) for setting in SERVED}
+    asked = {setting: value for setting, value in wanted.items() if value not in (SERVED[setting], None)}
+    with read_write(config), open_dict(config):
+        for setting in asked:
+            OmegaConf.update(config, setting, SERVED[setting])
+        config.actor_rollout_ref.model.use_shm = False
+    return [f"{setting} ({value})" for setting, value in asked.items()]
+
+
+def reduced(
+    config: DictConfig,
+    *,
+    model: Path,
+    folder: Path,
+    attention: str = "sdpa",
+    longest_row: int = 0,
+    with_tools: bool = True,
+    with_rewards: bool = True,
+) -> tuple[DictConfig, list[str]]:
+    """The reduced config, and in words what of the job is left out.
+
+    Args:
+        config: of the job; it is not changed.
+        model: the folder of its shrunk model.
+        folder: where all that the job writes goes.
+        attention: implementation that the model has on a CPU.
+        longest_row: tokens of the longest row that the job is known to make; 0 if none is known.
+    """
+    config = config.copy()
+    left_out = without_servers(config)
+    if (critic := OmegaConf.select(config, "critic.model.path")) not in (None, config.actor_rollout_ref.model.path):
+        left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
+    left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
+    changes = _changes(config, folder, longest_row)
+    for section in (MODEL, "critic.model"):
+        changes |= {f"{section}.path": str(model), f"{section}.override_config": {"attn_implementation": attention}}
+    if not with_tools:
+        changes |= dict.fromkeys(TOOLS)
+        left_out.append("tools")
+    if not with_rewards:
+        (folder / "no_reward.py").write_text(NO_REWARD)
+        changes |= {
+            "reward.custom_reward_function.path": str(folder / "no_reward.py"),
+            "reward.custom_reward_function.name": "compute_score",
+            "reward.reward_manager.source": "register",
+            "reward.reward_manager.name": "naive",
+        }
+        left_out.append("rewards: all are 0")
+    with read_write(config), open_dict(config):
+        if (strategy := config.actor_rollout_ref.actor.strategy) not in ("fsdp", "fsdp2"):
+            _put_fsdp2(config)
+            left_out.append(f"the engine {strategy}: FSDP2 takes its place")
+        changes["data.val_files"] = config.data.val_files
+        for name in ON_A_CPU:
+            on_a_cpu = OmegaConf.load(Path(configs.__file__).parent / name)
+            assert isinstance(on_a_cpu, DictConfig)
+            on_a_cpu.pop("defaults", None)
+            config.merge_with(on_a_cpu)
+        for setting, value in changes.items():
+            OmegaConf.update(config, setting, value, force_add=True)
+        config.ray_kwargs.ray_init.pop("address", None)
+    return config, left_out
+
+
+def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, Any]:
+    """Setting -> its value in the dry run, where that depends on the job."""
+    mini, train = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.data.train_batch_size
+    mode = str(config.trainer.v1.trainer_mode).removeprefix(MODE_PREFIX)
+    mini_batch = PROMPTS if mini >= train or mode == SEPARATE_ASYNC else PROMPTS // 2
+    changes = {
+        f"{ACTOR}.ppo_mini_batch_size": mini_batch,
+        "critic.ppo_mini_batch_size": mini_batch,
+        f"{ROLLOUT}.n": min(SESSIONS, config.actor_rollout_ref.rollout.n),
+        "trainer.test_freq": STEPS if validates(config) else -1,
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.rollout_data_dir": str(folder / "rollouts"),
+    }
+    if config.data.get("gen_batch_size") is not None:
+        changes["data.gen_batch_size"] = PROMPTS
+    # Rows of another run are of other lengths; where none was seen, prompts may be as long as they are let be.
+    budget = max(BUDGET, 2 * longest_row or config.data.max_prompt_length + SHORT_RESPONSE)
+    for section in (ACTOR, REF, ROLLOUT, MODEL, "critic", "critic.fsdp", "critic.model"):
+        for setting in [f"{section}.{name}" for name in OmegaConf.select(config, section) or {}]:
+            value = OmegaConf.select(config, setting)
+            if value is None:
+                continue
+            if setting.endswith("max_token_len_per_gpu"):
+                changes[setting] = min(value, budget)
+            elif setting.endswith("micro_batch_size_per_gpu"):
+                changes[setting] = 1
+            elif setting.endswith(("use_dynamic_bsz", "use_remove_padding", "calculate_log_probs")):
+                changes[setting] = value  # which the config of a CPU would change
+    if any((OmegaConf.select(config, f"{MODEL}.{rank}") or 0) > 0 for rank in ("lora_rank", "lora.rank")):
+        changes[f"{MODEL}.lora.merge"] = True
+    if config.get("padding") is not None:
+        changes["padding.record"] = False
+    return changes
+
+
+def _put_fsdp2(config: DictConfig) -> None:
+    """Gives a job the engine of a CPU; what sections of both engines have stays the job's."""
+    base = compose_job(JobArguments())
+    for section in (ACTOR, REF, "critic"):
+        mine, fsdp2 = OmegaConf.select(config, section), OmegaConf.select(base, section)
+        both = mine.keys() & fsdp2.keys()
+        with read_write(fsdp2), open_dict(fsdp2):
+            fsdp2.merge_with(OmegaConf.masked_copy(mine, [*both - {"strategy", "_target_", "optim", "checkpoint"}]))
+        OmegaConf.update(config, section, fsdp2, merge=False)
+
+
+def shrunk(config: dict[str, Any]) -> dict[str, Any]:
+    """A config of Hugging Face with small sizes in the place of large ones; no key is new."""
+    small = {key: value for key, value in config.items() if key != "quantization_config"}
+    for key, size in SIZES.items():
+        if isinstance(small.get(key), int) and not isinstance(small[key], bool):
+            small[key] = min(small[key], size)
+    if isinstance(small.get("head_dim"), int):
+        small["head_dim"] = HEAD
+    if heads := small.get("num_key_value_heads"):
+        small["num_key_value_heads"] = HEADS if heads == config.get("num_attention_heads") else 1
+    if kinds := small.get("layer_types"):  # one of each kind, if there are two
+        small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := small.get(key), dict):
+            factors = {name: rope[name][: HEAD // 2] for name in ("long_factor", "short_factor") if name in rope}
+            sections = {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]} if "mrope_section" in rope else {}
+            small[key] = rope | factors | sections
+    if "text_config" in small:
+        small["text_config"] = shrunk(small["text_config"])
+    if vision := small.get("vision_config"):
+        small["vision_config"] = _shrunk_tower(vision, small.get("text_config", small)["hidden_size"])
+    return small
+
+
+def _shrunk_tower(config: dict[str, Any], width_of_text: int) -> dict[str, Any]:
+    small = {key: min(value, TOWER[key]) if key in TOWER else value for key, value in config.items()}
+    fixed = {"out_hidden_size": width_of_text, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
+    small |= {key: value for key, value in fixed.items() if key in small}
+    if "embed_dim" in small:  # Qwen2-VL: embed_dim is the tower's, hidden_size what comes out of it
+        small["embed_dim"], small["hidden_size"] = TOWER["hidden_size"], width_of_text
+    return small
+
+
+def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
+    """Writes config, random weights, and whatever of the model's folder is not weights.
+
+    Args:
+        section: ``actor_rollout_ref.model``, which names a folder or, on the hub, a model of which no weights are
+            fetched. Other configs and tokenizers that it names take the place of the model's own.
+
+    Returns: what it is, in words, and the attention that it has on a CPU.
+    """
+    import torch
+    import transformers
+
+    trust = section.trust_remote_code
+    place.mkdir(parents=True)
+    folder = Path(section.path)
+    if folder.is_dir():
+        for file in folder.iterdir():
+            if file.is_file() and not file.name.endswith(WEIGHTS):
+                shutil.copy(file, place / file.name)
+    else:
+        transformers.AutoProcessor.from_pretrained(section.path, trust_remote_code=trust).save_pretrained(place)
+        shutil.copy(str(transformers.utils.cached_file(section.path, "config.json")), place / "config.json")
+    if tokenizer := section.get("tokenizer_path"):
+        transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust).save_pretrained(place)
+    config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
+    hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        known = getattr(transformers, hf.architectures[0], None)  # None for code that comes with the model
+        model = known(hf) if known else transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(place)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    attention = "sdpa" if model._supports_sdpa else "eager"
+    return f"{hf.architectures[0]}, shrunk to {parameters:,} parameters with random weights", attention

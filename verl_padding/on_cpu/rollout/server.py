@@ -1,0 +1,248 @@
+"""The rollout by transformers: the server, a Ray actor, and the two ends of it that verl holds."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import ray
+import torch
+import transformers
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from verl_padding.on_cpu.rollout.batch_generation import Generation, generate
+from verl_padding.on_cpu.scripted_replies import TEXTS, Replies
+from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
+
+_LIMITS = ("max_tokens", "max_new_tokens")
+_KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_eos", "stop_token_ids"}
+"""What verl and agent loops may put into sampling_params, and ``repetition_penalty=1``."""
+
+
+class TransformersServer:
+    """One server of a rollout replica, which answers many requests at a time, with the methods that verl calls.
+
+    Its weights come from the trainer by `load_weights` and go with `sleep`. Requests that come while the model runs
+    wait, and run together then.
+
+    Args:
+        config: verl's ``RolloutConfig``.
+        model_config: verl's ``HFModelConfig`` or the ``DictConfig`` it is made from.
+    """
+
+    def __init__(self, config: Any, model_config: Any) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self._config = config
+        self._model_config = omega_conf_to_dataclass(model_config)
+        self._model: Any = None
+        self._weights_of_step: int | None = None
+        self._waiting: list[Generation] = []
+        self._running: list[Generation] = []
+        self._model_is_free = asyncio.Lock()
+        self._rejecting = self._aborting = False
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        texts = os.environ.get(TEXTS)
+        self._replies = None if texts is None else Replies(self._model_config.tokenizer, config, json.loads(texts))
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+        audio_data: list[Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        priority: int = 0,
+    ) -> TokenOutput:
+        """The response to a prompt, with the step of the weights it came from; what there is of it if it is aborted.
+
+        Args:
+            request_id: seeds the response, with the rollout's seed: equal requests with one id get one response, at
+                any time and from any server (:mod:`verl_padding.on_cpu.rollout.request_names`).
+            image_data: PIL images whose tokens the prompt holds, in order.
+        """
+        if self._replies is not None:
+            step = self._weights_of_step
+            return self._replies.answer(request_id, len(prompt_ids), sampling_params, global_steps=step)
+        if video_data or audio_data:
+            raise NotImplementedError("the transformers rollout generates from text and images only")
+        generation = self._generation(prompt_ids, sampling_params, request_id)
+        if image_data:
+            generation.images = self._model_config.processor.image_processor(images=image_data, return_tensors="pt")
+        if self._rejecting:
+            return self._output(generation, sampling_params, self._weights_of_step)
+        await self._resumed.wait()
+        if self._model is None:
+            raise RuntimeError("asked to generate while the server sleeps: no weights have been loaded")
+        step = self._weights_of_step  # read now: once answered, new weights may come before this goes on
+        self._waiting.append(generation)
+        async with self._model_is_free:
+            while generation in self._waiting:  # else it ran with others, or was aborted
+                await self._run_waiting()
+        if generation.error is not None:
+            raise generation.error
+        return self._output(generation, sampling_params, step)
+
+    async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
+        """Builds the model from the trainer's weights, in transformers' format; responses carry ``global_steps``."""
+        if running := self._waiting + self._running:
+            raise RuntimeError(f"{len(running)} requests are running: abort them before new weights")
+        async with self._model_is_free:
+            self._model = await asyncio.to_thread(self._build, weights)
+        self._weights_of_step = global_steps
+
+    async def sleep(self) -> None:
+        """Drops the weights. Requests that are still running end as aborted."""
+        await self._abort()
+        self._model = None
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        """Ends all requests as aborted; new ones wait for `resume_generation`, or end at once if they are rejected."""
+        self._rejecting = reject_request
+        self._resumed.clear()
+        return {"aborted_count": await self._abort(), "request_ids": []}
+
+    async def resume_generation(self) -> None:
+        self._rejecting = False
+        self._resumed.set()
+
+    async def wake_up(self, **kwargs: Any) -> None:
+        """Nothing: weights come with `load_weights`, keys and values live no longer than their request."""
+
+    clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = wake_up
+
+    async def _run_waiting(self) -> None:
+        """Answers those that have waited longest, as many as fit."""
+        await asyncio.sleep(0)  # for those that are sent at the same time
+        rows: list[Generation] = []
+        longest = 0
+        while self._waiting and len(rows) < self._config.max_num_seqs:
+            longest = max(longest, len(self._waiting[0].prompt_ids))
+            if rows and longest * (len(rows) + 1) > self._config.max_num_batched_tokens:
+                break
+            rows.append(self._waiting.pop(0))
+        self._running = rows
+        try:
+            await asyncio.to_thread(generate, self._model, rows, lambda: self._aborting)
+        except Exception as error:
+            for row in rows:
+                row.error = error
+        self._running = []
+
+    async def _abort(self) -> int:
+        count = len(self._waiting) + len(self._running)
+        self._waiting.clear()
+        self._aborting = True
+        async with self._model_is_free:
+            self._aborting = False
+        return count
+
+    def _generation(self, prompt_ids: list[int], params: dict[str, Any], request_id: str) -> Generation:
+        known = _KNOWN_PARAMS | ({"repetition_penalty"} if params.get("repetition_penalty") == 1 else set())
+        if unknown := params.keys() - known:
+            raise ValueError(f"the transformers rollout does not support the sampling parameters {sorted(unknown)}")
+        config = self._config
+        budget = config.prompt_length + config.response_length - len(prompt_ids)
+        limit = max(1, next((params[name] for name in _LIMITS if name in params), min(config.response_length, budget)))
+        if config.max_model_len is not None:  # a prompt that leaves no room is refused, as verl's rollouts do
+            limit = min(limit, config.max_model_len - len(prompt_ids))
+        stop_ids = set(params.get("stop_token_ids") or ())
+        if not params.get("ignore_eos", config.ignore_eos):
+            declared = self._model_config.hf_config.eos_token_id
+            stop_ids.update(declared if isinstance(declared, list) else [declared])
+            stop_ids.add(self._model_config.tokenizer.eos_token_id)
+        return Generation(
+            prompt_ids=list(prompt_ids),
+            max_new_tokens=limit,
+            temperature=params.get("temperature", config.temperature),
+            top_k=params.get("top_k", config.top_k),
+            top_p=params.get("top_p", config.top_p),
+            stop_ids=stop_ids,
+            seed=f"{config.seed} {request_id}",
+        )
+
+    def _output(self, generation: Generation, params: dict[str, Any], step: int | None) -> TokenOutput:
+        return TokenOutput(
+            token_ids=generation.token_ids,
+            log_probs=generation.log_probs if params.get("logprobs") else None,
+            stop_reason="completed" if generation.is_finished else "aborted",
+            num_preempted=0,
+            extra_fields={"global_steps": step},
+        )
+
+    def _build(self, weights: dict[str, torch.Tensor]) -> Any:
+        hf_config = self._model_config.hf_config
+        model_class = getattr(transformers, hf_config.architectures[0])
+        dtype = getattr(torch, self._config.dtype)
+        # Not load_state_dict: from_pretrained also converts a checkpoint's names (the experts of MoE models).
+        model, report = model_class.from_pretrained(
+            None,
+            config=hf_config,
+            state_dict=weights,
+            dtype=dtype,
+            # The faster ways to run a mixture's experts do not support float64; other models ignore this.
+            experts_implementation="eager" if dtype == torch.float64 else None,
+            output_loading_info=True,
+        )
+        if wrong := {what: names for what, names in report.items() if names}:
+            raise RuntimeError(f"the trainer's weights do not fit {model_class.__name__}: {wrong}")
+        return model.eval()
+
+
+class TransformersReplica(RolloutReplica):
+    """The driver's end: one server, whatever the replica's world size, since a small model is not split on a CPU."""
+
+    async def launch_servers(self) -> None:
+        name = _server_name(self.replica_rank)
+        actor = ray.remote(TransformersServer).options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
+        self._server_handle = actor.remote(self.config, self.model_config)
+        self.servers = [self._server_handle]
+        self._server_address = name  # where others have one
+        await self._server_handle.__ray_ready__.remote()
+
+
+class TransformersAdapter(BaseRollout):
+    """The worker's end: the first of a replica's workers hands the weights to its server, the others help to gather.
+
+    It lives in the trainer's worker (hybrid) or in a worker of its own (standalone).
+    """
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+        size = prod(getattr(self.config, name) for name in sizes)
+        rank = int(os.environ["RANK"])
+        self.replica_rank = rank // size if replica_rank == -1 else replica_rank
+        self.is_leader_rank = rank % size == 0
+
+    async def resume(self, tags: list[str]) -> None:
+        """Does nothing: the server has its memory back as soon as weights arrive."""
+
+    async def release(self) -> None:
+        if self.is_leader_rank:
+            await self._server().sleep.remote()
+
+    async def update_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **kwargs: Any
+    ) -> None:
+        """Sends (name, full tensor) pairs to the server; all workers of the replica must call it."""
+        tensors = {}
+        async for name, tensor in ensure_async_iterator(weights):
+            if self.is_leader_rank:
+                tensors[name] = tensor.detach().to("cpu", copy=True)  # the gathered tensor may be the live parameter
+        if self.is_leader_rank:
+            await self._server().load_weights.remote(tensors, global_steps)
+
+    def _server(self) -> Any:
+        return ray.get_actor(_server_name(self.replica_rank))
+
+
+def _server_name(replica_rank: int) -> str:
+    return f"{ROLLOUT_NAME}_server_{replica_rank}"

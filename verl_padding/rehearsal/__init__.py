@@ -1,4 +1,0 @@
-"""A job run small before it runs large: its sessions on scripted replies, then a step of it on this machine's CPU.
-
-May import: config, driver, errors, job, local, pads, plan, runs.
-"""
