@@ -23,7 +23,8 @@ def test_a_section_of_hydra_is_read():
     [
         ({"strategy": "prompts"}, rf"^padding.strategy='prompts': .*Choices: {', '.join(STRATEGIES)}\.$"),
         ({"denominator": 3}, r"^padding.denominator=3: "),
-        ({"cost_model": "flops"}, r"^padding.cost_model='flops': .*, measured\.$"),
+        ({"cost_model": "flops"}, r"^padding.cost_model='flops': .*, model\.$"),
+        ({"cost_model": "measured"}, r"^padding.cost_model='measured': .* Set padding.cost_model=model\.$"),
         ({"pad_length": 1}, r"^padding.pad_length=1: "),
         ({"seed": -1}, r"^padding.seed=-1: "),
         ({"seed": True}, r"^padding.seed=True: "),

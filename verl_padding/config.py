@@ -50,11 +50,9 @@ class PaddingConfig:
     fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
     """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
     ``{role: .., fill: ..}``."""
-    cost_model: str = dataclasses.field(default="attention", metadata={"choices": (*COST_MODELS, "model", "measured")})
+    cost_model: str = dataclasses.field(default="attention", metadata={"choices": (*COST_MODELS, "model")})
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
-    L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
-    what the workers' clocks say, as soon as that predicts micro-batches clearly better than ``model`` (or
-    ``attention``)."""
+    L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config."""
     packer: Packer = "verl"
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
     plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
@@ -89,6 +87,9 @@ class PaddingConfig:
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
 
     def __post_init__(self) -> None:
+        if self.cost_model == "measured":
+            why = "plans no longer learn from the clock, which with attention row by row showed what model knows"
+            raise PaddingConfigError(f"padding.cost_model='measured': {why}. Set padding.cost_model=model.")
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
@@ -96,11 +97,6 @@ class PaddingConfig:
             _check_unless_one_of(key, getattr(self, key), (True, False))
         if self.pad_length != "auto":
             _check_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the workers time their micro-batches."""
-        return self.timing or self.cost_model == "measured"
 
     @classmethod
     def from_section(cls, section: Any) -> Self:

@@ -14,14 +14,11 @@ from typer.testing import CliRunner
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 from tests.support.pixels import pixels_of
-from tests.timing.test_laps import lap
 from verl_padding.cli.app import app
 from verl_padding.local.tiny_models import make_tiny_model
-from verl_padding.plan import COST_MODELS
 from verl_padding.plan.cost import attention_cost
 from verl_padding.runs import charts
 from verl_padding.runs.charts import WAITING
-from verl_padding.timing.learned_costs import LearnedCosts
 
 SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
 PLANNED = (*SHAPE, "--packer", "plan")
@@ -243,19 +240,6 @@ def test_the_cost_may_be_that_of_a_model(path, tmp_path):
     model = make_tiny_model("qwen2", tmp_path)
     by_model, by_tokens = (plan_of(path, *SHAPE, "--cost-model", name) for name in (model, "tokens"))
     assert by_model["figures"]["over_lower_bound"] != by_tokens["figures"]["over_lower_bound"]
-
-
-def test_the_cost_may_be_what_a_job_has_measured(path, tmp_path):
-    checkpoint = tmp_path / "padding_costs.json"
-    costs = LearnedCosts()
-    laps = [lap(rank, 0, 1.0 + tokens, 1.0 + tokens, (tokens,)) for rank in (0, 1) for tokens in range(1, 9)]
-    costs.learn(laps, {"actor": COST_MODELS["attention"]}, [])
-    costs.write(checkpoint)
-    by_clock, by_formula = (plan_of(path, *SHAPE, "--cost-model", name) for name in (checkpoint, "attention"))
-    assert by_clock["figures"]["over_lower_bound"] != by_formula["figures"]["over_lower_bound"]
-    checkpoint.write_text("{}")
-    assert "has no costs of the actor's update" in refused(path, *SHAPE, "--cost-model", checkpoint)
-    assert "no costs of a job with padding.cost_model=measured" in refused(path, *SHAPE, "--cost-model", path)
 
 
 def test_what_a_models_file_leaves_out_is_what_its_kind_has_by_default(path, tmp_path):

@@ -6,7 +6,6 @@ from verl_padding.plan import COST_MODELS
 from verl_padding.timing.laps import (
     Lap,
     imbalance_and_waiting,
-    measurements,
     prediction_error,
 )
 
@@ -42,7 +41,7 @@ def two_ranks(told_apart: bool = True) -> list[Lap]:
 
 
 def error_of(laps: list[Lap]) -> float:
-    return prediction_error(measurements(laps, COST_MODELS["tokens"]))
+    return prediction_error(laps, COST_MODELS["tokens"])
 
 
 def test_figures_of_laps_made_by_hand():
@@ -58,3 +57,8 @@ def test_costs_that_foretell_other_seconds_are_told_as_a_share_of_the_seconds():
 def test_where_waiting_is_not_told_apart_the_slowest_rank_of_a_micro_batch_is_compared_with_the_costliest():
     assert imbalance_and_waiting(two_ranks(told_apart=False)) is None
     assert error_of(two_ranks(told_apart=False)) == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
+
+
+def test_tokens_computed_in_another_row_cost_nothing_there():
+    laps = [lap(0, 0, 3.0, 3.0, (20, 20), shared_tokens=(0, 10)), lap(0, 1, 1.0, 1.0, (10,))]
+    assert error_of(laps) == pytest.approx(0), "30 and 10 tokens in 3 and 1 seconds"

@@ -95,9 +95,7 @@ def plan(
     packer: Annotated[
         Packer, typer.Option(help="What cuts the micro-batches: verl's packer in the workers, or the plan.")
     ] = PaddingConfig.packer,
-    cost_model: Annotated[
-        str, typer.Option(help=f"{', '.join(COST_MODELS)}, a model, or the padding_costs.json of a checkpoint.")
-    ] = PaddingConfig.cost_model,
+    cost_model: Annotated[str, typer.Option(help=f"{', '.join(COST_MODELS)}, or a model.")] = PaddingConfig.cost_model,
     sharing: Annotated[
         Sharing, typer.Option(help="chains, trees: what rows share is computed once (with --packer plan).")
     ] = PaddingConfig.sharing,

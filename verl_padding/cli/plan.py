@@ -22,7 +22,6 @@ from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.counted import counted
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
-from verl_padding.timing.learned_costs import LearnedCosts
 
 Compared = Mapping[str, CutLayout]
 
@@ -118,11 +117,6 @@ def cost_model_of(name: str) -> CostModel:
     """The cost model that an option names."""
     if name in COST_MODELS:
         return COST_MODELS[name]
-    if Path(name).is_file():
-        measured = LearnedCosts.read(Path(name)).fitted().get(ACTOR)
-        if measured is None:
-            raise PaddingDataError(f"--cost-model {name}: has no costs of the actor's update.")
-        return measured
     from transformers import AutoConfig
 
     # Not the file's own keys: it leaves out defaults of its kind of model, such as head_dim or layer_types.

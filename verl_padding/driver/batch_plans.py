@@ -62,7 +62,7 @@ class PlansBatches(VerlTrainer):
             pad_tokens=template.length,
         )
         if call is None and self._timing is not None:
-            job = self._timing.with_learned_costs(job)
+            self._timing.start_update(job)
         extends_R = forest = None
         if job.sharing != "off":
             started = time.perf_counter()

@@ -97,9 +97,8 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
             self._worker_groups = wrap_worker_groups(
                 self, self._job_reader, lambda: self._padded_batch, self._plan_single_call
             )
-            if self._padding.is_timed:
-                self._timing = StepTiming(self.config, self._padding, self._worker_groups)
-                self._timing.resume(self.global_steps)
+            if self._padding.timing:
+                self._timing = StepTiming(self._worker_groups)
             agent = self.config.actor_rollout_ref.rollout.agent
             if not agent.get("agent_loop_manager_class"):  # verl.trainer.main_ppo makes it next
                 with open_dict(agent):
@@ -258,8 +257,6 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
         batches = list(self._trained)
         if self._padded_batch is not None:
             batches += [self._padded_batch.batch, self._padded_batch.pads]
-        if self._timing is not None:  # before verl says that the checkpoint is whole
-            self._timing.save(self.global_steps)
         with set_aside(batches if self.trainer_mode != SYNC else []):
             super()._save_checkpoint()
 

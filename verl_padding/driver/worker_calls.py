@@ -115,7 +115,7 @@ def wrap_worker_groups(
         changes.append(vision_fixes.install_in_worker)
     if padding.packer == "plan":
         changes.append(plan_packer.install(reader.sharing))
-    if padding.is_timed:
+    if padding.timing:
         changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}
     for name in WORKER_GROUPS:

@@ -226,16 +226,16 @@ class JobReader:
 
     @cached_property
     def _model_costs(self) -> dict[str, TransformerCost]:
-        """What rows cost the model of a section, where that is asked for; without those that clocks alone will show."""
-        costs, asked = {}, self.padding.cost_model
-        sections = {engine.model_section: None for engine in self.engines.values()}
-        for section in sections if asked in ("model", "measured") else ():
+        """What rows cost the model of a section, where that is asked for."""
+        costs: dict[str, TransformerCost] = {}
+        if self.padding.cost_model != "model":
+            return costs
+        for section in {engine.model_section: None for engine in self.engines.values()}:
             try:
                 model = read_model_config(self._config, section)
                 costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)
             except (PaddingConfigError, PlanError) as refusal:
-                if asked == "model":
-                    why = f"{refusal} ({section}.path={OmegaConf.select(self._config, section).path})"
-                    fix = "Or set padding.cost_model=attention."
-                    raise PaddingConfigError(f"padding.cost_model='model': {why}. {fix}") from refusal
+                why = f"{refusal} ({section}.path={OmegaConf.select(self._config, section).path})"
+                fix = "Or set padding.cost_model=attention."
+                raise PaddingConfigError(f"padding.cost_model='model': {why}. {fix}") from refusal
         return costs

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_padding.plan.cost import CostModel
-from verl_padding.plan.measured_cost import Measurement, micro_batch_cost
-
-Measured = tuple[Measurement, float]
-"""A micro-batch that was measured, and its cost by a model: that of its costliest rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +53,12 @@ class Lap:
         """``busy_s``, or all its seconds where that is not known."""
         return self.seconds if self.busy_s is None else self.busy_s
 
+    def cost(self, cost_model: CostModel) -> int:
+        """What the plan reckons for its rows and pads."""
+        shared = [tokens for tokens in self.shared_tokens if tokens]
+        computed, elsewhere = (np.array(tokens, dtype=np.int64) for tokens in (self.computed_tokens, shared))
+        return int(cost_model(computed).sum() - cost_model(elsewhere).sum())
+
 
 def laps_by_call(laps: Iterable[Lap]) -> dict[str, list[Lap]]:
     """The laps of each call, calls and laps in the order in which they began."""
@@ -73,18 +75,6 @@ def _by_micro_batch(laps: Iterable[Lap]) -> list[list[Lap]]:
     return list(found.values())
 
 
-def measurements(laps: Sequence[Lap], cost_model: CostModel) -> list[Measured]:
-    """Each lap by itself, or where waiting cannot be told apart, those of a micro-batch on all ranks as one."""
-    groups = [[lap] for lap in laps if lap.busy_s is not None]
-    groups += _by_micro_batch(lap for lap in laps if lap.busy_s is None)
-    found = []
-    for group in groups:
-        held_D = [(lap.computed_tokens, lap.shared_tokens) for lap in sorted(group, key=lambda lap: lap.rank)]
-        cost = max(micro_batch_cost(cost_model, *held) for held in held_D)
-        found.append((Measurement.of(max(lap.known_busy_s for lap in group), *zip(*held_D, strict=True)), float(cost)))
-    return found
-
-
 def imbalance_and_waiting(laps: Sequence[Lap]) -> tuple[float, float] | None:
     """Seconds that the slowest rank of each micro-batch of a call computed, summed, over those of the mean rank; and
     the seconds that the mean rank waited in the call. None where computing cannot be told from waiting."""
@@ -95,8 +85,14 @@ def imbalance_and_waiting(laps: Sequence[Lap]) -> tuple[float, float] | None:
     return sum(map(max, busy_KD)) * ranks / busy_s, (sum(lap.seconds for lap in laps) - busy_s) / ranks
 
 
-def prediction_error(predicted: Sequence[Measured]) -> float:
-    """sum |cost - seconds| / sum seconds: costs are scaled to the same sum, and long micro-batches count more."""
-    cost = np.array([cost for _, cost in predicted])
-    seconds = np.array([measured.seconds for measured, _ in predicted])
+def prediction_error(laps: Sequence[Lap], cost_model: CostModel) -> float:
+    """How wrong the costs of a call's micro-batches are, as a share of their seconds.
+
+    sum |cost - seconds| / sum seconds, where costs are scaled to the same sum. Where computing cannot be told from
+    waiting, all ranks show the time of the slowest, so a micro-batch of all ranks counts as one, by its costliest rank.
+    """
+    groups = [[lap] for lap in laps if lap.busy_s is not None]
+    groups += _by_micro_batch(lap for lap in laps if lap.busy_s is None)
+    cost = np.array([max(lap.cost(cost_model) for lap in group) for group in groups], dtype=np.float64)
+    seconds = np.array([max(lap.known_busy_s for lap in group) for group in groups])
     return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())

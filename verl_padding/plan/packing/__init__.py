@@ -6,12 +6,10 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import mini_batch_bound
-from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.plan.mini_batch_costs import layout_time
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.by_level import ByLevel
 from verl_padding.plan.packing.cells import ByCell, ByRows, Uncut
-from verl_padding.plan.packing.micro_batch_fill import at_best_fill
 from verl_padding.plan.packing.rectangles import Rectangles
 from verl_padding.plan.packing.way import Way
 
@@ -43,6 +41,4 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
 def _filled(costs: CallCosts, packer: Packer, mini_batches: MiniBatches, as_computed: CallCosts) -> Layout:
     """The layout by some costs; ``as_computed`` know all that the workers will share in it."""
     way = next(way for way in WAYS if way.takes(costs, packer))
-    if isinstance(costs.cost_model, MeasuredCost):
-        costs = at_best_fill(way, costs, mini_batches)
     return way.layout(costs, mini_batches, as_computed)
