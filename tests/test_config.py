@@ -37,3 +37,8 @@ def test_a_bad_section_is_refused_in_one_line(section, message):
         PaddingConfig.from_section(section)
     assert isinstance(refusal.value, PaddingError)
     assert isinstance(refusal.value, ValueError)
+
+
+def test_a_setting_of_the_release_before_is_left_aside_with_a_warning(caplog):
+    assert PaddingConfig.from_section({"log_prob_micro_batches": "own"}) == PaddingConfig()
+    assert "padding.log_prob_micro_batches=own" in caplog.text

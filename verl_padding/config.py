@@ -1,6 +1,7 @@
 """The ``padding`` section of a verl config: typed, frozen, checked when it is made."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin
@@ -10,8 +11,12 @@ from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
 from verl_padding.version import __version__
 
+logger = logging.getLogger(__name__)
+
 IdleRows = Literal["compute", "skip"]
 Denominator = Literal["rows", "nominal"]
+REMOVED_SETTINGS = {"log_prob_micro_batches"}
+"""Of the release before, which do nothing now: log-prob passes always have the update's micro-batches."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -56,10 +61,6 @@ class PaddingConfig:
     packer: Packer = "verl"
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
     plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
-    log_prob_micro_batches: Literal["update", "own"] = "update"
-    """What the passes that compute the log-probs of the old policy and of the reference are cut into. ``update``: the
-    micro-batches of the actor's update, where the plan cuts both and they have the same token budget; the first
-    optimizer step of a batch then sees a ratio of exactly 1. ``own``: micro-batches that are balanced for the pass."""
     sharing: Sharing = "off"
     """Whether tokens that rows have in common are computed once. ``chains``: if a row's tokens begin with all tokens of
     another row, prompt and response, only the longer row is computed, and both get its outputs. ``trees``: so are
@@ -108,11 +109,13 @@ class PaddingConfig:
             why = "not a mapping, so the config group was not found"
             fix = f"Choices: +padding={', +padding='.join(STRATEGIES)}, with verl_padding where the job is started."
             raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in section:
-            if key not in known:
-                raise PaddingConfigError(f"padding.{key}={section[key]!r}: unknown key. Choices: {', '.join(known)}.")
         values = {str(key): value for key, value in section.items()}
+        for key in REMOVED_SETTINGS & values.keys():
+            logger.warning("verl_padding: padding.%s=%s is not read any more. Leave it out.", key, values.pop(key))
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise PaddingConfigError(f"padding.{key}={values[key]!r}: unknown key. Choices: {', '.join(known)}.")
         if values.get("sharing") is False:
             values["sharing"] = "off"  # what YAML makes of an unquoted off
         if "fields" in values:

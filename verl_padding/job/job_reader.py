@@ -191,8 +191,7 @@ class JobReader:
                 fields["skips_idle"] = name == ACTOR and padding.idle_rows == "skip"
                 updates[name] = Update(mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields)
             else:
-                follows = name != VALUES and padding.log_prob_micro_batches == "update"
-                inference[name] = Pass(as_update=ACTOR if follows else None, **fields)
+                inference[name] = Pass(as_update=None if name == VALUES else ACTOR, **fields)
         shared_out = f" / trainer.v1.{self.mode}.parameter_sync_step" if self.parameter_sync_step > 1 else ""
         try:
             return Job(
