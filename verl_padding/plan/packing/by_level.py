@@ -17,12 +17,11 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.packing.bins import Bin, exchange, fill, first_fit, spread
+from verl_padding.plan.packing.bins import Bin, fill, first_fit, spread
 from verl_padding.plan.packing.cells import (
     balanced_cells,
     cut_by_cell,
     pads_time,
-    sizes_between,
     up_to_multiple,
 )
 from verl_padding.plan.packing.items import Items, ways_to_group
@@ -31,15 +30,9 @@ from verl_padding.plan.packing.way import Way
 
 MORE_LEVELS = 3
 """How many larger numbers of levels are tried than the least: one more costs its handling, but may fit rows better."""
-PASSES = 3
-"""Times the light levels' common height is guessed, each time from what the pass before put elsewhere."""
-POLISH_PAIRS = 1 << 22
-"""How long the micro-batches of one call are polished, in pairs of rows compared: about a tenth of a second."""
-POLISHED = 3
-"""How many of the best ways to cut a mini-batch are polished; for a large one, only the best is."""
-LARGE, HUGE = 1024, 16384
-"""A mini-batch with more rows is large: the ways to cut it differ little once they are polished. In a huge batch, a way
-to group rows is not tried if another one is faster than it could be, unless rows that share met by chance."""
+HUGE = 16384
+"""In a mini-batch with more rows, a way to group rows is not tried if another one is faster than it could be, unless
+rows that share met by chance."""
 
 
 class ByLevel(Way):
@@ -52,15 +45,18 @@ class ByLevel(Way):
         return True
 
     def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
-        """Cuts with cells of the size that takes the least time."""
-        cuts, least_time = ways_to_cut(costs, rows, POLISH_PAIRS * len(rows) // costs.n_rows, size)
-        sizes = {size or balanced_cells(costs, rows, None)[0]}
+        """Cuts with cells of the size that takes the least time: the smallest, those that the cuts ask for, and some
+        between, in steps that double."""
+        cuts, least_time = ways_to_cut(costs, rows, size)
+        sizes = {size} if size else {balanced_cells(costs, rows, None)[0]}
         if size is None:
-            least, multiple = costs.call.min_cell_rows(len(rows)), costs.call.cell_multiple
+            multiple = costs.call.cell_multiple
             needed = {up_to_multiple(least_rows(cut.rows_DK), multiple) for cut in cuts}
             # Where rows leave no room for pads, a micro-batch of pads takes a place more on each rank.
-            sizes |= {least} | needed | {size + multiple for size in needed}
-            sizes |= set(sizes_between(least, max(sizes), multiple))
+            sizes |= needed | {size + multiple for size in needed}
+            least = costs.call.min_cell_rows(len(rows))
+            steps = (max(sizes) - least) // multiple
+            sizes |= {least + (1 << step) // 2 * multiple for step in range(steps.bit_length() + 1)}
         quickest = min((cut.time for cut in cuts), default=0)
         best_time: float = inf
         for tried in sorted(sizes):
@@ -95,12 +91,11 @@ def _fit_best(costs: CallCosts, cuts: Sequence[Cut], least_time: int, rows: Sequ
     return best
 
 
-def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, cell_rows: int | None) -> tuple[list[Cut], int]:
+def ways_to_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> tuple[list[Cut], int]:
     """Good ways to cut a mini-batch, the best first, and a time that none can beat.
 
     Args:
         rows: real rows of the mini-batch.
-        max_pairs: how long to polish, in pairs of rows compared.
         cell_rows: rows of a cell, and so the most of an item; None for any number.
     """
     cuts: list[Cut] = []
@@ -108,17 +103,14 @@ def ways_to_cut(costs: CallCosts, rows: Sequence[int], max_pairs: int, cell_rows
     for packer in sorted(ways, key=attrgetter("least_time")):
         if cuts and costs.n_rows > HUGE and cell_rows is None and packer.least_time >= min(cut.time for cut in cuts):
             break
-        n_polished = POLISHED if len(rows) <= LARGE and len(ways) == 1 else 1
-        found = sorted(packer.candidates(), key=attrgetter("time"))[:n_polished]
-        polished = [packer.polish(levels, max_pairs // (n_polished * len(ways))) for levels in found]
-        for levels in sorted(polished, key=attrgetter("time")):
-            bins_DK = packer.assign_ranks(levels)
-            rows_DK = [[packer.items.rows_of(of_bin) for of_bin in bins] for bins in bins_DK]
-            time = levels.time
-            if len(ways) > 1:  # items of a bin may share more
-                _, load_DK = costs.sums(rows_DK)
-                time = int(load_DK.max(axis=0).sum()) + len(levels.bins_KD) * costs.level
-            cuts.append(Cut(rows_DK=rows_DK, time=time))
+        levels = min(packer.candidates(), key=attrgetter("time"))
+        bins_DK = packer.assign_ranks(levels)
+        rows_DK = [[packer.items.rows_of(of_bin) for of_bin in bins] for bins in bins_DK]
+        time = levels.time
+        if len(ways) > 1:  # items of a bin may share more
+            _, load_DK = costs.sums(rows_DK)
+            time = int(load_DK.max(axis=0).sum()) + len(levels.bins_KD) * costs.level
+        cuts.append(Cut(rows_DK=rows_DK, time=time))
     return sorted(cuts, key=attrgetter("time")), min(packer.least_time for packer in ways)
 
 
@@ -167,25 +159,14 @@ class LevelPacker:
         for n_levels in range(least, most + 1, self.multiple):
             if successes > MORE_LEVELS or self.bound + n_levels * self._handling >= best_time:
                 return  # not even a perfect cut into so many levels would be better
-            found = self._pack(n_levels)
-            yield from found
-            best_time = min([best_time, *(levels.time for levels in found)])
-            if any(levels.height <= self.goal for levels in found):
+            levels = self._pack(n_levels)
+            if levels is None:
+                continue
+            yield levels
+            if levels.height <= self.goal:
                 return
-            successes += bool(found)
-
-    def polish(self, levels: Levels, max_pairs: int) -> Levels:
-        """Lowers the levels by exchanges between their bins, until they are good enough."""
-        bins = exchange(
-            [items for level in levels.bins_KD for items in level],
-            np.array(self.tokens_I, dtype=np.int64),
-            np.array(self.cost_I, dtype=np.int64),
-            token_budget=self.token_budget,
-            n_levels=len(levels.bins_KD),
-            goal=self.goal,
-            max_pairs=max_pairs,
-        )
-        return self.levels_of(bins)
+            best_time = min(best_time, levels.time)
+            successes += 1
 
     def assign_ranks(self, levels: Levels) -> list[list[Bin]]:
         """Gives each rank a bin of each level; ranks with few rows so far get the bins with many."""
@@ -220,20 +201,12 @@ class LevelPacker:
     def _cost(self, bins: list[Bin]) -> int:
         return sum(self.cost_I[item] for items in bins for item in items)
 
-    def _pack(self, n_levels: int) -> list[Levels]:
-        """Packs into ``n_levels`` levels: heavy ones, as high as their longest row, and light ones of one height.
+    def _pack(self, n_levels: int) -> Levels | None:
+        """Packs into ``n_levels`` levels: heavy ones, as high as their longest row, then light ones of one height.
 
         A row costlier than the levels' mean makes its level a heavy one. The other bins of a heavy level can be
-        filled as high as it only with long rows, for many short ones exceed the token budget first. Two ways: fill
-        heavy levels bin by bin, then the rest into the light ones; or let all bins take turns, which leaves them
-        with more equal numbers of rows.
+        filled as high as it only with long rows, for many short ones exceed the token budget first.
         """
-        found = [self._pack_heavy_first(n_levels)]
-        if n_levels > 1 and self.cost_I[0] * n_levels * self.n_ranks > self._total:
-            found.append(self._pack_together(n_levels))
-        return [levels for levels in found if levels is not None]
-
-    def _pack_heavy_first(self, n_levels: int) -> Levels | None:
         heavy_bins: list[Bin] = []
         left = list(reversed(range(len(self.cost_I))))
         rest, n_light = self._total, n_levels
@@ -250,25 +223,9 @@ class LevelPacker:
             n_light -= 1
         goal_B = [rest // (n_light * self.n_ranks)] * (n_light * self.n_ranks)
         light_bins = spread(left[::-1], self.tokens_I, self.cost_I, goal_B, self.token_budget)
-        return None if light_bins is None else self.levels_of(heavy_bins + light_bins)
-
-    def _pack_together(self, n_levels: int) -> Levels | None:
-        cost_I, n_ranks = self.cost_I, self.n_ranks
-        heads = [*cost_I[::n_ranks], *[0] * n_levels][:n_levels]
-        n_heavy, rest = 0, self._total
-        while n_heavy < n_levels - 1 and heads[n_heavy] * n_ranks * (n_levels - n_heavy) > rest:
-            rest -= n_ranks * heads[n_heavy]
-            n_heavy += 1
-        best: Levels | None = None
-        for _ in range(PASSES if n_heavy else 1):
-            light = max(rest, 0) // (n_ranks * (n_levels - n_heavy))
-            goal_B = [max(head, light) for head in heads for _ in range(n_ranks)]
-            bins = spread(range(len(cost_I)), self.tokens_I, cost_I, goal_B, self.token_budget)
-            if bins is None:
-                break
-            levels = self.levels_of(bins)
-            if best is None or levels.height < best.height:
-                best = levels
-            # Heavy bins take less than their height where the token budget stops them: the rest is for the light.
-            rest = self._total - self._cost(bins[: n_heavy * n_ranks])
-        return best
+        if light_bins is not None:
+            return self.levels_of(heavy_bins + light_bins)
+        # Long rows that fill heavy bins to the brim may leave the others too little room.
+        n_bins = n_levels * self.n_ranks
+        all_bins = spread(range(len(self.cost_I)), self.tokens_I, self.cost_I, [0] * n_bins, self.token_budget)
+        return None if all_bins is None else self.levels_of(all_bins)

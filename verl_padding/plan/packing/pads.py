@@ -210,5 +210,6 @@ def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
             target.append(row)
             target.sort(key=lambda row: -costs.tokens_R[row])
             for rank, k in ((giver, level), (taker, to_level)):
-                used_DK[rank, k], load_DK[rank, k] = (sums.item() for sums in costs.sums([[rows_DK[rank][k]]]))
+                tokens_I, cost_I = costs.computed(rows_DK[rank][k])
+                used_DK[rank, k], load_DK[rank, k] = tokens_I.sum(), cost_I.sum()
     return Cut(rows_DK=rows_DK, time=int(load_DK.max(axis=0).sum()) + len(height_K) * costs.level)

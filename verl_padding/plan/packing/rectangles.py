@@ -81,34 +81,26 @@ def _level_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
 
 
 def _quickest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
-    """Sizes of the levels for which a mini-batch takes the least time, with blocks of at most ``limit`` tokens.
+    """Sizes of the levels with blocks of at most ``limit`` tokens, and the time of the mini-batch.
 
-    Dynamic programming over the rows of a rank that are placed: the time from t on is the least, over s, of a
-    level of s rows, s x cost(longest left) + its handling, plus the time from t + s on. The number of levels is
-    kept modulo the multiple that the schedule requires.
+    A block ends where padding its rows to the longest one costs more than the handling of a micro-batch: where lengths
+    fall evenly, that is the best size. With lengths 900 800 300 200, 256 tokens of handling and a cost of one a token,
+    300 would add 600 to the 100 that 800 wastes: the blocks are 900 800 and 300 200.
     """
-    size, multiple = len(longest_T), costs.call.micro_batch_multiple
-    never = np.iinfo(np.int64).max // 2
-    # (t, levels from t on, modulo the multiple)
-    time_TL = np.full((size + 1, multiple), never, dtype=np.int64)
-    time_TL[size, 0] = 0
-    n_rows_TL = np.zeros((size + 1, multiple), dtype=np.int64)
-    cost_T = costs.cost_model(longest_T)
-    for t in range(size - 1, -1, -1):
+    size, multiple, cost_T = len(longest_T), costs.call.micro_batch_multiple, costs.cost_model(longest_T)
+    starts = [0]
+    while starts[-1] < size:
+        t = starts[-1]
         most = min(size - t, limit // int(longest_T[t]))  # at least one: no row is longer than the limit
-        levels_S = np.arange(1, most + 1) * cost_T[t] + costs.level
-        for levels in range(multiple):
-            time_S = levels_S + time_TL[t + 1 : t + most + 1, levels]
-            at = int(time_S.argmin())
-            after = (levels + 1) % multiple
-            if time_S[at] < time_TL[t, after]:
-                time_TL[t, after], n_rows_TL[t, after] = time_S[at], at + 1
-    n_rows_K, t, levels = [], 0, 0
-    while t < size:
-        n_rows_K.append(int(n_rows_TL[t, levels]))
-        t += n_rows_K[-1]
-        levels = (levels - 1) % multiple
-    return n_rows_K, int(time_TL[0, 0])
+        wasted_S = np.cumsum(cost_T[t] - cost_T[t : t + most])
+        starts.append(t + int(np.searchsorted(wasted_S, costs.level, side="right")))
+    n_rows_K = np.diff(starts).tolist()
+    while len(n_rows_K) % multiple:
+        largest = n_rows_K.index(max(n_rows_K))
+        half = n_rows_K[largest] // 2
+        n_rows_K[largest : largest + 1] = [n_rows_K[largest] - half, half]
+    begin_K = np.cumsum([0, *n_rows_K[:-1]])
+    return n_rows_K, int((cost_T[begin_K] * n_rows_K).sum()) + len(n_rows_K) * costs.level
 
 
 def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
