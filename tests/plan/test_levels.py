@@ -32,8 +32,7 @@ def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -
 
 
 def packed(packer: LevelPacker) -> Levels:
-    found = [packer.polish(levels, 10**6) for levels in packer.candidates()]
-    return min(found, key=lambda levels: levels.time)
+    return min(packer.candidates(), key=lambda levels: levels.time)
 
 
 def partitions(items: list[int]) -> Iterator[list[list[int]]]:
@@ -79,8 +78,8 @@ def test_small_mini_batches_are_packed_as_well_as_trying_everything_does_but_for
         over.append(found.time / best)
     exact = np.mean(np.array(over) == 1)
     print(f"over the best: {np.mean(over):.4f} on average, {max(over):.4f} at most, exact in {exact:.0%}")
-    assert np.mean(over) < 1.002
-    assert max(over) < 1.05
+    assert np.mean(over) < 1.005
+    assert max(over) < 1.06
 
 
 @st.composite
@@ -95,7 +94,7 @@ def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_wh
     packer = packer_of(packer.tokens_I, packer.n_ranks, packer.token_budget, multiple)
     ways = list(packer.candidates())
     assert ways
-    for levels in ways + [packer.polish(way, 10**6) for way in ways]:
+    for levels in ways:
         bins = [items for level in levels.bins_KD for items in level]
         assert sorted(item for items in bins for item in items) == list(range(len(packer.tokens_I)))
         assert all(sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins)
@@ -103,14 +102,6 @@ def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_wh
         assert len(levels.bins_KD) % multiple == 0
         heights = [max(sum(packer.cost_I[item] for item in items) for items in level) for level in levels.bins_KD]
         assert levels.height == sum(heights) >= packer.bound
-
-
-@EXAMPLES
-@given(packer=mini_batches())
-def test_polishing_never_makes_a_cut_worse(packer):
-    for way in packer.candidates():
-        polished = packer.polish(way, 10**6)
-        assert polished.time <= way.time
 
 
 @EXAMPLES

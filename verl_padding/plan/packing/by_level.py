@@ -15,6 +15,7 @@ from operator import attrgetter
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
 from verl_padding.plan.packing.bins import Bin, fill, first_fit, spread
@@ -48,16 +49,8 @@ class ByLevel(Way):
         """Cuts with cells of the size that takes the least time: the smallest, those that the cuts ask for, and some
         between, in steps that double."""
         cuts, least_time = ways_to_cut(costs, rows, size)
-        sizes = {size} if size else {balanced_cells(costs, rows, None)[0]}
-        if size is None:
-            multiple = costs.call.cell_multiple
-            needed = {up_to_multiple(least_rows(cut.rows_DK), multiple) for cut in cuts}
-            # Where rows leave no room for pads, a micro-batch of pads takes a place more on each rank.
-            sizes |= needed | {size + multiple for size in needed}
-            least = costs.call.min_cell_rows(len(rows))
-            steps = (max(sizes) - least) // multiple
-            sizes |= {least + (1 << step) // 2 * multiple for step in range(steps.bit_length() + 1)}
-        quickest = min((cut.time for cut in cuts), default=0)
+        sizes = {size} if size else _sizes_to_try(costs.call, cuts, len(rows))
+        quickest = cuts[0].time
         best_time: float = inf
         for tried in sorted(sizes):
             pads = pads_time(costs, tried, len(rows))
@@ -67,6 +60,15 @@ class ByLevel(Way):
             if filled.time + pads < best_time:
                 best_time, best = filled.time + pads, filled
         return best
+
+
+def _sizes_to_try(call: Call, cuts: Sequence[Cut], n_rows: int) -> set[int]:
+    multiple, least = call.cell_multiple, call.min_cell_rows(n_rows)
+    needed = {up_to_multiple(least_rows(cut.rows_DK), multiple) for cut in cuts}
+    # Where rows leave no room for pads, a micro-batch of pads takes a place more on each rank.
+    needed |= {size + multiple for size in needed}
+    steps = (max(needed) - least) // multiple
+    return needed | {least + (1 << step) // 2 * multiple for step in range(steps.bit_length() + 1)}
 
 
 def _fit_best(costs: CallCosts, cuts: Sequence[Cut], least_time: int, rows: Sequence[int], size: int) -> FilledCells:

@@ -51,7 +51,7 @@ def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
         level_D = blocks(by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=level == 0)
         for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), level_D, strict=True):
             rows_DK[rank].append(block)
-            load_D[rank] += n_rows * costs.of(int(costs.tokens_R[block].max()) if block else costs.pad_tokens)
+            load_D[rank] += n_rows * (int(costs.cost_R[block[0]]) if block else costs.pad)
         begin = end
     if costs.call.has_pipeline:
         rows_DK, n_rows_K = [cheap_at_both_ends(rows_K) for rows_K in rows_DK], cheap_at_both_ends(n_rows_K)
