@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.timing.test_laps import two_ranks
+from tests.timing.test_timings import two_ranks
 from verl_padding.cli.app import app
 from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, write_steps
 
@@ -80,8 +80,8 @@ def run(tmp_path) -> Path:
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in metrics))
     write_steps([step_of(ROWS)], folder / "steps" / "1.jsonl")
-    write_steps([step_of(ROWS[:2], step=2, laps=two_ranks())], folder / "steps" / "2.jsonl")
-    write_steps([step_of([], step=3, keys=["a_0_0"], laps=two_ranks())], folder / "steps" / "3.jsonl")
+    write_steps([step_of(ROWS[:2], step=2, timings=two_ranks())], folder / "steps" / "2.jsonl")
+    write_steps([step_of([], step=3, keys=["a_0_0"], timings=two_ranks())], folder / "steps" / "3.jsonl")
     write_dump(folder / "rollouts", 1, TEXTS, ROWS)
     return folder
 
@@ -160,10 +160,10 @@ def test_the_file_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     ):
         assert step["rows"][name] == [getattr(each, name) for each in ROWS]
     assert step["places"]["actor"] == [[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 1, 0]]
-    laps = two_ranks()
-    assert len(page.packed["step-2-0"]["laps"]) == len(laps)
+    timings = two_ranks()
+    assert len(page.packed["step-2-0"]["laps"]) == len(timings)
     assert page.packed["step-2-0"]["laps"][0][:5] == [
-        laps[0].call, laps[0].rank, laps[0].mini_batch, laps[0].micro_batch, laps[0].start_s,
+        timings[0].call, timings[0].rank, timings[0].mini_batch, timings[0].micro_batch, timings[0].start_s,
     ]  # fmt: skip
     curves = page.packed["curves"]["curves"]
     assert curves["actor/grad_norm"] == [[1, 0.125], [2, 0.0625]]

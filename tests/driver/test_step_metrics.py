@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.timing.test_laps import two_ranks
+from tests.timing.test_timings import two_ranks
 from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
 from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
@@ -145,5 +145,5 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
 
 def test_what_clocks_say_is_told_of_each_call():
     calls = (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
-    laps = [replace(each, call=call) for each in two_ranks() for call in calls]
-    assert timing_metrics(laps, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
+    timings = [replace(each, call=call) for each in two_ranks() for call in calls]
+    assert timing_metrics(timings, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.timing.test_laps import two_ranks
+from tests.timing.test_timings import two_ranks
 from verl_padding.errors import PaddingDataError
 from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, read_steps, write_steps
 
@@ -47,9 +47,9 @@ def made_step(**values) -> RecordedStep:
     return RecordedStep(**{"step": 3, "update": 0, "keys": [row.key for row in rows], "rows": rows} | values)
 
 
-@pytest.mark.parametrize("leave_out", ["nothing", "rows", "laps"])
+@pytest.mark.parametrize("leave_out", ["nothing", "rows", "timings"])
 def test_a_file_reads_as_it_was_written(leave_out: str, tmp_path: Path):
-    updates = [made_step(laps=two_ranks()), made_step(update=1, laps=two_ranks(told_apart=False))]
+    updates = [made_step(timings=two_ranks()), made_step(update=1, timings=two_ranks(told_apart=False))]
     if leave_out != "nothing":
         updates = [replace(update, **{leave_out: []}) for update in updates]
     path = tmp_path / "steps" / "3.jsonl"
@@ -188,8 +188,8 @@ def test_a_step_with_a_value_of_another_kind_is_refused(values: dict, with_rows:
 @pytest.mark.parametrize("values", [{"rank": "x"}, {"computed_tokens": [None]}, {"seconds": None}, {"rows": 1}])
 def test_a_lap_with_a_value_of_another_kind_is_refused(values: dict, tmp_path: Path):
     path = tmp_path / "3.jsonl"
-    write_steps([made_step(rows=[], laps=two_ranks())], path)
-    header, lap, *_ = path.read_text().splitlines()
-    path.write_text("\n".join([header, json.dumps(json.loads(lap) | values)]) + "\n")
+    write_steps([made_step(rows=[], timings=two_ranks())], path)
+    header, timing, *_ = path.read_text().splitlines()
+    path.write_text("\n".join([header, json.dumps(json.loads(timing) | values)]) + "\n")
     with pytest.raises(PaddingDataError, match=r"3\.jsonl: not the file of a step"):
         read_steps(path)

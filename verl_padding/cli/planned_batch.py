@@ -163,7 +163,7 @@ def draw_layouts(layouts: Mapping[str, CutLayout], path: Path) -> None:
 
 
 def _draw_step(axes: Any, layout: CutLayout, step: int, ranks: int, colours: tuple[str, str]) -> None:
-    costs, unit = layout.costs, layout.costs.of(1000)
+    costs, unit = layout.costs, layout.costs.row_cost(1000)
     real_DK, pads_DK = _loads(layout.rows_MDK[step], costs)
     heights_K = (real_DK + pads_DK).max(axis=0)
     starts_K = np.cumsum(heights_K) - heights_K

@@ -13,7 +13,7 @@ from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import index_of_key, session_of_key
 from verl_padding.record.step_file import RecordedStep, or_null
 from verl_padding.runs.report import read_dump
-from verl_padding.timing.laps import Lap
+from verl_padding.timing.timings import MicroBatchTiming
 
 MOST_RANKS = 64  # whose bars are drawn
 TEXT, BESIDE = 400, 160
@@ -55,7 +55,7 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
     """
     rows, forest = update.rows, update.forest()
     kept, beside = (None, None) if whole_texts else (TEXT, BESIDE)
-    ranks = {lap.rank for lap in update.laps} | {place.rank for row in rows for place in row.places.values()}
+    ranks = {lap.rank for lap in update.timings} | {place.rank for row in rows for place in row.places.values()}
     shown = [texts.get(row.key) for row in rows]
     calls = dict.fromkeys(call for row in rows for call in row.places)
     return {
@@ -65,7 +65,7 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
         "rows": {name: [or_null(getattr(row, name)) for row in rows] for name in _COLUMNS},
         "places": {call: [row.places.get(call) for row in rows] for call in calls},
         "order": forest.place_R.tolist(),
-        "laps": [_lap(lap) for lap in update.laps if lap.rank < MOST_RANKS],
+        "laps": [_lap(lap) for lap in update.timings if lap.rank < MOST_RANKS],
         "ranks": 1 + max(ranks, default=-1),
         "texts": [text and [_cut(text.input, kept), _cut(text.output, kept)] for text in shown],
         "partings": _partings(update, forest, texts, beside) if rows else [],
@@ -75,7 +75,7 @@ def step_as_json(update: RecordedStep, texts: Mapping[str, DumpedText], *, whole
 _COLUMNS = ("tokens", "trained_tokens", "reward", "advantage", "idle", "weight", "shared_tokens", "shares_with", "age")
 
 
-def _lap(lap: Lap) -> list[Any]:
+def _lap(lap: MicroBatchTiming) -> list[Any]:
     busy = lap.known_busy_s
     return [
         lap.call,

@@ -160,8 +160,8 @@ class PaddedTrainer(PlansBatches, TakesPadding, VerlTrainer):
             metrics["actor/entropy"] = metrics["actor/entropy_loss"]
         if self._timing is not None:
             started = time.perf_counter()
-            laps, of_clocks = self._timing.read()
-            update = replace(update, laps=laps)
+            timings, of_clocks = self._timing.read()
+            update = replace(update, timings=timings)
             metrics.update(of_clocks)
             metrics[names.TIMING_SECONDS] = time.perf_counter() - started
         self._updates.append(update)

@@ -19,7 +19,7 @@ from verl_padding.plan import BatchPlan
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
-from verl_padding.timing.laps import Lap
+from verl_padding.timing.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class LocalUpdate:
     """Which response tokens of each row were trained, (response,) each."""
     weight_R: Sequence[float]
     """What the gradient of each row's outputs was multiplied by in the actor's update."""
-    laps: Sequence[Lap] = ()
+    timings: Sequence[MicroBatchTiming] = ()
     """Empty where micro-batches are not timed."""
 
     @classmethod
@@ -53,11 +53,11 @@ class StepRecord:
         beside = Path(rollouts).expanduser().parent if rollouts else Path(config.trainer.default_local_dir)
         named = padding.record_dir
         self._folder = beside / FOLDER if named is None else Path(named).expanduser()
-        self._has_rows, self._has_laps = padding.record, padding.timing
+        self._has_rows, self._has_timings = padding.record, padding.timing
 
     def write(self, step: int, updates: Sequence[LocalUpdate], rows_of: Sequence[TrainedRows]) -> None:
         """Writes the local updates of a global step, and the rows of each; where that fails, the log has a warning."""
-        if not (self._has_rows or self._has_laps):
+        if not (self._has_rows or self._has_timings):
             return
         path = self._folder / f"{step}.jsonl"
         recorded = [
@@ -66,7 +66,7 @@ class StepRecord:
                 update=number,
                 keys=update.batch.keys,
                 rows=list(recorded_rows(step, update, rows)) if self._has_rows else (),
-                laps=update.laps if self._has_laps else (),
+                timings=update.timings if self._has_timings else (),
             )
             for number, (update, rows) in enumerate(zip(updates, rows_of, strict=True))
         ]

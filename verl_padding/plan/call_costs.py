@@ -10,7 +10,7 @@ from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s
 from verl_padding.plan.forest import Forest
 
-LEVEL_HANDLING_TOKENS = 256
+MICRO_BATCH_OVERHEAD_TOKENS = 256
 """Handling a micro-batch (parameters are gathered, kernels started, mostly beside other work) delays a step as much as
 this many tokens more on every rank: a hundredth of a full micro-batch of 16k to 32k."""
 PAD_HANDLING_TOKENS = 8
@@ -52,19 +52,19 @@ class CallCosts:
     @cached_property
     def pad(self) -> int:
         """Cost of a pad."""
-        return self.of(self.pad_tokens)
+        return self.row_cost(self.pad_tokens)
 
     @cached_property
-    def level(self) -> int:
+    def micro_batch_overhead(self) -> int:
         """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
-        return self.of(LEVEL_HANDLING_TOKENS + self.call.bucket_tokens // 2)
+        return self.row_cost(MICRO_BATCH_OVERHEAD_TOKENS + self.call.bucket_tokens // 2)
 
     @cached_property
     def pad_handling(self) -> int:
         """Cost of handling a pad, which all ranks wait for."""
-        return self.of(PAD_HANDLING_TOKENS)
+        return self.row_cost(PAD_HANDLING_TOKENS)
 
-    def of(self, tokens: int) -> int:
+    def row_cost(self, tokens: int) -> int:
         """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
@@ -80,15 +80,15 @@ class CallCosts:
         if self.forest is not None:
             at, start_I = self.forest.segments(rows, batch_I)
             rows, batch_I = rows[at], batch_I[at]
-        return batch_I, self.tokens_R[rows] - start_I, self.of_rests(rows, start_I)
+        return batch_I, self.tokens_R[rows] - start_I, self.suffix_cost(rows, start_I)
 
-    def of_rests(self, rows: Int64s, start_I: Int64s) -> Int64s:
+    def suffix_cost(self, rows: Int64s, start_I: Int64s) -> Int64s:
         """Cost of what rows have from token ``start_I`` on: attention looks back at what is before it."""
         if not start_I.any():
             return self.cost_R[rows]
         return self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
 
-    def sums(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
+    def micro_batch_loads(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""
         shape = len(rows_DK), len(rows_DK[0])
         batch_I, tokens_I, cost_I = self.computed_in(*one_after_the_other(rows_DK))

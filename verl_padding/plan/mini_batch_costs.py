@@ -74,7 +74,7 @@ def layout_time(layout: Layout, costs: CallCosts) -> int:
     by_micro = costs.call.sync_point == "micro_batch"
     slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
     n_micro = sum(step.micro_batches for step in steps)
-    return slowest + n_micro * costs.level + layout.n_pads * costs.pad_handling
+    return slowest + n_micro * costs.micro_batch_overhead + layout.n_pads * costs.pad_handling
 
 
 def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:

@@ -1,4 +1,4 @@
-"""What micro-batches take by the clock: laps, and their figures.
+"""What micro-batches take by the clock: timings, and their figures.
 
 May import: plan.
 """

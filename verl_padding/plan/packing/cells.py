@@ -15,8 +15,8 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.bins import Bin, balance, first_fit, spread
+from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
 from verl_padding.plan.packing.pads import Cut, FilledCells, with_pads
-from verl_padding.plan.packing.way import Way, cheap_at_both_ends
 
 
 def up_to_multiple(number: int, multiple: int) -> int:
@@ -65,7 +65,7 @@ def balanced_cells(costs: CallCosts, rows: Sequence[int], size: int | None) -> t
     return size, [[rows[item] for item in items] for items in bins]
 
 
-class ByRows(Way):
+class FixedRowCount(MicroBatchCutter):
     """Micro-batches of a fixed number of rows, and of about the same cost: they need the least memory.
 
     If they are in the same order on all ranks, the costliest first, ranks that synchronize at each wait least.
@@ -89,7 +89,7 @@ class ByRows(Way):
         return FilledCells.filled_up(rows_DK, [micro_rows] * n_micro)
 
 
-class Uncut(Way):
+class CutByWorkers(MicroBatchCutter):
     """Each cell is in one piece: verl's packer cuts it, in the workers."""
 
     cuts_micro_batches = False
@@ -102,11 +102,11 @@ class Uncut(Way):
         return FilledCells.filled_up([[held] for held in rows_D], [size])
 
 
-class ByCell(Way):
+class SyncPerStep(MicroBatchCutter):
     """As few micro-batches as hold all cells of a mini-batch, for ranks that synchronize once in it.
 
     Those of a rank cost about the same. Not where chains are computed once: cells that are cut by themselves know
-    nothing of them. Levels do, and what balances them balances cells, too.
+    nothing of them. MicroSteps do, and what balances them balances cells, too.
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
@@ -136,9 +136,9 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
             rows_DK.append(cheap_at_both_ends([[rows[item] for item in items] for items in bins_K]))
         filled = with_pads(costs, Cut(rows_DK=rows_DK), size)
         if filled is not None:
-            _, load_DK = costs.sums(rows_DK)
+            _, load_DK = costs.micro_batch_loads(rows_DK)
             slowest_K = (load_DK + costs.pad * np.array(filled.pads_DK)).max(axis=0)
-            return replace(filled, time=int(slowest_K.sum()) + n_bins * costs.level)
+            return replace(filled, time=int(slowest_K.sum()) + n_bins * costs.micro_batch_overhead)
         n_bins += call.micro_batch_multiple
 
 
