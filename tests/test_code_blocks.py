@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from tests.record.test_step_file import made_step
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, skip_without_the_extra_docs
 from tests.support.run_folder import write_run
-from tests.timing.test_laps import two_ranks
+from tests.timing.test_timings import two_ranks
 from verl_padding.cli import demo
 from verl_padding.cli.app import app
 from verl_padding.job.composition import MAIN, JobArguments, compose_job
@@ -87,7 +87,7 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
     for run in ("demo_out", "runs/stock", "runs/padded", *(f"outputs/{name}" for name in OUTPUTS)):
         write_run(folder / run, padded="stock" not in run)
     for steps in ("steps", "demo_out/steps"):
-        write_steps([made_step(laps=two_ranks())], folder / steps / "3.jsonl")
+        write_steps([made_step(timings=two_ranks())], folder / steps / "3.jsonl")
     for environment in ("environment", "vllm_environment"):
         (folder / environment / "bin").mkdir(parents=True)
         (folder / environment / "bin/activate").touch()

@@ -23,7 +23,8 @@ def test_a_section_of_hydra_is_read():
     [
         ({"strategy": "prompts"}, rf"^padding.strategy='prompts': .*Choices: {', '.join(STRATEGIES)}\.$"),
         ({"denominator": 3}, r"^padding.denominator=3: "),
-        ({"cost_model": "flops"}, r"^padding.cost_model='flops': .*, measured\.$"),
+        ({"cost_model": "flops"}, r"^padding.cost_model='flops': .*, model\.$"),
+        ({"cost_model": "measured"}, r"^padding.cost_model='measured': .* Set padding.cost_model=model\.$"),
         ({"pad_length": 1}, r"^padding.pad_length=1: "),
         ({"seed": -1}, r"^padding.seed=-1: "),
         ({"seed": True}, r"^padding.seed=True: "),
@@ -36,3 +37,8 @@ def test_a_bad_section_is_refused_in_one_line(section, message):
         PaddingConfig.from_section(section)
     assert isinstance(refusal.value, PaddingError)
     assert isinstance(refusal.value, ValueError)
+
+
+def test_a_setting_of_the_release_before_is_left_aside_with_a_warning(caplog):
+    assert PaddingConfig.from_section({"log_prob_micro_batches": "own"}) == PaddingConfig()
+    assert "padding.log_prob_micro_batches=own" in caplog.text

@@ -16,7 +16,7 @@ from typer.main import get_command
 from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read, skip_without_the_extra_docs
 from tests.support.trained_rows import MadeRow, trained_rows
 from tests.support.verl_config import compose_job
-from tests.timing.test_laps import two_ranks
+from tests.timing.test_timings import two_ranks
 from verl_padding import errors as padding_errors
 from verl_padding import plan
 from verl_padding.cli.app import app
@@ -146,8 +146,8 @@ def logged_metrics() -> set[str]:
     trained, grpo = [trained_rows({"p_0_0": MadeRow()})], compose_job("algorithm.adv_estimator=grpo").algorithm
     told |= set(batch_metrics.row_metrics(trained, grpo)) | set(batch_metrics.age_metrics(trained, 1))
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
-    laps = [replace(lap, call=call) for lap in two_ranks() for call in CALL_BY_NAME]
-    told |= set(timing_metrics(laps, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))
+    timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]
+    told |= set(timing_metrics(timings, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))
     constants = {value for value in vars(metric_names).values() if isinstance(value, str) and METRIC.match(value)}
     constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
     assert len(constants) >= 15

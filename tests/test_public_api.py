@@ -43,7 +43,6 @@ SETTINGS = {
     "fields": {},
     "cost_model": "attention",
     "packer": "verl",
-    "log_prob_micro_batches": "update",
     "sharing": "off",
     "idle_rows": "compute",
     "old_log_probs": "pass",

@@ -9,6 +9,8 @@ from pathlib import Path
 import verl
 import yaml
 
+from verl_padding.config import REMOVED_SETTINGS
+
 ROOT = Path(__file__).parent.parent
 VERL_CONFIGS = Path(verl.__file__).parent / "trainer" / "config"
 SECTIONS = "actor_rollout_ref|critic|trainer|data|algorithm|distillation|reward|skip|transfer_queue|padding|ray_kwargs"
@@ -48,6 +50,7 @@ def paths_in(node: object, at: str = "") -> Iterator[str]:
 
 CONFIGS = [*VERL_CONFIGS.glob("_generated_*.yaml"), ROOT / "configs" / "shared" / "padding.yaml"]
 SETTINGS = {path for file in CONFIGS for path in paths_in(yaml.load(file.read_text(), yaml.CSafeLoader))}
+SETTINGS |= {f"padding.{name}" for name in REMOVED_SETTINGS}  # which the changelog names
 
 
 def named_settings(path: Path) -> set[tuple[str, str]]:

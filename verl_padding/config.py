@@ -17,6 +17,8 @@ IdleRows = Literal["compute", "skip"]
 Denominator = Literal["rows", "nominal"]
 RENAMED = {("sharing", "chains"): "on", ("sharing", "trees"): "on"}
 """Setting and a value of version 0.2 -> what that is now."""
+REMOVED_SETTINGS = {"log_prob_micro_batches"}
+"""Of version 0.2, which do nothing now: log-prob passes always have the update's micro-batches."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -55,18 +57,12 @@ class PaddingConfig:
     fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
     """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
     ``{role: .., fill: ..}``."""
-    cost_model: str = dataclasses.field(default="attention", metadata={"choices": (*COST_MODELS, "model", "measured")})
+    cost_model: str = dataclasses.field(default="attention", metadata={"choices": (*COST_MODELS, "model")})
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
-    L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config. ``measured``:
-    what the workers' clocks say, as soon as that predicts micro-batches clearly better than ``model`` (or
-    ``attention``)."""
+    L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config."""
     packer: Packer = "verl"
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
     plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
-    log_prob_micro_batches: Literal["update", "own"] = "update"
-    """What the passes that compute the log-probs of the old policy and of the reference are cut into. ``update``: the
-    micro-batches of the actor's update, where the plan cuts both and they have the same token budget; the first
-    optimizer step of a batch then sees a ratio of exactly 1. ``own``: micro-batches that are balanced for the pass."""
     sharing: Sharing = "off"
     """Whether tokens that rows of a prompt begin with alike are computed once. Where images are seen, or layers other
     than of attention to all tokens before, a row shares all of itself or nothing. ``on`` needs ``packer=plan``, dynamic
@@ -93,6 +89,9 @@ class PaddingConfig:
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
 
     def __post_init__(self) -> None:
+        if self.cost_model == "measured":
+            why = "plans no longer learn from the clock, which with attention row by row showed what model knows"
+            raise PaddingConfigError(f"padding.cost_model='measured': {why}. Set padding.cost_model=model.")
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
@@ -100,11 +99,6 @@ class PaddingConfig:
             _check_unless_one_of(key, getattr(self, key), (True, False))
         if self.pad_length != "auto":
             _check_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the workers time their micro-batches."""
-        return self.timing or self.cost_model == "measured"
 
     @classmethod
     def from_section(cls, section: Any) -> Self:
@@ -116,11 +110,13 @@ class PaddingConfig:
             why = "not a mapping, so the config group was not found"
             fix = f"Choices: +padding={', +padding='.join(STRATEGIES)}, with verl_padding where the job is started."
             raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in section:
-            if key not in known:
-                raise PaddingConfigError(f"padding.{key}={section[key]!r}: unknown key. Choices: {', '.join(known)}.")
         values = {str(key): value for key, value in section.items()}
+        for key in REMOVED_SETTINGS & values.keys():
+            logger.warning("verl_padding: padding.%s=%s is not read any more. Leave it out.", key, values.pop(key))
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise PaddingConfigError(f"padding.{key}={values[key]!r}: unknown key. Choices: {', '.join(known)}.")
         if isinstance(values.get("sharing"), bool):
             values["sharing"] = "on" if values["sharing"] else "off"  # what YAML makes of them without quotes
         for (key, old), new in RENAMED.items():

@@ -1,7 +1,7 @@
 """The page: what its bars and lines are computed from."""
 
 from tests.record.test_step_file import made_step
-from tests.timing.test_laps import two_ranks
+from tests.timing.test_timings import two_ranks
 from verl_padding.cli.page import Bar, cut_text, one_after_the_other, planned_chart, recorded_step
 from verl_padding.plan import Job, Rows, Update
 from verl_padding.plan.planner import costs_of
@@ -30,7 +30,7 @@ def test_bars_of_a_plan_are_as_long_as_rows_and_pads_cost():
 
 
 def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
-    timed = recorded_step(made_step(laps=two_ranks()), run="", texts={}).charts
+    timed = recorded_step(made_step(timings=two_ranks()), run="", texts={}).charts
     lap = two_ranks()[0]
     bars = timed[lap.call].bars
     assert timed[lap.call].unit == "seconds"

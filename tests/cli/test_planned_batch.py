@@ -131,7 +131,7 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     assert [Path(batch["file"]).name for batch in both["batches"]] == ["3.jsonl, update 0", "3.jsonl, update 1"]
     assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
     write_steps([made_step(rows=[])], path)
-    assert "3.jsonl: holds laps alone. Record steps with padding.record=true." in refused(path, *SHARING)
+    assert "3.jsonl: holds timings alone. Record steps with padding.record=true." in refused(path, *SHARING)
 
 
 def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):

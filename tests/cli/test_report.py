@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.support.run_folder import write_run
 from tests.support.written_pages import Opened, Page, needs_a_browser, parsed
-from tests.timing.test_laps import two_ranks
+from tests.timing.test_timings import two_ranks
 from verl_padding.cli.app import app
 from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, write_steps
 
@@ -75,8 +75,8 @@ def run(tmp_path) -> Path:
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in metrics))
     write_steps([step_of(ROWS)], folder / "steps" / "1.jsonl")
-    write_steps([step_of(ROWS[:2], step=2, laps=two_ranks())], folder / "steps" / "2.jsonl")
-    write_steps([step_of([], step=3, keys=["a_0_0"], laps=two_ranks())], folder / "steps" / "3.jsonl")
+    write_steps([step_of(ROWS[:2], step=2, timings=two_ranks())], folder / "steps" / "2.jsonl")
+    write_steps([step_of([], step=3, keys=["a_0_0"], timings=two_ranks())], folder / "steps" / "3.jsonl")
     write_dump(folder / "rollouts", 1, TEXTS, ROWS)
     return folder
 

@@ -1,24 +1,18 @@
-"""The value of each metric under ``padding/`` on a plan made by hand, and what a job learns from its clocks."""
+"""The value of each metric under ``padding/`` on a plan and on laps made by hand."""
 
-import logging
-import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.support.drawn_jobs import forest_of_chains
-from tests.timing.test_laps import lap, two_ranks
-from verl_padding.config import PaddingConfig
+from tests.timing.test_timings import two_ranks
 from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
-from verl_padding.driver.step_timing import StepTiming, timing_metrics
+from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.plan import COST_MODELS, BatchPlan, Job, Layout, Pass, Update
+from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.mini_batch_costs import score_layout
-from verl_padding.timing.laps import Lap
-from verl_padding.worker.micro_batch_clock import LAPS
 
 TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2
 CELLS = {
@@ -151,44 +145,5 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
 
 def test_what_clocks_say_is_told_of_each_call():
     calls = (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
-    laps = [replace(each, call=call) for each in two_ranks() for call in calls]
-    assert timing_metrics(laps, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
-
-
-TIMED = ("log_prob", "actor")
-
-
-class Workers:
-    """Tell laps of micro-batches that are all about equally full."""
-
-    def __init__(self):
-        self.draw = random.Random(0)
-
-    def execute_with_func_generator(self, function):
-        return SimpleNamespace(non_tensor_batch={LAPS: [self.lap(call, k) for call in TIMED for k in range(12)]})
-
-    def lap(self, call: str, micro_batch: int) -> Lap:
-        tokens = tuple(self.draw.randint(200, 700) for _ in range(8))
-        seconds = (0.01 + 1e-5 * sum(tokens)) * self.draw.uniform(0.98, 1.02)
-        return lap(0, micro_batch, seconds, seconds, tokens, call=call, start_s=float(TIMED.index(call)))
-
-
-@pytest.mark.parametrize(("as_update", "calls"), [("actor", ["actor"]), (None, ["log_prob", "actor"])])
-def test_a_pass_tries_another_fill_only_if_it_has_micro_batches_of_its_own(as_update, calls, caplog):
-    job = Job(
-        strategy="rows",
-        prompts=8,
-        sessions_per_prompt=2,
-        updates={"actor": Update(dp_size=1, token_budget=8192, prompts_per_mini_batch=4)},
-        inference={"log_prob": Pass(dp_size=1, token_budget=8192, as_update=as_update)},
-        packer="plan",
-    )
-    config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=".", resume_mode="disable"))
-    timing = StepTiming(config, PaddingConfig(packer="plan", cost_model="measured"), [Workers()])
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            timing.with_learned_costs(job)
-            timing.read()
-    priced = timing.with_learned_costs(job)
-    assert [name for name in TIMED if f" tokens in {name}," in caplog.text] == calls
-    assert [name for name in TIMED if getattr(dict(priced.calls())[name].cost_model, "trial_fill", 0)] == calls
+    timings = [replace(each, call=call) for each in two_ranks() for call in calls]
+    assert timing_metrics(timings, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)

@@ -79,7 +79,7 @@ LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.mer
 @pytest.mark.parametrize(
     ("overrides", "steps"),
     [
-        (("trainer.v1.trainer_mode=colocate_async", UPDATE, "padding.cost_model=measured"), 1),
+        (("trainer.v1.trainer_mode=colocate_async", UPDATE, "padding.timing=true"), 1),
         ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=1", UPDATE, *LORA), 1),
         ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=2", "padding.sharing=chains"), 1),
     ],

@@ -17,7 +17,7 @@ from verl_padding.job.calls import LOG_PROB, REF, VALUES
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.step_file import read_steps
 from verl_padding.runs.run_files import ROLLOUTS
-from verl_padding.timing.laps import laps_by_call
+from verl_padding.timing.timings import timings_by_call
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 
@@ -274,17 +274,20 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
     for step, metrics in facts.metrics.items():
         (timed,) = read_steps(facts.folder / "steps" / f"{step}.jsonl")
         assert (timed.step, list(timed.keys)) == (step, keys[step])
-        by_call = laps_by_call(timed.laps)
+        by_call = timings_by_call(timed.timings)
         assert {LOG_PROB, ACTOR_CALL} <= set(by_call)
-        for call, laps in by_call.items():
+        for call, timings in by_call.items():
             epochs = 2 if (job, call) == ("gae", ACTOR_CALL) else 1
-            assert Counter(row for lap in laps for row in lap.rows) == dict.fromkeys(range(len(timed.keys)), epochs)
-            assert set(Counter((lap.mini_batch, lap.micro_batch) for lap in laps).values()) == {2}, "of both ranks"
-            assert all(0 < lap.forward_s < lap.seconds and lap.reserved_bytes > 1e8 for lap in laps)
+            timed_rows = Counter(row for timing in timings for row in timing.rows)
+            assert timed_rows == dict.fromkeys(range(len(timed.keys)), epochs)
+            of_ranks = Counter((timing.mini_batch, timing.micro_batch) for timing in timings)
+            assert set(of_ranks.values()) == {2}, "of both ranks"
+            assert all(0 < timing.forward_s < timing.seconds and timing.reserved_bytes > 1e8 for timing in timings)
             for rank in (0, 1):
-                assert sum(lap.seconds for lap in laps if lap.rank == rank) < metrics[f"padding/{call}/seconds"]
+                seconds = sum(timing.seconds for timing in timings if timing.rank == rank)
+                assert seconds < metrics[f"padding/{call}/seconds"]
             if call in (ACTOR_CALL, CRITIC_CALL):
-                assert sum(lap.pads for lap in laps) == metrics[f"padding/{call}/pad_rows/total"] * epochs
+                assert sum(timing.pads for timing in timings) == metrics[f"padding/{call}/pad_rows/total"] * epochs
             assert metrics[f"padding/{call}/prediction_error"] >= 0
         assert metrics["timing_s/padding/timing"] > 0
 
@@ -297,10 +300,10 @@ def test_a_recorded_job_has_a_line_for_each_row_at_the_places_where_the_clocks_h
         assert [row.key for row in recorded.rows] == list(recorded.keys)
         assert {row.key: row.reward for row in recorded.rows} == pytest.approx(dumped(facts, step))
         assert all(row.age == 0 and row.trained_tokens > 0 for row in recorded.rows)
-        for call, laps in laps_by_call(recorded.laps).items():
+        for call, timings in timings_by_call(recorded.timings).items():
             mini_batches = 1 + max(row.places[call].mini_batch for row in recorded.rows)
-            for lap in laps:
-                for row in lap.rows:
+            for timing in timings:
+                for row in timing.rows:
                     place = recorded.rows[row].places[call]
-                    assert (place.mini_batch, place.rank) == (lap.mini_batch % mini_batches, lap.rank)
-                    assert place.micro_batch == (None if job == "grpo" else lap.micro_batch)
+                    assert (place.mini_batch, place.rank) == (timing.mini_batch % mini_batches, timing.rank)
+                    assert place.micro_batch == (None if job == "grpo" else timing.micro_batch)

@@ -112,7 +112,7 @@ def test_buckets_that_ranks_of_a_row_cannot_share_are_refused():
     check_bucket(3, "tensor_model_parallel_size=2", "sequence_parallel=false")
 
 
-@pytest.mark.parametrize("override", ["padding.timing=true", "padding.packer=plan", "padding.cost_model=measured"])
+@pytest.mark.parametrize("override", ["padding.timing=true", "padding.packer=plan"])
 def test_a_scheduler_neither_follows_a_plan_nor_is_timed(override):
     with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.dynamic_context_parallel=True: .* Set it to"):
         check_megatron(*SCHEDULER, override)

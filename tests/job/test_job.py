@@ -111,7 +111,6 @@ def test_fixed_micro_batches_become_multiples_of_a_cell():
     [
         ((PLAN,), {LOG_PROB: ACTOR, REF: ACTOR, VALUES: None}),
         ((), {LOG_PROB: None, REF: None, VALUES: None}),  # what verl's packer will do is not known
-        ((PLAN, "padding.log_prob_micro_batches=own"), {LOG_PROB: None, REF: None}),
         ((PLAN, f"{R}.log_prob_max_token_len_per_gpu=20000"), {LOG_PROB: None, REF: ACTOR}),
         ((PLAN, f"{REF_}.ulysses_sequence_parallel_size=2"), {LOG_PROB: ACTOR, REF: None}),
         (FIXED, {LOG_PROB: None, REF: None}),

@@ -49,10 +49,10 @@ def test_a_pass_has_the_micro_batches_of_all_mini_batches_and_after_them_those_o
         micro_batch_rows=(((2,), (2,)), ((1,), (1,))),
         left_out=((4, 5), ()),
     )
-    taken = update.as_one_mini_batch()
+    taken = update.flatten_for_pass()
     assert [taken.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,)], [(2, 6), (7,)]]
     rest = Layout(n_rows=6, cells=(((4, 5), (6, 7)),), micro_batch_rows=(((1, 1), (1, 1)),))
-    both = taken.followed_by(rest)
+    both = taken.concat(rest)
     assert [both.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,), (4,), (5,)], [(2, 6), (7,), (8,), (9,)]]
     assert (both.n_pads, both.left_out) == (4, ())
 

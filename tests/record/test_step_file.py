@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.timing.test_laps import two_ranks
+from tests.timing.test_timings import two_ranks
 from verl_padding.errors import PaddingDataError
 from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, read_steps, write_steps
 
@@ -47,9 +47,9 @@ def made_step(**values) -> RecordedStep:
     return RecordedStep(**{"step": 3, "update": 0, "keys": [row.key for row in rows], "rows": rows} | values)
 
 
-@pytest.mark.parametrize("leave_out", ["nothing", "rows", "laps"])
+@pytest.mark.parametrize("leave_out", ["nothing", "rows", "timings"])
 def test_a_file_reads_as_it_was_written(leave_out: str, tmp_path: Path):
-    updates = [made_step(laps=two_ranks()), made_step(update=1, laps=two_ranks(told_apart=False))]
+    updates = [made_step(timings=two_ranks()), made_step(update=1, timings=two_ranks(told_apart=False))]
     if leave_out != "nothing":
         updates = [replace(update, **{leave_out: []}) for update in updates]
     path = tmp_path / "steps" / "3.jsonl"

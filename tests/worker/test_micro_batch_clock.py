@@ -10,7 +10,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.prefix_sharing.tree import TREE, build_tree
-from verl_padding.timing.laps import Lap
+from verl_padding.timing.timings import MicroBatchTiming
 from verl_padding.worker import micro_batch_clock
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
 
@@ -78,7 +78,7 @@ def data(*lengths: int, timed: bool = True) -> TensorDict:
     return made
 
 
-def laps_of(engine: Engine, rows: TensorDict) -> list[Lap]:
+def timings_of(engine: Engine, rows: TensorDict) -> list[MicroBatchTiming]:
     clock = MicroBatchClock(engine)
     engine.forward_backward_batch(rows, None)
     return clock.read()
@@ -99,9 +99,11 @@ def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, i
     assert engine.forward_backward_batch(data(5, 9, 2), None) == [[5], [9], [2]]
     assert engine.forward_backward_batch(data(4, 2), None) == [[4], [2]]
     assert device.waited == 0
-    laps = clock.read()
+    timings = clock.read()
     assert device.waited == 1
-    assert [(lap.mini_batch, lap.micro_batch, lap.computed_tokens, lap.rows, lap.pads) for lap in laps] == [
+    assert [
+        (timing.mini_batch, timing.micro_batch, timing.computed_tokens, timing.rows, timing.pads) for timing in timings
+    ] == [
         (0, 0, (5,), (0,), 0),
         (0, 1, (9,), (1,), 0),
         (0, 2, (2,), (), 1),
@@ -109,20 +111,22 @@ def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, i
         (1, 1, (2,), (), 1),
     ]
     # Three marks are two seconds: where a micro-batch begins, where its forward pass ends, where the next one begins.
-    assert {(lap.call, lap.seconds, lap.forward_s, lap.busy_s) for lap in laps} == {("actor", 2.0, 1.0, None)}
-    assert {lap.rank for lap in laps} == {3}
-    assert {(lap.reserved_bytes, lap.allocated_bytes) for lap in laps} == {(7, 5)}
+    assert {(timing.call, timing.seconds, timing.forward_s, timing.busy_s) for timing in timings} == {
+        ("actor", 2.0, 1.0, None)
+    }
+    assert {timing.rank for timing in timings} == {3}
+    assert {(timing.reserved_bytes, timing.allocated_bytes) for timing in timings} == {(7, 5)}
     assert clock.read() == []
 
 
 def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
-    (lap,) = laps_of(Engine(pipeline=2), data(5, 9, 2))
-    assert (lap.computed_tokens, lap.rows, lap.pads) == ((5, 9, 2), (0, 1), 1)
-    assert lap.forward_s is None
+    (timing,) = timings_of(Engine(pipeline=2), data(5, 9, 2))
+    assert (timing.computed_tokens, timing.rows, timing.pads) == ((5, 9, 2), (0, 1), 1)
+    assert timing.forward_s is None
 
 
 def test_calls_that_are_not_timed_leave_no_mark(device):
-    assert laps_of(Engine(), data(5, 2, timed=False)) == []
+    assert timings_of(Engine(), data(5, 2, timed=False)) == []
     assert device.marks == 0
 
 
@@ -134,9 +138,14 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
     shared = data(5, 9, 4, 2)
     # Row 0 is the beginning of row 1, and row 2 parts from it after 3 tokens, of which the last is computed again.
     tu.assign_non_tensor(shared, **{TREE: build_tree([5, 9, 4, 2], [1, 0, 2, 3], [0, 5, 3, 0])})
-    (lap,) = laps_of(InOne(), shared)
-    assert (lap.computed_tokens, lap.shared_tokens, lap.rows, lap.pads) == ((9, 4, 2), (0, 2, 0), (0, 1, 2), 1)
-    assert lap.tokens == 13
+    (timing,) = timings_of(InOne(), shared)
+    assert (timing.computed_tokens, timing.shared_tokens, timing.rows, timing.pads) == (
+        (9, 4, 2),
+        (0, 2, 0),
+        (0, 1, 2),
+        1,
+    )
+    assert timing.tokens == 13
 
 
 WAIT = 0.5
@@ -163,7 +172,7 @@ class WaitsThenComputes(Engine):
 def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_waits(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     engine, began = WaitsThenComputes(), time.time()
-    waited, computed = laps_of(engine, data(5, 9))
+    waited, computed = timings_of(engine, data(5, 9))
     ended = time.time()
     assert waited.seconds >= WAIT
     # Not a matter of speed: other threads of this process, and the memory that is held, take some, too.
@@ -178,4 +187,4 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes_and_not_while_it_wai
 
 def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert [lap.busy_s for lap in laps_of(Engine(), data(5, 9))] == [None, None]
+    assert [timing.busy_s for timing in timings_of(Engine(), data(5, 9))] == [None, None]

@@ -99,7 +99,7 @@ def _read_lines(lines: Iterator[bytes], name: str, **options: Any) -> Iterator[F
 
 def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
     if not update.rows:
-        raise PaddingDataError(f"{name}: holds laps alone. Record steps with padding.record=true.")
+        raise PaddingDataError(f"{name}: holds timings alone. Record steps with padding.record=true.")
     # The update computes the first of the idle rows where a mini-batch has no others.
     idle = sorted((row for row in update.rows if row.idle), key=lambda row: (not row.trained_tokens, row.tokens))
     rows = Rows.from_keys(

@@ -19,7 +19,7 @@ from verl_padding.plan.mini_batch_costs import RowsMDK, micro_batch_loads
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 from verl_padding.record.step_file import RecordedStep, or_null
 from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, Curves
-from verl_padding.timing.laps import laps_by_call
+from verl_padding.timing.timings import timings_by_call
 from verl_padding.version import __version__
 
 FIRST_CHARTS = (
@@ -178,7 +178,7 @@ def packed(data: Any) -> str:
 
 def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -> ShownStep:
     """A recorded local update: its charts are by the clock where it was timed."""
-    charts = {call: _timed_chart(laps) for call, laps in laps_by_call(update.laps).items()}
+    charts = {call: _timed_chart(timings) for call, timings in timings_by_call(update.timings).items()}
     for call in dict.fromkeys(call for row in update.rows for call in row.places):
         charts.setdefault(call, _token_chart(update, call))
     name = f"Step {update.step}" + (f", update {update.update}" if update.update else "")
@@ -193,21 +193,21 @@ def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -
     )
 
 
-def _timed_chart(laps: Sequence[Any]) -> Chart:
-    first_s = min(lap.start_s for lap in laps)
+def _timed_chart(timings: Sequence[Any]) -> Chart:
+    first_s = min(timing.start_s for timing in timings)
     bars = [
         Bar(
-            lap.rank,
-            lap.mini_batch,
-            lap.micro_batch,
-            lap.start_s - first_s,
-            lap.known_busy_s,
-            lap.seconds,
-            lap.rows,
-            lap.pads,
-            lap.tokens,
+            timing.rank,
+            timing.mini_batch,
+            timing.micro_batch,
+            timing.start_s - first_s,
+            timing.known_busy_s,
+            timing.seconds,
+            timing.rows,
+            timing.pads,
+            timing.tokens,
         )
-        for lap in laps
+        for timing in timings
     ]
     return Chart(unit="seconds", bars=bars)
 
@@ -231,7 +231,7 @@ def planned_chart(rows_MDK: RowsMDK, costs: CallCosts, *, is_cut: bool = True) -
     Args:
         is_cut: False if verl's packer cuts the micro-batches, in the workers.
     """
-    unit = costs.of(1000)
+    unit = costs.row_cost(1000)
     bars = []
     for mini_batch, rows_DK in enumerate(rows_MDK):
         for rank, rows_K in enumerate(rows_DK):

@@ -1,4 +1,4 @@
-"""Writes the file of each step: what its rows were worth, where each went, and the laps of the workers' clocks."""
+"""Writes the file of each step: what its rows were worth, where each went, and what the workers' clocks say."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
-from verl_padding.timing.laps import Lap
+from verl_padding.timing.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
 
@@ -38,23 +38,23 @@ class LocalUpdate:
     """How far the rows begin alike."""
     pad_tags: Sequence[Mapping[str, int]] = ()
     """Tags of the pads that the workers got."""
-    laps: Sequence[Lap] = ()
+    timings: Sequence[MicroBatchTiming] = ()
     """Empty where micro-batches are not timed."""
 
 
 class StepRecord:
-    """The files of a job's steps; each has what the settings ask for, rows or laps or both."""
+    """The files of a job's steps; each has what the settings ask for, rows or timings or both."""
 
     def __init__(self, config: DictConfig, padding: PaddingConfig):
         rollouts = config.trainer.get("rollout_data_dir")
         beside = Path(rollouts).expanduser().parent if rollouts else Path(config.trainer.default_local_dir)
         named = padding.record_dir
         self._folder = beside / FOLDER if named is None else Path(named).expanduser()
-        self._has_rows, self._has_laps = padding.record, padding.timing
+        self._has_rows, self._has_timings = padding.record, padding.timing
 
     def write(self, step: int, updates: Sequence[LocalUpdate], rows_of: Sequence[TrainedRows]) -> None:
         """Writes the local updates of a global step, and the rows of each; where that fails, the log has a warning."""
-        if not (self._has_rows or self._has_laps):
+        if not (self._has_rows or self._has_timings):
             return
         path = self._folder / f"{step}.jsonl"
         recorded = [
@@ -63,7 +63,7 @@ class StepRecord:
                 update=number,
                 keys=update.batch.keys,
                 rows=list(recorded_rows(step, update, rows)) if self._has_rows else (),
-                laps=update.laps if self._has_laps else (),
+                timings=update.timings if self._has_timings else (),
             )
             for number, (update, rows) in enumerate(zip(updates, rows_of, strict=True))
         ]

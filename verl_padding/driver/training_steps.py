@@ -35,7 +35,7 @@ class TrainingSteps:
         self.current: PlannedStep | None = None
         """The step of the local update that runs."""
         self._worker_groups = wrap_worker_groups(trainer, job, self)
-        self._timing = StepTiming(job.config, job.padding, self._worker_groups) if job.padding.is_timed else None
+        self._timing = StepTiming(self._worker_groups, job.step_job()) if job.padding.timing else None
         tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]  # only the model reads it
         self._planner = StepPlanner(
             job,
@@ -104,9 +104,9 @@ class TrainingSteps:
         self._fill_in_log_prob_metrics(metrics)
         if self._timing is not None:
             started = time.perf_counter()
-            laps, of_clocks = self._timing.read()
-            update = replace(update, laps=laps)
-            metrics.update(of_clocks)
+            timings, clock_metrics = self._timing.read()
+            update = replace(update, timings=timings)
+            metrics.update(clock_metrics)
             metrics[names.TIMING_SECONDS] = time.perf_counter() - started
         self._updates.append(update)
 

@@ -126,7 +126,7 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, steps: Steps) -> list[PaddedW
         changes += [position_ids.install_in_worker, text_without_image.install_in_worker]
     if padding.packer == "plan":
         changes.append(plan_packer.install(shares=padding.sharing == "on"))
-    if padding.is_timed:
+    if padding.timing:
         changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}
     for name in WORKER_GROUPS:

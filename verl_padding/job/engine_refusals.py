@@ -57,10 +57,6 @@ def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None
             has = f"strategy={engine.strategy}, use_remove_padding={packs}, dynamic sizes={is_dynamic}"
             why = f"only FSDP's engines share, with packed rows and dynamic batch sizes, but {engine.section} has {has}"
             raise PaddingConfigError(f"padding.sharing={padding.sharing!r}: {why}. Set padding.sharing=off.")
-        if padding.cost_model == "measured" and (engine.padded_to != "row" or engine.size("pipeline") > 1):
-            why = "where rows are padded or go through a pipeline, the time of a micro-batch is not that of its rows"
-            fix = "Set padding.cost_model=model or attention."
-            raise PaddingConfigError(f"padding.cost_model='measured', {engine.section}: {why}. {fix}")
 
 
 def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
@@ -109,9 +105,9 @@ def _check_attention(engine: RoleEngine, model_type: str | None = None) -> None:
 def _check_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
     """Refuses settings with which Megatron would not compute the plan, or pads would count."""
     section, trains, override = f"{engine.section}.megatron", engine.section != REF_SECTION, engine.megatron_override
-    if engine.has_scheduler and (padding.packer == "plan" or padding.is_timed):
+    if engine.has_scheduler and (padding.packer == "plan" or padding.timing):
         why = "verl's scheduler then cuts micro-batches, which neither follows a plan nor is timed"
-        fix = "Set it to False, or padding.packer=verl without timing and measured costs."
+        fix = "Set it to False, or padding.packer=verl and padding.timing=false."
         raise PaddingConfigError(f"{section}.dynamic_context_parallel=True: {why}. {fix}")
     rounds_up = engine.config.pad_to_length and engine.config.use_remove_padding
     bucket = int(engine.config.pad_to_length_bucket) if rounds_up else 0

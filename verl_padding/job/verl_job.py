@@ -165,8 +165,7 @@ class VerlJob:
                 fields["skips_idle"] = name == ACTOR and padding.idle_rows == "skip"
                 updates[name] = Update(mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields)
             else:
-                follows = name != VALUES and padding.log_prob_micro_batches == "update"
-                inference[name] = Pass(as_update=ACTOR if follows else None, **fields)
+                inference[name] = Pass(as_update=None if name == VALUES else ACTOR, **fields)
         shared_out = f" / trainer.v1.{self.mode}.parameter_sync_step" if self.parameter_sync_step > 1 else ""
         try:
             return Job(
@@ -200,16 +199,16 @@ class VerlJob:
 
     @cached_property
     def _model_costs(self) -> dict[str, TransformerCost]:
-        """What rows cost the model of a section, where that is asked for; without those that clocks alone will show."""
-        costs, asked = {}, self.padding.cost_model
-        sections = {engine.model_section: None for engine in self.engines.values()}
-        for section in sections if asked in ("model", "measured") else ():
+        """What rows cost the model of a section, where that is asked for."""
+        costs: dict[str, TransformerCost] = {}
+        if self.padding.cost_model != "model":
+            return costs
+        for section in {engine.model_section: None for engine in self.engines.values()}:
             try:
                 model = read_model_config(self.config, section)
                 costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)
             except (PaddingConfigError, PlanError) as refusal:
-                if asked == "model":
-                    why = f"{refusal} ({section}.path={OmegaConf.select(self.config, section).path})"
-                    fix = "Or set padding.cost_model=attention."
-                    raise PaddingConfigError(f"padding.cost_model='model': {why}. {fix}") from refusal
+                why = f"{refusal} ({section}.path={OmegaConf.select(self.config, section).path})"
+                fix = "Or set padding.cost_model=attention."
+                raise PaddingConfigError(f"padding.cost_model='model': {why}. {fix}") from refusal
         return costs

@@ -9,9 +9,8 @@ import numpy as np
 from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.measured_cost import PAD_HANDLING, MeasuredCost
 
-LEVEL_HANDLING_TOKENS = 256
+MICRO_BATCH_OVERHEAD_TOKENS = 256
 """Handling a micro-batch (parameters are gathered, kernels started, mostly beside other work) delays a step as much as
 this many tokens more on every rank: a hundredth of a full micro-batch of 16k to 32k."""
 PAD_HANDLING_TOKENS = 8
@@ -39,8 +38,6 @@ class CallCosts:
     """Tokens of a pad."""
     forest: Forest | None = None
     """What rows share, if it is computed once where they are in one micro-batch; else None."""
-    own_cost_R: Int64s | None = None
-    """Cost of each real row where it is not that of its tokens alone; else None."""
 
     @property
     def n_rows(self) -> int:
@@ -50,33 +47,24 @@ class CallCosts:
     @cached_property
     def cost_R(self) -> Int64s:
         """Cost of each real row."""
-        return self.cost_model(self.tokens_R) if self.own_cost_R is None else self.own_cost_R
+        return self.cost_model(self.tokens_R)
 
     @cached_property
     def pad(self) -> int:
         """Cost of a pad."""
-        return self.of(self.pad_tokens)
+        return self.row_cost(self.pad_tokens)
 
     @cached_property
-    def level(self) -> int:
+    def micro_batch_overhead(self) -> int:
         """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
-        if isinstance(self.cost_model, MeasuredCost):
-            return self.cost_model.handling  # as it was measured, rounded up
-        return self.of(LEVEL_HANDLING_TOKENS + self.call.bucket_tokens // 2)
+        return self.row_cost(MICRO_BATCH_OVERHEAD_TOKENS + self.call.bucket_tokens // 2)
 
     @cached_property
     def pad_handling(self) -> int:
-        """Cost of handling a pad, which all ranks wait for; no clock of a micro-batch sees it."""
-        return max(self.of(PAD_HANDLING_TOKENS), PAD_HANDLING if isinstance(self.cost_model, MeasuredCost) else 0)
+        """Cost of handling a pad, which all ranks wait for."""
+        return self.row_cost(PAD_HANDLING_TOKENS)
 
-    def of_micro_batch(self, tokens_I: Int64s, n_pads: int = 0) -> int:
-        """What a micro-batch costs beside what each of its computed rows and pads costs alone, where measured."""
-        model = self.cost_model
-        if not isinstance(model, MeasuredCost):
-            return 0
-        return model.handling + model.together(np.append(tokens_I, np.full(n_pads, self.pad_tokens, dtype=np.int64)))
-
-    def of(self, tokens: int) -> int:
+    def row_cost(self, tokens: int) -> int:
         """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
@@ -92,16 +80,15 @@ class CallCosts:
         if self.forest is not None:
             at, start_I = self.forest.segments(rows, batch_I)
             rows, batch_I = rows[at], batch_I[at]
-        return batch_I, self.tokens_R[rows] - start_I, self.of_rests(rows, start_I)
+        return batch_I, self.tokens_R[rows] - start_I, self.suffix_cost(rows, start_I)
 
-    def of_rests(self, rows: Int64s, start_I: Int64s) -> Int64s:
+    def suffix_cost(self, rows: Int64s, start_I: Int64s) -> Int64s:
         """Cost of what rows have from token ``start_I`` on: attention looks back at what is before it."""
         if not start_I.any():
             return self.cost_R[rows]
-        # Priced for a fill, a row's last tokens may seem to cost less than nothing.
-        return np.maximum(self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0), 0)
+        return self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
 
-    def sums(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
+    def micro_batch_loads(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""
         shape = len(rows_DK), len(rows_DK[0])
         batch_I, tokens_I, cost_I = self.computed_in(*one_after_the_other(rows_DK))

@@ -61,14 +61,14 @@ class Layout:
         cell, n_rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
         return [cell[end - rows : end] for end, rows in zip(accumulate(n_rows_K), n_rows_K, strict=True)]
 
-    def as_one_mini_batch(self) -> Layout:
+    def flatten_for_pass(self) -> Layout:
         """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch at once."""
         steps = range(self.n_mini_batches)
         return self._of_one_mini_batch(
             [[rows for m in steps for rows in self.micro_batches(m, rank)] for rank in range(self.dp_size)]
         )
 
-    def followed_by(self, other: Layout) -> Layout:
+    def concat(self, other: Layout) -> Layout:
         """The micro-batches of this layout of one mini-batch, and after them those of another one with other rows."""
         n_pads = self.n_pads
         held_DK = [

@@ -52,15 +52,15 @@ def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budg
     tokens, cost = tokens_I[longest_first].tolist(), cost_I[longest_first].tolist()
     total = sum(cost)
     bound = -(-total // n_ranks)
-    heads = held = held_tokens = filled = level = 0
-    while level * n_ranks < n_rows and (not level or 2 * tokens[level * n_ranks] > token_budget):
-        heads += cost[level * n_ranks]
-        level += 1
-        room = level * n_ranks * token_budget
+    longest_row_costs = held = held_tokens = filled = micro_step = 0
+    while micro_step * n_ranks < n_rows and (not micro_step or 2 * tokens[micro_step * n_ranks] > token_budget):
+        longest_row_costs += cost[micro_step * n_ranks]
+        micro_step += 1
+        room = micro_step * n_ranks * token_budget
         while filled < n_rows and held_tokens + tokens[filled] <= room:
             held_tokens += tokens[filled]
             held += cost[filled]
             filled += 1
         part = cost[filled] * (room - held_tokens) / tokens[filled] if filled < n_rows else 0
-        bound = max(bound, heads + int((total - held - part) / n_ranks))
+        bound = max(bound, longest_row_costs + int((total - held - part) / n_ranks))
     return bound

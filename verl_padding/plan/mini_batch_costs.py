@@ -11,7 +11,6 @@ from verl_padding.plan.call_costs import CallCosts, one_after_the_other
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
-from verl_padding.plan.measured_cost import MeasuredCost
 
 RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
 """Row numbers of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads."""
@@ -31,7 +30,7 @@ class MiniBatchCost:
     computed_tokens: int
     """Tokens of the real rows that are computed: of each chain in a micro-batch, its tip's."""
     cost: int
-    """Cost of all that is computed, with the handling of micro-batches where that was measured."""
+    """Cost of all that is computed."""
     micro_batches: int
     """Micro-batches of a rank."""
     mini_slowest: int
@@ -39,9 +38,9 @@ class MiniBatchCost:
     micro_slowest: int
     """Cost of the slowest rank of each micro-batch, summed: the time if ranks synchronize at each of them."""
     mini_bound: int
-    """Least that ``mini_slowest`` can be; pairs of rows that were measured to cost something are not in it."""
+    """Least that ``mini_slowest`` can be."""
     micro_bound: int
-    """Least that ``micro_slowest`` can be, likewise; 0 if micro-batches are not looked at."""
+    """Least that ``micro_slowest`` can be; 0 if micro-batches are not looked at."""
 
 
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
@@ -74,9 +73,8 @@ def layout_time(layout: Layout, costs: CallCosts) -> int:
     steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=False)
     by_micro = costs.call.sync_point == "micro_batch"
     slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
-    # Where the handling of a micro-batch was measured, it is in its cost.
-    handled = 0 if isinstance(costs.cost_model, MeasuredCost) else sum(step.micro_batches for step in steps)
-    return slowest + handled * costs.level + layout.n_pads * costs.pad_handling
+    n_micro = sum(step.micro_batches for step in steps)
+    return slowest + n_micro * costs.micro_batch_overhead + layout.n_pads * costs.pad_handling
 
 
 def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
@@ -125,9 +123,6 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
     else:
         # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
         micro_bound = micro_batch_bound(tokens_I, cost_I, n_ranks, call.token_budget or int(tokens_I.sum()))
-    # No more micro-batches are needed than these rows fill.
-    fewest = 1 if call.token_budget is None else max(1, -(-int(tokens_I.sum()) // (n_ranks * call.token_budget)))
-    handling = fewest * costs.of_micro_batch(tokens_I[:0])
     return MiniBatchCost(
         ranks=n_ranks,
         real_rows=len(real),
@@ -139,23 +134,20 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, wit
         micro_batches=load_DK.shape[1],
         mini_slowest=int(load_DK.sum(axis=1).max()),
         micro_slowest=int(load_DK.max(axis=0).sum()),
-        mini_bound=mini_bound + handling,
-        micro_bound=micro_bound + handling if with_micro_bound else 0,
+        mini_bound=mini_bound,
+        micro_bound=micro_bound,
     )
 
 
 def micro_batch_loads(rows_K: Sequence[Sequence[int]], costs: CallCosts) -> list[int]:
-    """Cost of each micro-batch of a rank, as the engine computes it; its handling too, where that was measured."""
+    """Cost of each micro-batch of a rank, as the engine computes it."""
     return _loads(_computed([rows_K], costs)[0], costs)
 
 
 def _loads(computed_K: Sequence[tuple[Int64s, Int64s, int]], costs: CallCosts) -> list[int]:
     """As ``micro_batch_loads``, of what ``_computed`` found in each micro-batch."""
     if costs.call.padded_to == "row":
-        return [
-            int(cost_I.sum()) + n_pads * costs.pad + costs.of_micro_batch(tokens_I, n_pads)
-            for tokens_I, cost_I, n_pads in computed_K
-        ]
+        return [int(cost_I.sum()) + n_pads * costs.pad for _, cost_I, n_pads in computed_K]
     costliest_K = [max(int(cost_I.max(initial=0)), costs.pad if pads else 0) for _, cost_I, pads in computed_K]
     if costs.call.padded_to == "cell":
         costliest_K = [max(costliest_K, default=0)] * len(costliest_K)

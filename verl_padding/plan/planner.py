@@ -19,8 +19,8 @@ from verl_padding.plan.packing import fill_cells
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES
 
-MOST_COST = 1 << 60
-"""Most that all rows of a call may cost together: an eighth of int64's range, as sums add pads and levels."""
+MAX_COST = 1 << 60
+"""Most that all rows of a call may cost together: an eighth of int64's range, as sums add pads and overheads."""
 
 
 def plan_batch(rows: Rows, job: Job) -> BatchPlan:
@@ -109,9 +109,9 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | 
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of what it leaves out."""
     if taken is None:
         return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
-    layout = taken.as_one_mini_batch()
+    layout = taken.flatten_for_pass()
     rest = sorted(row for rows in taken.left_out for row in rows)
-    return layout.followed_by(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
+    return layout.concat(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
 
 
 def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
@@ -178,10 +178,10 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
         )
     cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    if cost < 0 or cost * len(rows) > MOST_COST:
+    if cost < 0 or cost * len(rows) > MAX_COST:
         raise PlanError(
             f"row {key!r} has {tokens} tokens: {len(rows)} rows of that length cost {cost * len(rows):.1e} in call "
-            f"{name!r}, more than the planner can count ({MOST_COST:.1e}). Keep rows shorter, or choose "
+            f"{name!r}, more than the planner can count ({MAX_COST:.1e}). Keep rows shorter, or choose "
             "cost_model=tokens",
             row=longest,
         )

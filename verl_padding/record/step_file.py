@@ -1,4 +1,4 @@
-"""The file of a step, ``<step>.jsonl``: of each local update its rows, if recorded, and its laps, if timed.
+"""The file of a step, ``<step>.jsonl``: of each local update its rows, if recorded, and its timings, if timed.
 
 docs/record.md has the form. Nothing of a row's texts or token ids is in it, but its key.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import Rows
 from verl_padding.plan.forest import Forest
-from verl_padding.timing.laps import Lap
+from verl_padding.timing.timings import MicroBatchTiming
 
 FORMAT_VERSION = 1
 """Version of the form: a reader knows by it whether it can read a file."""
@@ -74,7 +74,7 @@ class RecordedStep:
     """Key of each row, in the order of the batch."""
     rows: Sequence[RecordedRow] = field(default=(), repr=False)
     """In the order of ``keys``; empty where rows are not recorded."""
-    laps: Sequence[Lap] = field(default=(), repr=False)
+    timings: Sequence[MicroBatchTiming] = field(default=(), repr=False)
     """Empty where micro-batches are not timed."""
 
     def forest(self) -> Forest:
@@ -94,12 +94,12 @@ class RecordedStep:
 
 def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     """Writes the local updates of a step, and makes the folder: of each a line with its number and keys, then a line
-    for each row, then one for each lap. The file is there once it is whole."""
+    for each row, then one for each timing. The file is there once it is whole."""
     lines: list[Mapping[str, Any]] = []
     for each in updates:
         lines.append({"form": FORMAT_VERSION, "step": each.step, "update": each.update, "keys": list(each.keys)})
         lines += [{name: or_null(value) for name, value in vars(row).items()} for row in each.rows]
-        lines += map(vars, each.laps)
+        lines += map(vars, each.timings)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.part")
     written.write_text("".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines))
@@ -127,7 +127,7 @@ def read_steps(path: Path) -> list[RecordedStep]:
 
 def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     """The same of a file's lines, and its name."""
-    updates: list[tuple[dict[str, Any], list[RecordedRow], list[Lap]]] = []
+    updates: list[tuple[dict[str, Any], list[RecordedRow], list[MicroBatchTiming]]] = []
     try:
         for line in lines:
             values = json.loads(line)
@@ -136,7 +136,7 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
                 updates.append((values, [], []))
             elif "call" in values:
                 tuples = {each: tuple(value) for each, value in values.items() if isinstance(value, list)}
-                updates[-1][2].append(Lap(**values | tuples))
+                updates[-1][2].append(MicroBatchTiming(**values | tuples))
             else:
                 numbers = {each: math.nan for each in ("reward", "weight") if values[each] is None}
                 places = {call: Place(*place) for call, place in values["places"].items()}
@@ -146,7 +146,7 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
         for step, rows, _ in updates:
             if rows and [(row.row, row.key) for row in rows] != [*enumerate(step["keys"])]:
                 raise LookupError(f"it holds {len(rows)} of the rows of {len(step['keys'])} keys")
-        steps = [RecordedStep(**values, rows=rows, laps=laps) for values, rows, laps in updates]
+        steps = [RecordedStep(**values, rows=rows, timings=timings) for values, rows, timings in updates]
         for each in steps:
             Rows.from_keys(each.keys, [row.tokens for row in each.rows] or [1] * len(each.keys))
             each.forest()

@@ -1,4 +1,4 @@
-"""What micro-batches take by the clock: laps, and costs that are learned from them.
+"""What micro-batches take by the clock: timings, and their figures.
 
-May import: errors, plan.
+May import: plan.
 """

@@ -1,8 +1,9 @@
 """A clock in verl's workers: what each micro-batch takes, and which rows it holds.
 
 verl times whole calls. Here an engine's ``forward_step`` and ``forward_backward_batch`` are wrapped, on that one
-engine: a mark is set where each micro-batch begins, where its forward pass ends and where the call ends, and a lap lies
-between two beginnings. On a GPU marks are events, which wait for nothing and are read when the step is over.
+engine: a mark is set where each micro-batch begins, where its forward pass ends and where the call ends.
+A micro-batch's seconds lie between two beginnings. On a GPU marks are events, which wait for nothing
+and are read when the step is over.
 """
 
 import functools
@@ -20,13 +21,13 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, read_column
 from verl_padding.prefix_sharing.tree import computed_rows
-from verl_padding.timing.laps import Lap
+from verl_padding.timing.timings import MicroBatchTiming
 from verl_padding.worker.training_workers import for_training_workers, training_workers
 
 CLOCK = "_verl_padding_clock"
 """Attribute of an engine that has a clock."""
-LAPS = "laps"
-"""Name of the laps in what a worker answers."""
+TIMINGS = "timings"
+"""Name of the timings in what a worker answers."""
 
 
 @dataclass
@@ -38,7 +39,7 @@ class _Mark:
 
 @dataclass
 class _MiniBatch:
-    """One call of the engine; ``held`` and ``memory`` go by the names of :class:`Lap`."""
+    """One call of the engine; ``held`` and ``memory`` go by the names of :class:`MicroBatchTiming`."""
 
     call: str
     number: int
@@ -50,7 +51,7 @@ class _MiniBatch:
 
 
 class MicroBatchClock:
-    """Takes the laps of one engine of verl, on one rank, whose methods it wraps."""
+    """Takes the timings of one engine of verl, on one rank, whose methods it wraps."""
 
     def __init__(self, engine: Any):
         self._engine = engine
@@ -62,12 +63,12 @@ class MicroBatchClock:
         self._forward_backward, self._forward_step = engine.forward_backward_batch, engine.forward_step
         engine.forward_backward_batch = self._time_mini_batch
 
-    def read(self) -> list[Lap]:
-        """The laps since they were read last; on a GPU it waits for what is still under way."""
+    def read(self) -> list[MicroBatchTiming]:
+        """The timings since they were read last; on a GPU it waits for what is still under way."""
         timed, self._timed = self._timed, []
         if timed and self._has_events:
             self._device.synchronize()
-        return [lap for each in timed for lap in self._laps(each)]
+        return [timing for each in timed for timing in self._timings(each)]
 
     def _time_mini_batch(self, data: TensorDict, *args: Any, **kwargs: Any) -> Any:
         call = tu.get_non_tensor_data(data=data, key=TIMED_CALL, default=None)
@@ -101,7 +102,7 @@ class MicroBatchClock:
         return output
 
     def _begin(self, timed: _MiniBatch, data: TensorDict) -> None:
-        """Marks the beginning of a lap with the rows of ``data``, which are on the CPU: nothing waits for a device."""
+        """Marks the beginning of a micro-batch and its rows, which are on the CPU: nothing waits for a device."""
         timed.marks.append(self._mark())
         number_R = read_column(data, BATCH_ROW).tolist()
         rows = tuple(number for number in number_R if number >= 0)
@@ -119,13 +120,13 @@ class MicroBatchClock:
     def _seconds(self, begin: _Mark, end: _Mark) -> float:
         return float(begin.event.elapsed_time(end.event) / 1e3) if self._has_events else end.wall_s - begin.wall_s
 
-    def _laps(self, timed: _MiniBatch) -> Iterator[Lap]:
+    def _timings(self, timed: _MiniBatch) -> Iterator[MicroBatchTiming]:
         start_s = timed.start_s
         # With several threads, the seconds of a process do not show how many of them were busy.
         one_thread = not self._has_events and torch.get_num_threads() == 1
         for micro_batch, (held, (begin, end)) in enumerate(zip(timed.held, pairwise(timed.marks), strict=True)):
             seconds = self._seconds(begin, end)
-            yield Lap(
+            yield MicroBatchTiming(
                 call=timed.call,
                 rank=self._engine.get_data_parallel_rank(),
                 mini_batch=timed.number,
@@ -148,12 +149,14 @@ def install_in_worker(role: str, trainee: Any) -> None:
 
 
 def read_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: the laps of a worker's engines, as ``non_tensor_batch[LAPS]``."""
+    """For verl's ``execute_with_func_generator``: what a worker's engines took, as ``non_tensor_batch[TIMINGS]``."""
     from verl.protocol import DataProto
 
     # Of ranks that share their rows, only one answers.
     engines = [trainee.engine for trainee in training_workers(worker).values()]
-    laps = [lap for engine in engines for lap in getattr(engine, CLOCK).read() if engine.is_mp_src_rank_with_outputs()]
-    answer = np.empty(len(laps), dtype=object)
-    answer[:] = laps
-    return DataProto(non_tensor_batch={LAPS: answer})
+    timings = [
+        timing for engine in engines for timing in getattr(engine, CLOCK).read() if engine.is_mp_src_rank_with_outputs()
+    ]
+    answer = np.empty(len(timings), dtype=object)
+    answer[:] = timings
+    return DataProto(non_tensor_batch={TIMINGS: answer})

@@ -1,4 +1,4 @@
-"""The ways to fill cells with rows and pads. To add one, write it in a module of its own and register it below."""
+"""What cuts mini-batches into cells and micro-batches. To add one, write its module and register it below."""
 
 from dataclasses import replace
 
@@ -6,16 +6,20 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import mini_batch_bound
-from verl_padding.plan.measured_cost import MeasuredCost
 from verl_padding.plan.mini_batch_costs import layout_time
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.by_level import ByLevel
-from verl_padding.plan.packing.cells import ByCell, ByRows, Uncut
-from verl_padding.plan.packing.micro_batch_fill import at_best_fill
-from verl_padding.plan.packing.rectangles import Rectangles
-from verl_padding.plan.packing.way import Way
+from verl_padding.plan.packing.cells import CutByWorkers, FixedRowCount, SyncPerStep
+from verl_padding.plan.packing.cutter import MicroBatchCutter
+from verl_padding.plan.packing.padded_rows import PaddedRows
+from verl_padding.plan.packing.sync_per_micro_batch import SyncPerMicroBatch
 
-WAYS: tuple[Way, ...] = (Rectangles(), ByRows(), Uncut(), ByCell(), ByLevel())
+CUTTERS: tuple[MicroBatchCutter, ...] = (
+    PaddedRows(),
+    FixedRowCount(),
+    CutByWorkers(),
+    SyncPerStep(),
+    SyncPerMicroBatch(),
+)
 """The first that takes a call fills its cells; the last one takes all."""
 
 
@@ -42,7 +46,5 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
 
 def _filled(costs: CallCosts, packer: Packer, mini_batches: MiniBatches, as_computed: CallCosts) -> Layout:
     """The layout by some costs; ``as_computed`` know all that the workers will share in it."""
-    way = next(way for way in WAYS if way.takes(costs, packer))
-    if isinstance(costs.cost_model, MeasuredCost):
-        costs = at_best_fill(way, costs, mini_batches)
-    return way.layout(costs, mini_batches, as_computed)
+    cutter = next(cutter for cutter in CUTTERS if cutter.takes(costs, packer))
+    return cutter.layout(costs, mini_batches, as_computed)

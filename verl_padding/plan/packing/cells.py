@@ -15,22 +15,13 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.bins import Bin, balance, first_fit, spread
+from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
 from verl_padding.plan.packing.pads import Cut, FilledCells, with_pads
-from verl_padding.plan.packing.way import Way, cheap_at_both_ends
 
 
 def up_to_multiple(number: int, multiple: int) -> int:
     """The least multiple that is no smaller."""
     return -(-number // multiple) * multiple
-
-
-def sizes_between(least: int, free: int, multiple: int) -> list[int]:
-    """Sizes from ``least`` to below ``free``, in steps that double: least + 0, 1, 2, 4, 8 .. multiples."""
-    sizes, step = [], 0
-    while least + step * multiple < free:
-        sizes.append(least + step * multiple)
-        step = 2 * step or 1
-    return sizes
 
 
 def extra_cost(costs: CallCosts, rows: Sequence[int]) -> Int64s:
@@ -51,45 +42,30 @@ def balanced_cells(costs: CallCosts, rows: Sequence[int], size: int | None) -> t
 
     What a chain costs is not known here: with chains, the cells are the least, and only make sure that there is a plan.
     """
-    extra_I = extra_cost(costs, rows)
+    extra_I, n_ranks, least = extra_cost(costs, rows), costs.call.dp_size, costs.call.min_cell_rows(len(rows))
     if size is None and costs.forest is None:
-        size, bins = _trade_pads_for_balance(costs, extra_I, costs.call.min_cell_rows(len(rows)))
+        # A rank with one long row leaves the rest to the others, and pads level the counts, if that pays for the pads.
+        tried = []
+        for most in (least, len(rows)):
+            bins = balance(extra_I, n_ranks, most)
+            size = up_to_multiple(max(map(len, bins)), costs.call.cell_multiple)
+            time = max(int(extra_I[items].sum()) for items in bins) + pads_time(costs, size, len(rows))
+            tried.append((time, size, bins))
+        _, size, bins = min(tried)
     else:
-        size = costs.call.min_cell_rows(len(rows)) if size is None else size
-        bins = balance(extra_I, costs.call.dp_size, size)
+        size = least if size is None else size
+        bins = balance(extra_I, n_ranks, size)
         cost_I = costs.cost_R[np.asarray(rows, dtype=np.int64)]
         if cost_I.min() < costs.pad:
             # A rank may have room for a row that is shorter than a pad, and not for a pad.
-            pads = np.full(costs.call.dp_size * size - len(rows), costs.pad)
-            with_pads_as_items = balance(np.append(cost_I, pads), costs.call.dp_size, size)
+            pads = np.full(n_ranks * size - len(rows), costs.pad)
+            with_pads_as_items = balance(np.append(cost_I, pads), n_ranks, size)
             real = [[item for item in items if item < len(rows)] for items in with_pads_as_items]
             bins = real if all(real) else bins
     return size, [[rows[item] for item in items] for items in bins]
 
 
-def _trade_pads_for_balance(costs: CallCosts, extra_I: Int64s, least: int) -> tuple[int, list[Bin]]:
-    """The size of a cell, and the ranks' rows, for which a mini-batch takes the least time.
-
-    Free balance asks for cells as large as the fullest rank: one with a row of 30k tokens leaves the rest to the other
-    ranks, and pads level the counts. So sizes between the least and the free one are tried, and each is scored by the
-    time of the slowest rank, with its pads.
-    """
-    n_ranks, multiple = costs.call.dp_size, costs.call.cell_multiple
-
-    def time(size: int, bins: list[Bin]) -> int:
-        return max(int(extra_I[items].sum()) for items in bins) + pads_time(costs, size, len(extra_I))
-
-    bins = balance(extra_I, n_ranks)
-    free = up_to_multiple(max(map(len, bins)), multiple)
-    tried = [(time(free, bins), free, bins)]
-    for size in sizes_between(least, free, multiple):
-        bins = balance(extra_I, n_ranks, size)
-        tried.append((time(size, bins), size, bins))
-    _, size, bins = min(tried)
-    return size, bins
-
-
-class ByRows(Way):
+class FixedRowCount(MicroBatchCutter):
     """Micro-batches of a fixed number of rows, and of about the same cost: they need the least memory.
 
     If they are in the same order on all ranks, the costliest first, ranks that synchronize at each wait least.
@@ -113,7 +89,7 @@ class ByRows(Way):
         return FilledCells.filled_up(rows_DK, [micro_rows] * n_micro)
 
 
-class Uncut(Way):
+class CutByWorkers(MicroBatchCutter):
     """Each cell is in one piece: verl's packer cuts it, in the workers."""
 
     cuts_micro_batches = False
@@ -126,11 +102,11 @@ class Uncut(Way):
         return FilledCells.filled_up([[held] for held in rows_D], [size])
 
 
-class ByCell(Way):
+class SyncPerStep(MicroBatchCutter):
     """As few micro-batches as hold all cells of a mini-batch, for ranks that synchronize once in it.
 
     Those of a rank cost about the same. Not where chains are computed once: cells that are cut by themselves know
-    nothing of them. Levels do, and what balances them balances cells, too.
+    nothing of them. MicroSteps do, and what balances them balances cells, too.
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
@@ -160,9 +136,9 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
             rows_DK.append(cheap_at_both_ends([[rows[item] for item in items] for items in bins_K]))
         filled = with_pads(costs, Cut(rows_DK=rows_DK), size)
         if filled is not None:
-            _, load_DK = costs.sums(rows_DK)
+            _, load_DK = costs.micro_batch_loads(rows_DK)
             slowest_K = (load_DK + costs.pad * np.array(filled.pads_DK)).max(axis=0)
-            return replace(filled, time=int(slowest_K.sum()) + n_bins * costs.level)
+            return replace(filled, time=int(slowest_K.sum()) + n_bins * costs.micro_batch_overhead)
         n_bins += call.micro_batch_multiple
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.layout import Layout
 
-MORE_PAD_LEVELS = 2
+MAX_ADDED_STEPS = 2
 """How often micro-batches may be added to a cut to hold its pads."""
 
 RowsDK = list[list[list[int]]]
@@ -79,7 +79,7 @@ def _largest_first(costs: CallCosts, filled: FilledCells) -> FilledCells:
     """
     pads_DK = np.array(filled.pads_DK)
     if costs.call.padded_to == "row":
-        tokens_DK = costs.sums(filled.rows_DK)[0] + pads_DK * costs.pad_tokens
+        tokens_DK = costs.micro_batch_loads(filled.rows_DK)[0] + pads_DK * costs.pad_tokens
     else:
         longest_DK = [
             [max((int(costs.tokens_R[row]) for row in rows), default=costs.pad_tokens) for rows in rows_K]
@@ -105,7 +105,7 @@ def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) 
     return found
 
 
-def least_rows(rows_DK: RowsDK) -> int:
+def min_rows_of(rows_DK: RowsDK) -> int:
     """Rows that a cell needs: the fullest rank's, with a pad in each micro-batch without rows."""
     return max(map(_rows_needed, rows_DK))
 
@@ -117,10 +117,10 @@ def _rows_needed(rows_K: list[list[int]]) -> int:
 def with_pads(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
     """The cut with pads, in cells of ``size`` rows; None if rows or pads have no room in them."""
     rows_DK = cut.rows_DK
-    if least_rows(rows_DK) > size:
+    if min_rows_of(rows_DK) > size:
         return None
     assert costs.call.token_budget is not None
-    tokens_DK, load_DK = costs.sums(rows_DK)
+    tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
     room_DK = (costs.call.token_budget - tokens_DK) // costs.pad_tokens
     below_DK = (load_DK.max(axis=0) - load_DK) // max(costs.pad, 1)
     pads_DK = []
@@ -142,17 +142,17 @@ def with_pads(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
 def fit(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
     """The cut, changed only as much as cells of ``size`` rows require, with its pads; None if there is no room."""
     fitted = _shrink(costs, cut, size)
-    for _ in range(MORE_PAD_LEVELS + 1):
+    for _ in range(MAX_ADDED_STEPS + 1):
         if fitted is None:
             return None
         filled = with_pads(costs, fitted, size)
         if filled is not None:
             return filled
-        fitted = _add_levels(costs, fitted, size)
+        fitted = _add_micro_steps(costs, fitted, size)
     return None
 
 
-def _add_levels(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
+def _add_micro_steps(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
     """The cut with room for pads: new micro-batches hold pads, or the shortest row of a rank that has no pad to place.
 
     A row as long as the token budget leaves no token for the pads that its rank needs.
@@ -171,44 +171,45 @@ def _add_levels(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
                 moved.append(row)
                 height = max(height, int(costs.cost_R[row]))
             rows_K.append(moved)
-    return Cut(rows_DK=rows_DK, time=cut.time + costs.call.micro_batch_multiple * (height + costs.level))
+    return Cut(rows_DK=rows_DK, time=cut.time + costs.call.micro_batch_multiple * (height + costs.micro_batch_overhead))
 
 
 def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
     """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
 
-    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their level. The
-    shortest row of a chain is the cheapest to compute apart from it.
+    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their
+    micro-step. The shortest row of a chain is the cheapest to compute apart from it.
     """
-    if least_rows(cut.rows_DK) <= size:
+    if min_rows_of(cut.rows_DK) <= size:
         return cut
     budget, never = costs.call.token_budget, np.iinfo(np.int64).min
     assert budget is not None
     rows_DK = [[sorted(rows, key=lambda row: -costs.tokens_R[row]) for rows in rows_K] for rows_K in cut.rows_DK]
-    used_DK, load_DK = costs.sums(rows_DK)
+    used_DK, load_DK = costs.micro_batch_loads(rows_DK)
     height_K = load_DK.max(axis=0)
     places_D = np.array([size - _rows_needed(rows_K) for rows_K in rows_DK])
     for giver in np.flatnonzero(places_D < 0).tolist():
         while places_D[giver] < 0:
             # A micro-batch of one row would need a pad instead: nothing gained.
-            level = min(
+            step = min(
                 (k for k, rows in enumerate(rows_DK[giver]) if len(rows) > 1),
                 key=lambda k: costs.tokens_R[rows_DK[giver][k][-1]],
                 default=None,
             )
-            if level is None:
+            if step is None:
                 return None
-            row = rows_DK[giver][level].pop()
+            row = rows_DK[giver][step].pop()
             has_room_DK = (used_DK + costs.tokens_R[row] <= budget) & (places_D > 0)[:, None]
             below_DK = np.where(has_room_DK, height_K - load_DK, never)
-            taker, to_level = divmod(int(below_DK.argmax()), len(height_K))
-            if below_DK[taker, to_level] == never:
+            taker, to_step = divmod(int(below_DK.argmax()), len(height_K))
+            if below_DK[taker, to_step] == never:
                 return None
-            target = rows_DK[taker][to_level]
+            target = rows_DK[taker][to_step]
             places_D[taker] -= bool(target)  # a row in an empty micro-batch takes the place of a pad
             places_D[giver] += 1
             target.append(row)
             target.sort(key=lambda row: -costs.tokens_R[row])
-            for rank, k in ((giver, level), (taker, to_level)):
-                used_DK[rank, k], load_DK[rank, k] = (sums.item() for sums in costs.sums([[rows_DK[rank][k]]]))
-    return Cut(rows_DK=rows_DK, time=int(load_DK.max(axis=0).sum()) + len(height_K) * costs.level)
+            for rank, k in ((giver, step), (taker, to_step)):
+                tokens_I, cost_I = costs.computed(rows_DK[rank][k])
+                used_DK[rank, k], load_DK[rank, k] = tokens_I.sum(), cost_I.sum()
+    return Cut(rows_DK=rows_DK, time=int(load_DK.max(axis=0).sum()) + len(height_K) * costs.micro_batch_overhead)

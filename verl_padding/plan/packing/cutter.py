@@ -1,4 +1,4 @@
-"""What a way to fill the cells of a call must provide."""
+"""What a cutter must provide."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from verl_padding.plan.packing.pads import FilledCells, numbered
 Item = TypeVar("Item")
 
 
-class Way(ABC):
-    """A way to assign the rows of mini-batches to ranks and micro-batches, and pads to what is left of the cells."""
+class MicroBatchCutter(ABC):
+    """Assigns the rows of mini-batches to ranks and micro-batches, and pads to what is left of the cells."""
 
     cuts_micro_batches = True
     """False if the workers cut the cells."""

@@ -1,4 +1,4 @@
-"""Laps: what each micro-batch took on each rank, and their figures."""
+"""Timings: what each micro-batch took on each rank, and their figures."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,17 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_padding.plan.cost import CostModel
-from verl_padding.plan.measured_cost import Measurement, micro_batch_cost
-
-Measured = tuple[Measurement, float]
-"""A micro-batch that was measured, and its cost by a model: that of its costliest rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lap:
+class MicroBatchTiming:
     """One micro-batch on one rank, backward pass included: from its start to that of the next one, or the call's end.
 
-    In a pipeline, where the passes of micro-batches alternate, a lap is a whole mini-batch.
+    In a pipeline, where the passes of micro-batches alternate, a timing is a whole mini-batch.
     """
 
     call: str
@@ -57,46 +53,46 @@ class Lap:
         """``busy_s``, or all its seconds where that is not known."""
         return self.seconds if self.busy_s is None else self.busy_s
 
+    def cost(self, cost_model: CostModel) -> int:
+        """What the plan reckons for its rows and pads."""
+        shared = [tokens for tokens in self.shared_tokens if tokens]
+        computed, elsewhere = (np.array(tokens, dtype=np.int64) for tokens in (self.computed_tokens, shared))
+        return int(cost_model(computed).sum() - cost_model(elsewhere).sum())
 
-def laps_by_call(laps: Iterable[Lap]) -> dict[str, list[Lap]]:
-    """The laps of each call, calls and laps in the order in which they began."""
-    found: dict[str, list[Lap]] = defaultdict(list)
-    for lap in sorted(laps, key=lambda lap: lap.start_s):
-        found[lap.call].append(lap)
+
+def timings_by_call(timings: Iterable[MicroBatchTiming]) -> dict[str, list[MicroBatchTiming]]:
+    """The timings of each call, calls and timings in the order in which they began."""
+    found: dict[str, list[MicroBatchTiming]] = defaultdict(list)
+    for timing in sorted(timings, key=lambda timing: timing.start_s):
+        found[timing.call].append(timing)
     return found
 
 
-def _by_micro_batch(laps: Iterable[Lap]) -> list[list[Lap]]:
-    found: dict[tuple[int, int], list[Lap]] = defaultdict(list)
-    for lap in laps:
-        found[lap.mini_batch, lap.micro_batch].append(lap)
+def _by_micro_batch(timings: Iterable[MicroBatchTiming]) -> list[list[MicroBatchTiming]]:
+    found: dict[tuple[int, int], list[MicroBatchTiming]] = defaultdict(list)
+    for timing in timings:
+        found[timing.mini_batch, timing.micro_batch].append(timing)
     return list(found.values())
 
 
-def measurements(laps: Sequence[Lap], cost_model: CostModel) -> list[Measured]:
-    """Each lap by itself, or where waiting cannot be told apart, those of a micro-batch on all ranks as one."""
-    groups = [[lap] for lap in laps if lap.busy_s is not None]
-    groups += _by_micro_batch(lap for lap in laps if lap.busy_s is None)
-    found = []
-    for group in groups:
-        held_D = [(lap.computed_tokens, lap.shared_tokens) for lap in sorted(group, key=lambda lap: lap.rank)]
-        cost = max(micro_batch_cost(cost_model, *held) for held in held_D)
-        found.append((Measurement.of(max(lap.known_busy_s for lap in group), *zip(*held_D, strict=True)), float(cost)))
-    return found
-
-
-def imbalance_and_waiting(laps: Sequence[Lap]) -> tuple[float, float] | None:
+def imbalance_and_waiting(timings: Sequence[MicroBatchTiming]) -> tuple[float, float] | None:
     """Seconds that the slowest rank of each micro-batch of a call computed, summed, over those of the mean rank; and
     the seconds that the mean rank waited in the call. None where computing cannot be told from waiting."""
-    busy_KD = [[lap.busy_s for lap in level if lap.busy_s is not None] for level in _by_micro_batch(laps)]
-    ranks, busy_s = len({lap.rank for lap in laps}), sum(map(sum, busy_KD))
+    busy_KD = [[timing.busy_s for timing in group if timing.busy_s is not None] for group in _by_micro_batch(timings)]
+    ranks, busy_s = len({timing.rank for timing in timings}), sum(map(sum, busy_KD))
     if not busy_s:
         return None
-    return sum(map(max, busy_KD)) * ranks / busy_s, (sum(lap.seconds for lap in laps) - busy_s) / ranks
+    return sum(map(max, busy_KD)) * ranks / busy_s, (sum(timing.seconds for timing in timings) - busy_s) / ranks
 
 
-def prediction_error(predicted: Sequence[Measured]) -> float:
-    """sum |cost - seconds| / sum seconds: costs are scaled to the same sum, and long micro-batches count more."""
-    cost = np.array([cost for _, cost in predicted])
-    seconds = np.array([measured.seconds for measured, _ in predicted])
+def prediction_error(timings: Sequence[MicroBatchTiming], cost_model: CostModel) -> float:
+    """How wrong the costs of a call's micro-batches are, as a share of their seconds.
+
+    sum |cost - seconds| / sum seconds, where costs are scaled to the same sum. Where computing cannot be told from
+    waiting, all ranks show the time of the slowest, so a micro-batch of all ranks counts as one, by its costliest rank.
+    """
+    groups = [[timing] for timing in timings if timing.busy_s is not None]
+    groups += _by_micro_batch(timing for timing in timings if timing.busy_s is None)
+    cost = np.array([max(timing.cost(cost_model) for timing in group) for group in groups], dtype=np.float64)
+    seconds = np.array([max(timing.known_busy_s for timing in group) for group in groups])
     return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_padding.plan import COST_MODELS, Job, Layout, Pass, PlanError, Rows, Update, plan_batch
-from verl_padding.plan.packing.rectangles import LESS_MEMORY
+from verl_padding.plan.packing.padded_rows import LESS_MEMORY
 from verl_padding.stock.padding import VERL_PAD_TOKENS, verl_layout
 
 EXAMPLES = settings(max_examples=80)
 attention_cost = COST_MODELS["attention"]
 PAD_TOKENS = 2
-LEVEL_COST = int(attention_cost(np.array([256]))[0])
+OVERHEAD = int(attention_cost(np.array([256]))[0])
 
 Blocks = list[list[int]]
 """Tokens of each row of some micro-batches."""
@@ -103,7 +103,7 @@ def test_never_more_is_computed_than_by_stock_verl_nor_in_a_larger_micro_batch(m
     assert max(largest) <= 1
 
 
-def ways_to_cut(tokens: list[int], n_ranks: int, size: int, limit: int) -> Iterator[tuple[list[int], Blocks]]:
+def candidate_cuts(tokens: list[int], n_ranks: int, size: int, limit: int) -> Iterator[tuple[list[int], Blocks]]:
     """Every way to put rows into levels of equal blocks, one a rank: rows of a block by level, and the blocks."""
     for rows_K in compositions(size):
         for blocks in fillings(tuple(tokens), [rows for rows in rows_K for _ in range(n_ranks)]):
@@ -133,7 +133,7 @@ def fillings(tokens: tuple[int, ...], sizes: list[int]) -> Iterator[Blocks]:
 
 def time_of(rows_K: list[int], blocks: Blocks, n_ranks: int) -> int:
     heights = [max(map(cost, blocks[level * n_ranks : (level + 1) * n_ranks])) for level in range(len(rows_K))]
-    return sum(heights) + len(rows_K) * LEVEL_COST
+    return sum(heights) + len(rows_K) * OVERHEAD
 
 
 def test_small_mini_batches_are_cut_as_well_as_trying_everything_does():
@@ -143,12 +143,12 @@ def test_small_mini_batches_are_cut_as_well_as_trying_everything_does():
         n_ranks, size = (int(rng.integers(1, 3)), int(rng.integers(1, 4)))
         tokens = [int(t) for t in np.clip(rng.lognormal(6, 1.2, n_ranks * size), 16, 9000)]
         budget = int(max(tokens) * rng.choice([1, 1.5, 2.5]))
-        ways = [time_of(*way, n_ranks) for way in ways_to_cut(tokens, n_ranks, size, budget)]
+        ways = [time_of(*way, n_ranks) for way in candidate_cuts(tokens, n_ranks, size, budget)]
         tried += len(ways)
         layout = planned(tokens, steps=1, dp_size=n_ranks, token_budget=budget, padded_to="micro_batch")
         levels = list(zip(*(layout.micro_batches(0, rank) for rank in range(n_ranks)), strict=True))
         found = sum(max(cost([tokens[row] for row in block]) for block in level) for level in levels)
-        found += len(levels) * LEVEL_COST
+        found += len(levels) * OVERHEAD
         assert min(ways) <= found <= min(ways) * (1 + 1 / LESS_MEMORY)
     assert tried > 1000
 
@@ -163,7 +163,7 @@ def test_micro_batches_of_fixed_rows_are_the_best_there_are():
         assert area(blocks_of(layout, tokens)) == min(map(area, everything))
         by_level = list(zip(*(layout.micro_batches(0, rank) for rank in range(n_ranks)), strict=True))
         height = sum(max(cost([tokens[row] for row in rows]) for rows in level) for level in by_level)
-        assert height == min(time_of([block] * levels, blocks, n_ranks) for blocks in everything) - levels * LEVEL_COST
+        assert height == min(time_of([block] * levels, blocks, n_ranks) for blocks in everything) - levels * OVERHEAD
 
 
 @st.composite

@@ -5,7 +5,7 @@ any other row. Rows are sorted, longest first, pads behind them; blocks of neigh
 that some layout has blocks of s_1, s_2, .. rows, in the order of their longest rows. The first k - 1 of them hold at
 most s_1 + .. + s_(k-1) rows, so the longest row of block k is no shorter than the one at that place of the sorted rows,
 which is where block k of the same sizes begins if neighbours are put together. So no block becomes costlier, larger or
-higher than its level by sorting, whatever the sizes are; what is left to choose is the sizes.
+higher than its micro_step by sorting, whatever the sizes are; what is left to choose is the sizes.
 """
 
 from collections.abc import Sequence
@@ -17,49 +17,49 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.cells import up_to_multiple
+from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
 from verl_padding.plan.packing.pads import FilledCells, RowsDK, blocks
-from verl_padding.plan.packing.way import Way, cheap_at_both_ends
 
 LESS_MEMORY = 128
 """A mini-batch may take longer by its time over this if that makes its largest block smaller."""
 
 
-class Rectangles(Way):
+class PaddedRows(MicroBatchCutter):
     """For engines that pad the rows of a micro-batch or cell to its longest one."""
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.padded_to != "row"
 
     def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
-        cut = _cut_cells if costs.call.padded_to == "cell" else _cut_levels
+        cut = _cut_cells if costs.call.padded_to == "cell" else _cut_micro_steps
         return cut(costs, costs.longest_first(rows), size or costs.call.min_cell_rows(len(rows)))
 
 
-def _cut_levels(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
+def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of lengths."""
     n_ranks = costs.call.dp_size
     # A row shorter than a pad counts as a pad, as it may stand beside one.
     places = np.full(n_ranks * size, costs.pad_tokens, dtype=np.int64)
     places[: len(by_length)] = np.maximum(costs.tokens_R[by_length], costs.pad_tokens)
-    n_rows_K = _level_rows(costs, places[::n_ranks], size)
+    n_rows_K = _micro_step_rows(costs, places[::n_ranks], size)
     rows_DK: RowsDK = [[] for _ in range(n_ranks)]
     load_D = [0] * n_ranks
     begin = 0
-    for level, n_rows in enumerate(n_rows_K):
+    for micro_step, n_rows in enumerate(n_rows_K):
         end = begin + n_ranks * n_rows
-        # In the first level each rank gets a row, while there are enough.
-        level_D = blocks(by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=level == 0)
-        for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), level_D, strict=True):
+        # In the first micro_step each rank gets a row, while there are enough.
+        blocks_D = blocks(by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=micro_step == 0)
+        for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), blocks_D, strict=True):
             rows_DK[rank].append(block)
-            load_D[rank] += n_rows * costs.of(int(costs.tokens_R[block].max()) if block else costs.pad_tokens)
+            load_D[rank] += n_rows * (int(costs.cost_R[block[0]]) if block else costs.pad)
         begin = end
     if costs.call.has_pipeline:
         rows_DK, n_rows_K = [cheap_at_both_ends(rows_K) for rows_K in rows_DK], cheap_at_both_ends(n_rows_K)
     return FilledCells.filled_up(rows_DK, n_rows_K)
 
 
-def _level_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
-    """Rows of a rank's micro-batch in each level: the sizes that take least time, or little more with less memory.
+def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
+    """Rows of a rank's micro-batch in each micro_step: the sizes that take least time, or little more with less memory.
 
     Args:
         longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 .. size - 1.
@@ -81,34 +81,26 @@ def _level_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
 
 
 def _quickest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
-    """Sizes of the levels for which a mini-batch takes the least time, with blocks of at most ``limit`` tokens.
+    """Sizes of the micro-steps with blocks of at most ``limit`` tokens, and the time of the mini-batch.
 
-    Dynamic programming over the rows of a rank that are placed: the time from t on is the least, over s, of a
-    level of s rows, s x cost(longest left) + its handling, plus the time from t + s on. The number of levels is
-    kept modulo the multiple that the schedule requires.
+    A block ends where padding its rows to the longest one costs more than the handling of a micro-batch: where lengths
+    fall evenly, that is the best size. With lengths 900 800 300 200, 256 tokens of handling and a cost of one a token,
+    300 would add 600 to the 100 that 800 wastes: the blocks are 900 800 and 300 200.
     """
-    size, multiple = len(longest_T), costs.call.micro_batch_multiple
-    never = np.iinfo(np.int64).max // 2
-    # (t, levels from t on, modulo the multiple)
-    time_TL = np.full((size + 1, multiple), never, dtype=np.int64)
-    time_TL[size, 0] = 0
-    n_rows_TL = np.zeros((size + 1, multiple), dtype=np.int64)
-    cost_T = costs.cost_model(longest_T)
-    for t in range(size - 1, -1, -1):
+    size, multiple, cost_T = len(longest_T), costs.call.micro_batch_multiple, costs.cost_model(longest_T)
+    starts = [0]
+    while starts[-1] < size:
+        t = starts[-1]
         most = min(size - t, limit // int(longest_T[t]))  # at least one: no row is longer than the limit
-        levels_S = np.arange(1, most + 1) * cost_T[t] + costs.level
-        for levels in range(multiple):
-            time_S = levels_S + time_TL[t + 1 : t + most + 1, levels]
-            at = int(time_S.argmin())
-            after = (levels + 1) % multiple
-            if time_S[at] < time_TL[t, after]:
-                time_TL[t, after], n_rows_TL[t, after] = time_S[at], at + 1
-    n_rows_K, t, levels = [], 0, 0
-    while t < size:
-        n_rows_K.append(int(n_rows_TL[t, levels]))
-        t += n_rows_K[-1]
-        levels = (levels - 1) % multiple
-    return n_rows_K, int(time_TL[0, 0])
+        wasted_S = np.cumsum(cost_T[t] - cost_T[t : t + most])
+        starts.append(t + int(np.searchsorted(wasted_S, costs.micro_batch_overhead, side="right")))
+    n_rows_K = np.diff(starts).tolist()
+    while len(n_rows_K) % multiple:
+        largest = n_rows_K.index(max(n_rows_K))
+        half = n_rows_K[largest] // 2
+        n_rows_K[largest : largest + 1] = [n_rows_K[largest] - half, half]
+    begin_K = np.cumsum([0, *n_rows_K[:-1]])
+    return n_rows_K, int((cost_T[begin_K] * n_rows_K).sum()) + len(n_rows_K) * costs.micro_batch_overhead
 
 
 def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:

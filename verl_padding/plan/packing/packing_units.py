@@ -20,14 +20,14 @@ from verl_padding.plan.forest import LEAST_SHARED, elsewhere
 
 GOALS = (inf, 1.0, 1 / 2, 1 / 4, 1 / 10)
 """What a run may cost at most, in parts of an even share of a bin."""
-GIVEN_UP = 2
+MAX_CUT_BACK = 2
 """One of so many parts of a run may be left to the next one, if less is shared there."""
-MOST_GATHERED = 8
+MAX_GATHERED_TOKENS_RATIO = 8
 """Tokens of all rows of a micro-batch, over its token budget, at most: keys and values are gathered for each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Items:
+class PackingUnits:
     """The items of a mini-batch, the costliest first."""
 
     rows: list[int]
@@ -40,7 +40,7 @@ class Items:
     cost_I: list[int]
 
     @classmethod
-    def of_rows(cls, costs: CallCosts, rows: Sequence[int]) -> Items:
+    def of_rows(cls, costs: CallCosts, rows: Sequence[int]) -> PackingUnits:
         """Each row by itself."""
         by_length = costs.longest_first(rows)
         return cls(
@@ -63,14 +63,14 @@ class Items:
         return [row for item in items for row in self.rows[self.first_I[item] : self.end_I[item]]]
 
 
-def ways_to_group(costs: CallCosts, rows: Sequence[int], most_rows: int | None) -> Iterator[Items]:
+def candidate_groupings(costs: CallCosts, rows: Sequence[int], most_rows: int | None) -> Iterator[PackingUnits]:
     """The items of a mini-batch: its rows, its chains, or runs of the rows of its trees, in several sizes.
 
     Args:
         most_rows: the most rows of an item; None for any number.
     """
     if costs.forest is None:
-        yield Items.of_rows(costs, rows)
+        yield PackingUnits.of_rows(costs, rows)
         return
     numbers, most = np.array(rows, dtype=np.int64), most_rows or len(rows)
     order, shared_I = costs.forest.shared_among(numbers)
@@ -80,14 +80,14 @@ def ways_to_group(costs: CallCosts, rows: Sequence[int], most_rows: int | None) 
     if len(tokens_I) and (shared_I < costs.tokens_R[in_order])[shared_I >= LEAST_SHARED].any():
         assert costs.call.token_budget is not None
         bins = costs.call.dp_size * -(-int(tokens_I.sum()) // (costs.call.token_budget * costs.call.dp_size))
-        yield Items.of_rows(costs, rows)
+        yield PackingUnits.of_rows(costs, rows)
         for goal in GOALS:
             yield _runs(costs, in_order, shared_I, most, int(min(goal * int(cost_I.sum()) / bins, all_of_it)))
 
 
 def _runs(
     costs: CallCosts, rows: Int64s, shared_I: Int64s, most: int, most_cost: int, *, chains: bool = False
-) -> Items:
+) -> PackingUnits:
     """Runs of rows in the order of their trees, each as long as budget, cost and number of rows allow.
 
     Args:
@@ -100,7 +100,7 @@ def _runs(
     is_whole_I = shared_I == length_I
     start_I = elsewhere(shared_I, length_I)
     begins_tree_I = ~is_whole_I if chains else start_I == 0
-    parts = length_I - start_I, costs.of_rests(rows, start_I), np.where(is_whole_I, 0, length_I)
+    parts = length_I - start_I, costs.suffix_cost(rows, start_I), np.where(is_whole_I, 0, length_I)
     # Of the rows before each place. What the first row of a run shares is computed again.
     tokens_to, cost_to, path_to = (np.append(0, np.cumsum(part)) for part in parts)
     cost_before_I = cost_to[1:] - costs.cost_R[rows]
@@ -110,13 +110,13 @@ def _runs(
     tree_end_I = trees[np.searchsorted(trees, places, side="right")]
     ends = (
         np.searchsorted(tokens_to, tokens_to[:-1] - start_I + budget, side="right") - 1,
-        np.searchsorted(path_to, path_before_I + MOST_GATHERED * budget, side="right") - 1,
+        np.searchsorted(path_to, path_before_I + MAX_GATHERED_TOKENS_RATIO * budget, side="right") - 1,
         np.searchsorted(cost_to, cost_before_I + most_cost, side="right") - 1,
         places + most,
         tree_end_I,
     )
     end_I = np.maximum(np.minimum.reduce(ends), places + 1)
-    enough_I = cost_to[end_I] - (cost_to[end_I] - cost_before_I) // GIVEN_UP
+    enough_I = cost_to[end_I] - (cost_to[end_I] - cost_before_I) // MAX_CUT_BACK
     least_I = np.maximum(np.searchsorted(cost_to, enough_I), places + 1)
     is_cut_I = (end_I < tree_end_I) & (end_I > least_I)
     ends_at, least, is_cut, shared = end_I.tolist(), least_I.tolist(), is_cut_I.tolist(), shared_I.tolist()
@@ -129,11 +129,11 @@ def _runs(
         place = min(range(end, least[place] - 1, -1), key=shared.__getitem__) if is_cut[place] else end
     first_J, end_J = np.array(firsts, dtype=np.int64), np.array([*firsts[1:], len(rows)], dtype=np.int64)
     cost_J = cost_to[end_J] - cost_before_I[first_J]
-    gathered_J = -(-(path_to[end_J] - path_before_I[first_J]) // MOST_GATHERED)
+    gathered_J = -(-(path_to[end_J] - path_before_I[first_J]) // MAX_GATHERED_TOKENS_RATIO)
     tokens_J = np.maximum(tokens_to[end_J] - tokens_to[first_J] + start_I[first_J], gathered_J)
     order = np.lexsort((-tokens_J, -cost_J))
     taken = np.maximum.accumulate(tokens_J[order][::-1])[::-1]
-    return Items(
+    return PackingUnits(
         rows=rows.tolist(),
         first_I=first_J[order].tolist(),
         end_I=end_J[order].tolist(),

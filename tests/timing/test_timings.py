@@ -1,17 +1,18 @@
-"""Laps by hand: their figures."""
+"""Timings by hand: their figures."""
 
 import pytest
 
 from verl_padding.plan import COST_MODELS
-from verl_padding.timing.laps import (
-    Lap,
+from verl_padding.timing.timings import (
+    MicroBatchTiming,
     imbalance_and_waiting,
-    measurements,
     prediction_error,
 )
 
 
-def lap(rank: int, micro_batch: int, seconds: float, busy_s: float | None, tokens: tuple[int, ...], **values) -> Lap:
+def timing(
+    rank: int, micro_batch: int, seconds: float, busy_s: float | None, tokens: tuple[int, ...], **values
+) -> MicroBatchTiming:
     made = {
         "call": "actor",
         "rank": rank,
@@ -27,22 +28,22 @@ def lap(rank: int, micro_batch: int, seconds: float, busy_s: float | None, token
         "reserved_bytes": 1,
         "allocated_bytes": None,
     }
-    return Lap(**made | values)
+    return MicroBatchTiming(**made | values)
 
 
-def two_ranks(told_apart: bool = True) -> list[Lap]:
+def two_ranks(told_apart: bool = True) -> list[MicroBatchTiming]:
     """Rank 0 takes 3 and 2 seconds, rank 1 takes 1 and 2: micro-batch 0 lasts 3 seconds, micro-batch 1 lasts 2."""
     busy = [3.0, 2.0, 1.0, 2.0] if told_apart else [None] * 4
     return [
-        lap(0, 0, 3.0, busy[0], (30,)),
-        lap(0, 1, 2.0, busy[1], (20,)),
-        lap(1, 0, 3.0, busy[2], (10,)),
-        lap(1, 1, 2.0, busy[3], (15, 5)),
+        timing(0, 0, 3.0, busy[0], (30,)),
+        timing(0, 1, 2.0, busy[1], (20,)),
+        timing(1, 0, 3.0, busy[2], (10,)),
+        timing(1, 1, 2.0, busy[3], (15, 5)),
     ]
 
 
-def error_of(laps: list[Lap]) -> float:
-    return prediction_error(measurements(laps, COST_MODELS["tokens"]))
+def error_of(timings: list[MicroBatchTiming]) -> float:
+    return prediction_error(timings, COST_MODELS["tokens"])
 
 
 def test_figures_of_laps_made_by_hand():
@@ -51,10 +52,15 @@ def test_figures_of_laps_made_by_hand():
 
 
 def test_costs_that_foretell_other_seconds_are_told_as_a_share_of_the_seconds():
-    laps = [lap(0, 0, 3.0, 3.0, (10,)), lap(0, 1, 1.0, 1.0, (10,))]
-    assert error_of(laps) == pytest.approx((1 + 1) / 4)
+    timings = [timing(0, 0, 3.0, 3.0, (10,)), timing(0, 1, 1.0, 1.0, (10,))]
+    assert error_of(timings) == pytest.approx((1 + 1) / 4)
 
 
 def test_where_waiting_is_not_told_apart_the_slowest_rank_of_a_micro_batch_is_compared_with_the_costliest():
     assert imbalance_and_waiting(two_ranks(told_apart=False)) is None
     assert error_of(two_ranks(told_apart=False)) == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
+
+
+def test_tokens_computed_in_another_row_cost_nothing_there():
+    timings = [timing(0, 0, 3.0, 3.0, (20, 20), shared_tokens=(0, 10)), timing(0, 1, 1.0, 1.0, (10,))]
+    assert error_of(timings) == pytest.approx(0), "30 and 10 tokens in 3 and 1 seconds"
