@@ -46,7 +46,7 @@ class _CpuDeviceModule(ModuleType):
 
     memory_allocated = memory_reserved = staticmethod(_memory)
     max_memory_allocated = max_memory_reserved = staticmethod(_peak_memory)
-    reset_peak_memory_stats = reset_max_memory_allocated = staticmethod(_reset_peak_memory)
+    reset_peak_memory_stats = staticmethod(_reset_peak_memory)
     mem_get_info = staticmethod(_free_and_total_memory)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)

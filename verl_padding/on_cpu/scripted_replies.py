@@ -1,4 +1,4 @@
-"""What a model says that nobody has trained: scripted replies, a call of each tool, and noise that ends."""
+"""Replies of a model that nobody has trained: scripted replies, a call of each tool, and noise that ends."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 TEXTS = "VERL_PADDING_REPLIES"
 """Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers give no others."""
 NOISE = 24  # most tokens of a reply that nobody wrote
-EXAMPLES = {"string": "1 + 2", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+EXAMPLES = {"string": "1 + 2", "integer": 1, "number": 1.5, "boolean": True}
 """Type in a tool's schema -> an argument of it."""
 
 

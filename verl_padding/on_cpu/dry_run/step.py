@@ -23,7 +23,7 @@ CALLBACK = {"_target_": "verl_padding.entry.hydra_callback.CheckJobBeforeStart"}
 SHOWN = ("padding/real_rows/total", "padding/pad_rows/total", "actor/grad_norm", "actor/pg_loss", "critic/score/mean")
 ROLLOUT_METRICS = "training/rollout_"
 """Prefix of metrics that compare the rollout with the trainer. They mean nothing for scripted replies."""
-MAX_LOG_LINES = 12  # that are shown where no exception is in the log
+LOG_LINES = 12  # that are shown where no exception is in the log
 
 
 def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:
@@ -79,7 +79,7 @@ def run_step(
         ended = f"the job has ended (exit code {code})"
     if wrong := _what_is_wrong(of_log, ended, steps):
         if wrong == ended and not of_log.failures():
-            last_lines = (folder / LOG).read_text().splitlines()[-MAX_LOG_LINES:]
+            last_lines = (folder / LOG).read_text().splitlines()[-LOG_LINES:]
             wrong = "\n".join([f"{wrong}:", *last_lines])
         raise DryRunError(wrong, stage="step", failures=of_log.failures())
     shown = [[f"{name}={step[name]:.4g}" for name in SHOWN if name in step] for step in steps]
