@@ -6,58 +6,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
-from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.results import AsJson, Keep, report, show
+from benchmarks.results import Keep, report
 from verl_padding.job.metric_names import PAD_TOKENS_TOTAL
-from verl_padding.runs.curves import CONFIG, RunCurves
+from verl_padding.runs.curves import RunCurves, stock_rule_of
 from verl_padding.runs.report import read_metrics
-from verl_padding.stock.padding import VERL_PAD_TOKENS, StockRule
+from verl_padding.stock.padding import VERL_PAD_TOKENS
 
 
-def main(
-    run: Annotated[Path, typer.Argument(help="Folder of a demo, which is not a demo of stock verl.")],
-    keep: Keep = False,
-    as_json: AsJson = False,
-) -> None:
-    """Tells the pads of a run, and what stock verl would have appended to its batches."""
+def main(run: Path, keep: Keep = False) -> None:
+    """Counts the pads of a run, and what stock verl would have appended to its batches."""
     curves = RunCurves.read(run)
-    if curves.is_stock:
-        raise typer.BadParameter(f"{run} is a run of stock verl.")
-    config = OmegaConf.load(run / CONFIG)
-    assert isinstance(config, DictConfig)
-    rule = StockRule.of_config(config)
+    assert not curves.is_stock, f"{run} is a run of stock verl"
+    stock = curves.by_stock_rule(stock_rule_of(run))
     pad_tokens = sum(int(step[PAD_TOKENS_TOTAL]) for _, step in read_metrics(run))
-    figures: dict[str, dict[str, Any]] = {
-        "verl_padding": {
-            "optimizer_steps": curves.optimizer_steps,
-            "pads": curves.pads,
-            "tokens_of_a_pad": pad_tokens / sum(curves.pads),
-        },
-        "stock verl, its rule": {
-            "optimizer_steps": [rule.optimizer_steps(rows) for rows in curves.real_rows],
-            "pads": [rule.padded_rows(rows) - rows for rows in curves.real_rows],
-            "tokens_of_a_pad": VERL_PAD_TOKENS,
-        },
+    figures = {
+        name: {"optimizer_steps": side.optimizer_steps, "pads": side.pads, "tokens_of_a_pad": tokens}
+        for name, side, tokens in (
+            ("verl_padding", curves, pad_tokens / sum(curves.pads)),
+            ("stock verl, its rule", stock, VERL_PAD_TOKENS),
+        )
     }
-    rows = sum(curves.real_rows)
-    show(
-        f"{len(curves.steps)} batches of {rows} rows",
-        ["", "optimizer steps", "pads / real rows", "tokens of a pad"],
-        [
-            [
-                name,
-                f"{min(of['optimizer_steps'])} to {max(of['optimizer_steps'])}",
-                f"{sum(of['pads']) / rows:.1%}",
-                f"{of['tokens_of_a_pad']:.0f}",
-            ]
-            for name, of in figures.items()
-        ],
-    )
-    report({"real_rows": curves.real_rows} | figures, benchmark=__file__, keep=keep, as_json=as_json)
+    report("demo_pads", {"real_rows": curves.real_rows} | figures, keep=keep)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,13 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
 
-from benchmarks.two_paddings import HALF, NOMINAL, pad_as_verl
-from benchmarks.zero_effect import error_of_loss, measure_estimator
+from tests.equivalence.zero_effect import (
+    HALF,
+    NOMINAL,
+    error_of_loss,
+    measure_estimator,
+    pad_as_verl,
+)
 from tests.support.losses_on_rows import distilling_loss, policy_loss
 from tests.support.rows_in_queue import put_rows
 from tests.support.trainer_without_workers import padded_trainer
@@ -31,8 +36,8 @@ STOCK = get_trainer_cls("sync")
 
 def assert_still(fault: bool, what: str) -> None:
     assert fault, (
-        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
-        "`python -m benchmarks.zero_effect --keep` and `python -m benchmarks.results_page`, and delete this test."
+        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run `python -m "
+        "tests.equivalence.zero_effect --keep` and `python -m benchmarks.results_page`, and delete this test."
     )
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 # What verl's runner does around a trainer, in a driver of its own: it closes the queue whatever happens.
 SECOND_JOB = """
 import sys
-import tests.support.cluster
+import benchmarks.ray_and_queue
 import ray
 import transfer_queue as tq
 from verl.trainer.ppo.v1 import get_trainer_cls

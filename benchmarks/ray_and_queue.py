@@ -1,4 +1,4 @@
-"""A real Ray and a real TransferQueue, for a test session or a benchmark."""
+"""A real Ray and a real TransferQueue, for a benchmark or a session of tests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # Otherwise Ray starts a worker for each ticket, whether it is needed or not.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
-import tests.engines
 import verl_padding.local  # noqa: F401  (before anything imports transformers, and by it torchvision)
 
 
 @contextmanager
-def ray_and_queue(object_store_bytes: int = 200_000_000) -> Iterator[None]:
-    """Starts both, and ends both."""
+def ray_and_queue(object_store_bytes: int = 200_000_000, modules: str = "") -> Iterator[None]:
+    """Starts both, and ends both; ``modules``: what verl imports in each worker (VERL_USE_EXTERNAL_MODULES)."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -40,7 +39,7 @@ def ray_and_queue(object_store_bytes: int = 200_000_000) -> Iterator[None]:
         log_to_driver=False,
         _temp_dir=folder,
         object_store_memory=object_store_bytes,
-        runtime_env={"env_vars": {"VERL_USE_EXTERNAL_MODULES": tests.engines.__name__}},
+        runtime_env={"env_vars": {"VERL_USE_EXTERNAL_MODULES": modules} if modules else {}},
     )
     try:
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
