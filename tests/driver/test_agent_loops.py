@@ -120,13 +120,6 @@ def test_a_step_with_rows_that_the_teacher_was_not_asked_about_is_refused_before
         assert len(queue_content()) >= len(content)
 
 
-def test_the_teacher_is_not_asked_in_validation_as_in_verl():
-    teacher = Teacher()
-    worker = worker_of(PaddedAgentLoopWorker, distillation_enabled=True, teacher_server_manager=teacher)
-    put(worker, "a", [row(5), row(20)], validate=True)
-    assert not teacher.asked
-
-
 class Prompts:
     """verl's manager for a validation, whose prompts are answered at once."""
 
@@ -169,11 +162,6 @@ def test_a_reward_function_that_returns_a_key_named_reward_does_not_change_the_s
     else:
         assert metrics["val-aux/toy/reward/mean@1"] == 0.5
         assert metrics["val-aux/toy/own_reward/mean@1"] == 1.0
-
-
-def test_a_validation_counts_sessions_of_several_rows_once():
-    metrics = validation_metrics(VerlWorker, [[[[row(5), row(20)]], [row(40, score=0.0)]]])
-    assert metrics["val-core/toy/reward/mean@1"] == 0.5
 
 
 @pytest.mark.parametrize("kind", [AgentLoopManagerTQ, PaddedAgentLoopManager])

@@ -21,8 +21,7 @@ from verl_padding.job.calls import ACTOR
 from verl_padding.pads import source_rows
 from verl_padding.pads.prompt_order import ordered_uid, place_of
 from verl_padding.pads.queue import controller
-from verl_padding.pads.queue_claim import ENDED, _claim_of, release_queue
-from verl_padding.worker import plan_packer
+from verl_padding.pads.queue_claim import ENDED, _claim_of
 
 PAD_TOKENS = 2
 """Of a pad of text."""
@@ -35,32 +34,6 @@ def set_up(trainer):
         execute_with_func_generator=lambda function: None, _dispatch_info={"actor": [0, 1]}
     )
     trainer._setup()
-
-
-@pytest.mark.parametrize("sharing", ["off", "chains", "trees"])
-def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
-    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
-    asked = []
-    monkeypatch.setattr(plan_packer, "install", lambda sharing, **_: asked.append(sharing))
-    trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
-    set_up(trainer)
-    release_queue()
-    assert asked == [sharing]
-
-
-def test_rows_of_a_session_that_part_are_planned_together_with_trees():
-    # Four sessions of two rows: the first 20 of 24 tokens of each are the same.
-    starts = torch.randint(5, 200, (4, 20)).repeat_interleave(2, dim=0)
-    rows = torch.cat([starts, torch.arange(8)[:, None].expand(8, 4)], dim=1)
-    batch = put_rows([(20, 4)] * 8, input_ids=list(rows), prompts=list(rows[:, :20]), responses=list(rows[:, 20:]))
-    factors = {}
-    for sharing in ("chains", "trees"):
-        trainer, metrics = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}"), {}
-        trainer._balance_batch(batch, metrics)
-        factors[sharing] = metrics["padding/actor/sharing_factor"]
-        release_queue()
-    # The last of the tokens that two rows share is computed in both.
-    assert factors == pytest.approx({"chains": 1.0, "trees": 48 / (24 + 24 - 19)})
 
 
 def refused(trainer, batch, message):
@@ -225,23 +198,6 @@ def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, half_w
     assert trainer._padded_batch is None
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_trained(mode, monkeypatch):
-    trainer = padded_trainer()
-    trainer.trainer_mode = mode
-    trained, waiting = put_rows([(5, 3), (7, 2), (4, 9)]), put_rows([(6, 1)])
-    content, seen = queue_content(), []
-    stock = get_trainer_cls("sync")
-    monkeypatch.setattr(stock, "_step_once", lambda self, *args: self._balance_batch(trained, metrics={}))
-    monkeypatch.setattr(stock, "step", lambda self, metrics, timing_raw: self._step_once(metrics, timing_raw, 1))
-    monkeypatch.setattr(stock, "_save_checkpoint", lambda self: seen.append(set(queue_content())))
-    for _ in range(2):
-        trainer.step({}, {})
-    trainer._save_checkpoint()
-    assert queue_content() == content, "verl's metrics and its dump need the rows afterwards"
-    assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
-
-
 @pytest.mark.parametrize("gone", [2, 3, None], ids=["some rows gone", "all rows gone", "in a step"])
 def test_a_checkpoint_may_be_saved_anywhere_and_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
     trainer, waiting, seen = padded_trainer(), put_rows([(6, 1)]), []
@@ -258,48 +214,6 @@ def test_a_checkpoint_may_be_saved_anywhere_and_holds_neither_pads_nor_trained_r
     trainer._save_checkpoint()
     assert queue_content() == content
     assert seen == [set(waiting.keys)]
-
-
-def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
-    stock = get_trainer_cls("sync")
-    monkeypatch.setattr(stock, "_setup", lambda self: None)
-    trainer = padded_trainer()
-    set_up(trainer)
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    clear = tq.kv_clear
-
-    def step_and_lose_the_queue(self, *args):
-        self._balance_batch(batch, metrics={})
-        monkeypatch.setattr(tq, "kv_clear", unreachable)
-        raise RuntimeError("a worker died")
-
-    def unreachable(**kwargs):
-        raise ConnectionError("TransferQueue is gone")
-
-    monkeypatch.setattr(stock, "_step_once", step_and_lose_the_queue)
-    with pytest.raises(RuntimeError, match="a worker died"):
-        trainer._step_once({}, {}, 1)
-    monkeypatch.setattr(tq, "kv_clear", clear)
-    left = queue_content()
-    assert any(tag.get("is_padding") for tag in left.values())
-    assert any("could not be cleared" in record.getMessage() for record in caplog.records)
-
-    snapshot = []
-
-    def load_snapshot(self):
-        assert queue_content() == {}, "what the last trainer left is gone before a snapshot is loaded"
-        rows = put_rows([(5, 3), (7, 2)])
-        prompt = rows.keys[0].split("_")[0]
-        tq.kv_put(key=prompt, partition_id=PARTITION, tag={"is_prompt": True, "status": "finished"})
-        snapshot.extend([prompt, *rows.keys])
-
-    monkeypatch.setattr(stock, "_setup", load_snapshot)
-    with caplog.at_level(logging.WARNING):
-        set_up(padded_trainer())
-    assert set(queue_content()) == set(snapshot)
-    assert any(f"cleared {len(left)} keys" in record.getMessage() for record in caplog.records)
-    tq.kv_clear(keys=snapshot, partition_id=PARTITION)
-    release_queue()
 
 
 def holds_queue():
@@ -351,13 +265,6 @@ def test_rows_that_are_not_in_the_queue_are_refused_by_name(dp_size):
     refused(trainer, batch, rf"^row '{lost[0]}': not in TransferQueue \(2 of 4 rows of the batch are not\)")
 
 
-def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
-    batch = put_rows([(5, 3), (6, 5), (6, 4)])
-    for tag in batch.tags:
-        del tag["prompt_len"], tag["response_len"]
-    padded_trainer()._balance_batch(batch, {})
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -400,16 +307,6 @@ def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths,
     assert metrics["padding/actor/optimizer_steps/total"] == steps
     assert metrics["padding/actor/mini_batch_real_rows/min"] >= 1
     assert any("actor: only 1 of 2 optimizer steps" in r.getMessage() for r in caplog.records) == (steps == 1)
-
-
-@pytest.mark.parametrize(("eos", "pad", "token"), [(3, 4, 3), (None, 4, 4), (None, None, 0)])
-def test_a_pad_is_made_of_the_end_of_a_text_or_of_whatever_token_there_is(eos, pad, token):
-    trainer = padded_trainer()
-    trainer.tokenizer = SimpleNamespace(eos_token_id=eos, pad_token_id=pad)
-    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
-    pads = [key for key, tag in queue_content().items() if tag.get("is_padding")]
-    rows = tq.kv_batch_get(keys=pads, partition_id=PARTITION, select_fields=["input_ids"])
-    assert {int(each) for ids in rows["input_ids"] for each in ids} == {token}
 
 
 def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():

@@ -27,24 +27,6 @@ ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
 GAMMA, LAM = 0.9, 0.8
 KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_0_10", "a_0_2", "b_0_0", "b_1_0", "b_1_1", "b_2_0"]
 """Two prompts; a session of four rows, which are not in order, one of two, three of one."""
-MASKS = [[1, 1], [0, 1, 1], [1, 1, 1], [1, 0, 1, 1], [1], [1, 1], [1, 0, 1], [1, 1, 1, 1], [1]]
-SESSIONS = {"a_0": [0, 1, 4, 3], "a_1": [2], "b_0": [5], "b_1": [6, 7], "b_2": [8]}
-"""Rows of each session, in the order of its trajectory."""
-SCORES = {"a_0": 1.0, "a_1": -0.5, "b_0": 2.0, "b_1": 0.25, "b_2": 0.75}
-
-
-def fields_of_rows(masks=MASKS, keys=KEYS, *, kl: bool = False) -> dict[str, list[torch.Tensor]]:
-    draw = torch.Generator().manual_seed(0)
-    values = [torch.randn(len(mask), generator=draw, dtype=torch.float64) for mask in masks]
-    # verl's agent loop gives every row the session's reward.
-    scores = [torch.zeros(len(mask), dtype=torch.float64) for mask in masks]
-    for row, key in enumerate(keys):
-        scores[row][-1] = SCORES[key.rsplit("_", 1)[0]]
-    fields = {"response_mask": [torch.tensor(mask) for mask in masks], "rm_scores": scores, "values": values}
-    if kl:
-        penalties = [torch.rand(len(mask), generator=draw, dtype=torch.float64) * torch.tensor(mask) for mask in masks]
-        fields["token_level_rewards"] = [score - p for score, p in zip(scores, penalties, strict=True)]
-    return fields
 
 
 def as_rows(fields) -> TensorDict:
@@ -82,31 +64,6 @@ def by_verl(estimator: str, fields, keys) -> TensorDict:
     ).batch
 
 
-def samples_of(fields) -> list[Sample]:
-    """What an estimator is to see of each session."""
-    found = []
-    for session, rows in SESSIONS.items():
-        values = [
-            float(v) for row in rows for v, trained in zip(fields["values"][row], MASKS[row], strict=True) if trained
-        ]
-        found.append(Sample(session.split("_")[0], SCORES[session], values, [0.0] * len(values)))
-    return found
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_an_estimator_sees_each_session_once_and_its_result_goes_to_all_its_rows(estimator):
-    fields = fields_of_rows()
-    got = computed(estimator, fields)
-    for name, formula in (("advantages", advantages), ("returns", returns)):
-        columns = got[name].unbind()
-        assert [len(column) for column in columns] == [len(mask) for mask in MASKS]
-        want = formula(estimator, samples_of(fields), GAMMA, LAM)
-        for rows, of_session in zip(SESSIONS.values(), want, strict=True):
-            of_rows = [float(columns[row][token]) for row in rows for token, mask in enumerate(MASKS[row]) if mask]
-            assert of_rows == pytest.approx(of_session, rel=1e-6, abs=1e-9)
-        assert len({round(value, 9) for of_session in want for value in of_session}) > 2
-
-
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator):
     keys = [f"{prompt}_{session}_0" for prompt in "ab" for session in range(4)]
@@ -123,26 +80,6 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
     for name in ("advantages", "returns"):
         for row, mask in enumerate(masks):
             assert torch.equal(got[name].unbind()[row], want[name][row, : len(mask)]), (name, row)
-
-
-def test_a_token_that_several_rows_have_is_one_token_of_the_trajectory():
-    # Row 1 begins with row 0 and has its response among its own; row 2 begins with row 1, in its prompt.
-    shape = ["a_0_0", "a_0_1", "a_0_2", "a_1_0"], [4, 4, 9, 4], [2, 5, 3, 2]
-    places_R = trajectory_places(*shape, [None, 0, 1, None])
-    assert [places.tolist() for places in places_R] == [[0, 1], [0, 1, 2, 3, 4], [5, 6, 7], [0, 1]]
-    apart = trajectory_places(*shape)
-    assert [places.tolist() for places in apart] == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9], [0, 1]]
-
-
-def test_the_reward_is_at_the_end_of_a_trajectory_whose_last_row_begins_an_earlier_one():
-    keys, extends_R = ["a_0_0", "a_0_1", "a_1_0"], [1, None, None]
-    fields = {
-        "response_mask": [torch.tensor([1, 1, 1]), torch.tensor([1, 1]), torch.tensor([1])],
-        "rm_scores": [torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.5])],
-    }
-    returns = computed("reinforce_plus_plus", fields, keys, extends_R, prompts=[4, 4, 4])["returns"].unbind()
-    assert returns[0].tolist() == pytest.approx([GAMMA**2, GAMMA, 1.0])
-    assert returns[1].tolist() == pytest.approx([GAMMA**2, GAMMA])
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -179,21 +116,6 @@ def test_verl_takes_no_reward_from_an_untrained_end_of_a_session_of_one_row_and_
     verls = by_verl(estimator, fields, keys)["returns"]
     assert float(verls[0][0]) == 0, "verl gives it now: GAE of a row may be as it is, see docs/sessions.md"
     assert float(computed(estimator, fields, keys)["returns"].unbind()[0][0]) == 1
-
-
-def test_the_penalties_of_a_kl_may_have_another_dtype_than_the_scores():
-    fields = fields_of_rows(kl=True)
-    want = computed("rloo", fields)["advantages"].unbind()
-    fields["rm_scores"] = [score.float() for score in fields["rm_scores"]]
-    got = computed("rloo", fields)["advantages"].unbind()
-    for a, b in zip(want, got, strict=True):
-        torch.testing.assert_close(a, b, check_dtype=False)
-
-
-def test_the_tokens_of_a_row_come_after_those_that_it_begins_with_though_these_are_a_later_rows():
-    # The last token of the prompt of six is the second response token of the other row.
-    places_R = trajectory_places(["a_0_0", "a_0_1"], [6, 4], [3, 3], [1, None])
-    assert [places.tolist() for places in places_R] == [[2, 3, 4], [0, 1, 2]]
 
 
 def continued_rows(rows: list[Row], *, said: bool) -> list[int | None]:

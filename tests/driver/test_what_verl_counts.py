@@ -1,8 +1,7 @@
-"""Where verl counts rows and a user means sessions: verl's own functions on a session of one row, and of two.
+"""Where verl counts rows and a user means sessions: verl's own functions, and ours, on a session of one row, and of two.
 
-The rows of docs/sessions.md, "What else counts rows", one by one. Prompt ``a`` has two sessions: one with a score of 1,
-in one row or in two, and one with a score of 0 in one row. A test that fails because verl gives the same for both means
-that verl counts sessions there, and that the page's row can go.
+Prompt ``a`` has two sessions: one with a score of 1, in one row or in two, and one with a score of 0 in one row. A test
+that fails because verl gives the same for both means that verl counts sessions there.
 """
 
 from functools import partial
@@ -12,11 +11,6 @@ import pytest
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
-from verl.protocol import DataProto
-from verl.trainer.config import RolloutCorrectionConfig
-from verl.trainer.ppo.core_algos import AdaptiveKLController
-from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_spec_decode_metrics
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
@@ -25,7 +19,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.batch_metrics import session_metrics
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.pads.columns import REAL_ROWS
-from verl_padding.pads.queue import KVBatchMeta, read_fields
+from verl_padding.pads.queue import read_fields
 from verl_padding.plan.row_keys import row_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -89,95 +83,6 @@ def test_means_of_a_batch_are_over_rows_and_ours_over_sessions():
     for name, value in {"score": 0.5, "response_length": 6, "num_turns": 3}.items():
         assert our_one[f"padding/session/{name}/mean"] == our_two[f"padding/session/{name}/mean"] == value
     assert our_two["padding/session/rows/mean"] == 1.5
-
-
-def test_a_global_step_weighs_its_local_updates_by_their_rows():
-    def mean(rows):
-        trainer = padded_trainer()
-        trainer.parameter_sync_step, trainer.prepare_step = 2, dict
-        sessions = iter([("a", rows, 1.0), ("b", 1, 0.0)])
-
-        def update(metrics, timing_raw, sample_batch_size):
-            uid, n_rows, metrics["actor/some_mean"] = next(sessions)
-            keys = [row_key(uid, 0, index) for index in range(n_rows)]
-            return KVBatchMeta(keys=keys, tags=[{}] * n_rows, partition_id=PARTITION)
-
-        trainer._step_once, metrics = update, {}
-        PPOTrainer.step(trainer, metrics, {})
-        return metrics["actor/some_mean"]
-
-    assert of_one_and_two_rows(mean) == pytest.approx([1 / 2, 2 / 3])
-
-
-def test_the_controller_of_an_in_reward_kl_moves_by_the_number_of_rows():
-    def coefficient(rows):
-        n_rows = rows + 1
-        ones = torch.ones(n_rows, 2)
-        data = DataProto.from_dict(
-            {"response_mask": ones, "token_level_scores": ones, "old_log_probs": ones, "ref_log_prob": 0 * ones}
-        )
-        controller = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
-        apply_kl_penalty(data, controller, kl_penalty="kl")
-        return controller.value / 0.2 - 1
-
-    assert of_one_and_two_rows(coefficient) == pytest.approx([0.2 * 2 / 10, 0.2 * 3 / 10])
-
-
-def test_a_sequence_of_a_rollout_correction_is_a_row():
-    def weights(rows):
-        ratio = torch.full((rows, TOKENS // rows), 0.1)
-        data = DataProto.from_dict(
-            {"old_log_probs": -1 + ratio, "rollout_log_probs": 0 * ratio - 1, "response_mask": torch.ones_like(ratio)}
-        )
-        correction = RolloutCorrectionConfig(rollout_is="sequence", rollout_is_threshold=10.0)
-        data, _ = compute_rollout_correction_and_add_to_batch(data, correction)
-        return data.batch["rollout_is_weights"][:, 0].log().tolist()
-
-    one, two = of_one_and_two_rows(weights)
-    assert (one, two) == (pytest.approx([0.6]), pytest.approx([0.3, 0.3]))
-
-
-def test_speculative_decoding_is_a_mean_over_rows():
-    def rate(rows):
-        drafts, accepted = [*[8 // rows] * rows, 8], [*[8 // rows] * rows, 0]
-        return compute_spec_decode_metrics(drafts, accepted, drafts)["rollout/spec_accept_rate"]
-
-    assert of_one_and_two_rows(rate) == pytest.approx([1 / 2, 2 / 3])
-
-
-def test_a_dump_of_rollouts_has_a_line_with_the_score_for_each_row():
-    def scores(rows):
-        trainer, dumped = padded_trainer(), {}
-        trainer.tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: "")
-        trainer._dump_generations = lambda **given: dumped.update(given)
-        PPOTrainer._log_rollout_data(trainer, put_sessions(rows), {}, "folder")
-        return list(zip(dumped["reward_extra_infos_dict"]["uid"], dumped["scores"], strict=True))
-
-    one, two = of_one_and_two_rows(scores)
-    assert one == [("a_0_0", 1.0), ("a_1_0", 0.0)]
-    assert two == [("a_0_0", 1.0), ("a_0_1", 1.0), ("a_1_0", 0.0)]
-
-
-def test_a_colocated_reward_model_scores_each_row_by_itself():
-    def scores(rows):
-        trainer = padded_trainer()
-        trainer.tokenizer = SimpleNamespace(pad_token_id=0)
-
-        def scored(data):
-            tokens = data.batch["attention_mask"].sum(1)
-            at_end = torch.zeros(data.batch["responses"].shape)
-            at_end[:, 0] = tokens.float()
-            return DataProto.from_dict({"rm_scores": at_end})
-
-        trainer.reward_loop_manager = SimpleNamespace(compute_rm_score=scored)
-        batch = put_sessions(rows)
-        PPOTrainer._compute_reward_colocate(trainer, batch)
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["rm_scores"])
-        return [float(row.sum()) for row in data["rm_scores"].unbind()]
-
-    one, two = of_one_and_two_rows(scores)
-    assert one == [3 + TOKENS, 3 + TOKENS]
-    assert two == [3 + TOKENS / 2, 3 + TOKENS / 2, 3 + TOKENS]
 
 
 def test_verl_divides_by_configured_sessions_and_fills_up_to_a_multiple_of_them_where_a_padded_job_counts_its_rows():

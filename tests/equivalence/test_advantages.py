@@ -23,10 +23,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, put_rows, queue_content, read_columns
 from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
-from tests.support.verl_config import DYNAMIC, compose_job
-from verl_padding.doctor.job import _plan
+from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
-from verl_padding.entry.hydra_callback import CheckJobBeforeStart
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import calls
 from verl_padding.pads.upsampling import strip
@@ -148,18 +146,6 @@ def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_r
         with pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: "):
             check_advantages_stay_with_rows(config)
     assert torch.equal(torch.random.get_rng_state(), before), "the job's own random numbers are as they were"
-
-
-def test_such_a_job_is_refused_on_the_command_line_by_the_doctor_and_where_the_trainer_is_made():
-    gae = ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=true", *CRITIC["gae"])
-    job = compose_job("+padding=prompt", *DYNAMIC, *gae)
-    message = r"algorithm\.use_pf_ppo=True: "
-    with pytest.raises(SystemExit, match=message):
-        CheckJobBeforeStart().on_job_start(job)
-    with pytest.raises(PaddingConfigError, match=message):
-        padded_trainer(*gae)
-    (refused,) = [each for each in _plan(job) if each.verdict == "wrong"]
-    assert refused.message.startswith("algorithm.use_pf_ppo=True: ")
 
 
 def by_row_and_by_session(estimator: str, *, kl_in_reward: bool) -> tuple[Outcome, Outcome]:

@@ -14,7 +14,6 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.doctor.job import summary
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.job_reader import JobReader, check_job
@@ -42,12 +41,6 @@ def padded(*overrides):
 
 def job_of(*overrides, updates_actor=True):
     return check_job(padded(*overrides)).step_job(updates_actor=updates_actor)
-
-
-def described(config) -> dict[str, str]:
-    reader = check_job(config, "sync")
-    found = summary(reader.step_job(), reader.engines, reader.padding.denominator)
-    return {finding.subject: finding.message for finding in found}
 
 
 @pytest.mark.parametrize(("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})])
@@ -205,20 +198,6 @@ OF_VEOMNI = f"{A}.veomni.attn_implementation"
 @pytest.mark.parametrize(
     "overrides",
     [
-        *((*ULYSSES, f"{ATTENTION}={name}") for name in ("flash_attention_3", "kernels-community/flash-attn2")),
-        *((*VEOMNI, f"{OF_VEOMNI}={name}") for name in ("flash_attention_3", "veomni_flash_attention_4_with_sp")),
-        (*VEOMNI, f"{OF_VEOMNI}=flex_attention"),
-        (f"{ATTENTION}=null",),  # transformers is to choose it, and a row stays on one rank
-        ("model_engine=veomni", f"{OF_VEOMNI}=sdpa"),
-    ],
-)
-def test_an_attention_that_exchanges_between_ranks_or_has_none_is_let_pass(overrides):
-    job_of(*overrides)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
         *((*ULYSSES, f"{ATTENTION}={name}") for name in ("null", "{text_config: sdpa}", "'a/flash-attn:fn'")),
         *((*VEOMNI, f"{OF_VEOMNI}='{name}'") for name in ("sdpa", "paged|sdpa", "kernels-community/flash-attn2")),
         (*VEOMNI, GAE, "critic.veomni.ulysses_parallel_size=2", "critic.veomni.attn_implementation=eager"),
@@ -338,23 +317,6 @@ def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(t
     assert vision["spatial_merge_size"] == transformers.Qwen2_5_VLConfig().vision_config.spatial_merge_size
 
 
-def test_a_pad_is_as_long_as_the_engines_ask_that_there_are():
-    """An adapter without itself is its own reference, whatever the section of one says."""
-    sizes = "megatron.tensor_model_parallel_size"
-    job = (MEGATRON, KL)
-    job += (f"actor_rollout_ref.actor.{sizes}=2", f"actor_rollout_ref.ref.{sizes}=8")
-    assert job_of(*job, f"{MODEL}.lora.rank=8").pad_tokens == 2
-
-
-@pytest.mark.parametrize("choice", ["auto", "minimal"])
-def test_a_model_on_this_machine_whose_vision_is_not_known_is_refused_at_the_start(choice, tmp_path):
-    transformers.MllamaConfig().save_pretrained(tmp_path)
-    path = f"{MODEL}.path={tmp_path}"
-    with pytest.raises(PaddingConfigError, match=rf"^padding.multimodal='{choice}': .* type 'mllama' must .*=empty"):
-        job_of(path, f"padding.multimodal={choice}")
-    assert job_of(path, "padding.multimodal=empty")
-
-
 def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_before(tmp_path, monkeypatch):
     actor, critic = make_tiny_model("qwen2", tmp_path / "actor"), make_tiny_model("qwen2", tmp_path / "critic")
     config = json.loads((critic / "config.json").read_text())
@@ -373,29 +335,6 @@ def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_bef
             JobReader(job, padding).check_models()
     fits = padded(*overrides, "critic.model.path=hdfs://models/critic")
     check_job(fits).check_models()
-
-
-def test_the_summary_describes_each_engine_and_what_it_asks_of_pads_and_micro_batches():
-    shape = {"tensor": 2, "pipeline": 2, "virtual_pipeline": 2}
-    sizes = [f"actor_rollout_ref.{role}.megatron.{name}_model_parallel_size={size}"
-             for role in ("actor", "ref") for name, size in shape.items()]  # fmt: skip
-    config = compose_job(MEGATRON, "+padding=prompt", *DYNAMIC, *sizes)
-    words = described(config)
-    assert words["engine of the actor"] == (
-        "megatron, 8 ranks: tensor 2 x pipeline 2 x virtual pipeline 2, so 2 data-parallel ranks"
-    )
-    assert words["pads"].startswith("2 tokens each, since engines round rows up to multiples of 2; the denominator")
-    config = padded(KL)
-    words = described(config)
-    assert words["engine of the ref"] == "fsdp, 8 ranks"
-
-
-def test_the_summary_says_which_passes_have_the_updates_micro_batches():
-    config = padded(PLAN, KL)
-    config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu = 20000
-    words = described(config)
-    assert words[LOG_PROB] == "8 data-parallel ranks, micro-batches of the update of the actor"
-    assert words[REF] == "8 data-parallel ranks"
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
@@ -423,19 +362,6 @@ def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting,
     fix = rf"it out and set {rank} to the adapter's rank\.$" if rank else r"it out\.$"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=.* makes no adapter .* Leave {fix}"):
         job_of(*overrides)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (f"{MODEL}.lora_rank=8", f"{MODEL}.{PATH}"),
-        (f"{MODEL}.lora_rank=8", f"{MODEL}.lora.merge=true"),
-        (MEGATRON, f"{MODEL}.lora.rank=8", f"{MODEL}.lora_rank=8"),
-        (GAE, "critic.model.lora_rank=8"),
-    ],
-)
-def test_an_adapter_that_the_engine_makes_is_not(overrides):
-    job_of(*overrides)
 
 
 @pytest.mark.parametrize(

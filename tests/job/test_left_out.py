@@ -16,17 +16,14 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.equivalence.loss_comparisons import POLICY_LOSSES
 from tests.support.verl_config import DYNAMIC, compose_job
-from verl_padding.doctor.job import checks_of_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF
-from verl_padding.job.composition import JobArguments
 from verl_padding.job.job_reader import check_job
 from verl_padding.job.left_out import MULTIPLIED, OF_REWARDS
 from verl_padding.plan.row_keys import row_key
 
 A, R, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "+algorithm.rollout_correction"
 GRPO, LOSS = "algorithm.adv_estimator=grpo", f"{A}.policy_loss.loss_mode"
-SETTINGS = ("padding.idle_rows", "padding.old_log_probs")
 SKIP = ("padding.idle_rows=skip", GRPO)
 V1, TWICE = "trainer.v1", "data.train_batch_size=16"
 ONE_STEP = ("data.train_batch_size=8", f"{A}.ppo_mini_batch_size=8")
@@ -196,18 +193,3 @@ def _functions_with(node: ast.AST, names: set[str], inside: str = "") -> set[str
 def test_all_that_reads_old_log_probs_in_verl_is_known():
     # When this fails, verl has a new reader: see with which setting it reads, and have job/left_out.py name that.
     assert set(readers_in_verl()) == set(READERS)
-
-
-def test_the_doctor_says_what_a_job_may_leave_out_and_what_needs_the_rest():
-    def found(*overrides):
-        checks = checks_of_job(
-            JobArguments(overrides=("+padding=prompt", "+local=cpu", *DYNAMIC, GRPO, *overrides)), "cpu"
-        )
-        findings = [finding for check in checks for finding in check.findings]
-        return {each.subject: each.message for each in findings if each.subject.partition("=")[0] in SETTINGS}
-
-    may, asked = found(*UPDATE[1:]), found(*SKIP, f"{A}.ppo_epochs=2", *ONE_STEP)
-    assert set(may) == set(asked) == {"padding.idle_rows=skip", "padding.old_log_probs=update"}
-    assert "not for this job" not in "".join(may.values())
-    assert f"{A}.ppo_epochs=2" in asked["padding.old_log_probs=update"]
-    assert asked["padding.idle_rows=skip"] != may["padding.idle_rows=skip"]

@@ -49,25 +49,6 @@ def test_the_weights_of_an_agent_loop_reach_the_loss_and_a_pad_weighs_nothing(ki
     assert {float(weight) for weight, pad in zip(data["loss_weight"], data[IS_PADDING], strict=True) if pad} == {0.0}
 
 
-def test_rows_that_say_nothing_weigh_one():
-    batch = put_some_fields(LENGTHS, [{}, {"loss_weight": 3.0}, {}, {}, {}])
-    real, _, _ = sent(batch, LossWeighting(call="actor", mode="seq-mean-token-mean", by_rows=False))
-    assert list(real.values()) == [1.0, 3.0, 1.0, 1.0, 1.0]
-
-
-def test_tokens_weigh_by_the_mask_that_verl_counts():
-    masks = [torch.tensor(mask) for mask in ([1, 0, 1], [1, 1], [0] * 9, [1], [1] * 9)]
-    batch = put_rows(LENGTHS, loss_weight=[2.0, 1.0, 5.0, 1.0, 1.0], loss_mask=masks)
-    real, _, _ = sent(batch, LossWeighting(call="actor", mode="token-mean"))
-    below = 2 * 2 + 2 + 1 + 9
-    assert list(real.values()) == pytest.approx([w * 14 / below for w in (2, 1, 5, 1, 1)])
-
-
-def test_weights_of_one_are_factors_of_one_and_rows_that_never_weigh_send_no_column():
-    assert set(sent(put_rows(LENGTHS, loss_weight=[1] * 5), BY_ROWS)[0].values()) == {1.0}
-    assert sent(put_rows(LENGTHS), BY_ROWS)[0] == {}
-
-
 def test_an_update_of_rows_without_a_weight_does_not_read_the_factors_that_they_have_from_an_earlier_one():
     batch = put_some_fields(LENGTHS, [{"loss_weight": 4.0}, {}, {}, {}, {}])
     assert sent(batch, BY_ROWS)[0]
@@ -76,12 +57,6 @@ def test_an_update_of_rows_without_a_weight_does_not_read_the_factors_that_they_
     assert factors == {}
     names = {name for key in some.keys for name in read_rows([key], PARTITION)[0]}
     assert LOSS_FACTOR in names - set(data.keys()), "rows have it and pads do not: only some ranks would read it"
-
-
-def test_the_sessions_of_a_batch_weigh_the_same():
-    keys = ["a_0_0", "a_0_1", "a_0_2", "b_0_0", "b_1_0"]
-    real, _, _ = sent(put_rows(LENGTHS, keys), LossWeighting(call="actor", mode="seq-mean-token-mean", by_session=True))
-    assert list(real.values()) == pytest.approx([3 / 14 * 5 / 3, 2 / 14 * 5 / 3, 9 / 14 * 5 / 3, 5 / 3, 5 / 3])
 
 
 def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():

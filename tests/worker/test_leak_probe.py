@@ -150,13 +150,6 @@ def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_prob
         probe(of)
 
 
-def test_a_schedule_that_takes_multiples_of_micro_batches_gets_them():
-    of = trainee("llama", torch.float32)
-    probe(of, multiple=4)
-    assert len(of.lengths) // of.micro_batch_size == 4
-    assert of.micro_batch_size > 1
-
-
 def test_a_rank_whose_outputs_another_rank_has_takes_part_in_each_pass():
     of = trainee("llama", torch.float32)
     infer_batch = of.infer_batch
