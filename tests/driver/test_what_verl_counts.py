@@ -1,4 +1,4 @@
-"""Where verl counts rows and a user means sessions: verl's own functions, and ours, on a session of one row, and of two.
+"""Where verl counts rows and a user means sessions: both on a session of one row, and of two.
 
 Prompt ``a`` has two sessions: one with a score of 1, in one row or in two, and one with a score of 0 in one row. A test
 that fails because verl gives the same for both means that verl counts sessions there.

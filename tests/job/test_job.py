@@ -241,15 +241,6 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
             job_of("padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
 
 
-def test_equal_sessions_are_refused_where_a_bypass_normalizes_its_weights():
-    normalize = "policy_loss.rollout_correction.rollout_is_batch_normalize=true"
-    bypass = (f"{A}.policy_loss.loss_mode=bypass_mode", f"+actor_rollout_ref.actor.{normalize}")
-    with pytest.raises(PaddingConfigError, match=r"^padding.weighting='session': .*normalize=True divides by the mean"):
-        job_of("padding.weighting=session", *bypass)
-    # What only the driver reads is no part of the loss.
-    job_of("padding.weighting=session", "++algorithm.rollout_correction.rollout_is_batch_normalize=true")
-
-
 CORRECTION, OF_LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.rollout_correction"
 BYPASS = (f"{CORRECTION}.bypass_mode=true",)
 BYPASS_LOSS = (*BYPASS, f"{A}.policy_loss.loss_mode=bypass_mode")
@@ -306,15 +297,6 @@ def test_a_model_whose_rows_cannot_part_shares_chains_instead_of_trees_and_the_l
     actor = make_tiny_model("qwen2", tmp_path / "actor")
     trees = ("padding.packer=plan", "padding.sharing=trees", f"{MODEL}.path={actor}")
     assert check_job(padded(*trees, GAE, f"critic.model.path={tmp_path}")).sharing == "chains"
-
-
-def test_overrides_of_a_models_inner_configs_change_what_they_name_and_no_more(tmp_path):
-    transformers.Qwen2_5_VLConfig().save_pretrained(tmp_path)
-    override = f"+{MODEL}.override_config.vision_config.initializer_range=0.01"
-    job = padded(f"{MODEL}.path={tmp_path}", override)
-    vision = check_job(job).model_config["vision_config"]
-    assert vision["initializer_range"] == 0.01
-    assert vision["spatial_merge_size"] == transformers.Qwen2_5_VLConfig().vision_config.spatial_merge_size
 
 
 def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_before(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows, put_some_fields, queue_content
 from tests.support.storages import STORAGES, connected_to
-from verl_padding.pads.queue import list_rows, read_rows, set_aside
+from verl_padding.pads.queue import list_rows, read_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 
@@ -90,17 +90,6 @@ def test_pads_lie_beside_the_rows_with_all_their_fields(kind, storage):
     finally:
         strip(padded.pads)
     assert set(queue_content()) == set(batch.keys)
-
-
-@pytest.mark.parametrize("kind", EXTRAS)
-def test_rows_that_were_set_aside_come_back_as_they_were(kind, storage):
-    batch = put_rows_of_a_kind(LENGTHS, kind)
-    rows, tags = content_of(batch.keys)[0], queue_content()
-    with set_aside([batch]):
-        assert not queue_content()
-    assert queue_content() == tags
-    for got, want in zip(content_of(batch.keys)[0], rows, strict=True):
-        assert_equal(got, want)
 
 
 def test_rows_with_fields_of_their_own_are_listed_and_their_pads_have_them_all(storage):
