@@ -80,7 +80,7 @@ PROMPTS = {
 
 
 @pytest.mark.parametrize("local_updates", [1, 2])
-def test_rows_and_prompts_that_teach_nothing_are_counted_by_exact_zeros_and_by_their_scores(local_updates):
+def test_rows_and_prompts_that_teach_nothing_are_counted(local_updates):
     updates = [PROMPTS]
     if local_updates == 2:
         updates = [{key: row for key, row in PROMPTS.items() if (key < "c") is first} for first in (True, False)]
@@ -115,7 +115,7 @@ def shared(**sessions: list[tuple[str, str] | tuple[str, str, str]]) -> tuple[fl
     return tuple(shared_metrics([trained_rows(rows), trained_rows({"z_0_0": MadeRow()})]).values())
 
 
-def test_a_row_that_parts_from_the_row_before_it_is_counted_with_the_tokens_that_both_begin_with():
+def test_a_row_that_parts_from_the_row_before_it_is_counted():
     grows, parts = [("abc", "de"), ("abcdef", "g")], [("abc", "de"), ("abcXdef", "g")]
     assert shared(a=grows) == (0, 0, 0)
     assert shared(a=grows, b=parts) == (1, 3, 0)
@@ -125,7 +125,7 @@ def test_a_row_that_parts_from_the_row_before_it_is_counted_with_the_tokens_that
     assert shared(a=[("abc", "de"), ("abX", "g"), ("abcdef", "g")]) == (1, 2, 0)
 
 
-def test_tokens_that_are_trained_in_a_row_and_again_in_one_that_goes_on_from_it_are_counted():
+def test_tokens_that_are_trained_again_in_a_later_row_are_counted():
     assert shared(a=[("abc", "de"), ("abc", "defg")]) == (0, 0, 2), "d and e"
     assert shared(a=[("abc", "de"), ("abc", "defg", "0011")]) == (0, 0, 0), "trained once each"
     assert shared(a=[("abc", "de"), ("abc", "defg"), ("abc", "defghi", "101111")]) == (0, 0, 2 + 3), "then d, f, g"
@@ -136,7 +136,7 @@ def test_tokens_that_are_trained_in_a_row_and_again_in_one_that_goes_on_from_it_
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_row_goes_on_from_the_longest_shorter_row_before_it_in_its_session_that_it_begins_with(seed):
+def test_a_row_goes_on_from_the_longest_row_that_it_begins_with(seed):
     made = branching_rows(seed, turns=(1, 6, 4))
     text = {key: ("".join(map(chr, prompt)), "".join(map(chr, response))) for key, (prompt, response) in made.items()}
     rows = trained_rows({key: MadeRow(prompt=prompt, response=response) for key, (prompt, response) in text.items()})

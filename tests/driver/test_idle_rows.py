@@ -77,7 +77,7 @@ def test_advantages_by_scores_are_those_that_the_trainer_computes(estimator, sam
     assert 0 < len(idle) < len(batch)
 
 
-def test_an_update_gets_the_rows_that_teach_and_a_step_of_idle_rows_its_shortest_that_is_trained(workers):
+def test_an_update_gets_the_rows_that_teach(workers):
     trainer, group = trainer_with(workers, SKIP)
     batch, metrics = put(), {}
     trainer._balance_batch(batch, metrics)
@@ -105,7 +105,7 @@ def test_an_update_gets_the_rows_that_teach_and_a_step_of_idle_rows_its_shortest
     }
 
 
-def test_a_step_of_idle_rows_alone_computes_its_shortest_row_that_has_a_trained_token(workers):
+def test_a_step_of_idle_rows_alone_computes_its_shortest_trained_row(workers):
     trainer, group = trainer_with(workers, SKIP)
     batch = put()
     put_columns(batch, rm_scores=[torch.zeros(len(mask)) for mask, _ in ROWS.values()])
@@ -142,7 +142,7 @@ def test_where_a_guess_was_wrong_all_rows_are_computed_and_the_log_says_so(old_l
     assert queue_content().keys() == content.keys()
 
 
-def test_after_a_wrong_guess_the_calls_of_a_users_own_get_their_rows_and_an_update_can_be_made_again(workers):
+def test_after_a_wrong_guess_an_update_can_be_made_again(workers):
     trainer, group = trainer_with(workers, SKIP)
     batch = put()
     trainer._balance_batch(batch, {})
@@ -176,7 +176,7 @@ def test_without_the_pass_nobody_is_asked_for_old_log_probs(workers):
     assert sent.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE]
 
 
-def test_a_row_whose_rollout_log_probs_verl_would_compare_with_those_of_no_pass_is_refused(workers):
+def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
     trainer, _ = trainer_with(workers, "padding.old_log_probs=update", *ONE_STEP[:2])
     content = queue_content()
     with pytest.raises(PaddingDataError, match=r"a_0_0.*rollout_log_probs.*rollout_correction=null"):

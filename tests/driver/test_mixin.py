@@ -66,7 +66,7 @@ class _Prompts:
             yield {"raw_prompt": [[{"role": "user", "content": "?"}]] * 2, "index": torch.arange(2)}
 
 
-def test_the_plan_of_a_training_step_does_not_depend_on_which_session_ended_first():
+def test_the_plan_does_not_depend_on_which_session_ended_first():
     uids = [ordered_uid(7, place) for place in range(4)]
     keys = [f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)][:15]
     lengths = [(5 + number, 3 + number % 4) for number in range(len(keys))]
@@ -84,7 +84,7 @@ def test_the_plan_of_a_training_step_does_not_depend_on_which_session_ended_firs
     assert plans[0] == plans[1] == plans[2]
 
 
-def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_plan():
+def test_the_batch_keeps_its_rows_and_metrics_tell_of_the_plan():
     trainer, metrics = padded_trainer(), {}
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)])
     keys = list(batch.keys)
@@ -199,7 +199,7 @@ def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, half_w
 
 
 @pytest.mark.parametrize("gone", [2, 3, None], ids=["some rows gone", "all rows gone", "in a step"])
-def test_a_checkpoint_may_be_saved_anywhere_and_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
+def test_a_checkpoint_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
     trainer, waiting, seen = padded_trainer(), put_rows([(6, 1)]), []
     trained = put_rows([(5, 3), (7, 2), (4, 9)])
     if gone is None:
@@ -220,7 +220,7 @@ def holds_queue():
     return ray.get(controller().__ray_call__.remote(_claim_of)) != ENDED
 
 
-def test_a_set_up_that_fails_and_the_end_of_training_leave_the_queue_to_the_next_trainer(monkeypatch):
+def test_a_failed_set_up_and_the_end_of_training_free_the_queue(monkeypatch):
     def fail(self):
         raise RuntimeError("no such model")
 
@@ -251,7 +251,7 @@ def test_a_batch_without_real_rows_is_refused():
     ],
     ids=["over the token budget", "without a prompt"],
 )
-def test_a_row_that_cannot_be_planned_is_refused_with_its_key_length_and_setting(lengths, message):
+def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, message):
     batch = put_rows([(5, 3), lengths])
     refused(padded_trainer(), batch, message.format(batch.keys[1]))
 
@@ -277,7 +277,7 @@ def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, m
     refused(padded_trainer(), put_some_fields([(5, 3), (6, 5)], rows), f"^field {message}")
 
 
-def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_though_no_pad_is_needed(monkeypatch):
+def test_a_field_without_a_role_is_refused_though_no_pad_is_needed(monkeypatch):
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)
     read, get = [], source_rows.read_rows

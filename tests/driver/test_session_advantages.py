@@ -83,7 +83,7 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_row_without_a_response_changes_nothing_and_a_session_of_such_rows_scores_nothing(estimator):
+def test_a_row_without_a_response_changes_nothing(estimator):
     def found(masks, keys, scores):
         fields = {
             "response_mask": [torch.tensor(mask, dtype=torch.int64) for mask in masks],
@@ -106,7 +106,7 @@ def test_a_row_without_a_response_changes_nothing_and_a_session_of_such_rows_sco
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
-def test_verl_takes_no_reward_from_an_untrained_end_of_a_session_of_one_row_and_we_do(estimator):
+def test_the_reward_of_an_untrained_end_reaches_a_session_of_one_row(estimator):
     keys = ["a_0_0", "b_0_0"]
     fields = {
         "response_mask": [torch.tensor([1, 0]), torch.tensor([1, 1])],
@@ -161,7 +161,7 @@ def computed_by_action(estimator: str, rows: list[Row], rewards: dict[str, float
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @settings(max_examples=25)
 @given(data=st.data(), kl=st.booleans())
-def test_the_advantages_of_a_sessions_actions_are_those_of_its_formula_however_it_is_split(estimator, said, data, kl):
+def test_advantages_are_those_of_the_formula_however_a_session_is_split(estimator, said, data, kl):
     drawn = data.draw(sessions(said=said))
     rewards = {session.name: session.reward for session in drawn}
     samples = [session.sample for session in drawn]

@@ -42,7 +42,7 @@ def test_each_session_that_brought_no_row_has_failed_or_was_empty():
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_prompts_that_wait_or_that_an_asynchronous_mode_replaces_do_not_count():
+def test_prompts_that_wait_or_are_replaced_do_not_count():
     trainer = padded_trainer("trainer.v1.trainer_mode=colocate_async")
     trainer.replay_buffer.refill_fn = lambda count: put_prompts(**{f"new{n}": "pending" for n in range(count)})
     put_rows([(3, 2)] * 4, ["a_0_0", "a_1_0", "b_0_0", "c_0_0"])

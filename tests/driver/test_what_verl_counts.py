@@ -85,7 +85,7 @@ def test_means_of_a_batch_are_over_rows_and_ours_over_sessions():
     assert our_two["padding/session/rows/mean"] == 1.5
 
 
-def test_verl_divides_by_configured_sessions_and_fills_up_to_a_multiple_of_them_where_a_padded_job_counts_its_rows():
+def test_verl_divides_by_configured_sessions_and_a_padded_job_by_its_rows():
     def divided_by(rows):
         trainer = padded_trainer()
         sent = SimpleNamespace(update_actor=lambda batch: TensorDict({}))

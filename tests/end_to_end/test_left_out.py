@@ -47,7 +47,7 @@ def test_a_job_without_its_idle_rows_trains_as_with_them(sharing, tmp_path):
     assert_trained_alike(lean, plain, absent=OF_COMPUTED_ROWS)
 
 
-def test_a_job_whose_update_brings_its_old_log_probs_trains_as_with_the_pass(tmp_path):
+def test_a_job_with_the_updates_own_log_probs_trains_as_with_the_pass(tmp_path):
     one_step = "actor_rollout_ref.actor.ppo_mini_batch_size=6"
     plain = run(tmp_path / "plain", one_step)
     own, lean = run(tmp_path / "own", UPDATE, one_step), run(tmp_path / "lean", SKIP, UPDATE, one_step)
@@ -55,7 +55,7 @@ def test_a_job_whose_update_brings_its_old_log_probs_trains_as_with_the_pass(tmp
     assert_trained_alike(lean, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
 
 
-def test_a_job_of_idle_rows_alone_takes_all_its_steps_and_logs_what_it_logs(tmp_path):
+def test_a_job_of_idle_rows_alone_takes_all_its_steps(tmp_path):
     one_reward = "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context_of_one_reward"
     several_steps = "actor_rollout_ref.actor.ppo_mini_batch_size=2"
     plain, lean = (

@@ -97,7 +97,7 @@ def names_of(batches: list[dict]) -> list[list[tuple]]:
     return [[row_name(key) for key in batch["keys"]] for batch in batches]
 
 
-def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set_whichever_session_ended_first(both) -> None:
+def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set(both) -> None:
     trained, again = (names_of(facts.batches) for facts in both)
     assert len(trained) == STEPS
     assert trained == again == [sorted(names) for names in trained]

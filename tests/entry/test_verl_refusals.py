@@ -102,7 +102,7 @@ def test_a_sampler_of_somebodys_own_is_made_by_the_job_alone(mode, job_that_runs
     ],
     ids=lambda own: next(iter(own)),
 )
-def test_an_estimator_may_be_registered_by_what_the_trainer_loads_and_a_loss_may_not(own, job_that_runs):
+def test_an_estimator_may_be_registered_by_what_the_trainer_loads(own, job_that_runs):
     unknown = {"algorithm.adv_estimator": "mine"}
     assert parts_that_refuse(job_that_runs, {**unknown, **own}) == []
     assert parts_that_refuse(job_that_runs, unknown) == ["verl's estimators and losses"]

@@ -128,7 +128,7 @@ def verls_advantages(estimator, **switches):
         *[(name, PF_PPO[0]) for name in sorted(set(ADV_ESTIMATOR_REGISTRY) - {"gae", *VERLS_LIMITS})],
     ],
 )
-def test_an_algorithm_is_refused_where_verl_gives_rows_the_advantages_of_other_rows(estimator, method):
+def test_an_algorithm_that_mixes_up_the_advantages_of_rows_is_refused(estimator, method):
     """pf_ppo draws among advantages that are there: unless a row got its own, it got another row's.
 
     Once verl keeps them together, gae is to be taken out of what this expects, and the refusal is gone by itself.
@@ -173,7 +173,7 @@ def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estim
 
 
 @pytest.mark.parametrize(("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)])
-def test_two_equal_turns_are_two_actions_unless_the_agent_loop_says_that_one_continues_the_other(said, actions):
+def test_two_equal_turns_are_two_actions_unless_one_continues_the_other(said, actions):
     trainer = padded_trainer(
         "algorithm.adv_estimator=reinforce_plus_plus", "padding.advantages=session", "algorithm.gamma=0.9"
     )
@@ -205,7 +205,7 @@ def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
     return advantages
 
 
-def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_and_we_do():
+def test_a_session_whose_last_row_is_not_trained_has_an_advantage():
     keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
     masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
     rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
@@ -227,7 +227,7 @@ def test_verl_takes_no_advantage_from_a_session_whose_last_row_is_not_trained_an
         pytest.param([0.0, 1.0, 0.5], [[1], [0], [1]], id="scores that differ by row"),
     ],
 )
-def test_a_session_whose_last_row_is_not_trained_has_the_reward_that_verl_compares(rewards, masks):
+def test_a_session_whose_last_row_is_not_trained_has_verls_reward(rewards, masks):
     """verl's reward of a session is that of its last row: the group's mean stays in the middle of its advantages."""
     trainer = padded_trainer("algorithm.adv_estimator=grpo")
     found = outcomes_of(trainer, ["p_0_0", "p_0_1", "p_1_0"], masks, rewards, type(trainer)._compute_advantage)

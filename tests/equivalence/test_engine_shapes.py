@@ -53,7 +53,7 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_a
     assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=partial(after_start_over, shape))
 
 
-def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packed_ones(model_of, one_rank_of):
+def test_rows_that_are_padded_to_the_longest_train_as_packed_ones(model_of, one_rank_of):
     shape = Shape()
     with started(shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false") as padded_ranks:
         padded_ranks.execute_with_func_generator(install())

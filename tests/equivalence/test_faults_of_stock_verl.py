@@ -76,7 +76,7 @@ def test_pads_gather_in_the_last_mini_batch():
     assert_still(steps == [120, 1], f"121 rows make steps of {steps} real rows where a mini-batch has 120")
 
 
-def test_actor_and_critic_of_different_mini_batches_take_steps_without_a_real_row():
+def test_different_mini_batches_make_steps_without_a_real_row():
     pads_D = balanced(25, dp=4, actor=8, critic=12)
     actor, critic = real_rows_of_steps(pads_D, 8), real_rows_of_steps(pads_D, 12)
     assert sum(actor) == sum(critic) == 25
@@ -137,7 +137,7 @@ def test_some_estimators_count_pads(estimator, n_rows):
     assert_still(wrong, f"{estimator} with {NOMINAL - n_rows} pads is off by {error}")
 
 
-def test_the_controller_of_the_kl_penalty_and_the_metrics_of_the_rollout_correction_count_pads():
+def test_the_kl_controller_and_metrics_of_the_correction_count_pads():
     told = measure_estimator("grpo", HALF)
     stock, ours = told["stock verl"], told["verl_padding"]
     assert ours["kl_coefficient"] < 1e-12

@@ -62,7 +62,7 @@ EVEN_LENGTHS = [(prompt, response + (prompt + response) % 2) for prompt, respons
 
 
 @pytest.mark.parametrize("name", ["dp2", "cp2", "tp2"])
-def test_ranks_whose_gradients_megatron_divides_by_their_tokens_agree_with_one_rank(name, model_of, one_rank_of):
+def test_ranks_whose_gradients_are_divided_by_tokens_agree_with_one_rank(name, model_of, one_rank_of):
     # Megatron-Bridge turns it on with context parallelism: a loss times all tokens, then gradients over all tokens,
     # and those of pads are among both.
     shape = SHAPES[f"Megatron: {name}"]

@@ -180,7 +180,7 @@ def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
     assert metrics == unweighted
 
 
-def test_a_row_that_weighs_nothing_adds_nothing_even_where_its_gradient_is_not_finite():
+def test_a_row_that_weighs_nothing_adds_nothing_even_if_not_finite():
     leaf = torch.zeros(2, requires_grad=True)
     output = nested([leaf[:1], leaf[1:]])
     weighed = weighted_output(output, torch.tensor([0.0, 3.0], dtype=torch.float64))

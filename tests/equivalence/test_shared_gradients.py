@@ -260,7 +260,7 @@ def taught_fields(tokens: int, *, use_topk: bool) -> Row:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_with_nothing_to_share_an_update_has_the_gradients_of_one_without_sharing_to_the_bit(mode, engines):
+def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
     rows = trained_rows(grown_sessions([1] * 13, prompts=4))
     gradients = []
     for engine, sharing in zip(engines, ("chains", "off"), strict=True):

@@ -144,7 +144,7 @@ def engines(models) -> tuple[Whole, Whole]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_every_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, engines, rows):
+def test_a_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, engines, rows):
     loss = seeded(policy_loss(mode, name))
     got, want = (
         gradient(engine, loss, [micro_batch(rows, rows, shared=shared)])
@@ -155,7 +155,7 @@ def test_every_registered_loss_gives_the_gradient_of_rows_that_share_nothing(nam
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [4, 5])
-def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_that_share_nothing(mode, ranks, engines):
+def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_alone(mode, ranks, engines):
     rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
     plan = plan_of(rows, ranks, sharing="trees")
     loss = policy_loss(mode, "vanilla")
@@ -164,7 +164,7 @@ def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_that_share_nothin
 
 
 @pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
-def test_so_does_a_registered_distilling_loss_whose_teacher_is_cut_with_the_rows(name, policy_gradient, engines):
+def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(name, policy_gradient, engines):
     loss = distilling_loss("token-mean", name, policy_gradient=policy_gradient)
     use_topk = loss.keywords["distillation_config"].distillation_loss.loss_settings.use_topk
     rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))

@@ -58,7 +58,7 @@ def test_experts_whose_places_pads_would_take_are_refused_in_passes_too(section)
 
 
 @pytest.mark.parametrize("section", [ACTOR, CRITIC])
-def test_routes_that_depend_on_the_other_tokens_of_a_micro_batch_are_refused(section):
+def test_routes_that_depend_on_other_tokens_are_refused(section):
     setting = f"{section}.{OF_TRANSFORMER}.moe_router_load_balancing_type"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=sinkhorn: .* Leave it out"):
         check_megatron(*WITH_ALL, f"+{setting}=sinkhorn")
@@ -154,7 +154,7 @@ def test_biases_of_experts_that_a_bridge_leaves_as_they_are_are_not(tmp_path):
 
 
 @pytest.mark.parametrize(("tensor", "of_expert"), [(2, 1), (1, 2)])
-def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are_refused(tensor, of_expert, tmp_path):
+def test_experts_whose_gradients_megatron_adds_up_wrongly_are_refused(tensor, of_expert, tmp_path):
     cut = f"tensor_model_parallel_size={tensor}", f"expert_tensor_parallel_size={of_expert}"
     message = rf"^{ACTOR}\.megatron\.expert_tensor_parallel_size={of_expert}: with .* Set it to {tensor}\.$"
     with pytest.raises(PaddingConfigError, match=message):
@@ -167,7 +167,7 @@ def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are
 VEOMNI_BY_TWO = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2")
 
 
-def test_attention_in_a_models_own_code_is_refused_where_this_code_has_no_exchange(tmp_path):
+def test_attention_in_a_models_own_code_without_exchange_is_refused(tmp_path):
     eager = f"{ACTOR}.veomni.attn_implementation=eager"
     for model in (transformers.Qwen2Config(**SMALL), mixture()):
         with pytest.raises(PaddingConfigError, match=rf"^{eager}: does not support Ulysses"):

@@ -76,7 +76,7 @@ def test_settings_of_a_padded_trainers_own_name_are_refused():
         job_of(*overrides)
 
 
-def test_token_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
+def test_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
     job = job_of(
         f"{A}.ulysses_sequence_parallel_size=2",
         f"{A}.ppo_max_token_len_per_gpu=1000",
@@ -111,7 +111,7 @@ def test_fixed_micro_batches_become_multiples_of_a_cell():
         ((*FIXED, f"{R}.log_prob_micro_batch_size_per_gpu=4"), {LOG_PROB: None, REF: None}),
     ],
 )
-def test_a_log_prob_pass_takes_the_updates_micro_batches_where_both_are_cut_alike(overrides, taken):
+def test_a_log_prob_pass_takes_the_updates_micro_batches_where_it_can(overrides, taken):
     critic = (GAE, "critic.ppo_micro_batch_size_per_gpu=4")
     job = job_of(*overrides, *critic, KL)
     assert {name: reuses_layout_of(job, job.inference[name]) for name in taken} == taken
@@ -119,7 +119,7 @@ def test_a_log_prob_pass_takes_the_updates_micro_batches_where_both_are_cut_alik
     assert reuses_layout_of(warming_up, warming_up.inference[LOG_PROB]) is None
 
 
-def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_engine():
+def test_a_critic_adds_an_update_and_a_pass_with_its_engines_budget():
     job = job_of(
         GAE,
         "critic.ppo_mini_batch_size=128",
@@ -133,7 +133,7 @@ def test_a_critic_adds_an_update_and_a_pass_with_the_budget_that_verl_gives_its_
     assert job.inference[VALUES].token_budget == 4 * 32768
 
 
-def test_bypass_mode_runs_no_log_prob_pass_unless_the_actor_is_its_own_reference():
+def test_bypass_mode_runs_no_log_prob_pass_but_for_an_own_reference():
     bypass = "algorithm.rollout_correction.bypass_mode=true"
     assert list(job_of(bypass).inference) == []
     lora = (bypass, KL, f"{MODEL}.lora_rank=8")
@@ -167,13 +167,13 @@ FIXED_REF = [KL, f"{REF_}.log_prob_use_dynamic_bsz=false", f"{REF_}.log_prob_mic
         (["padding.pad_length=9", f"{A}.ppo_max_token_len_per_gpu=8"], r"padding.pad_length=9: a pad does not fit"),
     ],
 )
-def test_a_job_that_cannot_run_is_refused_with_the_setting_its_value_and_the_fix(overrides, message):
+def test_a_job_that_cannot_run_is_refused_with_setting_value_and_fix(overrides, message):
     with pytest.raises(PaddingConfigError, match=f"^{message}"):
         job_of(*overrides)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_where_each_rank_holds_all_parameters_passes_take_the_updates_micro_batches_and_chains_are_shared(synchronous):
+def test_whole_parameters_on_each_rank_keep_reuse_and_sharing(synchronous):
     actor = f"{A}.fsdp_config"
     job = job_of(
         PLAN,
@@ -247,7 +247,7 @@ BYPASS_LOSS = (*BYPASS, f"{A}.policy_loss.loss_mode=bypass_mode")
 
 
 @pytest.mark.parametrize("given", ["loss_type=reinforce", "rollout_is=token", "rollout_rs=token_k1"])
-def test_a_correction_that_no_loss_reads_is_refused_with_the_setting_and_the_one_that_is_read(given):
+def test_a_correction_that_no_loss_reads_is_refused(given):
     message = rf"^{CORRECTION}.{given}: .*Set .*loss_mode=bypass_mode and \+{OF_LOSS}.{given}, or leave it out\.$"
     beside = f"+{OF_LOSS}.{'rollout_rs_threshold=0.5_2' if given == 'rollout_is=token' else 'rollout_is=sequence'}"
     for lost in (BYPASS, BYPASS_LOSS, (*BYPASS_LOSS, beside)):
@@ -285,7 +285,7 @@ def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
         assert check_job(padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
 
 
-def test_a_model_whose_rows_cannot_part_shares_chains_instead_of_trees_and_the_log_says_so_once(tmp_path, caplog):
+def test_a_model_whose_rows_cannot_part_shares_chains_and_says_so_once(tmp_path, caplog):
     kinds = {"full_attention": "trees", "linear_attention": "chains"}
     for kind, sharing in kinds.items():
         transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=[kind, "full_attention"]).save_pretrained(
@@ -299,7 +299,7 @@ def test_a_model_whose_rows_cannot_part_shares_chains_instead_of_trees_and_the_l
     assert check_job(padded(*trees, GAE, f"critic.model.path={tmp_path}")).sharing == "chains"
 
 
-def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_before(tmp_path, monkeypatch):
+def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, monkeypatch):
     actor, critic = make_tiny_model("qwen2", tmp_path / "actor"), make_tiny_model("qwen2", tmp_path / "critic")
     config = json.loads((critic / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
@@ -320,7 +320,7 @@ def test_a_critic_that_has_to_be_fetched_is_looked_at_by_the_trainer_and_not_bef
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_local_updates_for_which_a_sleeping_rollout_would_have_to_wake_are_refused(mode):
+def test_local_updates_beside_a_sleeping_rollout_are_refused(mode):
     setting = f"trainer.v1.{mode}.parameter_sync_step"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: "):
         job_of(f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")
@@ -355,7 +355,7 @@ def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting,
         (("+local=cpu", f"{MODEL}.lora_rank=8", f"{MODEL}.{PATH}"), False),
     ],
 )
-def test_an_adapter_that_would_not_reach_the_rollout_is_refused_unless_it_is_merged(overrides, reaches):
+def test_an_adapter_that_would_not_reach_the_rollout_is_refused(overrides, reaches):
     with nullcontext() if reaches else pytest.raises(PaddingConfigError, match=rf"^{MODEL}\.lora\.merge=False: "):
         job_of(*overrides)
     job_of(*overrides, f"{MODEL}.lora.merge=true")

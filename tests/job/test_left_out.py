@@ -34,7 +34,7 @@ def job_of(*overrides):
     return check_job(compose_job("+padding=prompt", *DYNAMIC, *overrides)).step_job()
 
 
-def test_an_update_skips_idle_rows_and_a_step_makes_no_pass_where_a_job_asks_for_it():
+def test_an_update_skips_idle_rows_and_a_pass_where_a_job_asks_for_it():
     plain, skips, own = job_of(GRPO, *ONE_STEP), job_of(*SKIP), job_of(*UPDATE)
     assert [job.updates[ACTOR].skips_idle for job in (plain, skips, own)] == [False, True, False]
     assert [list(job.inference) for job in (plain, skips, own)] == [[LOG_PROB], [LOG_PROB], []]
@@ -42,7 +42,7 @@ def test_an_update_skips_idle_rows_and_a_step_makes_no_pass_where_a_job_asks_for
     assert list(reference.inference) == [REF]
 
 
-def test_a_lora_actor_keeps_the_layout_of_the_pass_by_which_it_is_its_own_reference():
+def test_a_lora_actor_keeps_the_pass_by_which_it_is_its_own_reference():
     adapter = ("actor_rollout_ref.model.lora_rank=8", f"{A}.use_kl_loss=true")
     assert list(job_of(*UPDATE, *adapter).inference) == [LOG_PROB]
 
@@ -109,7 +109,7 @@ def test_a_loss_of_the_users_own_may_do_anything(asked, monkeypatch):
 
 
 @pytest.mark.parametrize("asked", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
-def test_a_loss_or_an_estimator_that_a_later_verl_brings_is_refused_until_it_is_known(asked, monkeypatch):
+def test_an_unknown_loss_or_estimator_of_a_later_verl_is_refused(asked, monkeypatch):
     def later(*args, **kwargs):
         raise NotImplementedError
 
@@ -137,7 +137,7 @@ def advantages_of(estimator: str, rewards: list[float]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("estimator", sorted(map(str, ADV_ESTIMATOR_REGISTRY)))
-def test_an_estimator_is_admitted_just_where_it_makes_zeros_of_equal_rewards_and_reads_nothing_else(estimator):
+def test_an_estimator_is_admitted_where_it_makes_zeros_of_equal_rewards(estimator):
     try:
         of_equal = [advantages_of(estimator, [reward] * n) for reward in (0.0, 1.0, -1.0) for n in (2, 4, 8)]
     except Exception:

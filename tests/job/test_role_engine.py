@@ -139,7 +139,7 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
         check_engines({name: each.config for name, each in engines.items()})(worker)
 
 
-def test_a_fused_forward_that_megatrons_engine_turns_off_is_no_other_engine():
+def test_a_fused_forward_that_megatron_turns_off_is_no_other_engine():
     engines = engines_of(MEGATRON, "actor_rollout_ref.model.use_fused_kernels=true")
     check = check_engines({role: engine.config for role, engine in engines.items()})
     made = deepcopy(engines["actor"].config)
@@ -325,7 +325,7 @@ def test_a_pad_is_as_long_as_the_hungriest_role_and_its_picture_need():
 
 
 @pytest.mark.parametrize(("length", "fitting"), [(6, 8), (2, 4), (9, 12)])
-def test_a_length_that_an_engine_would_round_up_is_refused_with_one_that_fits(length, fitting):
+def test_a_length_that_an_engine_would_round_up_is_refused(length, fitting):
     message = rf"^padding\.pad_length={length}: .* multiples of 4 .*auto, or {fitting}\.$"
     with pytest.raises(PaddingConfigError, match=message):
         with_engines(length, megatron(tensor=4)).pad_length()

@@ -32,7 +32,7 @@ def found(rows, images: bool = False, outputs: bool = True, **fields) -> list[in
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.integers(1, 5), min_size=1, max_size=5), seed=st.integers(0, 99), draw=st.randoms())
-def test_the_turns_of_a_session_extend_each_other_in_whatever_order_they_come(turns, seed, draw):
+def test_the_turns_of_a_session_extend_each_other_in_any_order(turns, seed, draw):
     rows = grown_sessions(turns, prompts=2, seed=seed)
     keys = list(rows)
     draw.shuffle(keys)
@@ -116,7 +116,7 @@ def test_what_an_agent_loop_declares_is_believed_and_no_token_is_read(monkeypatc
         pytest.param({"p0_0_1": 0, "p0_0_2": 1}, ["p0_0_0"], [None, 0, None, 2], id="a named row was left out"),
     ],
 )
-def test_a_row_of_which_nothing_is_declared_extends_none_if_its_session_declares_something(extends, left_out, expected):
+def test_a_row_that_declares_nothing_extends_none_if_its_session_does(extends, left_out, expected):
     rows = grown_sessions([3, 2], prompts=1)
     for key in left_out:
         del rows[key]
@@ -124,7 +124,7 @@ def test_a_row_of_which_nothing_is_declared_extends_none_if_its_session_declares
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_row_that_is_no_longer_than_the_one_it_names_extends_none_with_a_warning(place, caplog):
+def test_a_row_no_longer_than_the_one_it_names_extends_none_with_a_warning(place, caplog):
     rows = {"p0_0_0": ([1, 2, 3], [4]), "p0_0_1": ([1, 2], [3])}
     assert declared(rows, {f"p0_0_{1}": place}) == [None, None]
     assert "of rows p0_0_1 (1 in all) names a row of the session that has more tokens" in caplog.text
@@ -150,7 +150,7 @@ def test_nothing_is_believed_where_nobody_compares_the_rows_again():
     assert found(rows, extra_fields=extra, outputs=False) == [None, None]
 
 
-def test_images_are_read_of_few_sessions_at_a_time_and_of_no_row_that_is_alone(monkeypatch):
+def test_images_are_read_of_few_sessions_at_a_time(monkeypatch):
     rows = grown_sessions([3, 1, 2, 4], prompts=2) | {"p0_9_0": ([1], [2]), "p0_9_1": ([3], [4])}
     read, seen = lineage.read_fields, []
 

@@ -44,7 +44,7 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_an_update_carries_the_mini_batch_of_each_row_and_the_steps_to_come():
+def test_an_update_carries_the_mini_batch_of_each_row():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     batch.extra_info.update(mini_batch_size=4, epochs=2, dataloader_kwargs={"shuffle": True})
     padded = upsample(batch, plan_for(batch), TEMPLATE)
@@ -92,7 +92,7 @@ def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
     assert data[columns.MICRO_BATCH].tolist() == [*micro_batches[0], *micro_batches[1]]
 
 
-def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():
+def test_an_update_carries_the_trained_tokens_of_each_mini_batch():
     masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1] * 9, [1])]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1)], response_mask=masks)
     padded = PaddedBatch(batch, plan_for(batch), TEMPLATE)
@@ -116,7 +116,7 @@ def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_th
     assert not torch.equal(data[columns.TRAINED_ROWS], data[columns.REAL_ROWS])
 
 
-def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_was_planned_for_it():
+def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     weights = [2.0, 0.5, 3.0, 1.0, 1.5]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
     weighting, plan = LossWeighting(call="actor", mode="token-sum"), plan_for(batch, mini=2)
@@ -155,7 +155,7 @@ def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
             assert data["reward_model"][i] == {}
 
 
-def test_a_real_row_that_is_tagged_as_padding_is_refused_and_nothing_is_put():
+def test_a_real_row_that_is_tagged_as_padding_is_refused():
     batch = put_rows([(5, 3), (7, 2)])
     plan = plan_for(batch)
     batch.tags[1]["is_padding"] = True

@@ -26,7 +26,7 @@ def save_on_a_full_disk(batches):
         raise OSError("disk full")
 
 
-def test_rows_of_several_local_updates_come_back_with_their_own_fields_even_after_an_error():
+def test_rows_of_several_local_updates_come_back_even_after_an_error():
     first, second = put_rows([(5, 3), (7, 2)], colour=["red", "blue"]), put_rows([(5, 3), (4, 4)])
     rows, tags = content_of(first)
     with pytest.raises(OSError, match="disk full"):
@@ -38,7 +38,7 @@ def test_rows_of_several_local_updates_come_back_with_their_own_fields_even_afte
     assert "colour" not in content_of(second)[0][0]
 
 
-def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_training_stays(caplog):
+def test_what_an_earlier_run_left_is_cleared_with_a_warning(caplog):
     waiting, trained, pad = uuid4().hex, uuid4().hex, f"pad{uuid4().hex}"
     put_rows([(5, 3), (7, 2)], keys=[f"{waiting}_0_0", f"{waiting}_1_0"])
     tq.kv_put(key=waiting, partition_id=PARTITION, tag={"is_prompt": True, "status": "finished", "global_steps": 1})
@@ -55,7 +55,7 @@ def test_what_an_earlier_run_left_is_cleared_with_a_warning_and_what_waits_for_t
     assert not [record for record in caplog.records if record.name == queue.logger.name]
 
 
-def test_columns_leave_the_tags_of_rows_alone_also_those_that_have_changed_since_the_batch_was_made():
+def test_columns_leave_the_tags_of_rows_alone():
     batch = put_rows([(5, 3), (7, 2)])
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, tags=[{"status": "seen"}] * 2)
     tags = queue_content()

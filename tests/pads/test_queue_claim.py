@@ -90,7 +90,7 @@ def put_batch() -> None:
     tq.kv_batch_put(keys=pads.keys, partition_id=PARTITION, tags=[{**pads.tags[0], "is_padding": True}])
 
 
-def test_a_second_job_on_the_cluster_is_refused_and_the_first_ones_queue_lives_on():
+def test_a_second_job_on_the_cluster_is_refused():
     put_batch()
     content = queue_content()
     command = [sys.executable, "-c", SECOND_JOB, ray.get_runtime_context().gcs_address]
@@ -112,7 +112,7 @@ def other(transfer_queue):
     ray.kill(process)
 
 
-def test_two_trainers_of_one_job_do_not_share_a_queue_and_what_an_ended_one_left_is_cleared(other, caplog):
+def test_two_trainers_of_one_job_do_not_share_a_queue(other, caplog):
     claim_queue()
     put_batch()
     tq.kv_put(key=uuid4().hex, partition_id="val", tag={"is_prompt": True, "status": "running", "global_steps": 1})

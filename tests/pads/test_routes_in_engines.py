@@ -37,7 +37,7 @@ def micro_batch():
     return data
 
 
-def test_veomnis_replay_gathers_the_scores_of_distinct_experts_for_every_token(micro_batch):
+def test_veomnis_replay_gathers_the_scores_of_distinct_experts(micro_batch):
     # workers/engine/veomni/transformer_impl.py, _prepare_router_replay_inputs; utils/veomni/router_replay.py
     targets = micro_batch["routed_experts"].values().to(torch.int64)
     assert len(targets) == len(micro_batch["input_ids"].values())
@@ -53,7 +53,7 @@ def test_veomnis_replay_gathers_the_scores_of_distinct_experts_for_every_token(m
     assert replay.num_fired == replay.num_targets == LAYERS
 
 
-def test_megatrons_replay_takes_the_routes_of_pads_and_leaves_their_tokens_native(micro_batch):
+def test_megatrons_replay_takes_the_routes_of_pads(micro_batch):
     # utils/megatron/router_replay_utils.py needs Megatron to be imported; these functions of it do not.
     align = function_of("utils/megatron/router_replay_utils.py", "align_r3_router_replay_data")
     mask = function_of("utils/megatron/router_replay_utils.py", "build_r3_replay_mask")

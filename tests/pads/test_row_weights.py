@@ -41,7 +41,7 @@ def sent(batch, *loss_weightings) -> tuple[dict[str, float], list[float], object
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor, np.float32], ids=["float", "tensor", "numpy"])
-def test_the_weights_of_an_agent_loop_reach_the_loss_and_a_pad_weighs_nothing(kind):
+def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
     batch = put_rows(LENGTHS, loss_weight=[kind(weight) for weight in (2.0, 0.5, 0.0, 1.0, 1.5)])
     real, pads, data = sent(batch, BY_ROWS)
     assert list(real.values()) == [2.0, 0.5, 0.0, 1.0, 1.5]  # they add up to the rows: nothing is left to level
@@ -49,7 +49,7 @@ def test_the_weights_of_an_agent_loop_reach_the_loss_and_a_pad_weighs_nothing(ki
     assert {float(weight) for weight, pad in zip(data["loss_weight"], data[IS_PADDING], strict=True) if pad} == {0.0}
 
 
-def test_an_update_of_rows_without_a_weight_does_not_read_the_factors_that_they_have_from_an_earlier_one():
+def test_an_update_does_not_read_the_factors_of_an_earlier_one():
     batch = put_some_fields(LENGTHS, [{"loss_weight": 4.0}, {}, {}, {}, {}])
     assert sent(batch, BY_ROWS)[0]
     some = batch.select_keys(batch.keys[2:])

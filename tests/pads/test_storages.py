@@ -92,7 +92,7 @@ def test_pads_lie_beside_the_rows_with_all_their_fields(kind, storage):
     assert set(queue_content()) == set(batch.keys)
 
 
-def test_rows_with_fields_of_their_own_are_listed_and_their_pads_have_them_all(storage):
+def test_rows_with_fields_of_their_own_are_listed(storage):
     batch = put_some_fields(LENGTHS[:3], [{"note": "a"}, {}, {"note": "b", "score": 1.5}])
     listing = list_rows(batch.keys, PARTITION)
     own = [sorted(names & {"note", "score"}) for names in listing.keys_by_fields]

@@ -50,7 +50,7 @@ def test_every_field_of_a_text_row_agrees_with_the_pads_lengths(pad_length):
     assert (pad["raw_prompt"], pad["data_source"], pad["num_turns"]) == ([], "", 0)
 
 
-def test_a_field_that_fits_two_roles_or_none_is_refused_with_its_name_shapes_and_the_setting():
+def test_a_field_that_fits_two_roles_or_none_is_refused():
     def refused(rows, message):
         with pytest.raises(PaddingDataError, match=message):
             pad_of(rows)
@@ -62,7 +62,7 @@ def test_a_field_that_fits_two_roles_or_none_is_refused_with_its_name_shapes_and
     refused([row_fields(4, r, "u") | {"custom": torch.ones(4)} for r in (2, 3)], r"fit prompt and row\.")
 
 
-def test_a_declared_role_goes_before_what_shapes_say_and_may_fill_with_something_else():
+def test_a_declared_role_goes_before_what_shapes_say():
     shared_prompt = [row_fields(4, r, "u") | {"custom": torch.full((4,), 9)} for r in (2, 3)]
     assert pad_of(shared_prompt, declared={"custom": FieldRole(Role.ROW)})["custom"].tolist() == [0] * 4
     prompt = FieldRole(Role.PROMPT, Fill.EOS)
@@ -80,7 +80,7 @@ def test_lists_stay_lists_and_hold_a_value_a_token_if_they_are_said_to():
 
 
 @pytest.mark.parametrize("as_array", [False, True], ids=["tensor", "array"])
-def test_routes_are_distinct_in_range_and_as_even_over_the_experts_as_can_be(as_array):
+def test_routes_are_distinct_in_range_and_even_over_the_experts(as_array):
     shape = (48, 8)
     rows = rows_with(routed_experts=lambda p, r: torch.zeros((p + r, *shape), dtype=torch.uint8))
     if as_array:
@@ -102,7 +102,7 @@ def test_routes_are_distinct_in_range_and_as_even_over_the_experts_as_can_be(as_
         assert few.max() <= 3
 
 
-def test_routes_of_a_model_of_unknown_size_stay_among_the_experts_that_were_met():
+def test_routes_of_a_model_of_unknown_size_stay_among_known_experts():
     rows = rows_with(routed_experts=lambda p, r: torch.tensor([3, 11, 6, 9]).expand(p + r, 2, 4))
     routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"])["routed_experts"]
     assert int(routes.max()) <= 11
@@ -162,7 +162,7 @@ def test_a_value_that_is_no_tensor_leaves_nothing_but_its_type(value, neutral):
     assert made == neutral
 
 
-def test_a_field_that_is_none_or_empty_in_some_rows_is_shaped_from_the_others():
+def test_a_field_that_is_empty_in_some_rows_is_shaped_from_the_others():
     rows = rows_with(scores=lambda p, r: None, counts=lambda p, r: [])
     rows[1] |= {"scores": torch.ones(2), "counts": [5, 6]}
     assert pad_of(rows)["scores"].tolist() == [0.0]

@@ -41,7 +41,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(lengths=LENGTHS, multiple=st.integers(1, 9))
-def test_a_batch_is_upsampled_to_the_next_multiple_and_stripped_to_what_it_was(lengths, multiple):
+def test_a_batch_is_upsampled_to_the_next_multiple_and_stripped(lengths, multiple):
     batch = put_rows(lengths)
     before = queue_content()
     padded = upsample(batch, multiple, eos_token_id=3, length=4)
@@ -184,7 +184,7 @@ def worker_data(is_padding):
     return TensorDict(fields, batch_size=len(IS_PAD))
 
 
-def test_a_batch_of_keys_keeps_its_real_ones_with_their_tags_and_so_do_tags_alone():
+def test_a_batch_of_keys_keeps_its_real_ones_with_their_tags():
     batch = KVBatchMeta(keys=[f"p_{row}_0" for row in range(6)], tags=TAGS, partition_id="train", fields=["ids"])
     kept = real_rows(batch)
     assert kept.keys == [f"p_{row}_0" for row in REAL]

@@ -95,7 +95,7 @@ def test_models_that_do_not_are_refused_with_what_to_set(family, dtype):
         probe(trainee(family, dtype, **LEAKING[family]))
 
 
-def test_a_model_whose_rows_are_not_the_beginnings_of_longer_ones_may_not_share():
+def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
     of = trainee("llama", torch.float32)
     norm = of.engine.module.model.norm
 
@@ -113,7 +113,7 @@ def test_a_model_whose_rows_are_not_the_beginnings_of_longer_ones_may_not_share(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_moe"])
-def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(family, dtype, monkeypatch):
+def test_rows_that_part_may_share_where_outputs_are_those_of_each_alone(family, dtype, monkeypatch):
     of = trainee(family, dtype, "trees", **CLEAN[family])
     probe(of, sharing="trees", passes=5)
     # As if each query saw all of its path.
@@ -135,7 +135,7 @@ def test_a_model_whose_attention_wants_a_mask_may_not_share_trees():
         probe(of, sharing="trees")
 
 
-def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_probed():
+def test_rows_that_are_not_packed_are_not_probed():
     of = trainee("bloom", torch.float32, **LEAKING["bloom"])
     config = of.engine_config
     config.use_remove_padding = False

@@ -17,7 +17,7 @@ LOSSES = {"log_probs": policy_loss, "values": critic_loss}
 """Model output -> verl's loss on it."""
 
 
-def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
+def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient():
     def forbidden(**kwargs):
         raise AssertionError("called")
 
@@ -31,7 +31,7 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
 
 
 @pytest.mark.parametrize("leaves_out", [False, True])
-def test_the_first_mini_batch_of_a_job_reports_its_losses_also_if_no_row_of_it_trains(leaves_out):
+def test_the_first_mini_batch_reports_its_losses_if_no_row_trains(leaves_out):
     rows = Rows()
     output, data = rows.micro_batch([PAD, PAD], [], "log_probs", dp_size=2, real_rows=5, reporting_ranks=0)
     data[columns.ALL_LOSS_TOKENS] = torch.full((2,), 4)

@@ -199,7 +199,7 @@ def worker_of(model: torch.nn.Module, **engine: Any) -> Any:
     return SimpleNamespace(engine=SimpleNamespace(module=model), engine_config=SimpleNamespace(**engine))
 
 
-def test_ranks_that_share_a_row_are_refused_where_nothing_exchanges_their_tokens():
+def test_ranks_that_share_a_row_are_refused_without_an_exchange():
     def sdpa(config):
         return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 

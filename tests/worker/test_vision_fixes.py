@@ -66,7 +66,7 @@ def rows_in_queue(request, transfer_queue) -> Iterator[tuple[int, dict[tuple[int
 
 
 @pytest.mark.ray
-def test_position_ids_are_the_rows_that_were_put_however_often_they_are_fixed(rows_in_queue):
+def test_position_ids_are_those_put_however_often_they_are_fixed(rows_in_queue):
     axes, key_of = rows_in_queue
     assert sum(fits_both_layouts(lengths, axes) for lengths in LENGTHS) >= 4
     for lengths in LENGTHS:
@@ -120,7 +120,7 @@ def model(request, tmp_path_factory):
     return auto.model
 
 
-def test_text_gets_the_embeddings_of_its_tokens_and_the_tower_a_gradient_of_zero(model):
+def test_text_gets_its_embeddings_and_the_tower_a_gradient_of_zero(model):
     embeds = vision_fixes.embeds_of_text(model, IDS)
     assert torch.equal(embeds, model.get_input_embeddings()(IDS))
     embeds.sum().backward()
@@ -135,7 +135,7 @@ def test_verls_own_function_still_stops_at_text_alone(model):
         qwen2_vl._get_input_embeds(model, IDS)
 
 
-def test_an_image_goes_to_verls_own_function_and_a_second_install_changes_nothing(monkeypatch):
+def test_an_image_goes_to_verls_own_function(monkeypatch):
     def verls(model, input_ids, attention_mask=None, pixel_values=None, pixel_values_videos=None, **grids):
         return "verl's", pixel_values, grids
 
