@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-import tests.engines
 import tests.support.composed_once
+import tests.support.engines
 import tests.support.plain_output
 from benchmarks.ray_and_queue import ray_and_queue  # before anything of verl: it chooses verl's platform
 from tests.support.pages import make_own_recipe
@@ -21,7 +21,7 @@ settings.load_profile("shared cores")
 @pytest.fixture(scope="session")
 def transfer_queue() -> Iterator[None]:
     """A real TransferQueue on a real Ray, started once and shut down at the end."""
-    with ray_and_queue(modules=tests.engines.__name__):
+    with ray_and_queue(modules=tests.support.engines.__name__):
         yield
 
 

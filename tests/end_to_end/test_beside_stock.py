@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.agent import rows_of_step
-from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
+from tests.support.agent import rows_of_step
+from tests.support.jobs import ACTOR, JobFacts, run_job
 from tests.support.tolerance import ADAM_EPS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.jobs import JobFacts, run_job
 from tests.end_to_end.test_runs_repeat import STEPS, assert_metrics_agree, rollouts
+from tests.support.jobs import JobFacts, run_job
 from tests.support.tolerance import ADAM_EPS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]

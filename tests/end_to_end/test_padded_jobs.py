@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from tests.end_to_end.agent import FAILING_STEP, LONELY_STEP
-from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
+from tests.support.agent import FAILING_STEP, LONELY_STEP
+from tests.support.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.support.storages import HAS_DISK
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL

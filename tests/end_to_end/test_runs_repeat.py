@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.end_to_end.jobs import JobFacts, run_job
-from tests.end_to_end.probe import LOG_PROBS
 from tests.support.fsdp2_workers import make_value_model
+from tests.support.jobs import JobFacts, run_job
+from tests.support.probe import LOG_PROBS
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.pads.prompt_order import place_of

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.jobs import ACTOR, run_job
-from tests.end_to_end.probe import LEVELS
+from tests.support.jobs import ACTOR, run_job
+from tests.support.probe import LEVELS
 
 STEPS, WARM, LOOK = 40, 15, 10
 

@@ -173,8 +173,6 @@ def test_what_is_broken_of_the_plugin_ends_a_job_that_asks_for_padding(monkeypat
     import_hooks._register_trainers(ModuleType("of_verls"))
 
 
-
-
 def test_without_the_plugin_hydra_takes_the_flag_for_a_plain_string(monkeypatch):
     # Why run scripts start with the doctor: nothing of ours is there to speak. If this fails, Hydra speaks.
     assert compose_job("+padding=prompt").padding.strategy == "prompt"

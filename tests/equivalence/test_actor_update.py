@@ -17,8 +17,12 @@ from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.engine_shapes import Shape, started
-from tests.equivalence.updates import (
+from tests.support.engine_shapes import Shape, started
+from tests.support.fsdp2_workers import follow_no_plan, moments_of, start_over, weights_of
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, read_columns
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
+from tests.support.updates import (
     EPOCHS,
     MODES,
     PACKERS,
@@ -34,10 +38,6 @@ from tests.equivalence.updates import (
     read_log_probs,
     update_both,
 )
-from tests.support.fsdp2_workers import follow_no_plan, moments_of, start_over, weights_of
-from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, read_columns
-from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.loss_weighting import LossWeighting

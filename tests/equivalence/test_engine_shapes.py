@@ -10,8 +10,10 @@ import torch
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.engine_shapes import SHAPES, Shape, after_start_over, started
-from tests.equivalence.updates import (
+from tests.support.engine_shapes import SHAPES, Shape, after_start_over, started
+from tests.support.fsdp2_workers import start_over
+from tests.support.rows_in_queue import put_columns
+from tests.support.updates import (
     EACH_CUT,
     PAD_TOKENS,
     assert_metrics_agree,
@@ -20,8 +22,6 @@ from tests.equivalence.updates import (
     put_trained_rows,
     update_both,
 )
-from tests.support.fsdp2_workers import start_over
-from tests.support.rows_in_queue import put_columns
 from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("transfer_queue")]

@@ -5,8 +5,8 @@ import torch
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import agg_loss
 
-from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.equivalence.test_registered_losses import BYPASS
+from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import MODES, PAD, Rows, nested, policy_loss, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.left_out import MULTIPLIED

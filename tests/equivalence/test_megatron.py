@@ -15,8 +15,11 @@ from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started, with_shared_heads
-from tests.equivalence.updates import (
+from tests.support.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started, with_shared_heads
+from tests.support.fsdp2_workers import start_over
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
+from tests.support.updates import (
     CUTS,
     LENGTHS,
     PACKERS,
@@ -32,9 +35,6 @@ from tests.equivalence.updates import (
     update_both,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import start_over
-from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan

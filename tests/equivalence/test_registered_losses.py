@@ -11,7 +11,7 @@ import pytest
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
-from tests.equivalence.loss_comparisons import (
+from tests.support.loss_comparisons import (
     DISTILLING,
     PACKING_MATTERS,
     POLICY_LOSSES,

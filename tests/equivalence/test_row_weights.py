@@ -14,8 +14,8 @@ import verl
 from omegaconf import open_dict
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.support import losses_on_rows
+from tests.support.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job

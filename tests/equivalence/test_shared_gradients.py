@@ -16,7 +16,6 @@ from transformers import AutoModelForTokenClassification
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.support.engine_in_process import (
     Actor,
     Critic,
@@ -29,6 +28,7 @@ from tests.support.engine_in_process import (
     train_at_once,
     trained_rows,
 )
+from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
 from tests.support.sessions_that_grow import grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT64

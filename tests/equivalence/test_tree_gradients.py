@@ -17,7 +17,6 @@ from transformers import (
 )
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.equivalence.test_shared_gradients import CASES as SHARED_CASES
 from tests.equivalence.test_shared_gradients import (
     THROUGH_FLOAT32,
@@ -41,6 +40,7 @@ from tests.support.engine_in_process import (
     start_engine,
     trained_rows,
 )
+from tests.support.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.errors import PaddingError

@@ -14,7 +14,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, register_policy_loss
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from tests.equivalence.loss_comparisons import POLICY_LOSSES
+from tests.support.loss_comparisons import POLICY_LOSSES
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF

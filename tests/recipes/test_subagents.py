@@ -9,7 +9,7 @@ from verl.tools.tool_registry import load_all_tools
 from verl.workers.config.rollout import MultiTurnConfig
 
 from tests.recipes import played
-from tests.recipes.played import TOKENIZER
+from tests.support.played import TOKENIZER
 from verl_padding.recipes.subagents.agent_loop import PromptTooLongError, SubagentsLoop
 from verl_padding.recipes.subagents.job import HERE
 from verl_padding.recipes.subagents.session_metrics import session_metrics

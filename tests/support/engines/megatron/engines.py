@@ -35,7 +35,7 @@ class _OnCpu:
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any):
         answer_for_cuda()
-        from tests.engines.megatron import megatron_core
+        from tests.support.engines.megatron import megatron_core
 
         megatron_core.replace_transformer_engine()
         super().__init__(model_config, engine_config, *args, **kwargs)  # type: ignore[call-arg]

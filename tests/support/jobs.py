@@ -14,7 +14,7 @@ from unittest import mock
 
 import pandas as pd
 
-from tests.end_to_end import probe
+from tests.support import probe
 from verl_padding.local.launch import LOG, run_command
 from verl_padding.local.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.runs.report import ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ACTOR, CRITIC = "language_model", "value_model"
 PROBE = "probe"  # folder of the probe's notes, in that of a job
-ON_A_CPU = "tests.end_to_end.without_plugin"
+ON_A_CPU = "tests.support.without_plugin"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def run_job(
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
     Args:
-        probed: variables of :mod:`tests.end_to_end.probe`: what is to be killed or noted.
+        probed: variables of :mod:`tests.support.probe`: what is to be killed or noted.
         plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
         local: choice of the config group ``local``.
     """
@@ -97,7 +97,7 @@ def run_job(
     pd.DataFrame(rows[:5]).to_parquet(folder / "val.parquet")
     environment = {
         probe.FOLDER: str(facts),
-        "VERL_USE_EXTERNAL_MODULES": ",".join([*([] if plugin else [ON_A_CPU]), "tests.end_to_end.probe"]),
+        "VERL_USE_EXTERNAL_MODULES": ",".join([*([] if plugin else [ON_A_CPU]), "tests.support.probe"]),
         "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
         "PYTHONPATH": str(ROOT),
         **probed,

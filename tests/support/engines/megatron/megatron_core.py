@@ -12,7 +12,7 @@ from megatron.core.optimizer import distrib_optimizer
 from megatron.core.tensor_parallel import random as random_states
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
-from tests.engines.megatron.layers import LayersWithoutTransformerEngine, RmsNorm
+from tests.support.engines.megatron.layers import LayersWithoutTransformerEngine, RmsNorm
 
 
 def replace_transformer_engine() -> None:

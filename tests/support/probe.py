@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wrapt import register_post_import_hook
 
-import tests.engines  # noqa: F401  (jobs on these engines have no other module to load it)
+import tests.support.engines  # noqa: F401  (jobs on these engines have no other module to load it)
 
 # Environment variables.
 FOLDER = "VERL_PADDING_PROBE"  # where the notes go

@@ -10,8 +10,8 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 HOOKS = {
-    "verl.workers.engine.megatron.transformer_impl": "tests.engines.megatron.engines:register_engines",
-    "verl.workers.engine.veomni.transformer_impl": "tests.engines.veomni:register_engines",
+    "verl.workers.engine.megatron.transformer_impl": "tests.support.engines.megatron.engines:register_engines",
+    "verl.workers.engine.veomni.transformer_impl": "tests.support.engines.veomni:register_engines",
 }
 """Module of verl -> what its import calls, with that module."""
 

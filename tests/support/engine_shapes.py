@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.updates import BUDGET, CUTS
 from tests.support.fsdp2_workers import give_same_head, start_actor, start_critic, stop
+from tests.support.updates import BUDGET, CUTS
 from tests.support.verl_config import compose_job
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine

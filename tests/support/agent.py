@@ -10,7 +10,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
 
-from tests.end_to_end.probe import text_of
+from tests.support.probe import text_of
 
 MOST_TURNS = 4
 LONELY_STEP = 2  # step in which a single session of a single prompt yields a single row
