@@ -46,7 +46,7 @@ def farthest(all_rows, without, rows: Rows) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(want, got, strict=True)) / largest
 
 
-@pytest.mark.parametrize("denominator", ["rows", "nominal"])
+@pytest.mark.parametrize("denominator", ["rows", pytest.param("nominal", marks=pytest.mark.slow)])
 @EACH_MODE
 @pytest.mark.parametrize("name", MULTIPLIED)
 @pytest.mark.parametrize("masked", [False, True], ids=["no advantage", "no trained token"])

@@ -113,15 +113,23 @@ def refusal(name, mode, *, by_session=False, **settings) -> str:
     return loss_weightings(config, PaddingConfig(weighting="session" if by_session else "row"))[0].refusal
 
 
+QUICK = ("vanilla", *MEANS_OVER_ROWS)
 NORMALIZED = {
     "rollout_correction": {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_batch_normalize": True}
 }
 """Settings with which a bypass is no sum over rows."""
 
 
-@SETTING
+EACH_LOSS = [
+    # What rows are divided by is no matter of the loss, but for means over rows.
+    pytest.param(name, *setting, marks=pytest.mark.slow if "nominal" in setting and name not in QUICK else ())
+    for name in (*POLICY_LOSSES, "normalized bypass")
+    for setting in SETTINGS
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "denominator"), EACH_LOSS)
 @pytest.mark.parametrize("by_session", [False, True], ids=["rows", "sessions"])
-@pytest.mark.parametrize("name", [*POLICY_LOSSES, "normalized bypass"])
 def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(name, by_session, mode, denominator):
     named, settings = (name, {}) if name in POLICY_LOSSES else ("bypass_mode", NORMALIZED)
     loss = policy_loss(mode, name) if name in POLICY_LOSSES else losses_on_rows.policy_loss(mode, named, **settings)

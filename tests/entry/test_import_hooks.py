@@ -9,12 +9,8 @@ from types import ModuleType
 import pytest
 
 from tests.support.fresh_processes import run_fresh
-from tests.support.verl_config import DYNAMIC, compose_job
+from tests.support.verl_config import DYNAMIC
 from verl_padding.entry import import_hooks
-from verl_padding.entry.hydra_callback import CheckJobBeforeStart
-from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
-from verl_padding.entry.loud_failure import asks_for_padding
-from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES
 
 # Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports transformers needs this first.
 WITH_TORCHVISION = "import verl_padding.local\n"
@@ -127,31 +123,11 @@ def test_a_broken_plugin_is_reported_of_and_leaves_verl_working(ended):
     assert "Traceback" in result.stderr
 
 
-@pytest.mark.parametrize("flag", ["padding.strategy=nonsense", "data.train_batch_size=1000"])
-def test_a_job_that_cannot_run_ends_before_ray_starts(flag):
-    config = compose_job("+padding=prompt", flag)
-    with pytest.raises(SystemExit, match=r"^verl_padding: "):
-        CheckJobBeforeStart().on_job_start(config)
-
-
 def test_verls_own_command_checks_a_job_by_the_mode_of_its_primary_config(ended):
     result = ended["a config of one's own"]
     assert result.returncode == 1
     assert "trainer.v1.separate_async.parameter_sync_step" in result.stderr.splitlines()[-1]
     assert "ray init kwargs" not in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "found"),
-    [
-        (["data.n=1", "+padding=prompt"], "+padding=prompt"),
-        (["++padding.seed=1"], "++padding.seed=1"),
-        *(([f"{MODE}={MODE_PREFIX}{mode}"], f"{MODE}={MODE_PREFIX}{mode}") for mode in STOCK_MODES),
-        ([f"{MODE}=sync", "data.padding=1", "padding_side=left"], None),
-    ],
-)
-def test_a_command_line_asks_for_padding_by_section_or_trainer(arguments, found):
-    assert asks_for_padding(arguments) == found
 
 
 def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(ended):
@@ -171,13 +147,6 @@ def test_what_is_broken_of_the_plugin_ends_a_job_that_asks_for_padding(monkeypat
     assert "ModuleNotFoundError" in caplog.text
     monkeypatch.setattr(sys, "argv", ["main_ppo.py", "data.train_batch_size=8"])
     import_hooks._register_trainers(ModuleType("of_verls"))
-
-
-def test_without_the_plugin_hydra_takes_the_flag_for_a_plain_string(monkeypatch):
-    # Why run scripts start with the doctor: nothing of ours is there to speak. If this fails, Hydra speaks.
-    assert compose_job("+padding=prompt").padding.strategy == "prompt"
-    monkeypatch.setattr(VerlPaddingSearchPath, "manipulate_search_path", lambda *_: None)
-    assert compose_job("+padding=prompt").padding == "prompt"
 
 
 def test_a_process_may_import_the_agent_loops_first():

@@ -149,3 +149,10 @@ def test_a_trainer_of_somebodys_own_is_not_made_by_the_check(job_that_runs, monk
 
 def test_a_refusal_of_the_plugins_own_is_not_reported_twice(job_that_runs):
     assert parts_that_refuse(job_that_runs, {"padding": {"strategy": "none"}}) == []
+
+
+@pytest.mark.parametrize("flag", ["padding.strategy=nonsense", "data.train_batch_size=1000"])
+def test_a_job_that_cannot_run_ends_before_ray_starts(flag):
+    config = compose_job("+padding=prompt", flag)
+    with pytest.raises(SystemExit, match=r"^verl_padding: "):
+        CheckJobBeforeStart().on_job_start(config)

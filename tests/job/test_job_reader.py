@@ -1,7 +1,6 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
-from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.job_reader import JobReader, check_job
-from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.local.tiny_models import make_tiny_model
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
@@ -189,26 +187,6 @@ def test_whole_parameters_on_each_rank_keep_reuse_and_sharing(synchronous):
     assert {name: figures.sharing_factor for name, figures in plan.figures.items()} == {ACTOR: 2, LOG_PROB: 2}
 
 
-ULYSSES = (f"{A}.ulysses_sequence_parallel_size=2",)
-VEOMNI = ("model_engine=veomni", f"{A}.veomni.ulysses_parallel_size=2")
-ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
-OF_VEOMNI = f"{A}.veomni.attn_implementation"
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        *((*ULYSSES, f"{ATTENTION}={name}") for name in ("null", "{text_config: sdpa}", "'a/flash-attn:fn'")),
-        *((*VEOMNI, f"{OF_VEOMNI}='{name}'") for name in ("sdpa", "paged|sdpa", "kernels-community/flash-attn2")),
-        (*VEOMNI, GAE, "critic.veomni.ulysses_parallel_size=2", "critic.veomni.attn_implementation=eager"),
-    ],
-)
-def test_an_attention_past_the_exchange_is_refused(overrides):
-    message = r"attn_implementation=.*: does not support Ulysses: .* to flash_attention_2, or"
-    with pytest.raises(PaddingConfigError, match=message):
-        job_of(*overrides)
-
-
 def test_the_plans_micro_batches_are_refused_with_another_verl(monkeypatch):
     monkeypatch.setattr("verl.__version__", "0.10.0")
     with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):
@@ -265,20 +243,6 @@ def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
     assert not [path for path in chain(*files) if "apply_bypass_mode" in path.read_text()]
 
 
-def test_sessions_weigh_the_same_where_the_job_says_so():
-    critic = (GAE, "critic.loss_agg_mode=seq-mean-token-mean")
-    for where, calls in (("actor", [ACTOR]), ("all", [ACTOR, CRITIC])):
-        overrides = ("padding.weighting=session", f"padding.weighted_losses={where}", "padding.denominator=nominal")
-        config = padded(*critic, *overrides)
-        found = loss_weightings(config, check_job(config).padding)
-        assert [weighting.call for weighting in found] == calls
-        assert [weighting.mode for weighting in found] == ["token-mean", "seq-mean-token-mean"][: len(calls)]
-        assert all(weighting.by_session and not weighting.by_rows and not weighting.refusal for weighting in found)
-    without_critic = padded("padding.weighted_losses=all")
-    found = loss_weightings(without_critic, check_job(without_critic).padding)
-    assert [weighting.call for weighting in found] == [ACTOR]
-
-
 def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
     for config, experts in ((transformers.Qwen3MoeConfig(num_experts=6), 6), (transformers.Qwen2Config(), None)):
         config.save_pretrained(tmp_path)
@@ -324,38 +288,3 @@ def test_local_updates_beside_a_sleeping_rollout_are_refused(mode):
     setting = f"trainer.v1.{mode}.parameter_sync_step"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: "):
         job_of(f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")
-
-
-PATH, VEOMNI_ENGINE = "lora_adapter_path=/adapter", "model_engine=veomni"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "setting", "rank"),
-    [
-        ((MEGATRON, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"),
-        ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODEL}.{PATH}"), f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.rank"),
-        ((VEOMNI_ENGINE, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", None),
-        ((VEOMNI_ENGINE, f"{MODEL}.{PATH}"), f"{MODEL}.lora_adapter_path", None),
-        ((f"{MODEL}.lora.rank=8",), f"{MODEL}.lora.rank", f"{MODEL}.lora_rank"),
-        ((GAE, MEGATRON, "critic.model.lora_rank=8"), "critic.model.lora_rank", "critic.model.lora.rank"),
-    ],
-)
-def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting, rank):
-    fix = rf"it out and set {rank} to the adapter's rank\.$" if rank else r"it out\.$"
-    with pytest.raises(PaddingConfigError, match=rf"^{setting}=.* makes no adapter .* Leave {fix}"):
-        job_of(*overrides)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reaches"),
-    [
-        ((f"{MODEL}.lora_rank=8", f"{MODE}=colocate_async"), True),
-        ((f"{MODEL}.lora_rank=8", f"{MODE}=separate_async"), False),
-        ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODE}=separate_async"), False),
-        (("+local=cpu", f"{MODEL}.lora_rank=8", f"{MODEL}.{PATH}"), False),
-    ],
-)
-def test_an_adapter_that_would_not_reach_the_rollout_is_refused(overrides, reaches):
-    with nullcontext() if reaches else pytest.raises(PaddingConfigError, match=rf"^{MODEL}\.lora\.merge=False: "):
-        job_of(*overrides)
-    job_of(*overrides, f"{MODEL}.lora.merge=true")
