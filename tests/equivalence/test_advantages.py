@@ -159,19 +159,6 @@ def by_row_and_by_session(estimator: str, *, kl_in_reward: bool) -> tuple[Outcom
     return of_rows[1], of_sessions[1]
 
 
-@pytest.mark.parametrize("estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys()))
-def test_all_rows_of_a_session_have_one_outcome_and_rows_as_samples_differ(estimator):
-    by_row, by_session = (found.rows["advantages"] for found in by_row_and_by_session(estimator, kl_in_reward=False))
-    pairs = [pair for rows in zip(by_row, by_session, strict=True) for pair in zip(*rows, strict=True)]
-    differ = max(abs(a - b) for a, b in pairs)
-    # verl takes sessions for samples itself, or weighs samples by their tokens, however these are shared out to rows.
-    assert differ < 1e-6 if estimator in ("grpo", "opo") else differ > 0.05
-    if estimator not in ("gae", "reinforce_plus_plus"):  # whose advantages differ from token to token
-        for session in set(map(session_of_key, KEYS)):
-            rows = [row for key, row in zip(KEYS, by_session, strict=True) if session_of_key(key) == session]
-            assert len({round(value, 5) for row in rows for value in row}) == 1
-
-
 @pytest.mark.parametrize(("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)])
 def test_two_equal_turns_are_two_actions_unless_one_continues_the_other(said, actions):
     trainer = padded_trainer(

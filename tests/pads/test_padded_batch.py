@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.padded_rows import plan_for, upsample
-from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, put_some_fields, queue_content
+from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import columns
 from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
@@ -141,24 +141,6 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
             assert number == -1 or padded.batch.keys[int(number)] == key, "laps are read by these keys"
     assert read[0] == read[1]
     assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, "the mini-batches were meant to differ"
-
-
-def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    padded = upsample(batch, plan_for(batch), TEMPLATE)
-    added = [torch.rand(tag["response_len"]) for tag in batch.tags]
-    rows = padded.update_call("actor", put_columns(batch, advantages=added, old_log_probs=added))
-    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
-    pads = data[columns.IS_PADDING]
-    assert pads.any()
-    for i, pad in enumerate(pads.tolist()):
-        assert len(data["advantages"][i]) == len(data["responses"][i])
-        if pad:
-            assert data["advantages"][i].tolist() == data["old_log_probs"][i].tolist() == [0.0]
-            assert data["response_mask"][i].tolist() == data["loss_mask"][i].tolist() == [0]
-            assert data["input_ids"][i].tolist() == [EOS] * 4
-            assert data["position_ids"][i].tolist() == [0, 1, 2, 3]
-            assert data["reward_model"][i] == {}
 
 
 def test_a_real_row_that_is_tagged_as_padding_is_refused():

@@ -36,29 +36,6 @@ QWEN = {"model_type": "qwen2_vl", "vision_start_token_id": 90, "image_token_id":
 QWEN |= {"vision_config": {"spatial_merge_size": 2}}
 NOT_IN_A_QUEUE = {"no pad, said otherwise", "two axes", "odd length"}
 IN_A_QUEUE = sorted(set(FIELDS) - NOT_IN_A_QUEUE)
-LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=12)
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(lengths=LENGTHS, multiple=st.integers(1, 9))
-def test_a_batch_is_upsampled_to_the_next_multiple_and_stripped(lengths, multiple):
-    batch = put_rows(lengths)
-    before = queue_content()
-    padded = upsample(batch, multiple, eos_token_id=3, length=4)
-    assert len(padded) == next(n for n in range(len(batch), len(batch) + multiple) if n % multiple == 0)
-    assert padded.keys[: len(batch)] == batch.keys
-    assert real_rows(padded).keys == batch.keys
-    assert queue_content().keys() == set(padded.keys)
-    names = set(read_rows(batch.keys[:1], PARTITION)[0])
-    for pad in read_rows(padded.keys, PARTITION)[len(batch) :]:
-        assert set(pad) == names
-        assert pad["input_ids"].tolist() == [3] * 4
-        assert not pad["response_mask"].any()
-    for _ in range(2):
-        back = strip(padded)
-        assert (back.keys, back.tags) == (batch.keys, batch.tags)
-        assert queue_content() == before
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 @pytest.mark.parametrize("verb", [upsample, strip, real_rows])
