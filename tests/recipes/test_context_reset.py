@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.recipes import played
+from tests.support import played
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
 from verl_padding.recipes.context_reset.tasks import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.recipes import played
+from tests.support import played
 from verl_padding.local.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
 from verl_padding.recipes.every_call.tasks import GSM8K_SOURCE, TINY_SOURCE, CheckedMath, Doors, task_of

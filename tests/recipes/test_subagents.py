@@ -8,7 +8,7 @@ from verl.experimental.agent_loop.agent_loop import ToolListWrap
 from verl.tools.tool_registry import load_all_tools
 from verl.workers.config.rollout import MultiTurnConfig
 
-from tests.recipes import played
+from tests.support import played
 from tests.support.played import TOKENIZER
 from verl_padding.recipes.subagents.agent_loop import PromptTooLongError, SubagentsLoop
 from verl_padding.recipes.subagents.job import HERE
