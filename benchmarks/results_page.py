@@ -9,6 +9,7 @@ what this renders.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.results import kept, kept_file, shown, worst
+from benchmarks.runs import runs_of
 
-CARD = "nvidia_h100_80gb_hbm3"
+CARD = Path(__file__).parent / "one_gpu" / "nvidia_h100_80gb_hbm3.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 
 
@@ -31,17 +33,19 @@ def rendered() -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    card = json.loads((Path(__file__).parent / "one_gpu" / f"{CARD}.json").read_text())
+    card, *figures = map(json.loads, CARD.read_text().splitlines())
     environment.filters |= {
         "spread": spread,
         "ratios": ratios,
         "span": span,
         "error": shown,
         "worst": lambda d: worst([*d.values()]),
+        "each": each,
+        "total": lambda runs, name: sum(each(runs, name)),
     }
-    return environment.get_template("results.md.jinja").render(
-        kept=kept, measured=measured, median=median, card=card, gpu=gpu_updates(card["figures"])
-    )
+    of_gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
+    template = environment.get_template("results.md.jinja")
+    return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **of_gpu)
 
 
 def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -54,10 +58,9 @@ def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (width, batch, side), taken in rounds.items():
         stock = rounds[width, batch, "stock verl"]
         # A side that needs no pass saves stock verl's.
-        saves_pass = "no pass" in side
-        has_pass = saves_pass or all(each["pass_s"] for each in taken)
-        theirs = median(each["update_s"] + each["pass_s"] * has_pass for each in stock)
-        ours = median(each["update_s"] + each["pass_s"] for each in taken)
+        has_pass = "no pass" in side or all(line["pass_s"] for line in taken)
+        theirs = median(line["update_s"] + line["pass_s"] * has_pass for line in stock)
+        ours = median(line["update_s"] + line["pass_s"] for line in taken)
         found.append(
             {
                 "width": width,
@@ -65,14 +68,20 @@ def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "side": side,
                 "rounds": len(taken),
                 "seconds": ours,
-                "update_s": median(each["update_s"] for each in taken),
+                "update_s": median(line["update_s"] for line in taken),
                 "speed_up": theirs / ours,
-                "peak_gib": max(each["peak_gib"] for each in taken),
+                "peak_gib": max(line["peak_gib"] for line in taken),
                 "sharing_factor": taken[0].get("sharing_factor"),
                 "grad_norm": taken[0]["grad_norm"],
             }
         )
     return found
+
+
+def each(runs: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """A figure of each run; of each of its batches, where it has one a batch."""
+    values = [run[name] for run in runs]
+    return [one for value in values for one in value] if isinstance(values[0], list) else values
 
 
 def spread(values: list[float], digits: int = 2) -> str:
@@ -90,16 +99,15 @@ def ratios(side: list[dict[str, Any]], other: list[dict[str, Any]], name: str = 
     return [theirs[name] / its[name] for its, theirs in zip(side, other, strict=True)]
 
 
-def measured(benchmark: str) -> str:
+def measured(name: str, command: str | None = None) -> str:
     """When, where and with which versions a benchmark was run."""
-    record = json.loads(kept_file(benchmark).read_text())
+    record = json.loads(kept_file(name).read_text())
     machine, versions = record["machine"], record["versions"]
     busy = machine.get("cores_busy_with_other_work", 0)
     beside = f", {busy:.1f} of them busy with other work" if busy >= 0.1 else ""
-    return (
-        f"`python -m benchmarks.{benchmark}`, {record['measured']}: {machine['cores']} cores ({machine['processor']})"
-        f"{beside}, Python {machine['python']}, verl {versions['verl']}, torch {versions['torch']}"
-    )
+    packages = f"Python {machine['python']}, verl {versions['verl']}, torch {versions['torch']}"
+    where = f"{machine['cores']} cores ({machine['processor']}){beside}, {packages}"
+    return f"`python -m {command or f'benchmarks.{name}'}`, {record['measured']}: {where}"
 
 
 if __name__ == "__main__":

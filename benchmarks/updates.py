@@ -1,256 +1,231 @@
-"""Updates of real FSDP2 workers on a CPU, as stock verl makes them and as padded trainers do: what each took."""
+"""Real updates of two FSDP2 ranks: stock verl beside the plan, shared prefixes, and rows that are left out.
+
+    python -m benchmarks.updates packing|trees|idle [--keep]
+
+*packing*: the rows of ``long_tailed.jsonl``, 24 prompts of 8 sessions of 1 to 5 rows: stock verl; at its number of
+optimizer steps ``padding=lcm``, with both packers; at the configured number ``padding=prompt``.
+
+*trees*: sessions of 2, 4 and 8 model calls on average (long-tailed), each a row, whose reasoning is left out of later
+prompts; eight rollouts of each prompt; and rows that share nothing. As many rows as have ``DISTINCT_TOKENS`` that are
+unlike. The model is wide enough that most of what a token takes is linear layers.
+
+*idle*: 128 prompts of eight rollouts, of which 0, 30 and 60 % of the tokens have no advantage, with and without them
+(``padding.idle_rows=skip``), and without the pass before the update (``padding.old_log_probs=update``); and all
+together, on a thinking agent's sessions, 60 % idle, where stock verl gets a mini-batch that holds all rows, so that it
+takes one step, too. The gradient norms of a case's sides must be equal.
+
+Sides take turns in one job, in one order and the other, each from the model's weights, on the same rows, put anew;
+a first round is not kept. Stock verl's first side has transformers' attention, which computes all pairs of tokens of a
+micro-batch on a CPU; all others of *trees* and *idle* attend row by row, as ``+local=cpu`` does.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, Literal
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import torch
-import transfer_queue as tq
-from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
+import numpy as np
+import typer
+from rich.progress import track
 
-from verl_padding.plan import Packer, Sharing
-from verl_padding.plan.cost import CostModel
+from benchmarks.results import Keep, busy_cores, report
+from benchmarks.two_ranks import cpu_seconds, start_side, two_ranks
+from benchmarks.update_sides import RANKS, Case, Row, Side
+from verl_padding.plan.row_keys import row_key, uid_of_key
 
-RANKS = 2
-EOS = 3
-PAD_LENGTH = 2
-"""Tokens of a pad of the plan's."""
+LONG_TAILED = Path(__file__).parent / "long_tailed.jsonl"
+BUDGET = 1024
+DISTINCT_TOKENS = RANKS * 6 * BUDGET
+
+ALL_PAIRS = Side(name="stock verl, all pairs", all_pairs=True)
+STOCK = Side(name="stock verl")
+OFF = Side(name="off", strategy="prompt", packer="plan")
+TREES = replace(OFF, name="trees", sharing="on")
+
+ROWS = replace(OFF, name="all rows", has_terms=False)
+SKIP = replace(ROWS, name="without idle rows", skips_idle=True)
+WITH_PASS = replace(ROWS, name="with the pass", old_log_probs="pass")
+NO_PASS = replace(ROWS, name="without the pass", old_log_probs="update")
+LEAN = replace(NO_PASS, name="without pass and idle rows", skips_idle=True)
+STOCK_PASS = replace(STOCK, old_log_probs="pass", has_terms=False)
+TREES_PASS = replace(WITH_PASS, name="trees", sharing="on")
+LEAN_TREES = replace(LEAN, name="trees, without idle rows and pass", sharing="on")
+
+
+def long_tailed() -> dict[str, Case]:
+    """The rows of the file, with random tokens."""
+    draw = random.Random(0)
+    rows: list[Row] = []
+    for number, line in enumerate(map(json.loads, LONG_TAILED.read_text().splitlines())):
+        lengths = line["prompt_tokens"], line["response_tokens"]
+        prompt, response = (random_tokens(draw, tokens, tokens) for tokens in lengths)
+        rows.append((row_key(line["prompt"], line["session"], number), prompt, response))
+    sides = (
+        replace(ALL_PAIRS, name="stock verl"),
+        Side(name="lcm, verl's packer", strategy="lcm", all_pairs=True),
+        Side(name="lcm, plan's", strategy="lcm", packer="plan", all_pairs=True),
+        Side(name="prompt, plan's", strategy="prompt", packer="plan", all_pairs=True),
+    )
+    return {"long-tailed": Case(rows=rows, prompts=24, sessions=8, mini_prompts=8, sides=sides)}
+
+
+def random_tokens(draw: random.Random, least: int, most: int) -> list[int]:
+    return [draw.randrange(5, 200) for _ in range(draw.randint(least, most))]
+
+
+Session = Callable[[random.Random, list[int], str, int], tuple[list[Row], int]]
+"""Draws the rows of a session of a prompt, and says how many of their tokens no earlier row has."""
+
+
+def thinking_session(
+    turns: int, draw: random.Random, first: list[int], prompt: str, session: int
+) -> tuple[list[Row], int]:
+    """A row a call, whose reasoning is left out of later prompts."""
+    rows: list[Row] = []
+    context, unlike = list(first), 0
+    for turn in range(max(1, round(turns * draw.lognormvariate(-0.125, 0.5)))):
+        thought, answer = random_tokens(draw, 10, 60), random_tokens(draw, 10, 45)
+        if len(context) + len(thought) + len(answer) > BUDGET:
+            break
+        rows.append((row_key(prompt, session, turn), list(context), thought + answer))
+        told = answer + random_tokens(draw, 10, 30)
+        context += told
+        unlike += len(thought) + len(answer) + len(told)
+    return rows, unlike
+
+
+def rollout(draw: random.Random, first: list[int], prompt: str, session: int) -> tuple[list[Row], int]:
+    """The one row of a session."""
+    answer = random_tokens(draw, 60, 140)
+    return [(row_key(prompt, session, 0), list(first), answer)], len(answer)
+
+
+def alone(draw: random.Random, first: list[int], prompt: str, session: int) -> tuple[list[Row], int]:
+    """A row whose prompt is its own."""
+    own = random_tokens(draw, 100, 300)
+    rows, unlike = rollout(draw, own, prompt, session)
+    return rows, unlike + len(own)
+
+
+def sharing_cases() -> dict[str, Case]:
+    """Sessions that think, rollouts, and rows that share nothing."""
+    drawn: dict[str, tuple[Session, tuple[int, int]]] = {
+        **{f"{turns} turns that think": (partial(thinking_session, turns), (20, 60)) for turns in (2, 4, 8)},
+        "8 rollouts of a prompt": (rollout, (300, 500)),
+        "nothing to share": (alone, (1, 1)),
+    }
+    cases = {}
+    for name, (session, tokens) in drawn.items():
+        draw = random.Random(name)
+        rows: list[Row] = []
+        prompts = unlike = 0
+        while unlike < DISTINCT_TOKENS:
+            of_prompt, its_own = draw_prompt(draw, session, 8, random_tokens(draw, *tokens), f"p{prompts}")
+            rows += of_prompt
+            unlike += its_own
+            prompts += 1
+        sides = (ALL_PAIRS, STOCK, OFF, TREES)
+        cases[name] = Case(rows=rows, prompts=prompts, sessions=8, mini_prompts=prompts, sides=sides)
+    return cases
+
+
+def draw_prompt(
+    draw: random.Random, session: Session, sessions: int, first: list[int], prompt: str
+) -> tuple[list[Row], int]:
+    """The rows of a prompt's sessions, and how many of their tokens are unlike."""
+    drawn = [session(draw, first, prompt, number) for number in range(sessions)]
+    return [row for rows, _ in drawn for row in rows], len(first) + sum(unlike for _, unlike in drawn)
+
+
+def idle_cases() -> dict[str, Case]:
+    """Rollouts with idle rows, and everything together."""
+    draw = random.Random(0)
+
+    def drawn(session: Session, prompts: int, sessions: int, tokens: tuple[int, int]) -> list[Row]:
+        firsts = [random_tokens(draw, *tokens) for _ in range(prompts)]
+        return [
+            row for p, first in enumerate(firsts) for row in draw_prompt(draw, session, sessions, first, f"p{p}")[0]
+        ]
+
+    rollouts = drawn(rollout, 128, 8, (20, 60))
+    thinking = drawn(partial(thinking_session, 4), 5, 4, (200, 300))
+    one_step = Case(rows=rollouts, prompts=128, sessions=8, mini_prompts=128, sides=(ROWS, SKIP))
+    cases = {f"{share:.0%} idle": replace(one_step, idle=idle_rows(rollouts, share)) for share in (0.0, 0.3, 0.6)}
+    cases["pass"] = replace(cases["60% idle"], sides=(WITH_PASS, NO_PASS, LEAN))
+    cases["all together"] = Case(
+        rows=thinking,
+        prompts=1,
+        sessions=len(thinking) + len(thinking) % RANKS,
+        mini_prompts=1,
+        idle=idle_rows(thinking, 0.6),
+        sides=(
+            replace(STOCK_PASS, name=ALL_PAIRS.name, all_pairs=True),
+            STOCK_PASS,
+            TREES_PASS,
+            replace(TREES_PASS, name="trees, without idle rows", skips_idle=True),
+            LEAN_TREES,
+        ),
+    )
+    return cases
+
+
+def idle_rows(rows: Sequence[Row], share: float) -> list[int]:
+    """All rows of the first prompts, as large a share as asked for."""
+    prompt_R = [uid_of_key(row[0]) for row in rows]
+    prompts = list(dict.fromkeys(prompt_R))
+    idle = prompts[: round(share * len(prompts))]
+    return [row for row, prompt in enumerate(prompt_R) if prompt in idle]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    name: str
-    strategy: str | None
-    """None for stock verl."""
-    packer: Packer = "verl"
-    sharing: Sharing = "off"
-    micro_batch_rows: int | None = None
-    """Rows of a micro-batch; None for as many as the token budget allows."""
-    packs: bool = True
-    """Whether the engine packs the rows of a micro-batch, or pads them to the longest."""
-    skips_idle: bool = False
-    """Whether the update leaves idle rows out."""
-    old_log_probs: Literal["put", "pass", "update"] = "put"
-    """Old log-probs are those that were put with the rows, a pass's before the update, or the update's own."""
-    attention: Literal["all pairs", "row by row"] = "all pairs"
-    """Of a micro-batch: transformers' own computes all pairs of tokens on a CPU, that of ``+local=cpu`` does not."""
-    has_terms: bool = True
-    """Whether the loss has its KL and entropy terms."""
+class Group:
+    """Cases that are measured with one model."""
+
+    cases: Callable[[], dict[str, Case]]
+    hidden: int
+    budget: int = BUDGET
+    same_gradient: bool = False
+    """Whether all sides of a case compute the same optimizer steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepSize:
-    """Prompts of a batch and of a mini-batch, sessions of a prompt, and the token budget of a micro-batch."""
-
-    prompts: int
-    sessions: int
-    mini_prompts: int
-    budget: int
-
-    @property
-    def mini_rows(self) -> int:
-        """What verl takes for the rows of a mini-batch."""
-        return self.mini_prompts * self.sessions
-
-    def extra_info(self) -> dict[str, Any]:
-        """What verl's trainer says to the workers."""
-        return {
-            "temperature": 1.0,
-            "calculate_entropy": False,
-            "distillation_use_topk": False,
-            "distillation_only": False,
-            "seed": 1,
-            "epochs": 1,
-            "dataloader_kwargs": {"shuffle": False},
-            "global_batch_size": self.mini_rows,
-            "mini_batch_size": self.mini_rows,
-        }
+GROUPS = {
+    "packing": Group(cases=long_tailed, hidden=256, budget=2048),
+    "trees": Group(cases=sharing_cases, hidden=512),
+    "idle": Group(cases=idle_cases, hidden=256, same_gradient=True),
+}
 
 
-def update_of(workers: Any, batch: KVBatchMeta, side: Side, size: StepSize, idle: Sequence[int] = ()) -> dict[str, Any]:
-    """Seconds, pads, steps and wasted tokens of a side's update, with its pass."""
-    if side.strategy is None:
-        return stock_update(workers, batch, side, size)
-    return planned_update(workers, batch, side, size, idle=idle)
+def measure(group: Group, repeats: int) -> dict[str, Any]:
+    """What each round of each side took, by case."""
+    figures = {}
+    with two_ranks(group.hidden, group.budget) as workers:
+        for name, case in group.cases().items():
+            sides: dict[str, list[dict[str, Any]]] = {side.name: [] for side in case.sides}
+            for number in track(range(repeats + 1), name):
+                for side in case.sides if number % 2 else reversed(case.sides):
+                    start_side(workers, side)
+                    before = cpu_seconds(workers)
+                    took = case.update(workers, side, group.budget)
+                    if number:
+                        sides[side.name].append(took | {"cpu": cpu_seconds(workers) - before})
+            if group.same_gradient:
+                first, *others = [took[-1]["grad_norm"] for took in sides.values()]
+                for other in others:
+                    np.testing.assert_allclose(other, first, rtol=1e-3, err_msg=f"{name}: sides learn otherwise")
+            figures[name] = {"rows": len(case.rows), "idle": case.idle_share, "sides": sides}
+    return figures
 
 
-def put_trained(keys: Sequence[str], responses: Sequence[int], tags: Sequence[dict[str, Any]]) -> KVBatchMeta:
-    """Puts what an update reads beside the rows themselves, for responses of so many tokens; the same each time.
-
-    Advantages have both signs: if all were negative, clipping would leave no gradient once the first step has made the
-    responses less likely.
-    """
-    from tests.support.rows_in_queue import PARTITION
-
-    generator = torch.Generator().manual_seed(0)
-
-    def column(mean: float, deviation: float) -> torch.Tensor:
-        rows = [mean + deviation * torch.randn(tokens, generator=generator) for tokens in responses]
-        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
-    log_probs = {name: column(-5.5, 0.1) for name in ("old_log_probs", "ref_log_prob")}
-    return tq.kv_batch_put(
-        keys=list(keys),
-        partition_id=PARTITION,
-        fields=TensorDict(log_probs | {"advantages": column(0.0, 1.0)}, batch_size=len(keys)),
-        tags=list(tags),
-    )
+def main(group: str, repeats: int = 3, keep: Keep = False) -> None:
+    """Measures the updates of all cases of a group."""
+    busy = busy_cores()
+    report(f"updates {group}", {"cases": measure(GROUPS[group], repeats)}, keep=keep, busy=busy)
 
 
-def computed_tokens(tokens_R: Sequence[int], side: Side, mini_rows: int) -> int:
-    """Tokens that the ranks compute for the rows of an update by stock verl.
-
-    Args:
-        tokens_R: of the rows, pads among them, as they are dealt out: equal parts for the ranks, each cut in order.
-        mini_rows: rows of a mini-batch, of all ranks.
-    """
-    if side.packs:
-        return sum(tokens_R)
-    assert side.micro_batch_rows is not None, "verl's packer cuts micro-batches by a token budget"
-    of_rank, of_cell = len(tokens_R) // RANKS, mini_rows // RANKS
-    cells = [
-        tokens_R[start : start + of_cell]
-        for rank in range(RANKS)
-        for start in range(rank * of_rank, (rank + 1) * of_rank, of_cell)
-    ]
-    blocks = [
-        cell[at : at + side.micro_batch_rows] for cell in cells for at in range(0, of_cell, side.micro_batch_rows)
-    ]
-    return sum(len(block) * max(block) for block in blocks)
-
-
-def stock_update(workers: Any, batch: KVBatchMeta, side: Side, size: StepSize) -> dict[str, Any]:
-    """Seconds, pads, steps and wasted tokens of an update, with its pass, as verl's trainer does it."""
-    from verl.trainer.ppo.v1 import PPOTrainer
-
-    trainer = SimpleNamespace(
-        actor_rollout_wg=workers,
-        tokenizer=SimpleNamespace(eos_token_id=EOS),
-        _get_required_batch_multiple=lambda dp_size: size.mini_rows,
-    )
-    n_rows, real_tokens = len(batch), sum(tag["seq_len"] for tag in batch.tags)
-    started = time.perf_counter()
-    padded = PPOTrainer._balance_batch(trainer, batch, metrics={})
-    ready = time.perf_counter()
-    padded.extra_info.update(size.extra_info())
-    _complete_stock_pads(padded)
-    begun = time.perf_counter()
-    if side.old_log_probs == "pass":
-        _log_prob_pass(workers, padded)
-    output = workers.update_actor(padded)
-    done = time.perf_counter()
-    tq.kv_clear(keys=padded.keys, partition_id=padded.partition_id)
-    computed = computed_tokens([tag["seq_len"] for tag in padded.tags], side, size.mini_rows)
-    return {
-        "before": ready - started,
-        "update": done - begun,
-        "pads": len(padded) - n_rows,
-        "wasted_tokens": 1 - real_tokens / computed,
-        **steps_of(output),
-    }
-
-
-def _complete_stock_pads(padded: KVBatchMeta) -> None:
-    """Gives verl's pads what its passes would have written for them: they are copies of a row of another length."""
-    pads = [key for key, tag in zip(padded.keys, padded.tags, strict=True) if tag.get("is_padding", False)]
-    if pads:
-        rows = tq.kv_batch_get(keys=pads, partition_id=padded.partition_id, select_fields=["responses"])
-        tags = [tag for tag in padded.tags if tag.get("is_padding", False)]
-        put_trained(pads, [len(row) for row in rows["responses"].unbind()], tags)
-
-
-def _log_prob_pass(workers: Any, batch: KVBatchMeta) -> None:
-    """The actor's pass over the rows of an update, which takes its log-probs for those of the old policy."""
-    from verl.workers.utils.padding import response_from_nested
-
-    from verl_padding.pads.queue import put_columns, rows_like
-
-    rows = rows_like(batch, batch.keys, batch.tags)
-    rows.extra_info.update(calculate_entropy=True, compute_loss=False)
-    workers.compute_log_prob(rows)
-    found = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["log_probs", "response_mask"])
-    put_columns(rows, {"old_log_probs": response_from_nested(found["log_probs"], found["response_mask"])})
-
-
-def planned_update(
-    workers: Any,
-    batch: KVBatchMeta,
-    side: Side,
-    size: StepSize,
-    cost_model: CostModel | None = None,
-    *,
-    timed: bool = False,
-    idle: Sequence[int] = (),
-) -> dict[str, Any]:
-    """Seconds, pads, steps and wasted tokens (of packed rows) of an update, with its pass, as padded trainers do it.
-
-    Args:
-        cost_model: what the plan reckons with; None for verl's formula.
-        timed: whether the workers, which have a clock then, time its micro-batches.
-        idle: numbers of rows that a side which skips them leaves out.
-    """
-    from tests.support.padded_rows import upsample
-    from verl_padding.driver.worker_calls import PaddedWorkerGroup
-    from verl_padding.pads.lineage import find_extensions, find_forest
-    from verl_padding.pads.template import PadTemplate
-    from verl_padding.pads.upsampling import strip
-    from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
-
-    assert side.strategy is not None
-    shape: dict[str, Any] = {"dp_size": RANKS, "cost_model": cost_model}
-    by_rows = side.micro_batch_rows is not None
-    shape |= {"micro_batch_rows": side.micro_batch_rows} if by_rows else {"token_budget": size.budget}
-    update = Update(**shape, prompts_per_mini_batch=size.mini_prompts, skips_idle=side.skips_idle)
-    job = Job(
-        strategy=side.strategy,
-        prompts=size.prompts,
-        sessions_per_prompt=size.sessions,
-        updates={"actor": update},
-        inference={"log_prob": Pass(**shape, as_update="actor")} if side.old_log_probs == "pass" else {},
-        packer=side.packer,
-        sharing=side.sharing,
-    )
-    started = time.perf_counter()
-    tokens_R = [tag["seq_len"] for tag in batch.tags]
-    extends_R = find_extensions(batch, tokens_R) if side.sharing == "chains" else None
-    forest = find_forest(batch, tokens_R) if side.sharing == "trees" else None
-    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, extends_R, forest, idle), job)
-    padded = upsample(
-        batch,
-        plan,
-        PadTemplate(eos_token_id=EOS, length=PAD_LENGTH),
-        timed=timed,
-        own_old_log_probs="actor" if side.old_log_probs == "update" else None,
-        skips_idle="actor" if side.skips_idle else None,
-    )
-    ready = time.perf_counter()
-    batch.extra_info.update(size.extra_info())
-    group = PaddedWorkerGroup(workers, lambda: padded)
-    if side.old_log_probs == "pass":
-        _log_prob_pass(group, batch)
-    output = group.update_actor(batch)
-    done = time.perf_counter()
-    strip(padded.pads)
-    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-    pad_tokens = plan.layouts["actor"].n_pads * PAD_LENGTH
-    return {
-        "before": ready - started,
-        "update": done - ready,
-        "pads": plan.n_pads,
-        "wasted_tokens": pad_tokens / (sum(tokens_R) + pad_tokens),
-        **steps_of(output),
-        "micro_batches": float(plan.figures["actor"].micro_batches or 0),
-        "sharing_factor": plan.figures["actor"].sharing_factor,
-    }
-
-
-def steps_of(output: Any) -> dict[str, Any]:
-    """How many optimizer steps an update took, and the norm of each one's gradient."""
-    norms = [float(norm) for norm in output["metrics"]["grad_norm"]]
-    assert all(norm > 0 for norm in norms), f"an optimizer step learns nothing: gradient norms {norms}"
-    return {"steps": len(norms), "grad_norm": norms}
+if __name__ == "__main__":
+    typer.run(main)

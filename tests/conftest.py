@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tests.support.composed_once
-import tests.support.plain_output  # noqa: F401  (first of all)
-from tests.support.cluster import ray_and_queue  # before anything of verl: it chooses verl's platform
+import tests.support.engines
+import tests.support.plain_output
+from benchmarks.ray_and_queue import ray_and_queue  # before anything of verl: it chooses verl's platform
 from tests.support.pages import make_own_recipe
 
 # How long an example takes says more of what else the cores do than of the code.
@@ -20,7 +21,7 @@ settings.load_profile("shared cores")
 @pytest.fixture(scope="session")
 def transfer_queue() -> Iterator[None]:
     """A real TransferQueue on a real Ray, started once and shut down at the end."""
-    with ray_and_queue():
+    with ray_and_queue(modules=tests.support.engines.__name__):
         yield
 
 

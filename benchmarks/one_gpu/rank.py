@@ -6,18 +6,18 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tests.support.engine_in_process import Row, micro_batch_of
-from tests.support.padded_rows import values_of
-from tests.support.verl_config import compose_job
+from benchmarks.one_gpu.rows import SAID, Row, micro_batch_of, pad_of
+from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.pads import columns
-from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan
 from verl_padding.worker import log_probs, mini_batches, packed_attention
 from verl_padding.worker.losses import wrap_worker_loss
 
 SIZES = {
     "small": (128, 256, 2, 4, 2, True),
+    "wide 256": (256, 1024, 2, 8, 4, False),
+    "wide 512": (512, 2048, 2, 8, 4, False),
     "exact": (512, 1024, 4, 8, 2, False),
     "0.5B": (896, 4864, 24, 14, 2, True),
     "1.5B": (1536, 8960, 28, 12, 2, True),
@@ -27,8 +27,6 @@ SIZE_NAMES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "tie_word_embeddings"),
 )
-SAID = {"temperature": 1.0, "distillation_use_topk": False, "distillation_only": False, "seed": 1, "epochs": 1}
-"""What verl's trainer says to its workers."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -60,7 +58,7 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
     actor, rollout, of_model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
     fsdp = f"{actor}.fsdp_config"
     precision = {"param": dtype, "reduce": "fp32", "buffer": "fp32"}
-    config = compose_job(
+    said = (
         *(["+local=cpu"] if device == "cpu" else []),
         f"{of_model}.path={model}",
         f"++{of_model}.override_config.attn_implementation=sdpa",
@@ -82,6 +80,7 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
         "algorithm.adv_estimator=grpo",
         *overrides,
     )
+    config = compose_job(JobArguments(overrides=said))
     worker = ActorRolloutRefWorker(
         config=config.actor_rollout_ref, role="actor", distillation_config=config.distillation
     )
@@ -105,7 +104,7 @@ def rows_of_call(rows: dict[str, Row], plan: BatchPlan | None = None, call: str 
         to_worker |= {"mini_batch_size": n_rows, "dataloader_kwargs": {"shuffle": False}}
     else:
         layout = plan.layouts[call]
-        pad = values_of(PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])))
+        pad = pad_of(fields)
         data = micro_batch_of([fields[row] if row < n_rows else pad for row in layout.order])
         of_call = columns.micro_batch_columns(plan, call)
         if call == "actor":
@@ -116,6 +115,8 @@ def rows_of_call(rows: dict[str, Row], plan: BatchPlan | None = None, call: str 
         for name, column in of_call.items():
             data[name] = column
         to_worker[columns.CUT_BY_PLAN] = True
+        if plan.sharing == "on":
+            to_worker[columns.BRANCHES] = True
     tu.assign_non_tensor(data, **to_worker | said)
     return data
 

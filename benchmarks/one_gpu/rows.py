@@ -1,17 +1,67 @@
 """Rows as agents make them, of random tokens, and the plan of a batch of them."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tests.support.engine_in_process import Row, micro_batch_of
-from verl_padding.pads.lineage import Inputs, extensions
+import torch
+from tensordict import TensorDict
+
+from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Sharing, Update, plan_batch
-from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import uid_of_key
+from verl_padding.prefix_sharing.row_inputs import RowInputs
 
 Texts = dict[str, tuple[list[int], list[int]]]
 """Key of a row, as verl makes it -> tokens of its prompt and of its response."""
+
+SAID = {"temperature": 1.0, "distillation_use_topk": False, "distillation_only": False, "seed": 1, "epochs": 1}
+"""What verl's trainer says to its workers."""
+Row = Mapping[str, torch.Tensor]
+"""Fields of a row, in float64."""
+
+
+def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
+
+
+def trained_rows(texts: Mapping[str, tuple[list[int], list[int]]]) -> dict[str, Row]:
+    """Rows with all that an update of actor or critic reads, in float64, of the tokens of prompts and responses."""
+    draw = torch.Generator().manual_seed(0)
+
+    def column(n: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(n, generator=draw, dtype=torch.float64) * scale
+
+    rows = {}
+    for key, (prompt, response) in texts.items():
+        n, mask = len(response), torch.ones(len(response), dtype=torch.int64)
+        old = column(n, 0.1) - 5.6
+        rows[key] = {
+            "prompts": torch.tensor(prompt),
+            "responses": torch.tensor(response),
+            "input_ids": torch.tensor(prompt + response),
+            "position_ids": torch.arange(len(prompt) + n),
+            "response_mask": mask,
+            "loss_mask": mask,
+            "old_log_probs": old,
+            "ref_log_prob": old + column(n, 0.1),
+            "rollout_log_probs": old + column(n, 0.1),
+            "advantages": column(n),
+            "values": column(n, 0.1),
+            "returns": column(n),
+        }
+    return rows
+
+
+def pad_of(rows: Sequence[Row]) -> Row:
+    """A pad beside some rows."""
+    columns = PadTemplate(eos_token_id=3, length=2).fields(rows, list(rows[0]))
+    return {name: column[0] for name, column in columns.items()}
+
+
+def micro_batch_of(rows: Sequence[Row]) -> TensorDict:
+    """Rows as verl's workers have them: every field is jagged, even that of a single row."""
+    return TensorDict({name: nested([row[name] for row in rows]) for name in rows[0]}, batch_size=len(rows))
 
 
 def sessions(
@@ -58,24 +108,39 @@ def plan(
     budget: int,
     *,
     sharing: Sharing = "off",
-    idle: Sequence[int] = (),
     ranks: int = 1,
     has_pass: bool = False,
+    **of_rows: Any,
 ) -> BatchPlan:
-    """One mini-batch of all rows, by the plan's packer."""
-    keys, inputs = list(rows), Inputs(micro_batch_of(list(rows.values())))
-    lengths = [len(ids) for ids in inputs.ids_R]
-    forest = Forest.in_order(lengths, *inputs.trees(list(map(uid_of_key, keys))))
+    """One mini-batch of all rows, by the plan's packer; ``of_rows``: what `Rows.from_keys` takes beside lengths."""
+    keys = list(rows)
+    forest = RowInputs(micro_batch_of(list(rows.values()))).forest(list(map(uid_of_key, keys)))
     prompts = len({uid_of_key(key) for key in keys})
+    shape = {"prompts": prompts, "sessions": 2, "mini_prompts": prompts, "ranks": ranks, "budget": budget}
+    skips_idle = bool(of_rows.get("idle"))
+    job = job_of(**shape, has_pass=has_pass, skips_idle=skips_idle, packer="plan", sharing=sharing)
+    return plan_batch(Rows.from_keys(keys, forest.tokens_R.tolist(), forest, **of_rows), job)
+
+
+def job_of(
+    *,
+    prompts: int,
+    sessions: int,
+    mini_prompts: int,
+    ranks: int,
+    budget: int,
+    has_pass: bool,
+    skips_idle: bool,
+    strategy: str = "prompt",
+    **of_job: Any,
+) -> Job:
+    """A job of an actor's update, and of the pass before it."""
     shape: dict[str, Any] = {"dp_size": ranks, "token_budget": budget}
-    update = Update(**shape, prompts_per_mini_batch=prompts, skips_idle=bool(idle))
-    job = Job(
-        strategy="prompt",
+    return Job(
+        strategy=strategy,
         prompts=prompts,
-        sessions_per_prompt=2,
-        updates={"actor": update},
+        sessions_per_prompt=sessions,
+        updates={"actor": Update(**shape, prompts_per_mini_batch=mini_prompts, skips_idle=skips_idle)},
         inference={"log_prob": Pass(**shape, as_update="actor")} if has_pass else {},
-        packer="plan",
-        sharing=sharing,
+        **of_job,
     )
-    return plan_batch(Rows.from_keys(keys, lengths, extensions(inputs, keys), forest, list(idle)), job)

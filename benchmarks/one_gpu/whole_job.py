@@ -38,10 +38,10 @@ ON_GPU = (
     "+ray_kwargs.ray_init.include_dashboard=false",
 )
 """What ``+local=cpu`` says of rollout and processes, for an actor on a GPU."""
-PADDED = ("+padding=prompt", "padding.packer=plan", "padding.sharing=trees")
+PADDED = ("+padding=prompt", "padding.packer=plan", "padding.sharing=on")
 
 
-def run(folder: Path, device: str, *overrides: str, timeout_s: float = 600) -> list[dict[str, Any]]:
+def run(folder: Path, *, timeout_s: float = 600) -> list[dict[str, Any]]:
     """The metrics of each step.
 
     Raises:
@@ -52,25 +52,20 @@ def run(folder: Path, device: str, *overrides: str, timeout_s: float = 600) -> l
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_prestart_worker_first_driver": "0",
         "HF_HUB_OFFLINE": "1",
+        "VERL_USE_EXTERNAL_MODULES": "rollout_on_cpu",
+        "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
     }
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "VERL_PLATFORM"):
         environment.pop(name, None)
-    if device == "cuda":
-        (folder / "rollout_on_cpu.py").write_text(ROLLOUT_ON_CPU)
-        environment.pop("VERL_PLATFORM", None)
-        environment["VERL_USE_EXTERNAL_MODULES"] = "rollout_on_cpu"
-        environment["PYTHONPATH"] = f"{folder}:{environment.get('PYTHONPATH', '')}"
-    else:
-        environment["VERL_PLATFORM"] = "cpu"
+    (folder / "rollout_on_cpu.py").write_text(ROLLOUT_ON_CPU)
     job = [
-        *(ON_GPU if device == "cuda" else ["+local=cpu"]),
+        *ON_GPU,
         *recipe.tiny_job(folder),
         "trainer.n_gpus_per_node=1",
         f"trainer.total_training_steps={STEPS}",
         "trainer.logger=[console,file]",
         "trainer.val_before_train=false",
         *PADDED,
-        *overrides,
     ]
     with (folder / "job.log").open("w") as log:
         command = [sys.executable, "-m", "verl.trainer.main_ppo", *job]

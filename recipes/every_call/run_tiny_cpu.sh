@@ -2,7 +2,7 @@
 # The recipe on a CPU: two FSDP2 ranks, a tiny random model. Shared prefixes are computed once.
 #   bash run_tiny_cpu.sh [overrides...]            e.g. trainer.total_training_steps=20 padding.seed=3
 #   SEED=1 bash run_tiny_cpu.sh                    another model, other data, other draws
-#   THINKING=1 bash run_tiny_cpu.sh padding.sharing=trees   a model that thinks
+#   THINKING=1 bash run_tiny_cpu.sh padding.sharing=on   a model that thinks
 #   PADDING=+padding=prompt bash run_tiny_cpu.sh   every row computed by itself
 #   PADDING= bash run_tiny_cpu.sh                  stock verl
 set -euo pipefail
@@ -18,7 +18,7 @@ mapfile -t job <<< "${overrides}"
 job=(
     +local=cpu
     "${job[@]}"
-    ${PADDING-+padding=prompt padding.packer=plan padding.sharing=chains}
+    ${PADDING-+padding=prompt padding.packer=plan padding.sharing=on}
     trainer.rollout_data_dir="${out}/rollouts"
     "$@"
 )

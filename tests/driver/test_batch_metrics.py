@@ -76,7 +76,7 @@ PROMPTS = {
 
 
 @pytest.mark.parametrize("local_updates", [1, 2])
-def test_rows_and_prompts_that_teach_nothing_are_counted_by_exact_zeros_and_by_their_scores(local_updates):
+def test_rows_and_prompts_that_teach_nothing_are_counted(local_updates):
     updates = [PROMPTS]
     if local_updates == 2:
         updates = [{key: row for key, row in PROMPTS.items() if (key < "c") is first} for first in (True, False)]

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from benchmarks.one_step import padded_group
 from tests.support.losses_on_rows import nested
-from tests.support.padded_rows import padded_group
 from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.step_planner import UpdateNumber
@@ -94,7 +94,7 @@ class _Prompts:
             yield {"raw_prompt": [[{"role": "user", "content": "?"}]] * 2, "index": torch.arange(2)}
 
 
-def test_the_plan_of_a_training_step_does_not_depend_on_which_session_ended_first():
+def test_the_plan_does_not_depend_on_which_session_ended_first():
     uids = [ordered_uid(7, place) for place in range(4)]
     keys = [f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)][:15]
     lengths = [(5 + number, 3 + number % 4) for number in range(len(keys))]
@@ -112,7 +112,7 @@ def test_the_plan_of_a_training_step_does_not_depend_on_which_session_ended_firs
     assert plans[0] == plans[1] == plans[2]
 
 
-def test_the_batch_keeps_its_rows_and_their_order_and_the_metrics_tell_of_the_plan():
+def test_the_batch_keeps_its_rows_and_metrics_tell_of_the_plan():
     trainer, metrics = padded_trainer(), {}
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)])
     keys = list(batch.keys)
@@ -243,7 +243,7 @@ def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_tra
 
 
 @pytest.mark.parametrize("gone", [2, 3, None], ids=["some rows gone", "all rows gone", "in a step"])
-def test_a_checkpoint_may_be_saved_anywhere_and_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
+def test_a_checkpoint_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
     trainer, waiting, seen = padded_trainer(), put_rows([(6, 1)]), []
     trained = put_rows([(5, 3), (7, 2), (4, 9)])
     if gone is None:
@@ -313,7 +313,7 @@ def test_a_batch_without_real_rows_is_refused():
     ],
     ids=["over the token budget", "without a prompt"],
 )
-def test_a_row_that_cannot_be_planned_is_refused_with_its_key_length_and_setting(lengths, message):
+def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, message):
     batch = put_rows([(5, 3), lengths])
     refused(padded_trainer(), batch, message.format(batch.keys[1]))
 
@@ -325,13 +325,6 @@ def test_rows_that_are_not_in_the_queue_are_refused_by_name(dp_size):
     lost = batch.keys[1:3]
     tq.kv_clear(keys=lost, partition_id=PARTITION)
     refused(trainer, batch, rf"^row '{lost[0]}': not in TransferQueue \(2 of 4 rows of the batch are not\)")
-
-
-def test_a_row_whose_agent_loop_tags_nothing_but_its_length_is_planned():
-    batch = put_rows([(5, 3), (6, 5), (6, 4)])
-    for tag in batch.tags:
-        del tag["prompt_len"], tag["response_len"]
-    padded_trainer()._balance_batch(batch, {})
 
 
 @pytest.mark.parametrize(
@@ -346,7 +339,7 @@ def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, m
     refused(padded_trainer(), put_some_fields([(5, 3), (6, 5)], rows), f"^field {message}")
 
 
-def test_a_field_that_no_pad_can_be_made_for_is_refused_when_it_first_comes_though_no_pad_is_needed(monkeypatch):
+def test_a_field_without_a_role_is_refused_though_no_pad_is_needed(monkeypatch):
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)
     read, get = [], source_rows.read_rows

@@ -42,7 +42,7 @@ def test_each_session_that_brought_no_row_has_failed_or_was_empty():
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_prompts_that_wait_or_that_an_asynchronous_mode_replaces_do_not_count():
+def test_prompts_that_wait_or_are_replaced_do_not_count():
     trainer = padded_trainer("trainer.v1.trainer_mode=colocate_async")
     trainer.replay_buffer.refill_fn = lambda count: put_prompts(**{f"new{n}": "pending" for n in range(count)})
     put_rows([(3, 2)] * 4, ["a_0_0", "a_1_0", "b_0_0", "c_0_0"])
@@ -50,19 +50,6 @@ def test_prompts_that_wait_or_that_an_asynchronous_mode_replaces_do_not_count():
     batch, _ = trainer.replay_buffer.sample(7, PARTITION, 2)
     assert sorted(batch.keys) == ["a_0_0", "a_1_0", "c_0_0"]
     assert counted(trainer, batch) == {"configured": 4, "arrived": 3, "missing": 1, "failed": 0, "empty": 1}
-
-
-def test_of_a_sampler_that_does_not_give_prompts_as_verls_does_sessions_that_have_arrived_are_known():
-    trainer = padded_trainer()
-    assert counted(trainer, put_rows([(3, 2)] * 3, ["a_0_0", "a_0_1", "b_1_0"])) == {"arrived": 2}
-
-
-def test_of_a_prompt_that_brings_more_sessions_than_configured_none_is_missing():
-    trainer = padded_trainer()
-    put_rows([(3, 2)] * 3, ["a_0_0", "a_1_0", "a_2_0"])
-    put_prompts(a="finished", b="finished")
-    batch, _ = trainer.replay_buffer.sample(7, PARTITION, 2)
-    assert counted(trainer, batch) == {"arrived": 3}
 
 
 def made(sampler: type[ReplayBuffer]) -> ReplayBuffer:

@@ -60,9 +60,7 @@ def trained_step(monkeypatch, *overrides: str, local_updates: int = 1):
 
 
 @pytest.mark.parametrize("local_updates", [1, 2])
-def test_a_row_is_recorded_with_what_it_was_worth_where_it_went_and_what_it_shares(
-    local_updates, monkeypatch, tmp_path
-):
+def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(local_updates, monkeypatch, tmp_path):
     folder = tmp_path / "steps"
     trainer, metrics = trained_step(
         monkeypatch, "padding.record=true", f"trainer.default_local_dir={tmp_path}", local_updates=local_updates

@@ -76,7 +76,7 @@ def test_without_a_section_verls_trainers_are_verls(mode):
 
 
 @pytest.mark.parametrize("mode", STOCK_MODES)
-def test_where_the_padded_trainers_could_not_be_registered_a_section_is_refused(mode, monkeypatch):
+def test_without_registered_padded_trainers_a_section_is_refused(mode, monkeypatch):
     monkeypatch.setattr(stock_guard, "COUNTERPARTS", {})
     name = get_trainer_cls(mode).__name__
     with pytest.raises(PaddingConfigError, match=rf"^padding: {name} is not a padded trainer and would ignore it"):
@@ -89,7 +89,7 @@ def test_a_trainer_of_ones_own_may_extend_the_mixin_and_verls_trainer():
         assert type(mine(config=job("mine", "+padding=prompt"))) is mine
 
 
-def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section_and_made_without():
+def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section():
     with registered_as("mine", get_trainer_cls("sync")) as mine:
         with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer .*PaddedTrainerSync"):
             mine(config=job("mine", "+padding=prompt"))
@@ -98,7 +98,7 @@ def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section_and_m
         assert type(mine(config=job("mine"))) is mine
 
 
-def test_a_padded_trainer_under_a_name_of_its_own_extends_the_mode_of_its_base():
+def test_a_padded_trainer_by_another_name_extends_the_mode_of_its_base():
     with registered_as("mine", PaddedTrainerSeparateAsync) as mine:
         assert padded_trainer("mine").extends == "separate_async"
         config = job("mine", "+padding=prompt")
@@ -123,7 +123,7 @@ def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin():
             import_hooks._register_resolver(omegaconf)
 
 
-def test_a_model_whose_vision_is_not_known_is_refused_when_it_is_at_hand_and_before_any_worker(tmp_path, monkeypatch):
+def test_a_model_whose_vision_is_not_known_is_refused_before_any_worker(tmp_path, monkeypatch):
     monkeypatch.setattr(PPOTrainer, "_init_tokenizer", lambda self: None)  # where verl fetches the model
     (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
     trainers = [make_trainer(job("sync", "+padding=prompt", f"padding.multimodal={how}")) for how in ("auto", "empty")]

@@ -9,7 +9,8 @@ import torch
 import transfer_queue as tq
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.support.padded_rows import padded_group, plan_for, upsample
+from benchmarks.one_step import padded_group
+from tests.support.padded_rows import plan_for, upsample
 from tests.support.ranks_in_process import ANSWER, SHAPES, RanksInProcess
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
@@ -80,7 +81,7 @@ def assert_padded(data, batch) -> None:
 
 
 @pytest.mark.parametrize("call", [call.method for call in CALLS])
-def test_a_call_outside_of_a_step_gets_pads_of_its_own_which_are_gone_afterwards(call, workers):
+def test_a_call_outside_of_a_step_gets_pads_that_are_gone_afterwards(call, workers):
     _, group = trainer_with(workers, *(CRITIC if call in ("infer_batch", "train_mini_batch") else KL))
     batch = put_rows(LENGTHS)
     content = queue_content()
@@ -140,7 +141,7 @@ def test_a_worker_that_fails_leaves_no_pad(workers):
     assert queue_content() == content
 
 
-def test_what_verl_sends_beside_the_batch_is_sent_and_what_is_not_in_the_queue_passes(workers):
+def test_what_verl_sends_beside_the_batch_is_sent(workers):
     _, group = trainer_with(workers)
     batch = put_rows(LENGTHS)
     for output in (group.compute_log_prob(batch, scale=2.0), group.compute_log_prob(batch, 2.0)):
@@ -166,7 +167,7 @@ def test_workers_are_told_which_rows_of_a_pass_are_pads(call, packer, workers):
     assert data[IS_PADDING].tolist() == pads_of(sent)
 
 
-def test_what_verl_tells_a_reference_without_its_adapter_does_not_reach_the_critic(workers):
+def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     trainer, _ = trainer_with(workers, *CRITIC)
     trainer.ref_in_actor = True
     answers = [torch.zeros(prompt + response) for prompt, response in LENGTHS]
@@ -191,7 +192,7 @@ def test_a_call_with_a_selection_of_fields_selects_the_column_too(workers):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_rank_gets_the_plans_cells_in_order_and_answers_find_their_rows(shape, empty_queue):
+def test_each_rank_gets_the_plans_cells_and_answers_find_their_rows(shape, empty_queue):
     """Plans for 64 ranks, through verl's own dispatch."""
     batch = put_rows([(3 + number, 1 + number % 5) for number in range(70)])
     batch.fields = ["prompts"]

@@ -147,7 +147,7 @@ def test_without_the_pass_nobody_is_asked_for_old_log_probs(workers):
     assert sent.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE]
 
 
-def test_a_row_whose_rollout_log_probs_verl_would_compare_with_those_of_no_pass_is_refused(workers):
+def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
     trainer, _ = trainer_with(workers, "padding.old_log_probs=update", *ONE_STEP[:2])
     content = queue_content()
     with pytest.raises(PaddingDataError, match=r"a_0_0.*rollout_log_probs.*rollout_correction=null"):

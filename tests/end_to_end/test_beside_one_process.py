@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.agent import LONELY_STEP
-from tests.end_to_end.jobs import ACTOR, CRITIC, PROBE, JobFacts, run_job
-from tests.end_to_end.probe import TRAINED
+from tests.support.agent import LONELY_STEP
 from tests.support.fsdp2_workers import make_value_model
+from tests.support.jobs import ACTOR, CRITIC, PROBE, JobFacts, run_job
 from tests.support.one_process import OneProcess
+from tests.support.probe import TRAINED
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT, RELATIVE_METRIC
 from tests.support.verl_config import compose_job
 from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.agent import rows_of_step
-from tests.end_to_end.jobs import ACTOR, JobFacts, run_job
+from tests.support.agent import rows_of_step
+from tests.support.jobs import ACTOR, JobFacts, run_job
 from tests.support.tolerance import ADAM_EPS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -83,7 +83,7 @@ def test_so_are_the_metrics_the_optimizer_steps_and_the_log(runs):
     assert "verl_padding:" not in ours.log
 
 
-def test_a_run_with_the_flag_resumes_a_stock_checkpoint_and_a_stock_run_ours(runs, tmp_path):
+def test_a_padded_run_resumes_a_stock_checkpoint_and_a_stock_run_ours(runs, tmp_path):
     stock, before, checkpoints = runs[0]
     common = [*few_rows(checkpoints), "trainer.resume_mode=auto", f"trainer.save_freq={STEPS}"]
     ours = run_job(tmp_path / "2 ours", *common, "+padding=prompt", steps=2 * STEPS)

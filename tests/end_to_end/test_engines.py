@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
+from tests.support.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT, RELATIVE_METRIC
 from verl_padding.on_cpu.tiny_models import TinyModelKind
 

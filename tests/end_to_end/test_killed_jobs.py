@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import transfer_queue as tq
 
-from tests.end_to_end import probe
-from tests.end_to_end.jobs import JobFacts, run_job
+from tests.support import probe
+from tests.support.jobs import JobFacts, run_job
 from tests.support.rows_in_queue import empty_queue, queue_content
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]

@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from tests.end_to_end.agent import FAILING_STEP, LONELY_STEP
-from tests.end_to_end.jobs import ACTOR, CRITIC, JobFacts, run_job
+from tests.support.agent import FAILING_STEP, LONELY_STEP
+from tests.support.jobs import ACTOR, CRITIC, JobFacts, run_job
 from tests.support.storages import HAS_DISK
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
@@ -117,7 +117,7 @@ def assert_finite_and_agreeing(facts: JobFacts) -> None:
         assert metrics["training/rollout_probs_diff_max"] < LOG_PROB_AGREEMENT, step
 
 
-def test_every_grpo_batch_takes_the_configured_steps_and_none_is_without_real_rows(grpo):
+def test_every_grpo_batch_takes_the_configured_steps_of_real_rows(grpo):
     real = [grpo.rows[step].real for step in range(1, STEPS + 1)]
     assert len(set(real)) == STEPS, "the row counts were meant to vary"
     assert any(n % (MINI * SESSIONS) for n in real), "no row count was awkward"
@@ -130,7 +130,7 @@ def test_every_grpo_batch_takes_the_configured_steps_and_none_is_without_real_ro
     assert sum(m.rows - m.real_rows for m in grpo.optimizer_steps[ACTOR]) > 0, "no pad was met"
 
 
-def test_a_step_with_one_real_row_trains_on_it_and_warns_of_the_fewer_steps(grpo):
+def test_a_step_with_one_real_row_trains_on_it_and_warns(grpo):
     assert grpo.rows[LONELY_STEP].real == 1
     assert grpo.metrics[LONELY_STEP]["padding/actor/optimizer_steps/total"] == 1
     assert f"verl_padding: step {LONELY_STEP}: " in grpo.log
@@ -180,7 +180,7 @@ def test_rows_with_and_without_images_train_beside_pads(vision):
 
 
 @pytest.mark.slow
-def test_actor_and_critic_take_their_own_numbers_of_steps_over_the_same_rows(gae):
+def test_actor_and_critic_take_their_own_steps_over_the_same_rows(gae):
     real = gae.rows[1].real
     actor, critic = gae.optimizer_steps[ACTOR], gae.optimizer_steps[CRITIC]
     epochs, actor_steps, critic_steps = 2, 12 // 4, 12 // 3
@@ -205,7 +205,7 @@ def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
 
 
 @pytest.mark.slow
-def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_batches_and_through_mishaps(tmp_path):
+def test_a_mixture_of_experts_trains_with_recorded_routes(tmp_path):
     facts = run_job(
         tmp_path,
         "+padding=lcm",
@@ -238,7 +238,7 @@ def test_a_mixture_of_experts_trains_with_recorded_routes_in_the_plans_micro_bat
 
 
 @pytest.mark.slow
-def test_the_job_of_verls_own_padding_change_takes_verls_steps_and_computes_all_pads(tmp_path):
+def test_an_lcm_job_takes_verls_steps_and_computes_all_pads(tmp_path):
     """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue has rows on disk, if it can."""
     prompts, mini, sessions, disk = 45, 15, 8, tmp_path / "disk"
     disk.mkdir()
@@ -293,7 +293,7 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
 
 
 @pytest.mark.parametrize("job", ["grpo", SLOW_GAE])
-def test_a_recorded_job_has_a_line_for_each_row_at_the_places_where_the_clocks_have_seen_it(job, request):
+def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(job, request):
     facts: JobFacts = request.getfixturevalue(job)
     for step in facts.metrics:
         (recorded,) = read_steps(facts.folder / "steps" / f"{step}.jsonl")

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.end_to_end.jobs import JobFacts, run_job
-from tests.end_to_end.probe import LOG_PROBS
 from tests.support.fsdp2_workers import make_value_model
+from tests.support.jobs import JobFacts, run_job
+from tests.support.probe import LOG_PROBS
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.pads.prompt_order import place_of
@@ -97,7 +97,7 @@ def names_of(batches: list[dict]) -> list[list[tuple]]:
     return [[row_name(key) for key in batch["keys"]] for batch in batches]
 
 
-def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set_whichever_session_ended_first(both) -> None:
+def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set(both) -> None:
     trained, again = (names_of(facts.batches) for facts in both)
     assert len(trained) == STEPS
     assert trained == again == [sorted(names) for names in trained]

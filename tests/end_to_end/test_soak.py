@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.jobs import ACTOR, run_job
-from tests.end_to_end.probe import LEVELS
+from tests.support.jobs import ACTOR, run_job
+from tests.support.probe import LEVELS
 
 STEPS, WARM, LOOK = 40, 15, 10
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_queue_and_objects_come_back_to_their_level_though_the_queue_is_saved_at_every_step(tmp_path: Path):
+def test_queue_and_objects_come_back_to_their_level(tmp_path: Path):
     facts = run_job(
         tmp_path,
         "+padding=rows",

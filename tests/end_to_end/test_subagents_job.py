@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from tests.end_to_end import probe
-from tests.end_to_end.jobs import ROOT, read_probe
+from tests.support import probe
+from tests.support.jobs import ROOT, read_probe
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics

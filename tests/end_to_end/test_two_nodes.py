@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 from ray.cluster_utils import Cluster
 
-from tests.end_to_end import probe
-from tests.end_to_end.jobs import ACTOR, PROBE, ROOT, run_job
 from tests.end_to_end.test_padded_jobs import assert_finite_and_agreeing
+from tests.support import probe
+from tests.support.jobs import ACTOR, PROBE, ROOT, run_job
 from verl_padding.on_cpu.launch import job_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.engine_shapes import Shape, started, with_shared_heads
 from tests.support.engine_in_process import in_float64
+from tests.support.engine_shapes import Shape, started, with_shared_heads
 from tests.support.fsdp2_workers import make_value_model
 from tests.support.rows_in_queue import empty_queue
 from verl_padding.on_cpu.tiny_models import make_tiny_model

@@ -17,8 +17,13 @@ from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.engine_shapes import Shape, started
-from tests.equivalence.updates import (
+from benchmarks.one_step import padded_group
+from tests.support.engine_shapes import Shape, started
+from tests.support.fsdp2_workers import follow_no_plan, moments_of, start_over, weights_of
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, read_columns
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
+from tests.support.updates import (
     EPOCHS,
     MODES,
     PACKERS,
@@ -34,10 +39,6 @@ from tests.equivalence.updates import (
     read_log_probs,
     update_both,
 )
-from tests.support.fsdp2_workers import follow_no_plan, moments_of, start_over, weights_of
-from tests.support.padded_rows import padded_group, upsample
-from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, read_columns
-from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
@@ -106,7 +107,7 @@ def test_so_do_ranks_that_compute_once_what_rows_share_before_they_part(mode, ac
 
 
 @EACH_PACKER
-def test_steps_and_ranks_without_a_trained_token_leave_the_others_as_one_rank_has_them(packer, actors):
+def test_steps_and_ranks_without_a_trained_token_leave_the_others_alone(packer, actors):
     """All rows of the first of three mini-batches, and all that one rank has of the second, are masked."""
     start_over(actors, "seq-mean-token-mean")
     follow(actors[0], packer)
@@ -140,7 +141,7 @@ IDLE_CUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("cut", IDLE_CUTS.values(), ids=IDLE_CUTS)
-def test_ranks_that_leave_idle_rows_out_end_with_the_weights_and_moments_of_all_rows(cut, actors):
+def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     """Of three mini-batches, one keeps most rows, one has idle rows alone."""
     mode, cut = "seq-mean-token-mean", dict(cut)
     weighs = cut.pop("weighs", False)
@@ -172,7 +173,7 @@ def test_ranks_that_leave_idle_rows_out_end_with_the_weights_and_moments_of_all_
     assert (moments - want).norm() <= RELATIVE_FLOAT32 * want.norm()
 
 
-def test_ranks_whose_update_brings_its_old_log_probs_end_as_with_those_of_a_pass(actors):
+def test_ranks_with_the_updates_own_log_probs_end_as_with_a_pass(actors):
     """One optimizer step, of an update that the pass is cut as: the same to the bit."""
     ranks, _ = actors
     outcomes = []
@@ -207,8 +208,9 @@ def hold_half_a_gib_for_a_moment(worker):
     return DataProto()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system's peaks cannot be reset")
-def test_the_peak_memory_of_an_update_is_its_own_and_not_that_of_the_process(actors):
+def test_the_peak_memory_of_an_update_is_its_own(actors):
     padded_ranks, _ = actors
     start_over([padded_ranks], "token-mean")
     batch = put_trained_rows()

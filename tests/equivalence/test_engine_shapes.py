@@ -10,8 +10,10 @@ import torch
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.engine_shapes import SHAPES, Shape, after_start_over, started
-from tests.equivalence.updates import (
+from tests.support.engine_shapes import SHAPES, Shape, after_start_over, started
+from tests.support.fsdp2_workers import start_over
+from tests.support.rows_in_queue import put_columns
+from tests.support.updates import (
     EACH_CUT,
     PAD_TOKENS,
     assert_metrics_agree,
@@ -20,8 +22,6 @@ from tests.equivalence.updates import (
     put_trained_rows,
     update_both,
 )
-from tests.support.fsdp2_workers import start_over
-from tests.support.rows_in_queue import put_columns
 from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("transfer_queue")]
@@ -53,7 +53,7 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_a
     assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=partial(after_start_over, shape))
 
 
-def test_rows_that_are_padded_to_the_longest_of_their_micro_batch_train_as_packed_ones(model_of, one_rank_of):
+def test_rows_that_are_padded_to_the_longest_train_as_packed_ones(model_of, one_rank_of):
     shape = Shape()
     with started(shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false") as padded_ranks:
         padded_ranks.execute_with_func_generator(install(shares=False))

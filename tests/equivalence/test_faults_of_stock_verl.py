@@ -16,8 +16,13 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
 
-from benchmarks.two_paddings import HALF, NOMINAL, pad_as_verl
-from benchmarks.zero_effect import error_of_loss, measure_estimator
+from tests.equivalence.zero_effect import (
+    HALF,
+    NOMINAL,
+    error_of_loss,
+    measure_estimator,
+    pad_as_verl,
+)
 from tests.support.losses_on_rows import distilling_loss, policy_loss
 from tests.support.rows_in_queue import put_rows
 from tests.support.trainer_without_workers import padded_trainer
@@ -31,8 +36,8 @@ STOCK = get_trainer_cls("sync")
 
 def assert_still(fault: bool, what: str) -> None:
     assert fault, (
-        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
-        "`python -m benchmarks.zero_effect --keep` and `python -m benchmarks.results_page`, and delete this test."
+        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run `python -m "
+        "tests.equivalence.zero_effect --keep` and `python -m benchmarks.results_page`, and delete this test."
     )
 
 
@@ -71,7 +76,7 @@ def test_pads_gather_in_the_last_mini_batch():
     assert_still(steps == [120, 1], f"121 rows make steps of {steps} real rows where a mini-batch has 120")
 
 
-def test_actor_and_critic_of_different_mini_batches_take_steps_without_a_real_row():
+def test_different_mini_batches_make_steps_without_a_real_row():
     pads_D = balanced(25, dp=4, actor=8, critic=12)
     actor, critic = real_rows_of_steps(pads_D, 8), real_rows_of_steps(pads_D, 12)
     assert sum(actor) == sum(critic) == 25
@@ -132,7 +137,7 @@ def test_some_estimators_count_pads(estimator, n_rows):
     assert_still(wrong, f"{estimator} with {NOMINAL - n_rows} pads is off by {error}")
 
 
-def test_the_controller_of_the_kl_penalty_and_the_metrics_of_the_rollout_correction_count_pads():
+def test_the_kl_controller_and_metrics_of_the_correction_count_pads():
     told = measure_estimator("grpo", HALF)
     stock, ours = told["stock verl"], told["verl_padding"]
     assert ours["kl_coefficient"] < 1e-12

@@ -5,8 +5,8 @@ import torch
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import agg_loss
 
-from tests.equivalence.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.equivalence.test_registered_losses import BYPASS
+from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import MODES, PAD, Rows, nested, policy_loss, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
@@ -47,11 +47,11 @@ def farthest(all_rows, without, rows: Rows) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(want, got, strict=True)) / largest
 
 
-@pytest.mark.parametrize("denominator", ["rows", "nominal"])
+@pytest.mark.parametrize("denominator", ["rows", pytest.param("nominal", marks=pytest.mark.slow)])
 @EACH_MODE
 @pytest.mark.parametrize("name", MULTIPLIED)
 @pytest.mark.parametrize("masked", [False, True], ids=["no advantage", "no trained token"])
-def test_without_idle_rows_an_admitted_loss_has_the_same_gradients_and_the_same_loss(name, mode, denominator, masked):
+def test_without_idle_rows_an_admitted_loss_and_its_gradients_are_the_same(name, mode, denominator, masked):
     rows = rows_of(masked=masked)
     (want, of_all), (got, of_some) = with_and_without(policy_loss(mode, name, terms=False), rows, denominator)
     assert farthest(want, got, rows) <= RELATIVE_FLOAT64
@@ -133,7 +133,7 @@ def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
 
 
 @EACH_MODE
-def test_in_token_modes_the_entropy_loss_is_the_entropy_that_verl_takes_from_the_pass(mode):
+def test_in_token_modes_the_entropy_loss_is_the_entropy_of_the_pass(mode):
     for masked in (False, True):
         rows = rows_of(masked=masked)
         _, metrics = run_as_verl_does(RealRowsLoss(policy_loss(mode), "rows"), rows, ALL, "log_probs")
@@ -149,7 +149,7 @@ def test_in_token_modes_the_entropy_loss_is_the_entropy_that_verl_takes_from_the
 @pytest.mark.parametrize("terms", [True, False], ids=["with KL and entropy", "alone"])
 @EACH_MODE
 @pytest.mark.parametrize("name", [name for name in POLICY_LOSSES if name != "bypass_mode"])  # it has no such pass
-def test_old_log_probs_of_the_update_give_the_gradients_of_those_of_a_pass_to_the_bit(name, mode, terms):
+def test_the_updates_own_log_probs_give_the_gradients_of_a_pass(name, mode, terms):
     loss = RealRowsLoss(seeded(policy_loss(mode, name, terms=terms)), "rows")
     want, metrics = run_as_verl_does(loss, rows_of(scale=0.0), ALL, "log_probs")
     own = run_as_verl_does(loss, rows_of(scale=1.0), ALL, "log_probs", old_log_probs_of_update=True)

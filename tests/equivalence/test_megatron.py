@@ -15,8 +15,12 @@ from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started, with_shared_heads
-from tests.equivalence.updates import (
+from benchmarks.one_step import padded_group
+from tests.support.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started, with_shared_heads
+from tests.support.fsdp2_workers import start_over
+from tests.support.padded_rows import upsample
+from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
+from tests.support.updates import (
     CUTS,
     LENGTHS,
     PACKERS,
@@ -32,9 +36,6 @@ from tests.equivalence.updates import (
     update_both,
     with_trained_fields,
 )
-from tests.support.fsdp2_workers import start_over
-from tests.support.padded_rows import padded_group, upsample
-from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.plan_packer import install
@@ -61,7 +62,7 @@ EVEN_LENGTHS = [(prompt, response + (prompt + response) % 2) for prompt, respons
 
 
 @pytest.mark.parametrize("name", ["dp2", "cp2", "tp2"])
-def test_ranks_whose_gradients_megatron_divides_by_their_tokens_agree_with_one_rank(name, model_of, one_rank_of):
+def test_ranks_whose_gradients_are_divided_by_tokens_agree_with_one_rank(name, model_of, one_rank_of):
     # Megatron-Bridge turns it on with context parallelism: a loss times all tokens, then gradients over all tokens,
     # and those of pads are among both.
     shape = SHAPES[f"Megatron: {name}"]

@@ -110,7 +110,7 @@ def metrics_of_an_update(
 
 @pytest.mark.parametrize("sharing", ["off", "on"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_ratio_is_one_and_the_kl_zero_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
+def test_the_ratio_is_one_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
     plan, engine = planned(rows, sharing), engine_of(dtype, sharing)
     old, of_reference = (log_probs_of_a_pass(engine, rows, plan, TAKEN) for _ in range(2))
     metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)

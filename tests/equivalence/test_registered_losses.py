@@ -11,7 +11,7 @@ import pytest
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
-from tests.equivalence.loss_comparisons import (
+from tests.support.loss_comparisons import (
     DISTILLING,
     PACKING_MATTERS,
     POLICY_LOSSES,
@@ -100,7 +100,7 @@ LOSSES = {
 
 @EACH_MODE
 @pytest.mark.parametrize("name", ["critic", *sorted(LOSSES)])
-def test_a_mini_batch_without_a_trained_token_has_losses_and_gradients_of_zero(name, mode):
+def test_a_mini_batch_without_a_trained_token_has_losses_of_zero(name, mode):
     output_name = "values" if name == "critic" else "log_probs"
     loss = RealRowsLoss(critic_loss(mode) if name == "critic" else LOSSES[name](mode, name), "rows")
     layout = [[[0, 1], [2, PAD]], [[3, 4], [PAD]]]
@@ -139,7 +139,7 @@ def test_a_bypass_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, la
 @PADDED_LAYOUT
 @pytest.mark.parametrize("rollout_is", ["token", "sequence"])
 @pytest.mark.parametrize("option", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
-def test_what_a_bypass_tells_of_its_correction_is_that_of_all_real_rows_at_once(option, rollout_is, layout):
+def test_metrics_of_a_bypass_are_those_of_all_real_rows_at_once(option, rollout_is, layout):
     correction = RolloutCorrectionConfig(
         bypass_mode=True,
         loss_type="reinforce",

@@ -14,8 +14,8 @@ import verl
 from omegaconf import open_dict
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.support import losses_on_rows
+from tests.support.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
@@ -115,15 +115,23 @@ def refusal(name, mode, *, by_session=False, **settings) -> str:
     return loss_weightings(config, PaddingConfig(weighting="session" if by_session else "row"))[0].refusal
 
 
+QUICK = ("vanilla", *MEANS_OVER_ROWS)
 NORMALIZED = {
     "rollout_correction": {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_batch_normalize": True}
 }
 """Settings with which a bypass is no sum over rows."""
 
 
-@SETTING
+EACH_LOSS = [
+    # What rows are divided by is no matter of the loss, but for means over rows.
+    pytest.param(name, *setting, marks=pytest.mark.slow if "nominal" in setting and name not in QUICK else ())
+    for name in (*POLICY_LOSSES, "normalized bypass")
+    for setting in SETTINGS
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "denominator"), EACH_LOSS)
 @pytest.mark.parametrize("by_session", [False, True], ids=["rows", "sessions"])
-@pytest.mark.parametrize("name", [*POLICY_LOSSES, "normalized bypass"])
 def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(name, by_session, mode, denominator):
     named, settings = (name, {}) if name in POLICY_LOSSES else ("bypass_mode", NORMALIZED)
     loss = policy_loss(mode, name) if name in POLICY_LOSSES else losses_on_rows.policy_loss(mode, named, **settings)
@@ -184,7 +192,7 @@ def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
     assert metrics == unweighted
 
 
-def test_a_row_that_weighs_nothing_adds_nothing_even_where_its_gradient_is_not_finite():
+def test_a_row_that_weighs_nothing_adds_nothing_even_if_not_finite():
     leaf = torch.zeros(2, requires_grad=True)
     output = nested([leaf[:1], leaf[1:]])
     weighed = weighted_output(output, torch.tensor([0.0, 3.0], dtype=torch.float64))

@@ -16,7 +16,6 @@ from transformers import AutoModelForTokenClassification
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, seeded
 from tests.support.engine_in_process import (
     Actor,
     Critic,
@@ -29,9 +28,10 @@ from tests.support.engine_in_process import (
     train_at_once,
     trained_rows,
 )
-from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
+from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
+from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
 from tests.support.sessions_that_grow import grown_sessions
-from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
+from tests.support.tolerance import RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
@@ -183,17 +183,6 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
     assert_same_gradients(shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator)), want)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_where_micro_batches_hold_pads_alone_the_chains_beside_them_give_the_same_gradients(mode, engines, rows):
-    plan = plan_of(rows, ranks=4)
-    layout = plan.layouts[CALL]
-    cuts = [layout.micro_batches(step, rank) for step in range(layout.n_mini_batches) for rank in range(4)]
-    assert sum(min(micro_batch) >= len(rows) for cut in cuts for micro_batch in cut), "of pads alone"
-    loss = policy_loss(mode, "vanilla")
-    got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"))
-    assert_same_gradients(got, plain_gradients(engines[1], rows, plan, loss))
-
-
 SESSION_LOSSES = [
     *[(name, "seq-mean-token-mean") for name in sorted(set(POLICY_LOSSES) - set(PACKING_MATTERS))],
     *[("vanilla", mode) for mode in MODES if mode != "seq-mean-token-mean"],
@@ -255,22 +244,6 @@ CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
 THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transformers and verl
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_so_does_whatever_else_an_engine_computes(name, models, rows, plan):
-    make_model, settings, said = CASES[name]
-    model, loss = make_model(models), policy_loss("seq-mean-token-mean")
-    sharing, plain = (start_engine(Actor, model, shares=sharing, **settings) for sharing in (True, False))
-    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss, "rows"), **said)
-    tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
-    assert_same_gradients(got, plain_gradients(plain, rows, plan, loss, **said), tolerance)
-
-
-def test_so_does_a_critic(critics, rows, plan):
-    loss, said = critic_loss("seq-mean-token-mean"), {"calculate_entropy": False}
-    got = shared_gradients(critics[0], rows, plan, RealRowsLoss(loss, "rows"), **said)
-    assert_same_gradients(got, plain_gradients(critics[1], rows, plan, loss, **said))
-
-
 def teachers(tokens: int) -> torch.return_types.topk:
     # The same for every row of as many tokens, and up to there for a longer one, but for the line that verl fills in.
     draw = torch.Generator().manual_seed(3)
@@ -283,38 +256,8 @@ def taught_fields(tokens: int, *, use_topk: bool) -> Row:
     return {"teacher_logprobs": values, "teacher_ids": indices} if use_topk else {"teacher_logprobs": values[:, :1]}
 
 
-@pytest.fixture(scope="module")
-def taught() -> dict[bool, tuple[dict[str, Row], BatchPlan]]:
-    """Whether a teacher tells its top-k -> rows and their plan."""
-    found = {}
-    for use_topk in (False, True):
-        rows = rows_of_sessions()
-        for row in rows.values():
-            row.update(taught_fields(len(row["input_ids"]), use_topk=use_topk))
-        found[use_topk] = rows, plan_of(rows)
-    return found
-
-
-DISTILLING_LOSSES = further(
-    [(name, mode, policy_gradient) for name, policy_gradient in DISTILLING for mode in MODES],
-    quick=[(name, "token-mean", name == "k1") for name, _ in DISTILLING],
-)
-
-
-@pytest.mark.parametrize(("name", "mode", "policy_gradient"), DISTILLING_LOSSES)
-def test_so_does_a_registered_distilling_loss(name, mode, policy_gradient, engines, taught):
-    loss = distilling_loss(mode, name, policy_gradient=policy_gradient)
-    use_topk = loss.keywords["distillation_config"].distillation_loss.loss_settings.use_topk
-    rows, plan = taught[use_topk]
-    said = {"distillation_use_topk": use_topk}
-    got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"), **said)
-    want = plain_gradients(engines[1], rows, plan, loss, **said)
-    # verl computes the KL of top-k in float32.
-    assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_with_nothing_to_share_an_update_has_the_gradients_of_one_without_sharing_to_the_bit(mode, engines):
+def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
     rows = trained_rows(grown_sessions([1] * 13, prompts=4))
     gradients = []
     for engine, sharing in zip(engines, ("on", "off"), strict=True):

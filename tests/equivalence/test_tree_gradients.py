@@ -17,7 +17,6 @@ from transformers import (
 )
 from verl.utils import tensordict_utils as tu
 
-from tests.equivalence.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.equivalence.test_shared_gradients import CASES as SHARED_CASES
 from tests.equivalence.test_shared_gradients import (
     THROUGH_FLOAT32,
@@ -41,6 +40,7 @@ from tests.support.engine_in_process import (
     start_engine,
     trained_rows,
 )
+from tests.support.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.errors import PaddingError
@@ -144,7 +144,7 @@ def engines(models) -> tuple[Whole, Whole]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_every_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, engines, rows):
+def test_a_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, engines, rows):
     loss = seeded(policy_loss(mode, name))
     got, want = (
         gradient(engine, loss, [micro_batch(rows, rows, shared=shared)])
@@ -155,7 +155,7 @@ def test_every_registered_loss_gives_the_gradient_of_rows_that_share_nothing(nam
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [4, 5])
-def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_that_share_nothing(mode, ranks, engines):
+def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_alone(mode, ranks, engines):
     rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
     plan = plan_of(rows, ranks)
     loss = policy_loss(mode, "vanilla")
@@ -164,7 +164,7 @@ def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_that_share_nothin
 
 
 @pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
-def test_so_does_a_registered_distilling_loss_whose_teacher_is_cut_with_the_rows(name, policy_gradient, engines):
+def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(name, policy_gradient, engines):
     loss = distilling_loss("token-mean", name, policy_gradient=policy_gradient)
     use_topk = loss.keywords["distillation_config"].distillation_loss.loss_settings.use_topk
     rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))

@@ -10,9 +10,9 @@ import torch
 from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayWorkerGroup
 
-from tests.equivalence.engine_shapes import Shape, started
-from tests.equivalence.updates import assert_packed_as_planned, update_both, with_trained_fields
+from tests.support.engine_shapes import Shape, started
 from tests.support.fsdp2_workers import start_over
+from tests.support.updates import assert_packed_as_planned, update_both, with_trained_fields
 from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import find_images

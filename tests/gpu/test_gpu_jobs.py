@@ -72,7 +72,7 @@ CASES = {
     ),
     "the workers have the micro-batches of the plan": Case(context_reset.tiny_job, (FSDP2, *DYNAMIC, PLAN)),
     "prefixes that rows share are computed once": Case(
-        every_call.tiny_job, (FSDP2, *DYNAMIC, PLAN, "padding.sharing=chains")
+        every_call.tiny_job, (FSDP2, *DYNAMIC, PLAN, "padding.sharing=on")
     ),
     "a micro-batch of pads alone has a backward pass": Case(
         context_reset.tiny_job,
@@ -125,7 +125,7 @@ def test_the_plugin_reads_the_job_in_which(name, tmp_path):
     assert config.actor_rollout_ref.actor.strategy == case.engine
     assert reader.has_vision == ("vision" in name)
     assert (reader.n_experts or 0) == (4 if case.recipe is experts else 0)
-    assert padding.sharing == ("chains" if "prefixes" in name else "off")
+    assert padding.sharing == ("on" if "prefixes" in name else "off")
     if case.engine == "fsdp2":
         assert reader.engines["actor"].attention == "flash_attention_2", "verl's default; without flash-attn, torch's"
 

@@ -63,7 +63,7 @@ def test_gradients_of_pads_trees_and_skipped_rows_are_those_of_rows_alone(tmp_pa
 
 
 def test_a_whole_job_trains_by_torchs_kernel(tmp_path):
-    steps = whole_job.run(tmp_path, "cuda")
+    steps = whole_job.run(tmp_path)
     assert len(steps) == whole_job.STEPS
     for step in steps:
         assert all(math.isfinite(value) for value in step.values())

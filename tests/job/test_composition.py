@@ -17,9 +17,7 @@ def hydra_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hydra_as_in_a_new_process")
-def test_hydras_own_values_are_those_of_each_job_also_of_the_first_one_in_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_hydras_own_values_are_those_of_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for project in ("one", "two"):
         overrides = (

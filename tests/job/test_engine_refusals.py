@@ -1,6 +1,7 @@
 """Settings of engines, and models that do not go with them, are refused before a worker starts."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import transformers
@@ -58,7 +59,7 @@ def test_experts_whose_places_pads_would_take_are_refused_in_passes_too(section)
 
 
 @pytest.mark.parametrize("section", [ACTOR, CRITIC])
-def test_routes_that_depend_on_the_other_tokens_of_a_micro_batch_are_refused(section):
+def test_routes_that_depend_on_other_tokens_are_refused(section):
     setting = f"{section}.{OF_TRANSFORMER}.moe_router_load_balancing_type"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=sinkhorn: .* Leave it out"):
         check_megatron(*WITH_ALL, f"+{setting}=sinkhorn")
@@ -154,7 +155,7 @@ def test_biases_of_experts_that_a_bridge_leaves_as_they_are_are_not(tmp_path):
 
 
 @pytest.mark.parametrize(("tensor", "of_expert"), [(2, 1), (1, 2)])
-def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are_refused(tensor, of_expert, tmp_path):
+def test_experts_whose_gradients_megatron_adds_up_wrongly_are_refused(tensor, of_expert, tmp_path):
     cut = f"tensor_model_parallel_size={tensor}", f"expert_tensor_parallel_size={of_expert}"
     message = rf"^{ACTOR}\.megatron\.expert_tensor_parallel_size={of_expert}: with .* Set it to {tensor}\.$"
     with pytest.raises(PaddingConfigError, match=message):
@@ -167,7 +168,7 @@ def test_copies_of_experts_whose_gradients_megatron_adds_up_over_other_ranks_are
 VEOMNI_BY_TWO = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2")
 
 
-def test_attention_in_a_models_own_code_is_refused_where_this_code_has_no_exchange(tmp_path):
+def test_attention_in_a_models_own_code_without_exchange_is_refused(tmp_path):
     eager = f"{ACTOR}.veomni.attn_implementation=eager"
     for model in (transformers.Qwen2Config(**SMALL), mixture()):
         with pytest.raises(PaddingConfigError, match=rf"^{eager}: does not support Ulysses"):
@@ -198,3 +199,60 @@ def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, mes
     message = rf"^padding\.sharing='chains': critic.model.path=a/model .*\({re.escape(message)}\).*sharing=off\.$"
     with pytest.raises(PaddingConfigError, match=message):
         refuse("chains")
+
+
+MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true"
+MEGATRON, MODE, PLAN = "model_engine=megatron", "trainer.v1.trainer_mode", "padding.packer=plan"
+ULYSSES = (f"{ACTOR}.ulysses_sequence_parallel_size=2",)
+VEOMNI = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2")
+ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
+OF_VEOMNI = f"{ACTOR}.veomni.attn_implementation"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *((*ULYSSES, f"{ATTENTION}={name}") for name in ("null", "{text_config: sdpa}", "'a/flash-attn:fn'")),
+        *((*VEOMNI, f"{OF_VEOMNI}='{name}'") for name in ("sdpa", "paged|sdpa", "kernels-community/flash-attn2")),
+        (*VEOMNI, GAE, "critic.veomni.ulysses_parallel_size=2", "critic.veomni.attn_implementation=eager"),
+    ],
+)
+def test_an_attention_past_the_exchange_is_refused(overrides):
+    message = r"attn_implementation=.*: does not support Ulysses: .* to flash_attention_2, or"
+    with pytest.raises(PaddingConfigError, match=message):
+        check(*overrides)
+
+
+PATH, VEOMNI_ENGINE = "lora_adapter_path=/adapter", "model_engine=veomni"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting", "rank"),
+    [
+        ((MEGATRON, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"),
+        ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODEL}.{PATH}"), f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.rank"),
+        ((VEOMNI_ENGINE, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", None),
+        ((VEOMNI_ENGINE, f"{MODEL}.{PATH}"), f"{MODEL}.lora_adapter_path", None),
+        ((f"{MODEL}.lora.rank=8",), f"{MODEL}.lora.rank", f"{MODEL}.lora_rank"),
+        ((GAE, MEGATRON, "critic.model.lora_rank=8"), "critic.model.lora_rank", "critic.model.lora.rank"),
+    ],
+)
+def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting, rank):
+    fix = rf"it out and set {rank} to the adapter's rank\.$" if rank else r"it out\.$"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=.* makes no adapter .* Leave {fix}"):
+        check(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reaches"),
+    [
+        ((f"{MODEL}.lora_rank=8", f"{MODE}=colocate_async"), True),
+        ((f"{MODEL}.lora_rank=8", f"{MODE}=separate_async"), False),
+        ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODE}=separate_async"), False),
+        (("+local=cpu", f"{MODEL}.lora_rank=8", f"{MODEL}.{PATH}"), False),
+    ],
+)
+def test_an_adapter_that_would_not_reach_the_rollout_is_refused(overrides, reaches):
+    with nullcontext() if reaches else pytest.raises(PaddingConfigError, match=rf"^{MODEL}\.lora\.merge=False: "):
+        check(*overrides)
+    check(*overrides, f"{MODEL}.lora.merge=true")

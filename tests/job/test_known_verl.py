@@ -31,7 +31,7 @@ def test_the_installed_verl_passes():
         ("trainer/ppo/core_algos.py", 'weight = data["loss_weight"]', "loss_weight"),
     ],
 )
-def test_a_later_verl_with_a_data_plane_or_losses_that_weigh_rows_is_refused(file, text, message, later):
+def test_a_later_verl_with_another_data_plane_is_refused(file, text, message, later):
     refuse()
     (later / file).parent.mkdir(parents=True, exist_ok=True)
     (later / file).write_text(text)

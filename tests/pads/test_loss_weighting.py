@@ -36,7 +36,7 @@ def weighed_batches(draw):
 
 @settings(max_examples=200)
 @given(batch=weighed_batches(), mode=st.sampled_from(MODES), by_rows=st.booleans(), by_session=st.booleans())
-def test_the_factor_of_a_row_is_what_turns_verls_denominator_into_that_of_its_weights(batch, mode, by_rows, by_session):
+def test_a_factor_turns_verls_denominator_into_that_of_the_weights(batch, mode, by_rows, by_session):
     layout, halves, keys, weights, tokens = batch
     weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=by_session)
     factor_R = loss_factors(layout, keys, weights, tokens, weighting)
@@ -78,9 +78,7 @@ def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weigh
 
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused_in_each_mode_though_a_row_without_one_weighs_more(
-    mode, by_session
-):
+def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session):
     layout = Layout(n_rows=2, cells=(((0,), (1,)),))
     weighting = LossWeighting(call="actor", mode=mode, by_session=by_session)
     with pytest.raises(

@@ -1,5 +1,9 @@
 """Pads come and go in the real TransferQueue, and only worker calls see them."""
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
@@ -7,11 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.padded_rows import plan_for, upsample
-from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
+from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import columns
+from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
+from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 
@@ -44,7 +50,7 @@ def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
-def test_an_update_carries_the_mini_batch_of_each_row_and_the_steps_to_come():
+def test_an_update_carries_the_mini_batch_of_each_row():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     batch.extra_info.update(mini_batch_size=4, epochs=2, dataloader_kwargs={"shuffle": True})
     padded = upsample(batch, plan_for(batch), TEMPLATE)
@@ -92,7 +98,7 @@ def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
     assert data[columns.MICRO_BATCH].tolist() == [*micro_batches[0], *micro_batches[1]]
 
 
-def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_the_ranks_that_hold_them():
+def test_an_update_carries_the_trained_tokens_of_each_mini_batch():
     masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1] * 9, [1])]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1)], response_mask=masks)
     padded = PaddedBatch(batch, plan_for(batch), TEMPLATE)
@@ -116,7 +122,7 @@ def test_an_update_carries_the_trained_tokens_and_rows_of_each_mini_batch_and_th
     assert not torch.equal(data[columns.TRAINED_ROWS], data[columns.REAL_ROWS])
 
 
-def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_was_planned_for_it():
+def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     weights = [2.0, 0.5, 3.0, 1.0, 1.5]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
     weighting, plan = LossWeighting(call="actor", mode="token-sum"), plan_for(batch, mini=2)
@@ -137,25 +143,7 @@ def test_a_batch_that_is_reordered_in_place_after_the_plan_gives_each_row_what_w
     assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, "the mini-batches were meant to differ"
 
 
-def test_fields_that_the_trainer_adds_reach_the_pads_before_an_update():
-    batch = put_rows([(5, 3), (7, 2), (4, 9)])
-    padded = upsample(batch, plan_for(batch), TEMPLATE)
-    added = [torch.rand(tag["response_len"]) for tag in batch.tags]
-    rows = padded.update_call("actor", put_columns(batch, advantages=added, old_log_probs=added))
-    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=rows.fields)
-    pads = data[columns.IS_PADDING]
-    assert pads.any()
-    for i, pad in enumerate(pads.tolist()):
-        assert len(data["advantages"][i]) == len(data["responses"][i])
-        if pad:
-            assert data["advantages"][i].tolist() == data["old_log_probs"][i].tolist() == [0.0]
-            assert data["response_mask"][i].tolist() == data["loss_mask"][i].tolist() == [0]
-            assert data["input_ids"][i].tolist() == [EOS] * 4
-            assert data["position_ids"][i].tolist() == [0, 1, 2, 3]
-            assert data["reward_model"][i] == {}
-
-
-def test_a_real_row_that_is_tagged_as_padding_is_refused_and_nothing_is_put():
+def test_a_real_row_that_is_tagged_as_padding_is_refused():
     batch = put_rows([(5, 3), (7, 2)])
     plan = plan_for(batch)
     batch.tags[1]["is_padding"] = True
@@ -163,3 +151,72 @@ def test_a_real_row_that_is_tagged_as_padding_is_refused_and_nothing_is_put():
     with pytest.raises(PaddingDataError, match=f"row '{batch.keys[1]}': tagged is_padding=True"):
         upsample(batch, plan, TEMPLATE)
     assert queue_content() == content
+
+
+WEIGHED_LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
+
+
+BY_ROWS = LossWeighting(call="actor", mode="seq-mean-token-mean")
+
+
+def sent(batch, *loss_weightings) -> tuple[dict[str, float], list[float], object]:
+    """Factor of each real row, those of the pads, and all that an update sends; none if the loss is to read none."""
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=loss_weightings)
+    padded.put_pads()
+    rows = padded.update_call("actor", batch)
+    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
+    strip(padded.pads)
+    assert data[IS_PADDING].any()
+    if not rows.extra_info.get(WEIGHS_ROWS):
+        return {}, [], data
+    factors = dict(zip(rows.keys, data[LOSS_FACTOR].tolist(), strict=True))
+    real = {key: factors[key] for key in batch.keys}
+    return real, [factor for key, factor in factors.items() if key not in real], data
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor, np.float32], ids=["float", "tensor", "numpy"])
+def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
+    batch = put_rows(WEIGHED_LENGTHS, loss_weight=[kind(weight) for weight in (2.0, 0.5, 0.0, 1.0, 1.5)])
+    real, pads, data = sent(batch, BY_ROWS)
+    assert list(real.values()) == [2.0, 0.5, 0.0, 1.0, 1.5]  # they add up to the rows: nothing is left to level
+    assert set(pads) == {0.0}
+    assert {float(weight) for weight, pad in zip(data["loss_weight"], data[IS_PADDING], strict=True) if pad} == {0.0}
+
+
+def test_an_update_does_not_read_the_factors_of_an_earlier_one():
+    batch = put_some_fields(WEIGHED_LENGTHS, [{"loss_weight": 4.0}, {}, {}, {}, {}])
+    assert sent(batch, BY_ROWS)[0]
+    some = batch.select_keys(batch.keys[2:])
+    factors, _, data = sent(some, BY_ROWS)
+    assert factors == {}
+    names = {name for key in some.keys for name in read_rows([key], PARTITION)[0]}
+    assert LOSS_FACTOR in names - set(data.keys()), "rows have it and pads do not: only some ranks would read it"
+
+
+def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():
+    batch = put_rows(WEIGHED_LENGTHS, extra_fields=[{"loss_weight": 2.0}] * 5)
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=[BY_ROWS])
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=r"^field 'extra_fields': loss_weight=2.0 is in it, but a weight is a"):
+        padded.put_pads()
+    assert queue_content() == content
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, "2", None, [1.0, 2.0], torch.ones(2)], ids=str)
+def test_a_weight_that_is_none_is_refused_with_its_row(weight):
+    batch = put_some_fields(WEIGHED_LENGTHS, [{"loss_weight": 1.0}] * 4 + [{"loss_weight": weight}])
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=rf"^row '{batch.keys[4]}': loss_weight=.*: not a finite number"):
+        PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=[BY_ROWS])
+    assert queue_content() == content
+
+
+def test_weights_are_refused_where_the_loss_cannot_weigh_rows():
+    weighting = LossWeighting(call="actor", mode="token-mean", refusal="the reason")
+    with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
+        sent(put_rows(WEIGHED_LENGTHS, loss_weight=[2.0] * 5), weighting)
+    assert set(sent(put_rows(WEIGHED_LENGTHS, loss_weight=[1.0] * 5), weighting)[0].values()) == {1.0}
+    batch = put_rows(WEIGHED_LENGTHS, loss_weight=[2.0] * 5)
+    warming_up = replace(plan_for(batch, mini=3), layouts={})
+    with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
+        PaddedBatch(batch, warming_up, TEMPLATE, loss_weightings=[weighting])  # though it does not train that loss yet

@@ -53,7 +53,7 @@ def test_uids_of_others_have_no_place(uid):
 
 @EXAMPLES
 @given(prompts=prompts(), data=st.data())
-def test_rows_are_put_in_the_order_of_the_data_set_and_prompts_of_no_known_place_last_as_they_came(prompts, data):
+def test_rows_are_put_in_the_order_of_the_data_set(prompts, data):
     known = data.draw(st.lists(st.booleans(), min_size=len(prompts), max_size=len(prompts)))
     uids = [ordered_uid(*p) if known[number] else f"p{number}" for number, (p, _) in enumerate(prompts)]
     keys = data.draw(st.permutations(keys_of(uids, prompts)))

@@ -20,9 +20,7 @@ from tests.support.shaped_rows import (
     values,
 )
 from verl_padding import real_rows, strip, upsample
-from verl_padding.errors import PaddingDataError
 from verl_padding.pads.template import PadTemplate, Schema
-from verl_padding.pads.vision_families import image_maker
 
 FIVE = [(5, 3), (4, 2), (6, 1), (3, 3), (2, 2)]
 SAID_OTHERWISE = "no pad, said otherwise"
@@ -110,21 +108,6 @@ QWEN = {"model_type": "qwen2_vl", "vision_start_token_id": 90, "image_token_id":
 QWEN |= {"vision_config": {"spatial_merge_size": 2}}
 
 
-def test_pads_show_the_smallest_image_that_the_caller_has_made():
-    batch = in_tensordict(rows_of([(4, 2), (5, 2)], {"images", "four axes"}))
-    pad = tu.index_select_tensor_dict(upsample(batch, 3, eos_token_id=7, image=image_maker("auto", QWEN)), [2])
-    assert pad["prompts"].unbind()[0].tolist() == [90, 91, 92]
-    assert pad["input_ids"].unbind()[0].tolist() == [90, 91, 92, 7]
-    assert pad["position_ids"].unbind()[0].tolist() == [[0, 1, 2, 3]] * 4
-    [inputs] = values(pad.get("multi_modal_inputs"))
-    assert_equal(inputs["pixel_values"], torch.zeros(4, 24))
-    text = in_tensordict(rows_of([(4, 2)], {"images"}))
-    [nothing] = values(upsample(text, 2, image=image_maker("auto", QWEN)).get("multi_modal_inputs"))[1:]
-    assert nothing == {}
-    with pytest.raises(PaddingDataError, match=r"^length=3: .* 4"):
-        upsample(batch, 3, length=3, image=image_maker("auto", QWEN))
-
-
 def without(*names):
     return in_tensordict(rows_of(FIVE)).exclude(*names)
 
@@ -140,27 +123,12 @@ REFUSED = {
     "no row": (lambda: TensorDict({}, batch_size=0), {}, "^a batch without a row"),
     "pads": (lambda: upsample(without(), 8), {}, "^row 5: tagged is_padding"),
     "no role": (lambda: in_tensordict(rows_of(FIVE, ["odd length"])), {}, r"^field 'odd'.* roles=\{'odd': FieldRole"),
-    "half a multiple": (lambda: without(), {"multiple": 2.5}, "^multiple=2.5: "),
-    "half a token": (lambda: without(), {"length": 2.5}, "^length=2.5: "),
-    "role as a text": (lambda: without(), {"roles": {"odd": "response"}}, "^roles\\['odd'\\]='response': "),
-    "rows in rows": (lambda: without().set("inner", TensorDict({"x": torch.ones(5)}, 5)), {}, "^field 'inner': "),
-    "no truth": (lambda: marked(NonTensorStack(*[None] * 5)), {}, "^field 'is_padding': "),
-    "some truth": (lambda: marked(NonTensorStack(None, *[False] * 4)), {}, "^field 'is_padding': "),
     "Python's truth": (lambda: marked(NonTensorStack(*[False] * 5)), {}, "^field 'is_padding': "),
 }
 
 
 def marked(column):
     return without().set("is_padding", column)
-
-
-def test_marks_of_one_number_in_an_axis_of_their_own_are_taken():
-    rows = [row | {"is_padding": torch.tensor([False])} for row in rows_of(FIVE)]
-    for jagged in (True, False):
-        batch = in_tensordict(rows, jagged=jagged)
-        padded = upsample(batch, 8)
-        assert len(real_rows(padded)) == 5
-        assert_same_rows(strip(padded), batch)
 
 
 @pytest.mark.parametrize("multiple", [5, 8])
@@ -178,12 +146,3 @@ def test_the_verbs_name_what_they_take():
     for verb in (lambda rows: upsample(rows, 2), strip, real_rows):
         with pytest.raises(TypeError, match="TensorDict"):
             verb({"input_ids": torch.zeros(2, 3)})
-
-
-def test_one_mark_for_all_rows_is_no_pad():
-    batch = in_tensordict(rows_of(FIVE))
-    tu.assign_non_tensor_data(batch, "is_padding", False)
-    padded = upsample(batch, 8)
-    assert len(real_rows(padded)) == len(strip(padded)) == 5
-    assert isinstance(batch.get("is_padding"), NonTensorData)
-    assert not isinstance(padded.get("is_padding"), NonTensorStack)

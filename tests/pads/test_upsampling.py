@@ -24,13 +24,11 @@ from tests.support.rows_in_queue import (
     queue_content,
     row_tag,
 )
-from tests.support.shaped_rows import FIELDS, N_EXPERTS, ROLES, SHAPES, assert_same_rows, in_tensordict, rows_of
+from tests.support.shaped_rows import FIELDS, N_EXPERTS, ROLES, SHAPES, assert_same_rows, rows_of
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import upsampling
 from verl_padding.pads.queue import read_fields, read_rows
-from verl_padding.pads.roles import FieldRole, Role
-from verl_padding.pads.vision_families import image_maker
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -38,29 +36,6 @@ QWEN = {"model_type": "qwen2_vl", "vision_start_token_id": 90, "image_token_id":
 QWEN |= {"vision_config": {"spatial_merge_size": 2}}
 NOT_IN_A_QUEUE = {"no pad, said otherwise", "two axes", "odd length"}
 IN_A_QUEUE = sorted(set(FIELDS) - NOT_IN_A_QUEUE)
-LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=12)
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(lengths=LENGTHS, multiple=st.integers(1, 9))
-def test_a_batch_is_upsampled_to_the_next_multiple_and_stripped_to_what_it_was(lengths, multiple):
-    batch = put_rows(lengths)
-    before = queue_content()
-    padded = upsample(batch, multiple, eos_token_id=3, length=4)
-    assert len(padded) == next(n for n in range(len(batch), len(batch) + multiple) if n % multiple == 0)
-    assert padded.keys[: len(batch)] == batch.keys
-    assert real_rows(padded).keys == batch.keys
-    assert queue_content().keys() == set(padded.keys)
-    names = set(read_rows(batch.keys[:1], PARTITION)[0])
-    for pad in read_rows(padded.keys, PARTITION)[len(batch) :]:
-        assert set(pad) == names
-        assert pad["input_ids"].tolist() == [3] * 4
-        assert not pad["response_mask"].any()
-    for _ in range(2):
-        back = strip(padded)
-        assert (back.keys, back.tags) == (batch.keys, batch.tags)
-        assert queue_content() == before
-    tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
 
 
 @pytest.mark.parametrize("verb", [upsample, strip, real_rows])
@@ -79,16 +54,6 @@ def test_pads_are_refused_in_a_batch_that_has_some_and_nothing_is_put():
     with pytest.raises(ValueError, match="multiple=0"):
         upsample(batch, 0)
     assert queue_content() == content
-
-
-def test_a_field_without_a_role_is_refused_unless_one_is_given():
-    batch = put_rows([(5, 5)], odd=[torch.zeros(5)])
-    content = queue_content()
-    with pytest.raises(PaddingDataError, match="field 'odd'"):
-        upsample(batch, 2, length=8)
-    assert queue_content() == content
-    padded = upsample(batch, 2, length=8, roles={"odd": FieldRole(Role.ROW)})
-    assert read_rows(padded.keys[1:], PARTITION)[0]["odd"].shape == (5,)
 
 
 @pytest.fixture
@@ -144,32 +109,6 @@ def test_a_tensordict_gets_the_pads_that_the_queue_gets(five_rows):
     assert_same_rows(upsample(held, 8, **said).exclude("uid", "verl_padding_layouts"), in_queue.exclude("uid"))
 
 
-@pytest.mark.parametrize("tried", [(), ("one number", "no pad")])
-def test_a_padded_tensordict_goes_through_the_queue(tried):
-    batch = in_tensordict(rows_of([(4, 2)] * 5, tried), jagged=False)
-    batch["layouts_without_pads"] = torch.arange(5)  # a user's own
-    padded = upsample(batch, 8)
-    keys = default_keys(8)
-    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=padded)
-    data = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
-    assert data["is_padding"].tolist() == [False] * 5 + [True] * 3
-    assert_same_rows(strip(data), batch)
-    assert_same_rows(strip(real_rows(data)), batch)
-
-
-def test_marks_of_one_number_in_an_axis_of_their_own_pass_the_queue():
-    batch = put_rows(FIVE, is_padding=[torch.tensor([False])] * 5)
-    padded = upsample(batch, 8)
-    assert real_rows(padded).keys == batch.keys
-    assert len(real_rows(worker_data_of(padded))) == 5
-    assert strip(padded) == batch
-
-
-def test_a_mark_that_is_no_tensor_is_refused_in_the_queue_as_well():
-    with pytest.raises(PaddingDataError, match=r"^field 'is_padding': "):
-        upsample(put_rows(FIVE, is_padding=[False] * 5), 8)
-
-
 def test_pads_are_cleared_again_where_rows_cannot_be_marked(monkeypatch):
     batch = put_rows(FIVE)
 
@@ -182,20 +121,6 @@ def test_pads_are_cleared_again_where_rows_cannot_be_marked(monkeypatch):
     assert queue_content().keys() == set(batch.keys)
 
 
-@pytest.mark.parametrize("tried", [(), ("no pad",)])
-def test_the_mean_reward_of_real_rows_in_a_worker_is_that_without_pads(five_rows, tried):
-    data = worker_data_of(upsample(five_rows("one number", *tried), 8))
-    assert data["reward"].mean() == 0.625
-    assert real_rows(data)["reward"].mean() == 1.0
-
-
-def test_rows_that_call_themselves_pads_are_refused():
-    batch = put_rows(FIVE, is_padding=[torch.tensor(row == 3) for row in range(5)])
-    with pytest.raises(PaddingDataError, match=f"^row '{batch.keys[3]}': "):
-        upsample(batch, 8)
-    assert len(queue_content()) == 5
-
-
 def test_strip_may_come_after_the_rows_are_gone(five_rows):
     padded = upsample(five_rows(), 8)
     tq.kv_clear(keys=padded.keys[:2], partition_id=PARTITION)
@@ -203,18 +128,6 @@ def test_strip_may_come_after_the_rows_are_gone(five_rows):
     tq.kv_clear(keys=padded.keys[2:5], partition_id=PARTITION)
     assert strip(padded).keys == padded.keys[:5]
     assert not queue_content()
-
-
-@pytest.mark.parametrize("multiple", [5, 8])
-def test_what_cannot_be_padded_leaves_the_queue_alone(five_rows, multiple):
-    batch = five_rows("routes")
-    was, before = deepcopy(batch), queue_content()
-    for said in ({"length": 1}, {"length": 0}, {}):
-        with pytest.raises(ValueError, match=r"^(length|n_experts)="):
-            upsample(batch, multiple, **said)
-    with pytest.raises(ValueError, match=r"^multiple=-1: "):
-        upsample(batch, -1)
-    assert (batch, queue_content()) == (was, before)
 
 
 @pytest.mark.parametrize("name", ["prompts", "responses"])
@@ -230,15 +143,6 @@ def test_rows_without_prompts_or_responses_are_refused(name, lacking):
     with pytest.raises(PaddingDataError, match=f"^row '{batch.keys[lacking][0]}': has no field '{name}'"):
         upsample(batch, 8)
     assert queue_content() == before
-
-
-def test_pads_in_the_queue_show_the_smallest_image(five_rows):
-    batch = five_rows("images", "four axes")
-    padded = upsample(batch, 8, eos_token_id=7, image=image_maker("auto", QWEN))
-    for pad in read_rows(padded.keys[5:], PARTITION):
-        assert pad["input_ids"].tolist() == [90, 91, 92, 7]
-        assert_equal(pad["multi_modal_inputs"]["pixel_values"], torch.zeros(4, 24))
-    assert padded.tags[-1]["seq_len"] == 4
 
 
 IS_PAD = [False, True, False, True, True, False]
@@ -257,7 +161,7 @@ def worker_data(is_padding):
     return TensorDict(fields, batch_size=len(IS_PAD))
 
 
-def test_a_batch_of_keys_keeps_its_real_ones_with_their_tags_and_so_do_tags_alone():
+def test_a_batch_of_keys_keeps_its_real_ones_with_their_tags():
     batch = KVBatchMeta(keys=[f"p_{row}_0" for row in range(6)], tags=TAGS, partition_id="train", fields=["ids"])
     kept = real_rows(batch)
     assert kept.keys == [f"p_{row}_0" for row in REAL]

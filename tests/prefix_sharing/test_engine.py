@@ -35,7 +35,7 @@ def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
     )
 
 
-def test_a_row_that_parts_shares_with_an_earlier_one_of_its_routes_behind_another_of_others():
+def test_a_row_shares_with_an_earlier_one_of_its_routes():
     routes = [torch.full((4, 2, 2), route) for route in (0, 1, 0)]
     tree = find_tree(rows_of([[1, 2, 3, 6], [1, 2, 3, 5], [1, 2, 3, 4]], routed_experts=routes), branches=True)
     assert tree.tokens == 4 + 4 + 2
@@ -201,7 +201,7 @@ def values_of(outputs) -> list[list[float]]:
     return [row.tolist() for row in outputs["values"].unbind()]
 
 
-def test_the_engine_computes_tips_and_every_row_gets_its_outputs_and_gives_its_gradient():
+def test_the_engine_computes_tips_and_every_row_gets_its_outputs():
     engine = Engine()
     share_in(engine)
     micro_batch, weight = cut(CHAIN), torch.tensor(2.0, requires_grad=True)

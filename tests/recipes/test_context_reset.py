@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.recipes import played
+from tests.support import played
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
 from verl_padding.recipes.context_reset.make_data import write_tiny_data
 from verl_padding.recipes.context_reset.tasks import (
@@ -75,7 +75,7 @@ def test_a_first_context_that_is_too_long_is_refused_by_name():
         play(["2"], prompt_length=20, row=ROW | {"index": 7})
 
 
-def test_notes_that_outgrow_the_prompt_end_the_session_and_none_is_ever_cut():
+def test_notes_that_outgrow_the_prompt_end_the_session():
     note = "six rows of seven, "
     outputs, server = play([note] * 8, prompt_length=380, response_length=40, row=MATH_ROW)
     assert 1 < len(outputs) < 8
@@ -86,7 +86,7 @@ def test_notes_that_outgrow_the_prompt_end_the_session_and_none_is_ever_cut():
     assert outputs[-1].extra_fields["reward_extra_info"]["answered"] == 0.0
 
 
-def test_the_first_turn_of_a_picture_path_shows_the_picture_and_the_others_text(tmp_path):
+def test_the_first_turn_of_a_picture_path_shows_the_picture(tmp_path):
     train, _ = write_tiny_data(tmp_path, train=8, val=1, images=True)
     for row in pd.read_parquet(train).to_dict("records"):
         image = {"role": "user", "content": [{"type": "image", **row["images"][0]}]}
@@ -148,7 +148,7 @@ def test_math_carries_notes_from_turn_to_turn_and_nothing_else():
         assert task.reward == reward
 
 
-def test_each_source_has_its_task_and_an_unknown_one_is_refused_with_the_choices():
+def test_each_source_has_its_task_and_an_unknown_one_is_refused():
     assert isinstance(task_of(MATH_ROW), NotedMath)
     with pytest.raises(
         ValueError, match=r"data_source='other': no task for it\. Choices: verl_padding/symbol_path, "

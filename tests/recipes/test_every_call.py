@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.recipes import played
+from tests.support import played
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
 from verl_padding.recipes.every_call.tasks import GSM8K_SOURCE, TINY_SOURCE, CheckedMath, Doors, task_of
@@ -24,7 +24,7 @@ def play(replies, *, max_calls=8, prompt_length=300, response_length=2, row=ROW)
     return played.play(EveryCallLoop, replies, row, rollout, max_calls=max_calls)
 
 
-def test_each_call_is_a_row_that_begins_with_the_whole_row_before_it_and_says_so():
+def test_each_call_is_a_row_that_extends_the_one_before_it_and_says_so():
     outputs, server = play([f"1{END}", f"2{END}", f"3{END}"])
     second = FIRST + f"1{END}" + NEXT.format("1" * 8)
     third = second + f"2{END}" + NEXT.format("2" * 8)
@@ -51,7 +51,7 @@ def test_calls_are_limited_and_an_empty_reply_ends_the_session():
     assert (len(outputs), len(server.requests)) == (1, 2)
 
 
-def test_a_context_that_outgrows_the_prompt_ends_the_session_and_is_never_cut():
+def test_a_context_that_outgrows_the_prompt_ends_the_session():
     outputs, server = play([f"1{END}", f"2{END}", f"4{END}"], prompt_length=len(FIRST) + 10)
     assert len(outputs) == len(server.requests) < 3
     with pytest.raises(ValueError, match=r"data\.max_prompt_length=5: row 7 of .* a context of \d+ tokens"):
@@ -63,7 +63,7 @@ def think(replies, tokenizer):
     return played.play(ThinkingLoop, replies, ROW, rollout, tokenizer, max_thinking=4)
 
 
-def test_what_was_thought_is_left_out_of_the_next_prompt_and_sessions_go_on_from_what_was_said():
+def test_what_was_thought_is_left_out_of_the_next_prompt():
     tokenizer = make_byte_tokenizer(thinks=True)
     outputs, server = think(["hmm</think>", "1", "so 2", "2", "3</think>", "3"], tokenizer)
     first = "<|im_start|>user\n????????<|im_end|>\n<|im_start|>assistant\n"

@@ -1,89 +1,83 @@
 """Runs of the recipes over several seeds, as last measured: of the recipes as they are, and as good as promised."""
 
-from itertools import product
-from pathlib import Path
-
 import pytest
-from typer.main import get_command
 
-from benchmarks import source_job
-from benchmarks.learning import CONTEXT_RESET, EVERY_CALL, SUBAGENTS, Learning
-from benchmarks.recipe_runs import recipe_of
+from benchmarks.learning import LAST, Learning
 from benchmarks.results import kept
-from verl_padding.cli.app import app
-from verl_padding.recipes.every_call.job import THINKING
+from benchmarks.runs import CASES, MINI_BATCH, PROMPTS, SESSIONS, recipe_of, runs_of
+from tests.support.pages import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
+
+@pytest.mark.parametrize("name", CASES)
+def test_kept_runs_are_of_the_recipe_as_it_is(name):
+    found, case = kept(f"runs {name}"), CASES[name]
+    assert found["recipe"] == recipe_of(case.recipe), f"run python -m benchmarks.runs {name} --keep"
+    assert found["steps"] == case.goal.steps
+    assert found["sides"].keys() == case.sides.keys()
+    assert {name.partition("_seed")[0] for name in found["runs"]} == case.sides.keys()
+    for run in found["runs"].values():
+        assert len(run["reward"]) == case.goal.steps
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "recipe", "side", "goal", "seeds"),
+    ("name", "side", "seeds"),
     [
-        ("demo_seeds", "context_reset_tiny", "padded", CONTEXT_RESET, 10),
-        ("subagents_seeds", "subagents_tiny", "padded", SUBAGENTS, 3),
-        ("every_call_seeds", "every_call_tiny", "shared", EVERY_CALL, 3),
+        ("demo", "padded", 10),
+        ("subagents", "padded", 3),
+        ("every_call", "shared", 3),
+        *(("source_job", f"{estimator}_{side}", 3) for estimator in ("grpo", "gae") for side in ("lcm", "prompt")),
     ],
 )
-def test_what_is_kept_is_of_the_recipe_as_it_is_and_every_seed_learns(benchmark, recipe, side, goal, seeds):
-    found = kept(benchmark)
-    assert found["recipe"] == recipe_of(recipe), f"run python -m benchmarks.{benchmark} --keep"
-    assert found["steps"] == recipe_of(recipe)["trainer"]["total_training_steps"] == goal.steps
-    assert found.get("overrides", []) == []
-    runs = {name: run for name, run in found["runs"].items() if name.startswith(side)}
-    assert len(runs) >= seeds
-    for name, run in runs.items():
-        learning = Learning(run["reward"], goal)
-        assert len(run["reward"]) == goal.steps
+def test_every_seed_learns(name, side, seeds):
+    runs = runs_of(kept(f"runs {name}")["runs"], side)
+    assert len(runs) == seeds
+    for run in runs:
+        learning = Learning(run["reward"], CASES[name].goal)
         assert learning.learned is True, f"{name}: {learning}"
         assert run.get("sharing_factor", 2) > 1.8
 
 
-def test_the_steps_of_the_demo_are_enough_on_every_seed():
-    (parameter,) = [each for each in get_command(app).commands["demo"].params if each.name == "steps"]
-    runs = kept("demo_seeds")["runs"].values()
-    assert all(Learning(run["reward"][: parameter.default], CONTEXT_RESET).learned for run in runs)
+def test_readme_has_the_steps_after_which_the_demo_ends():
+    goal, runs = CASES["demo"].goal, kept("runs demo")["runs"].values()
+    ends = [
+        next(step for step in range(LAST, goal.steps + 1) if Learning(run["reward"][:step], goal).learned)
+        for run in runs
+    ]
+    assert f"after {min(ends)} to {max(ends)} of {goal.steps} steps" in " ".join(
+        (ROOT / "README.md").read_text().split()
+    )
 
 
-def test_the_source_job_is_kept_as_it_is_and_lcm_and_prompt_learn_with_and_without_a_critic():
-    it = kept("source_job")
-    assert it["recipe"] == recipe_of(source_job.RECIPE)
-    assert (it["job"], it["steps"]) == (list(source_job.JOB), source_job.GOAL.steps)
-    names = product(source_job.ESTIMATORS, source_job.SIDES, range(it["seeds"]))
-    assert it["runs"].keys() == {f"{estimator}_{side}_seed{seed}" for estimator, side, seed in names}
+def test_the_source_job_takes_the_steps_that_each_side_promises():
+    it = kept("runs source_job")
+    assert it["sides"] == {side: list(flags) for side, flags in CASES["source_job"].sides.items()}
     for name, run in it["runs"].items():
-        assert len(run["reward"]) == len(run["optimizer_steps_taken"]) == it["steps"]
         assert min(run["grad_norm"]) > 0, name
         assert max(run["rows"]) > min(run["rows"]), "the row counts were meant to vary"
-        taken = run["optimizer_steps_taken"]
+        taken = run["optimizer_steps"]
         if "_prompt_" in name:
-            assert taken == [source_job.PROMPTS // source_job.MINI_BATCH] * it["steps"]
+            assert taken == [PROMPTS // MINI_BATCH] * it["steps"]
         else:
-            assert taken == [-(-rows // (source_job.MINI_BATCH * source_job.SESSIONS)) for rows in run["rows"]]
+            assert taken == [-(-rows // (MINI_BATCH * SESSIONS)) for rows in run["rows"]]
         if "_lcm_" in name:
             assert run["fewest_real_rows"] == [rows // steps for rows, steps in zip(run["rows"], taken, strict=True)]
-        learning = Learning(run["reward"], source_job.GOAL)
-        assert learning.learned is True or "_stock_" in name, f"{name}: {learning}"
 
 
 def test_the_page_of_the_subagents_says_what_is_kept():
-    runs = kept("subagents_seeds")["runs"]
+    runs = kept("runs subagents")["runs"]
     page = (ROOT / "recipes" / "subagents" / "README.md").read_text()
-    for trainer, title in (("padded", "`+padding=prompt` | 4"), ("stock", "stock verl | 5 to 18")):
-        rewards = [f"{runs[f'{trainer}_seed{seed}']['last']:.2f}" for seed in range(3)]
+    for side, title in (("padded", "`+padding=prompt` | 4"), ("stock", "stock verl | 5 to 18")):
+        rewards = [f"{run['last']:.2f}" for run in runs_of(runs, side)]
         assert f"| {title} | {' | '.join(rewards)} |" in page
     for side, want in (("padded", (4, 4)), ("stock", (5, 18))):
-        steps = [number for name, run in runs.items() if name.startswith(side) for number in run["optimizer_steps"]]
+        steps = [number for run in runs_of(runs, side) for number in run["optimizer_steps"]]
         assert (min(steps), max(steps)) == want
 
 
-def test_with_a_model_that_thinks_trees_share_and_chains_do_not_and_the_page_says_so():
-    it = kept("every_call_thinking")
-    assert (it["recipe"], it["overrides"]) == (recipe_of("every_call_tiny"), list(THINKING))
-    runs = it["runs"]
-    trees = [runs[f"trees_seed{seed}"] for seed in range(3)]
+def test_with_a_model_that_thinks_trees_share_and_the_page_says_so():
+    trees = runs_of(kept("runs every_call_thinking")["runs"], "trees")
     assert min(run["sharing_factor"] for run in trees) > 2
     assert min(run["rows_of_a_session"] for run in trees) > 1.5
-    assert runs["chains_seed0"]["sharing_factor"] == runs["off_seed0"]["sharing_factor"] == 1
     page = (ROOT / "recipes" / "every_call" / "README.md").read_text()
     for title, figure in (
         ("tokens / computed tokens, trees", "sharing_factor"),

@@ -24,7 +24,7 @@ GPU_SCRIPTS = [path for path in SCRIPTS if "cpu" not in path.name]
 
 
 RECIPE_NAMES = ["context_reset", "every_call", "subagents"]
-FLAG = r"\$\{PADDING-\+padding=prompt( padding\.packer=plan padding\.sharing=chains)?\}"
+FLAG = r"\$\{PADDING-\+padding=prompt( padding\.packer=plan padding\.sharing=on)?\}"
 
 
 def test_there_are_scripts_for_each_recipe_and_both_kinds_of_machine():
@@ -66,7 +66,7 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
 
 
 @pytest.mark.parametrize("recipe", RECIPE_NAMES)
-def test_a_relative_out_is_one_place_for_everything_and_a_failure_ends_the_script(recipe, tmp_path):
+def test_a_relative_out_is_one_place_for_everything(recipe, tmp_path):
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     for name, script in {
@@ -124,7 +124,7 @@ def test_the_data_is_the_same_for_the_same_seed(data, answers, tmp_path):
     ],
 )
 def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(job, settings, loop, tmp_path):
-    flag = ("+padding=prompt", "padding.packer=plan", "padding.sharing=chains")
+    flag = ("+padding=prompt", "padding.packer=plan", "padding.sharing=on")
     config = compose_job("+local=cpu", *job.tiny_job(tmp_path, **settings), *flag)
     assert check_job(config).has_vision == settings.get("images", False)
     agent = config.actor_rollout_ref.rollout.agent

@@ -8,8 +8,8 @@ from verl.experimental.agent_loop.agent_loop import ToolListWrap
 from verl.tools.tool_registry import load_all_tools
 from verl.workers.config.rollout import MultiTurnConfig
 
-from tests.recipes import played
-from tests.recipes.played import TOKENIZER
+from tests.support import played
+from tests.support.played import TOKENIZER
 from verl_padding.recipes.subagents.agent_loop import PromptTooLongError, SubagentsLoop
 from verl_padding.recipes.subagents.job import HERE
 from verl_padding.recipes.subagents.session_metrics import session_metrics
@@ -36,7 +36,7 @@ def own_words(output):
     return TOKENIZER.decode([token for token, mine in pairs if mine])
 
 
-def test_a_session_is_a_short_row_of_each_sub_agent_and_the_long_one_of_the_lead():
+def test_a_session_is_a_short_row_of_each_sub_agent_and_one_of_the_lead():
     rows, server = play([("#|#", "2"), ("bbbb", "2"), ("aaaa", "1"), ("1<|im_end|>", "0")], reply_tokens=2)
     assert [own_words(row) for row in rows] == ["2", "1", "20"]
     lead, *subagents = server.prompts[:3]
@@ -83,14 +83,14 @@ def test_there_are_no_more_sub_agents_than_the_limit_says():
     assert len(server.requests) == 3
 
 
-def test_a_session_whose_lead_is_not_answered_has_no_row_and_one_that_asks_nobody_has_one():
+def test_a_session_whose_lead_is_not_answered_has_no_row():
     rows, server = play([("#|#", "")])
     assert (rows, len(server.requests)) == ([], 1)
     (row,) = play([("#|#", "x")])[0]
     assert row.reward_score == 0
 
 
-def test_a_task_that_is_too_long_is_refused_by_name_and_a_sub_agents_is_its_failure():
+def test_a_task_that_is_too_long_is_refused_by_name():
     with pytest.raises(PromptTooLongError, match=r"data\.max_prompt_length=20: row 7 of .* a context of \d+ tokens"):
         play([], prompt_length=20)
     call = {"name": "ask", "arguments": {"question": "very " * 200}}

@@ -19,8 +19,7 @@ from verl.workers.config import FSDPEngineConfig
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine.utils import prepare_micro_batches
 
-from tests.support.losses_on_rows import nested
-from tests.support.padded_rows import values_of
+from benchmarks.one_gpu.rows import Row, micro_batch_of, pad_of, trained_rows
 from verl_padding.pads.columns import (
     BRANCHES,
     CUT_BY_PLAN,
@@ -30,13 +29,13 @@ from verl_padding.pads.columns import (
     loss_columns,
     micro_batch_columns,
 )
-from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan
 from verl_padding.prefix_sharing.engine import share_in
 from verl_padding.worker.packed_attention import use_packed_attention
 from verl_padding.worker.plan_packer import follow_plan
 
-Row = dict[str, Any]
+__all__ = ["Row", "micro_batch_of", "trained_rows"]
+
 Loss = Callable[..., Any]
 
 
@@ -145,7 +144,7 @@ def cut_as_planned(
         said: non-tensor data of every micro-batch, beside what each update says.
     """
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
-    pad = values_of(PadTemplate(eos_token_id=3, length=2).fields(fields, list(fields[0])))
+    pad = pad_of(fields)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     columns = loss_columns(layout, trained_R, factor_R) | micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches)
@@ -187,38 +186,5 @@ COMMON = {"temperature": 1.0, "use_remove_padding": True, "calculate_entropy": T
 """What verl's trainer and workers say to every update."""
 
 
-def micro_batch_of(rows: Sequence[Row]) -> TensorDict:
-    """Rows as verl's workers have them: every field is jagged, even that of a single row."""
-    return TensorDict({name: nested(row[name] for row in rows) for name in rows[0]}, batch_size=len(rows))
-
-
 def loss_tokens(rows: Sequence[Row]) -> int:
     return int(sum(row["loss_mask"].sum() for row in rows))
-
-
-def trained_rows(texts: Mapping[str, tuple[list[int], list[int]]]) -> dict[str, Row]:
-    """Rows with all that an update of actor or critic reads, in float64, of the tokens of prompts and responses."""
-    draw = torch.Generator().manual_seed(0)
-
-    def column(n: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(n, generator=draw, dtype=torch.float64) * scale
-
-    rows = {}
-    for key, (prompt, response) in texts.items():
-        n, mask = len(response), torch.ones(len(response), dtype=torch.int64)
-        old = column(n, 0.1) - 5.6
-        rows[key] = {
-            "prompts": torch.tensor(prompt),
-            "responses": torch.tensor(response),
-            "input_ids": torch.tensor(prompt + response),
-            "position_ids": torch.arange(len(prompt) + n),
-            "response_mask": mask,
-            "loss_mask": mask,
-            "old_log_probs": old,
-            "ref_log_prob": old + column(n, 0.1),
-            "rollout_log_probs": old + column(n, 0.1),
-            "advantages": column(n),
-            "values": column(n, 0.1),
-            "returns": column(n),
-        }
-    return rows

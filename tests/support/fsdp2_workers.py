@@ -7,37 +7,22 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import ray
 import torch
 from tensordict import TensorDict
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 from verl.protocol import DataProto
-from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray import RayWorkerGroup
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import value_loss
 
+from benchmarks.actor_workers import on_a_cpu, start, start_actor, stop
 from tests.support.verl_config import compose_job
 from verl_padding.worker.plan_packer import PATCHED
 
-
-def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
-    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights."""
-    config = compose_job(
-        *_on_a_cpu(overrides),
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "actor_rollout_ref.actor.optim.total_training_steps=100",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        *overrides,
-    )
-    of_worker = {"config": config.actor_rollout_ref, "role": "actor", "distillation_config": config.distillation}
-    workers = _start(n_ranks, ActorRolloutRefWorker, **of_worker)
-    workers.init_model()
-    return workers
+__all__ = ["start_actor", "stop"]
 
 
 def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
@@ -46,7 +31,7 @@ def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
     Megatron's takes any language model and draws a head, see :func:`give_same_head`.
     """
     config = compose_job(
-        *_on_a_cpu(overrides),
+        *on_a_cpu(overrides),
         "algorithm.adv_estimator=gae",
         f"actor_rollout_ref.model.path={model}",
         "critic.optim.lr=1e-3",
@@ -63,22 +48,10 @@ def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
         optimizer_config=critic.optim,
         checkpoint_config=critic.checkpoint,
     )
-    workers = _start(n_ranks, TrainingWorker, config=training)
+    workers = start(n_ranks, TrainingWorker, config=training)
     workers.reset()
     workers.set_loss_fn(partial(value_loss, config=critic))
     return workers
-
-
-def _start(n_ranks: int, worker: type, **of_worker: Any) -> RayWorkerGroup:
-    return RayWorkerGroup(
-        resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
-        ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(worker), **of_worker),
-        device_name="cpu",
-    )
-
-
-def _on_a_cpu(overrides: Sequence[str]) -> list[str]:
-    return [] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]
 
 
 def make_value_model(language_model: Path, folder: Path) -> Path:
@@ -145,14 +118,6 @@ def give_same_head(workers: RayWorkerGroup) -> None:
         return DataProto()
 
     workers.execute_with_func_generator(give)
-
-
-def stop(workers: RayWorkerGroup) -> None:
-    """Ends the workers and gives their tickets back."""
-    for worker in workers.workers:
-        ray.kill(worker)
-    for group in workers.resource_pool.pgs:
-        ray.util.remove_placement_group(group)
 
 
 def weights_of(workers: RayWorkerGroup) -> torch.Tensor:

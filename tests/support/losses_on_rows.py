@@ -21,6 +21,7 @@ from verl.workers.config import (
 )
 from verl.workers.utils.losses import ppo_loss, value_loss
 
+from benchmarks.one_gpu.rows import nested
 from verl_padding.pads.columns import (
     IS_PADDING,
     LOSS_TOKENS,
@@ -45,10 +46,6 @@ SETTINGS = {
     "kl_cov": {"kl_cov_ratio": 0.3},
     "bypass_mode": {"rollout_correction": RolloutCorrectionConfig(bypass_mode=True, rollout_is="token")},
 }
-
-
-def nested(parts):
-    return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
 
 
 class Rows:

@@ -19,6 +19,8 @@ from verl.utils.torch_functional import get_cosine_schedule_with_warmup
 from verl.workers.config.optimizer import build_optimizer
 from verl.workers.utils.losses import ppo_loss, value_loss
 
+from benchmarks.one_gpu.rows import nested
+
 Row = Mapping[str, Any]
 """Fields of a row, as a worker has them: ``input_ids`` (L,), ``responses`` (T,), ``advantages`` (T,), .."""
 
@@ -60,7 +62,7 @@ class OneProcess:
             next_ids = ids.roll(-1)[:, None]
             found.setdefault("log_probs", []).append(log_probs.gather(-1, next_ids).squeeze(-1))
             found.setdefault("entropy", []).append(-(log_probs.exp() * log_probs).sum(-1))
-        return {name: _jagged(each) for name, each in found.items()}
+        return {name: nested(each) for name, each in found.items()}
 
     def of_responses(self, rows: Sequence[Row], name: str) -> list[torch.Tensor]:
         """An output of the tokens of each response, without a gradient."""
@@ -72,7 +74,7 @@ class OneProcess:
     def optimizer_step(self, rows: Sequence[Row], n_rows: int) -> dict[str, float]:
         """Trains on a mini-batch that counts as ``n_rows`` rows; metrics by verl's names."""
         names = [name for name, value in rows[0].items() if isinstance(value, torch.Tensor) and value.dim() == 1]
-        data = TensorDict({name: _jagged([row[name] for row in rows]) for name in names}, batch_size=len(rows))
+        data = TensorDict({name: nested([row[name] for row in rows]) for name in names}, batch_size=len(rows))
         tokens = int(sum(row["loss_mask"].sum() for row in rows))
         tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=n_rows)
         self.optimizer.zero_grad()
@@ -85,7 +87,3 @@ class OneProcess:
             for name, value in metrics.items()
         }
         return plain | {"loss": loss.item(), "grad_norm": norm.item()}
-
-
-def _jagged(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)

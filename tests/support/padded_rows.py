@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
@@ -33,24 +32,6 @@ def upsample(batch, plan: BatchPlan, template: PadTemplate, **of_batch: Any) -> 
     padded = PaddedBatch(batch, plan, template, **of_batch)
     padded.put_pads()
     return padded
-
-
-class OneStep:
-    """A step of a job whose calls are all sent the rows of one padded batch."""
-
-    def __init__(self, padded: PaddedBatch):
-        self._padded, self.current = padded, self
-
-    def has_planned(self, call: str, batch: Any) -> bool:
-        return call in self._padded.plan.layouts and sorted(batch.keys) == sorted(self._padded.batch.keys)
-
-    def padded_for(self, call: str) -> PaddedBatch:
-        return self._padded
-
-
-def padded_group(worker_group: Any, padded: PaddedBatch) -> PaddedWorkerGroup:
-    """The worker group as a step's calls find it."""
-    return PaddedWorkerGroup(worker_group, OneStep(padded))
 
 
 def values_of(columns, row: int = 0) -> dict:

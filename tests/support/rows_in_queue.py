@@ -1,4 +1,4 @@
-"""Real rows as verl's agent loop writes them, in the real TransferQueue."""
+"""Rows as verl's agent loop writes them, in the real TransferQueue."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from benchmarks.one_gpu.rows import nested
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
 PARTITION = "train"
@@ -39,6 +40,18 @@ def row_fields(prompt: int, response: int, uid: str) -> dict:
     }
 
 
+def row_tag(prompt: int, response: int) -> dict:
+    """What verl's agent loop says of a row."""
+    lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
+    return {"status": "success", **lengths, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
+
+
+def default_keys(n_rows: int) -> list[str]:
+    """Two rows a session and one session a prompt."""
+    uids = [uuid4().hex for _ in range(n_rows)]
+    return [row_key(uids[i - i % 2], 0, i % 2) for i in range(n_rows)]
+
+
 def put_rows(
     lengths: Sequence[tuple[int, int]], keys: Sequence[str] | None = None, **extra_fields: Sequence
 ) -> KVBatchMeta:
@@ -56,6 +69,17 @@ def put_rows(
     )
 
 
+def put_columns(batch: KVBatchMeta, **columns: Sequence[torch.Tensor]) -> KVBatchMeta:
+    """Puts a tensor of each row, by the name of its field, as trainer and workers put what they have computed.
+
+    Calls with the batch that it gives read them.
+    """
+    fields = {name: nested(rows) for name, rows in columns.items()}
+    return tq.kv_batch_put(
+        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)), tags=batch.tags
+    )
+
+
 def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) -> KVBatchMeta:
     """Puts rows one by one, as sessions end, each with fields of its own beside those of a text row."""
     keys, tags = default_keys(len(lengths)), [row_tag(*length) for length in lengths]
@@ -65,33 +89,10 @@ def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) ->
     return KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info={})
 
 
-def put_columns(batch: KVBatchMeta, **columns: Sequence[torch.Tensor]) -> KVBatchMeta:
-    """Puts a tensor of each row, by the name of its field, as trainer and workers put what they have computed.
-
-    Calls with the batch that it gives read them.
-    """
-    fields = {name: torch.nested.as_nested_tensor(list(rows), layout=torch.jagged) for name, rows in columns.items()}
-    return tq.kv_batch_put(
-        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)), tags=batch.tags
-    )
-
-
 def read_columns(batch: KVBatchMeta, *names: str) -> list[list[torch.Tensor]]:
     """Of each field, a tensor of each row."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=list(names))
     return [[row.clone() for row in data[name].unbind()] for name in names]
-
-
-def default_keys(n_rows: int) -> list[str]:
-    """Two rows a session and one session a prompt."""
-    uids = [uuid4().hex for _ in range(n_rows)]
-    return [row_key(uids[i - i % 2], 0, i % 2) for i in range(n_rows)]
-
-
-def row_tag(prompt: int, response: int) -> dict:
-    """What verl's agent loop says of a row."""
-    lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
-    return {"status": "success", **lengths, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
 
 
 def empty_queue() -> None:

@@ -60,7 +60,7 @@ def rows_in_queue(request, transfer_queue) -> Iterator[tuple[int, dict[tuple[int
 
 
 @pytest.mark.ray
-def test_position_ids_are_the_rows_that_were_put_however_often_they_are_fixed(rows_in_queue):
+def test_position_ids_are_those_put_however_often_they_are_fixed(rows_in_queue):
     axes, key_of = rows_in_queue
     assert sum(fits_both_layouts(lengths, axes) for lengths in LENGTHS) >= 4
     for lengths in LENGTHS:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 # none, so that only a check before all others comes to its message.
 SECOND_JOB = """
 import sys
-import tests.support.cluster
+import benchmarks.ray_and_queue
 import ray
 import transfer_queue as tq
 from verl_padding.driver.trainers import PaddedTrainerSync

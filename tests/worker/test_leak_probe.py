@@ -97,7 +97,7 @@ def test_models_that_do_not_are_refused_with_what_to_set(family, dtype):
         probe(trainee(family, dtype, **LEAKING[family]))
 
 
-def test_a_model_whose_rows_are_not_the_beginnings_of_longer_ones_may_not_share():
+def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
     of = trainee("llama", torch.float32)
     norm = of.engine.module.model.norm
 
@@ -133,7 +133,7 @@ def test_a_model_whose_attention_wants_a_mask_shares_whole_beginnings_alone():
     assert not probe(trainee("diffllama", torch.float32, shares=True), shares=True)
 
 
-def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_probed():
+def test_rows_that_are_not_packed_are_not_probed():
     of = trainee("bloom", torch.float32, **LEAKING["bloom"])
     config = of.engine_config
     config.use_remove_padding = False
@@ -146,13 +146,6 @@ def test_rows_that_are_not_packed_and_micro_batches_of_one_row_each_are_not_prob
     config.infer_micro_batch_size_per_gpu = 2
     with pytest.raises(PaddingConfigError, match="bloom"):
         probe(of)
-
-
-def test_a_schedule_that_takes_multiples_of_micro_batches_gets_them():
-    of = trainee("llama", torch.float32)
-    probe(of, multiple=4)
-    assert len(of.lengths) // of.micro_batch_size == 4
-    assert of.micro_batch_size > 1
 
 
 def test_a_rank_whose_outputs_another_rank_has_takes_part_in_each_pass():

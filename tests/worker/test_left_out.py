@@ -36,7 +36,7 @@ def check(padding: PaddingConfig, trainee: Trainee) -> None:
 
 
 @pytest.mark.parametrize("padding", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
-def test_a_loss_of_the_users_own_is_refused_in_the_worker_too_where_it_has_a_name_of_verls(padding, monkeypatch):
+def test_a_loss_of_the_users_own_is_refused_in_the_worker_too(padding, monkeypatch):
     check(padding, Trainee())
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY))
     register_policy_loss("later")(POLICY_LOSS_REGISTRY["vanilla"])
@@ -50,7 +50,7 @@ def test_a_loss_of_the_users_own_is_refused_in_the_worker_too_where_it_has_a_nam
     check(PaddingConfig(), Trainee())
 
 
-def test_a_loss_with_a_gradient_in_idle_rows_is_refused_whatever_the_driver_has_seen():
+def test_a_loss_with_a_gradient_in_idle_rows_is_refused():
     with pytest.raises(PaddingConfigError, match="dro"):
         check(SKIP, Trainee(policy_loss("dro")))
     check(UPDATE, Trainee(policy_loss("dro")))
@@ -61,7 +61,7 @@ def own_loss(**_):
 
 
 @pytest.mark.parametrize("rate", ["layerdrop", "drop_prob", "router_jitter_noise", "attention_dropout"])
-def test_a_model_that_draws_while_it_trains_takes_no_log_probs_of_an_update(rate):
+def test_a_model_that_draws_while_it_trains_takes_no_own_log_probs(rate):
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0))
     check(UPDATE, Trainee(module=module))
     setattr(module[0], rate, 0.5)

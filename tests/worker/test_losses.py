@@ -8,8 +8,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
-from tests.support.losses_on_rows import LAYOUTS, PAD, SPREAD, Rows, critic_loss, nested, policy_loss, run_as_verl_does
-from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
+from tests.support.losses_on_rows import LAYOUTS, PAD, Rows, critic_loss, nested, policy_loss, run_as_verl_does
+from tests.support.tolerance import RELATIVE_FLOAT32
 from verl_padding.pads import columns
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 
@@ -17,15 +17,7 @@ LOSSES = {"log_probs": policy_loss, "values": critic_loss}
 """Model output -> verl's loss on it."""
 
 
-def test_the_nominal_denominator_is_the_one_that_verl_sends():
-    rows, loss = Rows(), critic_loss("seq-mean-token-sum")
-    by_rows, _ = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, SPREAD, "values")
-    nominal, _ = run_as_verl_does(RealRowsLoss(loss, "nominal"), rows, SPREAD, "values")
-    for a, b in zip(by_rows, nominal, strict=True):
-        torch.testing.assert_close(a * 5, b * 7, rtol=RELATIVE_FLOAT64, atol=1e-15)
-
-
-def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
+def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient():
     def forbidden(**kwargs):
         raise AssertionError("called")
 
@@ -39,7 +31,7 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient_and_calls_no_loss():
 
 
 @pytest.mark.parametrize("leaves_out", [False, True])
-def test_the_first_mini_batch_of_a_job_reports_its_losses_also_if_no_row_of_it_trains(leaves_out):
+def test_the_first_mini_batch_reports_its_losses_if_no_row_trains(leaves_out):
     rows = Rows()
     output, data = rows.micro_batch([PAD, PAD], [], "log_probs", dp_size=2, real_rows=5, reporting_ranks=0)
     data[columns.ALL_LOSS_TOKENS] = torch.full((2,), 4)

@@ -50,7 +50,7 @@ def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, **said) -> Tensor
 
 
 @given(cell_rows_M=st.lists(st.integers(1, 5), min_size=1, max_size=5), epochs=st.integers(1, 3))
-def test_verl_trains_on_the_mini_batches_in_each_epoch_and_its_scheduler_moves_with_the_last(cell_rows_M, epochs):
+def test_verl_trains_on_the_mini_batches_in_each_epoch(cell_rows_M, epochs):
     rank = Watched()
     for _ in range(2):  # calls
         rank.mini_batches, rank.scheduler_moves = [], []
@@ -72,7 +72,7 @@ def test_a_call_that_no_plan_has_cut_is_verls():
 
 @pytest.mark.parametrize("cell_rows_M", [[4], [3, 1], [2, 2]])
 @pytest.mark.parametrize("said", [{"dataloader_kwargs": {}}, {"dataloader_kwargs": {}, "num_mini_batch": 2}])
-def test_mini_batches_that_are_not_cut_as_planned_are_refused_before_any_is_trained_on(cell_rows_M, said):
+def test_mini_batches_that_are_not_cut_as_planned_are_refused(cell_rows_M, said):
     # As if a later verl did not hand these arguments on, or shuffled.
     rank, data = Watched(), rows_of_a_rank(cell_rows_M, epochs=1, **said)
     if cell_rows_M == [2, 2] and "num_mini_batch" in said:
@@ -98,7 +98,7 @@ def test_verl_still_counts_mini_batches_of_one_size():
     assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source
 
 
-def test_each_training_worker_of_a_worker_takes_its_steps_and_is_wrapped_once():
+def test_each_training_worker_of_a_worker_is_wrapped_once():
     actor, ref = Watched(), Watched()
     worker = SimpleNamespace(actor=actor, ref=ref)
     install_in_worker(worker)

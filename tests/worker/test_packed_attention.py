@@ -28,7 +28,6 @@ from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
 from verl_padding.worker import packed_attention
 from verl_padding.worker.packed_attention import (
-    flash_attn_func,
     flash_attn_varlen_func,
     how_to_group_heads,
     install_in_worker,
@@ -82,43 +81,6 @@ def test_outputs_and_gradients_are_those_that_flash_attn_documents(call):
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
 
 
-@given(calls(), st.sampled_from(["as they are", "enable_gqa", "not at all"]))
-@settings(deadline=None)
-def test_the_kernel_gets_one_call_with_heads_as_it_takes_them(call, takes):
-    arguments, said = call
-    calls = []
-
-    def kernel(q, k, v, *lengths, scale, window_size, **more):
-        if q.shape[1] != k.shape[1] and not ({"as they are": not more, "enable_gqa": more}.get(takes)):
-            raise ValueError("Expect query and key/value to have the same number of heads")
-        assert [type(length) for length in lengths[2:]] == [int, int]
-        calls.append(q)
-        causal, (left, right) = window_size[1] == 0, window_size
-        return reference(q, k, v, *lengths, softmax_scale=scale, causal=causal, window_size=(left, right))
-
-    def tried(device):
-        how_to_group_heads.cache_clear()
-        q, k = torch.randn(2, 2, 4), torch.randn(2, 1, 4)
-        ends = ends_of([2])
-        for how in ({}, {"enable_gqa": True}):
-            try:
-                kernel(q, k, k, ends, ends, 2, 2, scale=None, window_size=(-1, 0), **how)
-            except ValueError:
-                continue
-            return how
-        return None
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(varlen, "varlen_attn", kernel)
-        patch.setattr(packed_attention, "has_kernel", lambda _: True)
-        patch.setattr(packed_attention, "how_to_group_heads", tried)
-        wanted = reference(*arguments, **said)
-        before = len(calls)
-        found = flash_attn_varlen_func(*arguments, **said)
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    assert sum(len(q) == len(arguments[0]) and q is arguments[0] for q in calls[before:]) == 1
-
-
 @pytest.mark.parametrize(
     ("takes", "how"), [("plain", {}), ("told", {"enable_gqa": True}), ("wrong", None), ("no", None)]
 )
@@ -134,12 +96,6 @@ def test_how_the_kernel_takes_grouped_heads_is_tried(takes, how, monkeypatch):
     how_to_group_heads.cache_clear()
     assert how_to_group_heads(torch.device("cpu")) == how
     how_to_group_heads.cache_clear()
-
-
-def test_sequences_of_one_length_are_attended_to_each_by_itself():
-    q, k, v = torch.randn(3, 2, 6, 4, 8, dtype=torch.float64)
-    want = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
-    torch.testing.assert_close(flash_attn_func(q, k, v), want)
 
 
 @pytest.mark.parametrize("said", [{"softcap": 50.0}, {"s_aux": torch.ones(4)}])
@@ -206,12 +162,6 @@ def test_a_model_that_torch_attends_to_in_another_way_keeps_what_it_has(kind):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_eager_attention_stays_as_it_is():
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), attn_implementation="eager")
-    use_packed_attention(model)
-    assert model.config._attn_implementation == "eager"
-
-
 def test_a_window_that_a_layer_has_in_its_mask_alone_is_refused():
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
     model = AutoModelForCausalLM.from_config(Qwen2MoeConfig(**SIZES, **EXPERTS, **window), attn_implementation="sdpa")
@@ -246,7 +196,7 @@ def worker_of(model: torch.nn.Module, **engine: Any) -> Any:
     return SimpleNamespace(engine=SimpleNamespace(module=model), engine_config=SimpleNamespace(**engine))
 
 
-def test_ranks_that_share_a_row_are_refused_where_nothing_exchanges_their_tokens():
+def test_ranks_that_share_a_row_are_refused_without_an_exchange():
     def sdpa(config):
         return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
@@ -296,31 +246,6 @@ def test_a_model_without_linear_layers_computes_float32_as_float32():
     torch.manual_seed(0)
     found, wanted = packed_and_alone(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_dropout_is_drawn_row_by_row_where_a_kernel_has_none(monkeypatch):
-    monkeypatch.setattr(packed_attention, "has_kernel", lambda _: True)
-    states, ends = torch.randn(3, 5, 4, 8), ends_of([2, 3])
-    torch.manual_seed(0)
-    kept = flash_attn_varlen_func(*states, ends, ends, 3, 3, dropout_p=0.5, causal=True)
-    assert not kept.allclose(flash_attn_varlen_func(*states, ends, ends, 3, 3, dropout_p=1e-9, causal=True))
-
-
-def kernel_of_2_11(query, *, window_size=(-1, -1)):
-    return query
-
-
-def kernel_of_2_10(query, *, is_causal=False):
-    return query
-
-
-@pytest.mark.parametrize("kernel", [kernel_of_2_11, kernel_of_2_10])
-def test_a_kernel_without_windows_is_none(kernel, monkeypatch):
-    monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    packed_attention._has_varlen.cache_clear()
-    assert packed_attention._has_varlen(torch.device("cpu")) == (kernel is kernel_of_2_11)
-    packed_attention._has_varlen.cache_clear()
 
 
 QWEN_VL = """

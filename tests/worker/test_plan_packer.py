@@ -43,7 +43,7 @@ def test_the_micro_batches_are_those_of_the_plan_without_any_collective(monkeypa
     assert tu.get_non_tensor_data(micro_batches[0], "use_dynamic_bsz", None) is True
 
 
-def test_rows_that_no_plan_has_cut_and_micro_batches_of_a_fixed_size_go_to_verls_packer():
+def test_rows_that_no_plan_has_cut_go_to_verls_packer():
     for data in (cell(numbers=None, budget=30), cell(numbers=None, dynamic=False)):
         want, want_indices = prepare_micro_batches(data)
         got, indices = follow_plan(prepare_micro_batches)(data)
@@ -57,7 +57,7 @@ def test_numbers_of_micro_batches_of_another_call_are_not_read():
     assert rows_of(follow_plan(prepare_micro_batches)(data)[0]) == rows_of(prepare_micro_batches(data)[0])
 
 
-def test_outputs_come_back_in_row_order_and_a_lost_one_is_an_error_with_both_counts():
+def test_outputs_come_back_in_row_order_and_a_lost_one_is_an_error():
     data = cell()
     micro_batches, indices = follow_plan(prepare_micro_batches)(data)
     outputs = [{"model_output": {"log_probs": micro_batch["input_ids"].float()}} for micro_batch in micro_batches]
@@ -81,7 +81,7 @@ def test_rows_that_are_not_as_planned_are_refused(data, message):
         follow_plan(prepare_micro_batches)(data)
 
 
-def test_only_the_name_in_the_module_of_the_engine_is_replaced_and_only_once(monkeypatch):
+def test_only_the_name_in_the_engines_module_is_replaced_and_once(monkeypatch):
     module = sys.modules[FSDPEngine.__module__]
     monkeypatch.setattr(module, PATCHED, prepare_micro_batches)
     worker = SimpleNamespace(engine=object.__new__(FSDPEngine))

@@ -1,0 +1,51 @@
+"""verl's real actor workers on real FSDP2 ranks, without a trainer around them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from verl_padding.job.composition import JobArguments, compose_job
+
+
+def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
+    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights."""
+    said = (
+        *on_a_cpu(overrides),
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.optim.total_training_steps=100",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        *overrides,
+    )
+    config = compose_job(JobArguments(overrides=said))
+    of_worker = {"config": config.actor_rollout_ref, "role": "actor", "distillation_config": config.distillation}
+    workers = start(n_ranks, ActorRolloutRefWorker, **of_worker)
+    workers.init_model()
+    return workers
+
+
+def on_a_cpu(overrides: Sequence[str]) -> list[str]:
+    """The choice of ``local``, where overrides make none."""
+    return [] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]
+
+
+def start(n_ranks: int, worker: type, **of_worker: Any) -> RayWorkerGroup:
+    """A group of workers of a class, with what its constructor takes."""
+    return RayWorkerGroup(
+        resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
+        ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(worker), **of_worker),
+        device_name="cpu",
+    )
+
+
+def stop(workers: RayWorkerGroup) -> None:
+    """Ends the workers and gives their tickets back."""
+    for worker in workers.workers:
+        ray.kill(worker)
+    for group in workers.resource_pool.pgs:
+        ray.util.remove_placement_group(group)

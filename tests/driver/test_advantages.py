@@ -1,0 +1,257 @@
+"""Advantages of whole sessions, from verl's own estimators, against formulas written out, however they are split."""
+
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue as tq
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+from tests.equivalence.test_advantages import VERLS_LIMITS
+from tests.support.estimator_formulas import Sample, advantages, returns
+from tests.support.losses_on_rows import MODES, nested
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.split_sessions import Row, sessions, split
+from tests.support.trainer_without_workers import padded_trainer
+from tests.support.verl_config import compose_job
+from verl_padding.driver.advantages import session_advantages, trajectory_places
+from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting, loss_factors
+from verl_padding.plan import Layout
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import row_key, session_of_key, uid_of_key
+from verl_padding.prefix_sharing.detection import continued_rows
+
+ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
+GAMMA, LAM = 0.9, 0.8
+KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_0_10", "a_0_2", "b_0_0", "b_1_0", "b_1_1", "b_2_0"]
+"""Two prompts; a session of four rows, which are not in order, one of two, three of one."""
+
+
+def as_rows(fields) -> TensorDict:
+    return TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=len(fields["rm_scores"]))
+
+
+@cache
+def algorithm_of(estimator: str):
+    critic = ["critic.ppo_mini_batch_size=256"] if estimator == "gae" else []
+    discounts = [f"algorithm.gamma={GAMMA}", f"algorithm.lam={LAM}"]
+    return compose_job(f"algorithm.adv_estimator={estimator}", *discounts, *critic).algorithm
+
+
+def computed(estimator: str, fields, keys=KEYS, extends_R=None, prompts=5):
+    responses = [len(mask) for mask in fields["response_mask"]]
+    prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
+    places_R = trajectory_places(keys, prompt_R, responses, extends_R)
+    return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
+
+
+def by_verl(estimator: str, fields, keys) -> TensorDict:
+    """What verl's trainer computes of these rows."""
+    algorithm = algorithm_of(estimator)
+    rows = as_rows(fields).to_padded_tensor()
+    data = DataProto.from_single_dict({"token_level_rewards": rows["rm_scores"], **dict(rows.items())})
+    data.non_tensor_batch["uid"] = np.array([uid_of_key(key) for key in keys], dtype=object)
+    return compute_advantage_for_multi_trajectories(
+        data,
+        batch_keys=keys,
+        adv_estimator=algorithm.adv_estimator,
+        gamma=GAMMA,
+        lam=LAM,
+        norm_adv_by_std_in_grpo=True,
+        config=algorithm,
+    ).batch
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator):
+    keys = [f"{prompt}_{session}_0" for prompt in "ab" for session in range(4)]
+    masks = [[1] * (1 + place % 3) + [0, 1] for place in range(8)]
+    draw = torch.Generator().manual_seed(1)
+    fields = {
+        "response_mask": [torch.tensor(mask) for mask in masks],
+        "rm_scores": [torch.randn(len(mask), generator=draw) for mask in masks],
+        "values": [torch.randn(len(mask), generator=draw) for mask in masks],
+    }
+    fields["token_level_rewards"] = [score - 0.1 for score in fields["rm_scores"]]
+    want = by_verl(estimator, fields, keys)
+    got = computed(estimator, fields, keys)
+    for name in ("advantages", "returns"):
+        for row, mask in enumerate(masks):
+            assert torch.equal(got[name].unbind()[row], want[name][row, : len(mask)]), (name, row)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_row_without_a_response_changes_nothing(estimator):
+    def found(masks, keys, scores):
+        fields = {
+            "response_mask": [torch.tensor(mask, dtype=torch.int64) for mask in masks],
+            "rm_scores": [
+                torch.tensor([0.0] * (len(mask) - 1) + [score])[: len(mask)]
+                for mask, score in zip(masks, scores, strict=True)
+            ],
+            "values": [torch.linspace(0.1, 0.4, len(mask)) for mask in masks],
+        }
+        return [row.tolist() for row in computed(estimator, fields, keys)["advantages"].unbind()]
+
+    keys, masks = ["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0"], [[1, 1], [1, 1, 1], [], [1, 1], [1]]
+    without = found(masks, keys, [0.7, 0.5, 9.0, 1.0, -1.0])
+    beside = found([*masks, []], [*keys, "a_0_1"], [0.7, 0.5, 9.0, 1.0, -1.0, 9.0])
+    assert beside == [*without, []]
+    assert any(any(row) for row in without)
+    untrained = found([mask or [0] for mask in masks], keys, [0.7, 0.5, 0.0, 1.0, -1.0])
+    for row, mask in enumerate(masks):
+        assert without[row] == pytest.approx(untrained[row][: len(mask)])
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
+def test_the_reward_of_an_untrained_end_reaches_a_session_of_one_row(estimator):
+    keys = ["a_0_0", "b_0_0"]
+    fields = {
+        "response_mask": [torch.tensor([1, 0]), torch.tensor([1, 1])],
+        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.5])],
+        "values": [torch.zeros(2), torch.zeros(2)],
+    }
+    verls = by_verl(estimator, fields, keys)["returns"]
+    assert float(verls[0][0]) == 0, "verl gives it now: GAE of a row may be as it is, see docs/sessions.md"
+    assert float(computed(estimator, fields, keys)["returns"].unbind()[0][0]) == 1
+
+
+def continued(rows: list[Row], *, said: bool) -> list[int | None]:
+    """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
+    keys = [row.key for row in rows]
+    number = {row.key: place for place, row in enumerate(rows)}
+    forest = Forest.from_tokens([np.array(row.prompt + row.response) for row in rows], list(map(session_of_key, keys)))
+    told = {}
+    if said:
+        for place, row in enumerate(rows):
+            told[place] = None if row.extends is None else number[f"{session_of_key(row.key)}_{row.extends}"]
+    found = continued_rows(forest, keys, range(len(keys)), told, {})
+    return [found.get(row) for row in range(len(keys))]
+
+
+def computed_by_action(estimator: str, rows: list[Row], rewards: dict[str, float], *, said: bool, kl: bool):
+    """Advantage and return of each trained token of each row, by session and action."""
+    scores = []
+    for row in rows:
+        score = torch.zeros(len(row.response), dtype=torch.float64)
+        score[-1:] = rewards[session_of_key(row.key)]
+        scores.append(score)
+    fields = {
+        "response_mask": [torch.tensor(row.mask, dtype=torch.int64) for row in rows],
+        "rm_scores": scores,
+        "values": [torch.tensor(row.values, dtype=torch.float64) for row in rows],
+    }
+    if kl:
+        taken = [torch.tensor(row.penalties, dtype=torch.float64) for row in rows]
+        fields["token_level_rewards"] = [score - of_row for score, of_row in zip(scores, taken, strict=True)]
+    keys, prompts = [row.key for row in rows], [len(row.prompt) for row in rows]
+    got = computed(estimator, fields, keys, continued(rows, said=said), prompts)
+    columns = [got[name].unbind() for name in ("advantages", "returns")]
+    return [
+        (session_of_key(row.key), action, *(float(column[place][token]) for column in columns))
+        for place, row in enumerate(rows)
+        for token, action in enumerate(row.actions)
+        if action is not None
+    ]
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["its agent loop says how", "nothing is said"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@settings(max_examples=25)
+@given(data=st.data(), kl=st.booleans())
+def test_advantages_are_those_of_the_formula_however_a_session_is_split(estimator, said, data, kl):
+    drawn = data.draw(sessions(said=said))
+    rewards = {session.name: session.reward for session in drawn}
+    samples = [session.sample for session in drawn]
+    if not kl:
+        samples = [Sample(sample.uid, sample.reward, sample.values, [0.0] * len(sample.values)) for sample in samples]
+    if estimator == "grpo_vectorized":  # whose single precision makes noise of scores that are the same
+        groups = [{sample.score for sample in samples if sample.uid == uid} for uid in "ab"]
+        assume(all(len(scores) > 1 for scores in groups))
+    want = {}
+    of_formula = (formula(estimator, samples, GAMMA, LAM) for formula in (advantages, returns))
+    for session, of_advantage, of_return in zip(drawn, *of_formula, strict=True):
+        places = [action for action in session.in_one_row().actions if action is not None]
+        want |= {(session.name, place): pair for place, *pair in zip(places, of_advantage, of_return, strict=True)}
+    whole = [session.in_one_row() for session in drawn]
+    pieces = [row for session in drawn for row in data.draw(split(session, said=said))]
+    for rows in (whole, pieces):
+        got = computed_by_action(estimator, rows, rewards, said=said, kl=kl)
+        assert {(session, action) for session, action, *_ in got} == want.keys()
+        for session, action, *pair in got:
+            assert pair == pytest.approx(want[session, action], rel=1e-5, abs=1e-6), (session, action)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=100)
+@given(data=st.data(), by_rows=st.booleans())
+def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data, by_rows):
+    drawn = data.draw(sessions(said=True))
+    whole = [session.in_one_row() for session in drawn]
+    pieces = [row for session in drawn for row in data.draw(split(session, said=True, again=False))]
+    want, got = (weights_of_tokens(mode, rows, by_rows=by_rows) for rows in (whole, pieces))
+    assert got == pytest.approx(want, rel=1e-12)
+    if mode not in TOKEN_MODES:  # as verl has rows
+        below = len(drawn) if by_rows else 1
+        of_row = {row.key[:-2]: sum(row.mask) if mode == MEAN_OF_TOKENS else 1 for row in whole}
+        assert want == {place: pytest.approx(1 / of_row[place[0]] / below, rel=1e-12) for place in want}
+
+
+def weights_of_tokens(mode: str, rows: list[Row], *, by_rows: bool) -> dict[tuple[str, tuple[int, int]], float]:
+    """What the loss of each trained token is multiplied by, but for a number that is configured."""
+    layout = Layout(n_rows=len(rows), cells=((tuple(range(len(rows))),),))
+    tokens_R = [sum(row.mask) for row in rows]
+    weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=True)
+    factor_R = loss_factors(layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting)
+    below = {"token-mean": sum(tokens_R), "token-sum": 1}.get(mode, len(rows) if by_rows else 1)
+    return {
+        (session_of_key(row.key), action): factor / below / (tokens if mode == MEAN_OF_TOKENS else 1)
+        for row, tokens, factor in zip(rows, tokens_R, factor_R, strict=True)
+        for action in row.actions
+        if action is not None
+    }
+
+
+def at_the_end(score):
+    return torch.tensor([0.0, score])
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("metric", ["reward", "acc"])
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+def test_a_filter_of_groups_compares_sessions_where_verls_compares_rows(kind, metric, empty_queue):
+    """Of three prompts, a has one session, b two of one score, c two of two scores; the first in one row or two."""
+    mode = "sync" if kind is ReplayBuffer else "colocate_async"
+    settings = (f"trainer.v1.trainer_mode={mode}", "algorithm.filter_groups.enable=true")
+
+    def filtered(rows):
+        """uids that verl filters out, and those that we do."""
+        scores = {row_key(uid, 0, index): 0.1 for uid in "abc" for index in range(rows)}
+        scores |= {"b_1_0": 0.1, "c_1_0": 0.0}
+        told = [{"reward_extra_info": {"acc": score}} for score in scores.values()]
+        ends = list(map(at_the_end, scores.values()))
+        put_rows([(3, 2)] * len(scores), list(scores), rm_scores=ends, extra_fields=told)
+        tags = [{"is_prompt": True, "status": "finished", "global_steps": 7}] * 3
+        tq.kv_batch_put(keys=["a", "b", "c"], partition_id=PARTITION, tags=tags)
+        buffer = padded_trainer(*settings, f"algorithm.filter_groups.metric={metric}").replay_buffer
+        assert type(buffer) is kind
+        found = []
+        for filter_groups in (partial(kind._dapo_filtered_keys, buffer), buffer._dapo_filtered_keys):
+            buffer._dapo_classification_cache.clear()
+            buffer._sync_metadata_from_transfer_queue()
+            found.append(filter_groups(PARTITION)[0])
+            assert buffer.partitions[PARTITION].keys() == scores.keys(), "the batch has all rows"
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+        return found
+
+    (verls_one, ours_one), (verls_two, ours_two) = map(filtered, (1, 2))
+    assert verls_one == ours_one == ours_two == {"b"}
+    # The one session of a is a group by itself; and of three copies of 0.1 NumPy finds a deviation that is not 0.
+    assert verls_two == ({"a", "b"} if metric == "reward" else {"a"})

@@ -1,0 +1,98 @@
+"""Jobs that leave out idle rows, or the pass that computes old log-probs, beside the same jobs that compute them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.test_runs_repeat import STEPS, assert_metrics_agree, rollouts
+from tests.support.jobs import JobFacts, run_job
+from tests.support.tolerance import ADAM_EPS
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SKIP, UPDATE = "padding.idle_rows=skip", "padding.old_log_probs=update"
+OF_COMPUTED_ROWS = ("actor/ppo_kl",)
+"""Metrics of verl's that are logged under names of ours where rows are left out."""
+
+
+def run(folder: Path, *overrides: str) -> JobFacts:
+    return run_job(
+        folder,
+        "+padding=prompt",
+        "padding.packer=plan",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context_of_equal_prompts",
+        "actor_rollout_ref.rollout.calculate_log_probs=false",
+        f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
+        *overrides,
+        steps=STEPS,
+    )
+
+
+def assert_trained_alike(facts: JobFacts, plain: JobFacts, *, absent: tuple[str, ...]) -> None:
+    """The same texts and rewards at each step, which the weights of the steps before decide, and the same metrics."""
+    rows = rollouts(plain)
+    assert sorted(rows) == [1, 2, 3]
+    assert rollouts(facts) == rows
+    among = ("actor/pg_loss", "actor/grad_norm", "actor/pg_clipfrac", "actor/lr")
+    assert_metrics_agree(facts, plain, among=among, absent=absent)
+    for step, want in plain.metrics.items():
+        assert 0.4 < facts.metrics[step]["padding/rows/without_advantage/share"] < 1
+        assert want["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("sharing", ["off", "trees"])
+def test_a_job_without_its_idle_rows_trains_as_with_them(sharing, tmp_path):
+    several_steps = "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"padding.sharing={sharing}"
+    plain, lean = run(tmp_path / "plain", *several_steps), run(tmp_path / "lean", SKIP, *several_steps)
+    assert_trained_alike(lean, plain, absent=OF_COMPUTED_ROWS)
+
+
+def test_a_job_with_the_updates_own_log_probs_trains_as_with_the_pass(tmp_path):
+    one_step = "actor_rollout_ref.actor.ppo_mini_batch_size=6"
+    plain = run(tmp_path / "plain", one_step)
+    own, lean = run(tmp_path / "own", UPDATE, one_step), run(tmp_path / "lean", SKIP, UPDATE, one_step)
+    assert_trained_alike(own, plain, absent=("actor/entropy",))
+    assert_trained_alike(lean, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
+
+
+def test_a_job_of_idle_rows_alone_takes_all_its_steps(tmp_path):
+    one_reward = "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context_of_one_reward"
+    several_steps = "actor_rollout_ref.actor.ppo_mini_batch_size=2"
+    plain, lean = (
+        run(tmp_path / "plain", one_reward, several_steps),
+        run(tmp_path / "lean", one_reward, several_steps, SKIP),
+    )
+    assert rollouts(lean) == rollouts(plain)
+    for step, want in plain.metrics.items():
+        metrics = lean.metrics[step]
+        assert metrics["padding/rows/without_advantage/share"] == 1
+        assert metrics["padding/actor/optimizer_steps/total"] == 3
+        for name in ("actor/grad_norm", "actor/pg_loss", "actor/pg_clipfrac"):
+            assert (metrics[name], want[name]) == (0, 0), name
+        assert metrics["actor/lr"] == want["actor/lr"]
+
+
+SEPARATE = ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.n_gpus_per_node=2")
+LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=true")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        (("trainer.v1.trainer_mode=colocate_async", UPDATE, "padding.timing=true"), 1),
+        ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=1", UPDATE, *LORA), 1),
+        ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=2", "padding.sharing=on"), 1),
+    ],
+    ids=["colocate_async", "separate_async, adapters", "separate_async, two local updates"],
+)
+def test_asynchronous_jobs_leave_out_what_they_need_not(overrides, steps, tmp_path):
+    size = 3 if "trainer.v1.separate_async.parameter_sync_step=2" in overrides else 6
+    facts = run(tmp_path, SKIP, f"actor_rollout_ref.actor.ppo_mini_batch_size={size}", *overrides)
+    assert sorted(facts.metrics) == [1, 2, 3]
+    for metrics in facts.metrics.values():
+        assert 0.2 < metrics["padding/rows/without_advantage/share"] < 1
+        assert metrics["padding/actor/optimizer_steps/total"] == steps * 6 / size
+        assert metrics["padding/actor/mistaken_idle_rows/total"] == 0
+        assert metrics["actor/grad_norm"] > 0
+        assert ("actor/ppo_kl" in metrics, "actor/ppo_kl_computed" in metrics) == (False, True)
+        assert ("actor/entropy" in metrics) == (UPDATE not in overrides)

@@ -1,0 +1,159 @@
+"""The entry point: found by verl, light, and silent while it is not asked for."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from types import ModuleType
+
+import pytest
+
+from tests.support.fresh_processes import run_fresh
+from tests.support.verl_config import DYNAMIC
+from verl_padding.entry import import_hooks
+
+# Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports transformers needs this first.
+WITH_TORCHVISION = "import verl_padding.on_cpu\n"
+MODE = "trainer.v1.trainer_mode"
+REFUSAL = (
+    "verl_padding: +padding=prompt: {} (the reason is above). Run `verl-padding doctor`, or remove +padding=prompt."
+)
+
+IMPORT_VERL = f"""
+import json, sys
+import verl
+modules = sorted(name for name in sys.modules if name.split(".")[0] in ("verl_padding", "wrapt"))
+{WITH_TORCHVISION}
+from verl.trainer.ppo.v1 import get_trainer_cls
+modes = ("sync", "colocate_async", "separate_async")
+stock = {{mode: get_trainer_cls(mode) for mode in modes}}
+padded = [mode for mode in modes if issubclass(get_trainer_cls("padded_" + mode), stock[mode])]
+print(json.dumps([modules, {{mode: each.__module__ for mode, each in stock.items()}}, padded]))
+"""
+"""Says which modules of ours verl imports, and which trainers there are."""
+
+
+IMPORT_BROKEN = f"""
+{WITH_TORCHVISION}
+import sys, logging
+sys.modules["verl_padding.driver.mixin"] = sys.modules["verl_padding.entry.hydra_search_path"] = None
+import verl
+from verl.trainer.ppo.v1 import get_trainer_cls
+print(get_trainer_cls("sync").__name__)
+try:
+    get_trainer_cls("padded_sync")
+except ValueError as refusal:
+    print(refusal)
+"""
+RUN_VERL = f"""
+{WITH_TORCHVISION}
+import runpy
+runpy.run_module("verl.trainer.main_ppo", run_name="__main__")
+"""
+"""verl's own command; with ``--cfg job``, it only shows its config."""
+RUN_BROKEN = f"{WITH_TORCHVISION}import sys; sys.modules['wrapt'] = None\n{RUN_VERL}"
+OWN_CONFIG = ["--config-dir", ".", "--config-name", "mine"]
+CASES = {
+    "verl": (IMPORT_VERL, []),
+    "broken": (IMPORT_BROKEN, []),
+    "broken, asked for": (RUN_BROKEN, ["+padding=prompt", "--cfg", "job"]),
+    "a config of one's own": (
+        RUN_VERL,
+        [*OWN_CONFIG, "hydra.run.dir=.", "+padding=prompt", *DYNAMIC, "data.train_batch_size=1022"],
+    ),
+}
+"""What runs, with its arguments, in a process of its own without a platform chosen."""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Case -> its process."""
+    folder = tmp_path_factory.mktemp("processes")
+    mode = "trainer:\n  v1:\n    trainer_mode: separate_async\n"
+    (folder / "mine.yaml").write_text(f"defaults:\n  - ppo_trainer\n  - _self_\n{mode}")
+    return {
+        name: run_fresh(code, *arguments, platform=None, folder=folder) for name, (code, arguments) in CASES.items()
+    }
+
+
+def answer_of(process: subprocess.CompletedProcess[str]) -> list:
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def imported(ended) -> list:
+    """What is there after verl was imported in a process of its own."""
+    return answer_of(ended["verl"])
+
+
+def test_verl_finds_one_entry_point_and_it_loads():
+    (entry,) = [entry for entry in entry_points(group="verl.plugins") if entry.name == "verl_padding"]
+    assert entry.value == "verl_padding.plugin"
+    assert entry.load().__name__ == "verl_padding.plugin"
+
+
+def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):
+    modules, *_ = imported
+    light = (
+        *("driver", "driver.divisibility_check", "entry", "entry.import_hooks", "entry.plugin_errors", "errors"),
+        *("job", "job.modes", "plugin", "version"),
+    )
+    ours = [name for name in modules if name.startswith("verl_padding")]
+    assert ours == ["verl_padding", *(f"verl_padding.{name}" for name in light)]
+
+
+def test_the_plugin_itself_needs_nothing_heavy():
+    heavy = {"torch", "transformers", "ray", "hydra", "omegaconf", "verl", "numpy"}
+    code = f"import sys, verl_padding.plugin; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_the_trainers_are_registered_when_verl_imports_its_own(imported):
+    *_, modules, padded = imported
+    assert padded == ["sync", "colocate_async", "separate_async"]
+    assert all(module.startswith("verl.") for module in modules.values()), modules
+
+
+def test_a_broken_plugin_is_reported_of_and_leaves_verl_working(ended):
+    result = ended["broken"]
+    assert "PPOTrainerSync" in result.stdout
+    assert "Unknown trainer 'padded_sync'" in result.stdout
+    assert "the padded trainers could not be registered" in result.stderr
+    assert "the config groups could not be put on Hydra's search path" in result.stderr
+    assert "Traceback" in result.stderr
+
+
+def test_verls_own_command_checks_a_job_by_the_mode_of_its_primary_config(ended):
+    result = ended["a config of one's own"]
+    assert result.returncode == 1
+    assert "trainer.v1.separate_async.parameter_sync_step" in result.stderr.splitlines()[-1]
+    assert "ray init kwargs" not in result.stdout
+
+
+def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(ended):
+    result = ended["broken, asked for"]
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == REFUSAL.format("the plug-in could not be loaded")
+    assert "ModuleNotFoundError" in result.stderr
+    assert "algorithm:" not in result.stdout, "the job's config was made"
+
+
+def test_what_is_broken_of_the_plugin_ends_a_job_that_asks_for_padding(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "verl_padding.driver.stock_guard", None)
+    monkeypatch.setattr(sys, "argv", ["main_ppo.py", "+padding=prompt"])
+    with pytest.raises(SystemExit) as ended:
+        import_hooks._register_trainers(ModuleType("of_verls"))
+    assert str(ended.value) == REFUSAL.format("the padded trainers could not be registered")
+    assert "ModuleNotFoundError" in caplog.text
+    monkeypatch.setattr(sys, "argv", ["main_ppo.py", "data.train_batch_size=8"])
+    import_hooks._register_trainers(ModuleType("of_verls"))
+
+
+def test_a_process_may_import_the_agent_loops_first():
+    # As in an agent loop worker, whose class Ray unpickles: verl's import loads the trainers in the middle of it.
+    code = "import verl_padding.driver.agent_loops as m; print(m.PaddedAgentLoopManager.__name__)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip().endswith("PaddedAgentLoopManager")
+    assert "could not be loaded" not in ended.stderr
+    assert "circular" not in ended.stderr

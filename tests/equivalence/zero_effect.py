@@ -1,0 +1,324 @@
+"""What pads do to a training step: stock verl's padding and ours, each against the same rows without pads.
+
+    python -m tests.equivalence.zero_effect [--keep]
+
+61 rows of a mini-batch for 120 on two ranks (for estimators 119 as well), in the real TransferQueue, in float64. Stock
+verl's pads, order and advantages come from verl's own methods, ours from the padded trainer; both go through verl's
+registered losses, in micro-batches of six. The reference is verl's loss on one rank, called once for all real rows,
+with their number as the batch size; for losses that choose tokens inside a micro-batch it is the same micro-batches
+with the pads taken out. An error is that of the gradient with respect to the model's outputs, the length of the
+difference over the length of the reference.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import isclose
+from typing import Any
+
+import torch
+import typer
+
+from benchmarks.ray_and_queue import ray_and_queue
+from benchmarks.results import Keep, Outcome, report
+from tests.support.tolerance import RELATIVE_FLOAT32
+
+PROMPTS, SESSIONS, MICRO, RANKS = 30, 4, 6, 2
+NOMINAL = PROMPTS * SESSIONS
+HALF, ALL_BUT_ONE = 61, NOMINAL - 1
+COMPUTED = ("old_log_probs", "ref_log_prob", "values")
+READ = (
+    *COMPUTED,
+    "rollout_log_probs",
+    "prompts",
+    "responses",
+    "response_mask",
+    "loss_mask",
+    "advantages",
+    "returns",
+    "teacher_logprobs",
+)
+SIDES = ("stock verl", "verl_padding")
+MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+PACKING_MATTERS = ("clip_cov", "kl_cov")
+"""Losses of verl that choose tokens inside a micro-batch."""
+Loss = Callable[..., Any]
+
+
+@dataclass
+class Side:
+    """One way of padding, and the same rows in the same micro-batches without pads."""
+
+    name: str
+    trainer: Any
+    wraps_loss: bool = False
+    keys: list[str] = field(default_factory=list)
+    """Rows in the order in which ranks and micro-batches get them."""
+    pads: list[bool] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def micro_batches(self, *, with_pads: bool, at_once: bool = False) -> list[list[int]]:
+        """Row numbers of each micro-batch, rank after rank; without pads all in one if that is asked for."""
+        if at_once:
+            return [[row for row, pad in enumerate(self.pads) if not pad]]
+        cut = [[*range(len(self.keys))][start : start + MICRO] for start in range(0, len(self.keys), MICRO)]
+        if with_pads:
+            return cut
+        return [rows for micro in cut if (rows := [row for row in micro if not self.pads[row]])]
+
+
+def put_rows_without_pads(n_rows: int) -> Any:
+    """Rows as they are before an advantage is computed, of 30 prompts with two to four sessions each."""
+    from tests.support.rows_in_queue import put_rows
+
+    draw = torch.Generator().manual_seed(0)
+    keys = [f"p{row % PROMPTS}_{row // PROMPTS}_0" for row in range(n_rows)]
+    lengths = [(int(torch.randint(2, 9, (), generator=draw)), 1 + row * 7 % 13) for row in range(n_rows)]
+    teacher = [torch.randn(sum(length), 1, generator=draw).double() - 2 for length in lengths]
+    torch.manual_seed(0)  # put_rows draws the rest, and both sides must get the same
+    batch = put_rows(lengths, keys, teacher_logprobs=teacher)
+    put_computed(batch.keys, [response for _, response in lengths], draw)
+    return batch
+
+
+def put_computed(keys: list[str], responses: list[int], draw: torch.Generator) -> None:
+    """Puts what the workers compute of rows before an advantage."""
+    import transfer_queue as tq
+    from tensordict import TensorDict
+
+    from benchmarks.one_gpu.rows import nested
+    from tests.support.rows_in_queue import PARTITION
+
+    columns = {
+        name: nested([torch.randn(length, generator=draw).double() * 0.3 - 1.0 for length in responses])
+        for name in COMPUTED
+    }
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=TensorDict(columns, batch_size=len(keys)))
+
+
+def make_trainer(estimator: str) -> Any:
+    """A padded trainer without workers; verl's own methods are its base's."""
+    from verl.trainer.ppo.core_algos import AdaptiveKLController
+
+    from tests.support.trainer_without_workers import padded_trainer
+    from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+
+    trainer = padded_trainer(
+        "padding.denominator=rows",
+        f"algorithm.adv_estimator={estimator}",
+        "critic.use_dynamic_bsz=true",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.rollout_correction.rollout_is=token",
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.n={SESSIONS}",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={MICRO}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={MICRO}",
+        f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={MICRO}",
+        *([f"critic.ppo_mini_batch_size={PROMPTS}"] if estimator == "gae" else []),
+    )
+    trainer._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), RANKS)
+    trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=1000)
+    return trainer
+
+
+def pad_as_verl(estimator: str, n_rows: int) -> Side:
+    """Stock verl's pads and order, advantages of its padded batch; raises whatever verl's estimator raises on it."""
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    stock, side = get_trainer_cls("sync"), Side("stock verl", make_trainer(estimator))
+    batch = stock._balance_batch(side.trainer, put_rows_without_pads(n_rows), {})
+    side.keys, side.pads = list(batch.keys), [bool(tag.get("is_padding")) for tag in batch.tags]
+    pad_keys = [key for key, pad in zip(side.keys, side.pads, strict=True) if pad]
+    assert len(pad_keys) == NOMINAL - n_rows
+    put_computed(pad_keys, [1] * len(pad_keys), torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    stock._compute_advantage(side.trainer, batch, side.metrics)
+    return side
+
+
+def pad_as_we_do(estimator: str, n_rows: int) -> Side:
+    """Our pads and plan, advantages of verl's method in the padded trainer."""
+    side = Side("verl_padding", make_trainer(estimator), wraps_loss=True)
+    batch = side.trainer._balance_batch(put_rows_without_pads(n_rows), {})
+    torch.manual_seed(0)
+    batch = side.trainer._compute_advantage(batch, side.metrics)
+    rows = side.trainer._padded_batch.update_call("actor", batch)
+    side.keys, side.pads = list(rows.keys), [bool(tag.get("is_padding")) for tag in rows.tags]
+    assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + n_rows
+    return side
+
+
+def without_pads(estimator: str, n_rows: int) -> Side:
+    """The rows alone, advantages of verl's method."""
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    batch = put_rows_without_pads(n_rows)
+    side = Side("without pads", make_trainer(estimator), keys=list(batch.keys), pads=[False] * n_rows)
+    torch.manual_seed(0)
+    get_trainer_cls("sync")._compute_advantage(side.trainer, batch, side.metrics)
+    return side
+
+
+def read(side: Side, *, columns: bool) -> Any:
+    """The rows of a side as a worker gets them, and the columns of ours."""
+    import transfer_queue as tq
+
+    from tests.support.rows_in_queue import PARTITION
+    from verl_padding.pads.columns import OWN_COLUMNS
+
+    data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
+    # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or not.
+    names = [*READ, *(OWN_COLUMNS if columns else ())]
+    return data.select(*[name for name in names if name in data])
+
+
+def clear_queue() -> None:
+    import transfer_queue as tq
+
+    from tests.support.rows_in_queue import PARTITION
+
+    tq.kv_clear(keys=list((tq.kv_list(PARTITION) or {}).get(PARTITION, {})), partition_id=PARTITION)
+
+
+def gradient(
+    loss: Loss, side: Side, data: Any, *, with_pads: bool, output_name: str = "log_probs", at_once: bool = False
+) -> torch.Tensor:
+    """The gradient of a step with respect to the model's outputs, real rows by key and then pads, (T,) float64."""
+    from verl.utils import tensordict_utils as tu
+
+    from benchmarks.one_gpu.rows import nested
+
+    lengths = [len(p) + len(r) for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)]
+    leaves = {
+        key: (
+            torch.randn(length, generator=torch.Generator().manual_seed(sum(key.encode()))).double() * 0.3 - 1.0
+        ).requires_grad_()
+        for key, length in zip(side.keys, lengths, strict=True)
+    }
+    ranks = 1 if at_once else RANKS
+    for rows in side.micro_batches(with_pads=with_pads, at_once=at_once):
+        micro = tu.index_select_tensor_dict(data, rows)
+        tokens = int(data["loss_mask"].values().sum())
+        size = NOMINAL if with_pads else len(side.keys) - sum(side.pads)
+        tu.assign_non_tensor(micro, dp_size=ranks, batch_num_tokens=tokens, global_batch_size=size)
+        outputs = [leaves[side.keys[row]] for row in rows]
+        model_output = {output_name: nested(outputs)}
+        if output_name == "log_probs":
+            model_output["distillation_losses"] = nested([output * output - output for output in outputs])
+            for mass in ("student_mass", "teacher_mass"):
+                model_output[mass] = nested([output.detach().exp() for output in outputs])
+        # Some losses draw tokens: the same ones whenever they meet the same rows.
+        torch.manual_seed(int(micro["returns"].values().nan_to_num().sum().abs() * 1e6) % 2**31)
+        value, _ = loss(model_output=model_output, data=micro, dp_group=None)
+        (value / ranks).backward()
+    in_order = [leaves[key] for _, key in sorted(zip(side.pads, side.keys, strict=True))]
+    return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in in_order])
+
+
+def padded_gradient(loss: Loss, side: Side, output_name: str = "log_probs") -> torch.Tensor:
+    """That of a side's own pads, by its own loss."""
+    from verl_padding.worker.losses import RealRowsLoss
+
+    wrapped = RealRowsLoss(loss, "rows") if side.wraps_loss else loss
+    return gradient(wrapped, side, read(side, columns=side.wraps_loss), with_pads=True, output_name=output_name)
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Pads, at the end of ``got``, should have no gradient."""
+    want = torch.cat([want, want.new_zeros(len(got) - len(want))])
+    return float((got - want).norm() / want.norm())
+
+
+def error_of_loss(inner: Loss, side: Side, output_name: str, *, at_once: bool) -> Outcome:
+    """Error of one loss on one side; the name of the exception if verl raises one because of the pads."""
+    plain = read(side, columns=False)
+    want = gradient(inner, side, plain, with_pads=False, output_name=output_name, at_once=at_once)
+    try:
+        return relative_error(padded_gradient(inner, side, output_name), want)
+    except (RuntimeError, ValueError) as error:
+        return type(error).__name__
+
+
+def registered_losses() -> dict[str, tuple[str, Callable[[str], Loss]]]:
+    """Name -> (model output, mode -> loss): verl's policy and distillation losses, and its value loss."""
+    from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    from tests.support.losses_on_rows import critic_loss, distilling_loss, policy_loss
+    from verl_padding.worker.losses import PREFIX
+
+    names = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX))
+    losses: dict[str, tuple[str, Callable[[str], Loss]]] = {
+        name: ("log_probs", partial(policy_loss, name=name)) for name in names
+    }
+    for name in sorted(DISTILLATION_LOSS_REGISTRY):
+        distilling = partial(distilling_loss, name=name, policy_gradient=name == "k1", task_rewards=False)
+        losses[f"distillation {name}"] = ("log_probs", distilling)
+    return losses | {"value loss": ("values", critic_loss)}
+
+
+def measure_losses() -> list[dict[str, Any]]:
+    lines: dict[str, dict[str, Any]] = {}
+    for make in (pad_as_verl, pad_as_we_do):
+        side = make("grpo", HALF)
+        for name, (output_name, loss) in registered_losses().items():
+            at_once = name not in PACKING_MATTERS
+            errors = {mode: error_of_loss(loss(mode), side, output_name, at_once=at_once) for mode in MODES}
+            lines.setdefault(name, {"loss": name})[side.name] = errors
+        clear_queue()
+    return list(lines.values())
+
+
+def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
+    """Errors of each side's gradient, KL controller and metrics of the rollout correction."""
+    from tests.support.losses_on_rows import policy_loss
+
+    loss = policy_loss("token-mean")
+    try:
+        reference = without_pads(name, n_rows)
+        want = gradient(loss, reference, read(reference, columns=False), with_pads=False)
+    except Exception as error:  # it does not run in verl's v1 trainer at all, pads or not
+        return {"without pads": type(error).__name__}
+    finally:
+        clear_queue()
+    record: dict[str, Any] = {}
+    for make, label in zip((pad_as_verl, pad_as_we_do), SIDES, strict=True):
+        try:
+            side = make(name, n_rows)
+            got = padded_gradient(loss, side)
+        except Exception as error:  # because of the pads: it ran without them
+            record[label] = {"gradient": type(error).__name__}
+            continue
+        finally:
+            clear_queue()
+        corrected = {key: value for key, value in reference.metrics.items() if key.startswith("rollout_corr/")}
+        record[label] = {
+            "gradient": relative_error(got, want),
+            "kl_coefficient": abs(side.trainer.kl_ctrl_in_reward.value / reference.trainer.kl_ctrl_in_reward.value - 1),
+            # Sums of float32 in another order of the rows are off by their rounding.
+            "rollout_corr_metrics_off": sum(
+                not isclose(side.metrics[key], value, rel_tol=RELATIVE_FLOAT32) for key, value in corrected.items()
+            ),
+        }
+    return record
+
+
+def main(keep: Keep = False) -> None:
+    """Measures every loss and estimator that the installed verl registers."""
+    with ray_and_queue():
+        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+        losses = measure_losses()
+        estimators = [
+            {"estimator": name}
+            | {f"{NOMINAL - n_rows} pads": measure_estimator(name, n_rows) for n_rows in (HALF, ALL_BUT_ONE)}
+            for name in sorted(ADV_ESTIMATOR_REGISTRY)
+        ]
+    report("zero_effect", {"losses": losses, "estimators": estimators}, keep=keep)
+
+
+if __name__ == "__main__":
+    typer.run(main)

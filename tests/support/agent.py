@@ -1,0 +1,192 @@
+"""An agent whose sessions have no, one or several rows, by its place in the data: the same in every run."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.workers.rollout.replica import TokenOutput
+
+from tests.support.probe import text_of
+
+MOST_TURNS = 4
+LONELY_STEP = 2  # step in which a single session of a single prompt yields a single row
+FAILING_STEP = 3  # step in which some sessions raise
+
+
+def _hash(*parts: object) -> int:
+    return int(hashlib.md5("-".join(map(str, parts)).encode()).hexdigest(), 16)
+
+
+def fields_of(prompt_ids: Sequence[int], response_ids: list[int], answer: TokenOutput) -> dict[str, Any]:
+    """Of a row, from the rollout's answer."""
+    return {
+        "prompt_ids": list(prompt_ids),
+        "response_ids": response_ids,
+        "response_mask": [1] * len(response_ids),
+        "response_logprobs": answer.log_probs[: len(response_ids)] if answer.log_probs else None,
+        "num_turns": 2,
+        "metrics": {},
+        "extra_fields": dict(answer.extra_fields),
+    }
+
+
+def reward_letters(tokenizer: Any, output: AgentLoopOutput) -> None:
+    text = tokenizer.decode(output.response_ids, skip_special_tokens=True)
+    output.reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
+    output.extra_fields["reward_extra_info"] = {"acc": output.reward_score}
+
+
+class VaryingTurns(AgentLoopBase):
+    """Each turn is a row of its own, with a longer context than the one before; a picture is in the first alone.
+
+    Args:
+        mishaps: whether the lonely and the failing step are as their names say.
+        routes: (layers, top-k, experts) of a mixture whose routes each row records; None for none.
+    """
+
+    def __init__(self, *args: Any, mishaps: bool, routes: tuple[int, int, int] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.mishaps, self.routes = mishaps, routes
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
+        turns = 1 + _hash(index, session, step) % MOST_TURNS
+        if self.mishaps and step == LONELY_STEP:
+            turns = int(session == 0 and index == min(self.first_prompts_of(step)))
+        if self.mishaps and step == FAILING_STEP and _hash("fail", index, session) % 5 == 0:
+            raise RuntimeError("this session fails on purpose")
+        first = kwargs["raw_prompt"][-1]
+        outputs = await self._play([self._turn(sampling_params, self._message(first, turn)) for turn in range(turns)])
+        for turn, output in enumerate(outputs):
+            tokens = len(output.prompt_ids) + len(output.response_ids)
+            output.routed_experts = self._draw_routes(tokens, index, session, turn)
+        if outputs:
+            reward_letters(self.tokenizer, outputs[-1])
+        return outputs
+
+    async def _play(self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]) -> list[AgentLoopOutput]:
+        return [await turn for turn in turns]
+
+    def _message(self, first: dict[str, Any], turn: int) -> dict[str, Any]:
+        return {"role": "user", "content": text_of(first) + "x" * (7 * turn)} if turn else first
+
+    async def _turn(self, sampling_params: dict[str, Any], message: dict[str, Any]) -> AgentLoopOutput:
+        media = await self.process_multi_modal_info([message])
+        prompt_ids = await self.ct_build_initial_tokens([message], images=media.get("images"))
+        answer = await self.server_manager.generate(
+            request_id=uuid4().hex,
+            prompt_ids=prompt_ids,
+            sampling_params=dict(sampling_params),
+            image_data=media.get("images"),
+        )
+        ids = answer.token_ids[: self.rollout_config.response_length]
+        return AgentLoopOutput(**fields_of(prompt_ids, ids, answer), multi_modal_data=media)
+
+    def _draw_routes(self, tokens: int, *seed: object) -> list[list[list[int]]] | None:
+        if self.routes is None:
+            return None
+        layers, top_k, experts = self.routes
+        draw = random.Random(_hash("routes", *seed))
+        return [[draw.sample(range(experts), top_k) for _ in range(layers)] for _ in range(tokens)]
+
+    def first_prompts_of(self, step: int) -> range:
+        """Indices of the prompts of a training step (no shuffle; validation does not get here at such a step)."""
+        size = self.config.data.train_batch_size
+        return range((step - 1) * size, step * size)
+
+
+class SubagentsInAnyOrder(VaryingTurns):
+    """The turns of a session side by side: sub-agents who are all asked the same, after a while that no run repeats."""
+
+    async def _play(self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]) -> list[AgentLoopOutput]:
+        return [*await asyncio.gather(*turns)]
+
+    def _message(self, first: dict[str, Any], turn: int) -> dict[str, Any]:
+        return first
+
+    async def _turn(self, sampling_params: dict[str, Any], message: dict[str, Any]) -> AgentLoopOutput:
+        await asyncio.sleep(random.SystemRandom().uniform(0, 0.3))
+        return await super()._turn(sampling_params, message)
+
+
+def rows_of_step(step: int, most: int = 500) -> int:
+    """Rows of a training step of the soak: anything from 1 to ``most``, the smallest and the largest among them."""
+    return {1: 1, 2: most}.get(step, 1 + _hash("soak", step) % most)
+
+
+class ManyRows(AgentLoopBase):
+    """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not asked.
+
+    Args:
+        most: largest number of rows of a step.
+        fewest: of a session. With 0, a step whose prompts come from several steps may meet only empty sessions.
+    """
+
+    def __init__(self, *args: Any, most: int = 500, fewest: int = 0, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.most, self.fewest = most, fewest
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
+        prompts, sessions = self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n
+        place = index % prompts * sessions + session
+        whole, left = divmod(rows_of_step(step, self.most), prompts * sessions)
+        draw = random.Random(_hash(index, session, step))
+        outputs = []
+        for _ in range(max(self.fewest, whole + (place < left))):
+            prompt_ids = [draw.randrange(200) for _ in range(draw.randint(1, 60))]
+            ids = [draw.randrange(200) for _ in range(draw.randint(1, self.rollout_config.response_length))]
+            outputs.append(
+                AgentLoopOutput(
+                    prompt_ids=prompt_ids,
+                    response_ids=ids,
+                    response_mask=[1] * len(ids),
+                    num_turns=2,
+                    metrics={},
+                    # As verl's rollout servers say: the weights that the answer comes from.
+                    extra_fields={"min_global_steps": step, "max_global_steps": step},
+                )
+            )
+        if outputs:
+            outputs[-1].reward_score = draw.random()
+            outputs[-1].extra_fields["reward_extra_info"] = {"acc": outputs[-1].reward_score}
+        return outputs
+
+
+class WeightedOutput(AgentLoopOutput):
+    loss_weight: float
+
+
+class GrowingContext(AgentLoopBase):
+    """Each model call is a row that begins with the whole row before it, as a gateway records them.
+
+    The later a row comes, the less it weighs.
+
+    Args:
+        equal_of_three: of each three prompts, so many earn 1 in every session.
+    """
+
+    def __init__(self, *args: Any, equal_of_three: int = 0, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.equal_of_three = equal_of_three
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
+        draw = random.Random(_hash("grow", index, session, step))
+        context = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
+        outputs: list[AgentLoopOutput] = []
+        for _ in range(draw.randint(1, MOST_TURNS)):
+            answer = await self.server_manager.generate(
+                request_id=uuid4().hex, prompt_ids=context, sampling_params=dict(sampling_params)
+            )
+            ids = answer.token_ids[: self.rollout_config.response_length]
+            outputs.append(WeightedOutput(**fields_of(context, ids, answer), loss_weight=1 / (1 + len(outputs))))
+            context = context + ids + [draw.randrange(5, 200) for _ in range(draw.randint(1, 3))]
+        reward_letters(self.tokenizer, outputs[-1])
+        if index % 3 < self.equal_of_three:
+            outputs[-1].reward_score = 1.0
+        return outputs

@@ -1,0 +1,246 @@
+"""The shapes in which a CPU runs verl's engines, and what ranks of each are started with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+from verl.protocol import DataProto
+from verl.single_controller.ray import RayWorkerGroup
+
+from tests.support.fsdp2_workers import give_same_head, start_actor, start_critic, stop
+from tests.support.updates import BUDGET, CUTS
+from tests.support.verl_config import compose_job
+from verl_padding.config import MIN_PAD_LENGTH
+from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
+from verl_padding.on_cpu.tiny_models import TinyModelKind
+from verl_padding.pads.template import PadTemplate
+from verl_padding.worker import mini_batches
+from verl_padding.worker.losses import wrap_worker_loss
+
+LAYERS = 4  # one for each part of a virtual pipeline, of two parts on each of two ranks
+EXPERTS = 4
+ROLES = {"actor": "actor_rollout_ref.actor", "critic": "critic"}
+TERMS = {
+    "actor": [
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.1",
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
+        "actor_rollout_ref.actor.loss_scale_factor=16",
+    ],
+    "critic": ["critic.cliprange_value=0.5"],
+}
+BUDGETS = (
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+)
+LORA_RANK = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Ranks, and how many of them share what."""
+
+    engine: str = "fsdp"
+    kind: TinyModelKind = "qwen2"
+    update: str = "actor"
+    ranks: int = 2
+    ranks_of_row: int = 1  # by Ulysses or context parallelism
+    pipeline: int = 1
+    virtual_pipeline: int = 1
+    tensor: int = 1
+    expert: int = 1
+    lora: bool = False
+
+    @property
+    def dp_size(self) -> int:
+        return self.ranks // (self.pipeline * self.tensor * self.ranks_of_row)
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        return [] if self.engine == "fsdp" else [getattr(pytest.mark, self.engine)]
+
+    @property
+    def settings(self) -> list[str]:
+        role = ROLES[self.update]
+        match self.engine:
+            case "fsdp":
+                name = f"{role}{'.fsdp' if self.update == 'critic' else ''}.ulysses_sequence_parallel_size"
+                sizes = {name: self.ranks_of_row}
+            case "veomni":
+                sizes = {f"{role}.veomni.ulysses_parallel_size": self.ranks_of_row}
+            case _:
+                of_model = {
+                    "pipeline_model": self.pipeline,
+                    "virtual_pipeline_model": self.virtual_pipeline,
+                    "tensor_model": self.tensor,
+                    "context": self.ranks_of_row,
+                    "expert_model": self.expert,
+                }
+                sizes = {f"{role}.megatron.{name}_parallel_size": size for name, size in of_model.items()}
+        whole_experts = [f"{role}.megatron.expert_tensor_parallel_size=1"] if self.expert > 1 else []
+        return [f"{name}={size}" for name, size in sizes.items() if size > 1] + whole_experts
+
+    @cached_property
+    def planned(self) -> dict[str, Any]:
+        """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of its parts."""
+        of_actor = replace(self, update="actor")
+        local = "cpu" if self.engine == "fsdp" else f"cpu_{self.engine}"
+        engine = worker_engine(compose_job(f"+local={local}", *of_actor.settings), ACTOR_SECTION)
+        return {
+            "dp_size": self.dp_size,
+            "ranks_of_row": self.ranks_of_row,
+            "micro_batch_multiple": self.pipeline if self.virtual_pipeline > 1 else 1,
+            "template": PadTemplate(
+                eos_token_id=3, length=max(MIN_PAD_LENGTH, engine.row_multiple), n_experts=lambda: EXPERTS
+            ),
+        }
+
+    @property
+    def cuts(self) -> list[dict[str, Any]]:
+        """Where its ranks share every row, none of them holds pads alone; FSDP2's alone share prefixes."""
+        without = {"few"} if self.dp_size == 1 else set()
+        without |= {"sharing"} if self.engine != "fsdp" else set()
+        return [cut for cut in CUTS.values() if not without & cut.keys()]
+
+    @property
+    def reference(self) -> "Shape":
+        """One rank of FSDP2, which computes the model of Hugging Face; of Megatron where its critics draw a head."""
+        engine = "megatron" if self.engine == "megatron" and self.update == "critic" else "fsdp"
+        return Shape(engine=engine, kind=self.kind, update=self.update, ranks=1, lora=self.lora)
+
+
+def overrides_of(shape: Shape) -> list[str]:
+    """Loss, optimizer and engine of a role; a reference has verl's own token budgets."""
+    role = ROLES[shape.update]
+    eps = {"fsdp": ["eps"], "megatron": ["adam_eps"], "veomni": []}[shape.engine]
+    found = [f"+{role}.optim.override_optimizer_config.{name}=1e-5" for name in eps]
+    found += [*TERMS[shape.update], f"{role}.optim.weight_decay=0"]  # Megatron leaves norms and biases out of it
+    if shape.update == "critic":
+        found.append(f"+critic.ppo_infer_max_token_len_per_gpu={4096 if shape.ranks == 1 else BUDGET}")
+        found.append("critic.optim.lr=3e-4")  # a mean of values that is nearly zero shows how rounding grows
+    elif shape.ranks > 1:
+        found += [f"{setting}={BUDGET}" for setting in BUDGETS]
+    if shape.engine != "fsdp":
+        found.append(f"+local=cpu_{shape.engine}")
+    if shape.engine == "veomni":
+        found.append(f"{role}.optim.lr_scheduler_type=constant")
+    return found + shape.settings
+
+
+@contextmanager
+def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
+    """Workers that see real rows alone, and are ended with the block; ``model`` is that of ``model_of``."""
+    if shape.lora:
+        adapter = make_adapter(model, model.parent / f"{model.name}_adapter")
+        of_adapter = f"+actor_rollout_ref.model.lora_adapter_path={adapter}"
+        more += (f"actor_rollout_ref.model.lora_rank={LORA_RANK}", of_adapter)
+    starts = start_critic if shape.update == "critic" else start_actor
+    workers = starts(model, shape.ranks, *overrides_of(shape), *more)
+    try:
+        if shape.ranks > 1:
+            workers.execute_with_func_generator(wrap_worker_loss("rows"))
+            workers.execute_with_func_generator(mini_batches.install_in_worker)
+        yield workers
+    finally:
+        stop(workers)
+
+
+def after_start_over(shape: Shape, padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup) -> None:
+    """What both are given before :func:`assert_updates_agree` trains them."""
+    if shape.engine == "veomni":
+        padded_ranks.execute_with_func_generator(set_adam_eps)
+    if shape.engine == "megatron" and shape.update == "critic":
+        for workers in (padded_ranks, one_rank):
+            give_same_head(workers)
+
+
+def set_adam_eps(worker: Any) -> DataProto:
+    """verl's VeOmni engine reads no ``override_optimizer_config``."""
+    for group in getattr(worker, "actor", worker).engine.optimizer.param_groups:
+        group["eps"] = 1e-5
+    return DataProto()
+
+
+def with_shared_heads(folder: Path, vocab_size: int = 320) -> Path:
+    """The tiny model of a folder, with layers, heads and a vocabulary that ranks of each shape can share."""
+    shared = {"num_key_value_heads": 2, "num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}
+    config = AutoConfig.from_pretrained(folder, vocab_size=vocab_size, **shared)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def make_adapter(model: Path, folder: Path) -> Path:
+    """An adapter with weights other than zero, on all linear layers."""
+    config = LoraConfig(task_type="CAUSAL_LM", r=LORA_RANK, lora_alpha=8, target_modules="all-linear")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.05)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+FSDP = {
+    "four ranks": Shape(ranks=4),
+    "experts": Shape(kind="qwen3_moe"),
+    "experts on four ranks": Shape(kind="qwen3_moe", ranks=4),
+    "adapters": Shape(lora=True),
+    "critic": Shape(update="critic"),
+    "critic on four ranks": Shape(update="critic", ranks=4),
+    "Ulysses": Shape(ranks=4, ranks_of_row=2),
+    "Ulysses, experts": Shape(ranks=4, ranks_of_row=2, kind="qwen3_moe"),
+    "Ulysses, critic": Shape(ranks=4, ranks_of_row=2, update="critic"),
+}
+VEOMNI = {
+    "dp2": Shape(engine="veomni"),
+    "two ranks to a row": Shape(engine="veomni", ranks_of_row=2),
+    "two ranks to a row x dp2": Shape(engine="veomni", ranks=4, ranks_of_row=2),
+    **{
+        f"{name}, {n} rank(s) to a row": Shape(engine="veomni", ranks_of_row=n, **of_model)
+        for name, of_model in (("experts", {"kind": "qwen3_moe"}), ("critic", {"update": "critic"}))
+        for n in (1, 2)
+    },
+}
+DENSE: dict[str, dict[str, int]] = {
+    "dp2": {},
+    "pp2": {"pipeline": 2},
+    "pp2 vpp2": {"pipeline": 2, "virtual_pipeline": 2},
+    "tp2": {"tensor": 2},
+    "cp2": {"ranks_of_row": 2},
+    "pp2 x dp2": {"ranks": 4, "pipeline": 2},
+    "tp2 x dp2": {"ranks": 4, "tensor": 2},
+    "cp2 x dp2": {"ranks": 4, "ranks_of_row": 2},
+}
+# Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send those to experts, which
+# are cut themselves where they are not shared out.
+MIXTURES = DENSE | {
+    "ep2": {"expert": 2},
+    "tp2 with ep2": {"tensor": 2, "expert": 2},
+    "tp2 with ep2, twice": {"ranks": 4, "tensor": 2, "expert": 2},
+}
+DENSE = DENSE | {"tp2 x cp2": {"ranks": 4, "tensor": 2, "ranks_of_row": 2}}
+MEGATRON = {
+    **{name: Shape(engine="megatron", **sizes) for name, sizes in DENSE.items()},
+    **{f"critic, {name}": Shape(engine="megatron", update="critic", **sizes) for name, sizes in DENSE.items()},
+    **{f"experts, {name}": Shape(engine="megatron", kind="qwen3_moe", **sizes) for name, sizes in MIXTURES.items()},
+    **{
+        f"critic of experts, {name}": Shape(engine="megatron", kind="qwen3_moe", update="critic", **MIXTURES[name])
+        for name in ("ep2", "tp2 with ep2, twice")
+    },
+}
+SHAPES = {
+    f"{engine}: {name}": shape
+    for engine, shapes in (("FSDP2", FSDP), ("VeOmni", VEOMNI), ("Megatron", MEGATRON))
+    for name, shape in shapes.items()
+}

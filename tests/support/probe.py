@@ -1,0 +1,256 @@
+"""Watches a verl job from inside: loaded by verl itself (VERL_USE_EXTERNAL_MODULES) in each process of the job.
+
+It asks nothing of the plug-in: what an optimizer step holds is read off the loss masks that reach verl's worker,
+and what is left in TransferQueue off its own listing. So it watches stock verl just as well.
+"""
+
+import functools
+import gc
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from wrapt import register_post_import_hook
+
+import tests.support.engines  # noqa: F401  (jobs on these engines have no other module to load it)
+
+# Environment variables.
+FOLDER = "VERL_PADDING_PROBE"  # where the notes go
+LEVELS = "VERL_PADDING_PROBE_LEVELS"  # if it is there, what each step leaves behind is noted
+KILL = "VERL_PADDING_PROBE_KILL"
+"""``update:4`` kills the trainer's process after the update of step 4, before anything is saved; ``save:4`` while its
+checkpoint is being written, the weights done."""
+KILL_ACTOR = "VERL_PADDING_PROBE_KILL_ACTOR"
+"""``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts of step 2 are being
+generated."""
+TRAINED = "VERL_PADDING_PROBE_TRAINED"
+"""If it is there, each rank saves the rows and metrics of its optimizer steps, ``<model>_<rank>_<number>.pt``."""
+LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
+"""If it is there, the trainer's log-probs of each row are noted, and how far the rollout's are from them."""
+
+
+def text_of(message: dict) -> str:
+    """What a message says, without its images."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _note(**facts) -> None:
+    with (Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
+def _watch_optimizer_steps(module) -> None:
+    import ray
+    import torch
+
+    train_batch = module.TrainingWorker.train_batch
+
+    @functools.wraps(train_batch)
+    def watched(self, data, *args, **kwargs):
+        rows_with_loss = sum(bool(mask.sum() > 0) for mask in data["loss_mask"].unbind())
+        before = [local.detach().clone() for local in _local_parameters(self.engine)]
+        output = train_batch(self, data, *args, **kwargs)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, _local_parameters(self.engine), strict=True))
+        if not self.engine.is_mp_src_rank_with_outputs():  # ranks that share rows would tell of them once each
+            return output
+        if TRAINED in os.environ:
+            rank = self.engine.get_data_parallel_rank()
+            _save_trained(f"{self.config.model_type}_{rank}", data, output["metrics"])
+        _note(
+            kind="optimizer_step",
+            model=self.config.model_type,
+            rank=self.engine.get_data_parallel_rank(),
+            node=ray.get_runtime_context().get_node_id(),
+            rows=len(data),
+            real_rows=rows_with_loss,
+            moved=moved,
+            routes=_routes_of_pads(data),
+            images=_images_of(data),
+        )
+        return output
+
+    module.TrainingWorker.train_batch = watched
+
+
+def _save_trained(worker: str, data, metrics) -> None:
+    import torch
+    from verl.utils.metric import Metric
+
+    rows = [{} for _ in range(len(data))]
+    for name, values in data.items():
+        if isinstance(values, torch.Tensor):
+            for row, value in zip(rows, values.unbind(), strict=True):
+                row[name] = value.detach().clone()
+    for row, inputs in zip(rows, data.get("multi_modal_inputs", [None] * len(rows)), strict=True):
+        row["images"] = getattr(inputs, "data", inputs) or {}
+    metrics = {
+        name: Metric.aggregate_dp(value) if isinstance(value, list) and isinstance(value[0], Metric) else value
+        for name, value in metrics.items()
+    }
+    folder = Path(os.environ[FOLDER])
+    number = len([*folder.glob(f"{worker}_*.pt")])
+    torch.save({"rows": rows, "metrics": metrics}, folder / f"{worker}_{number:03}.pt")
+
+
+def _local_parameters(engine) -> list:
+    modules = engine.module if isinstance(engine.module, list) else [engine.module]
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
+
+
+def _routes_of_pads(data) -> list:
+    """Experts of each token and layer of the rows without a loss, if routes came along: what pads say they took."""
+    if "routed_experts" not in data:
+        return []
+    pairs = zip(data["routed_experts"].unbind(), data["loss_mask"].unbind(), strict=True)
+    return [slots for routes, mask in pairs if not mask.any() for slots in routes.flatten(0, 1).tolist()]
+
+
+def _images_of(data) -> list[bool]:
+    """Whether each row with a loss shows the model an image, if rows can."""
+    if "multi_modal_inputs" not in data:
+        return []
+    pairs = zip(data["multi_modal_inputs"], data["loss_mask"].unbind(), strict=True)
+    return ["pixel_values" in getattr(inputs, "data", inputs) for inputs, mask in pairs if mask.any()]
+
+
+def _watch_steps(module) -> None:
+    step_once = module.PPOTrainer._step_once
+
+    def watched(self, *args, **kwargs):
+        batch = step_once(self, *args, **kwargs)
+        _note(
+            kind="batch",
+            step=self.global_steps,
+            pads=_pads(batch.tags),
+            keys=batch.keys,
+            prompt_lengths=[tag["prompt_len"] for tag in batch.tags],
+            response_lengths=[tag["response_len"] for tag in batch.tags],
+            questions=_questions(batch.keys),
+            **(_log_probs(batch.keys) if LOG_PROBS in os.environ else {}),
+        )
+        return batch
+
+    step = module.PPOTrainer.step
+
+    def watched_step(self, *args, **kwargs):
+        import transfer_queue as tq
+
+        batch = step(self, *args, **kwargs)
+        tags = (tq.kv_list("train") or {}).get("train", {})
+        prompts = [key for key, tag in tags.items() if tag.get("is_prompt", False)]
+        _note(
+            kind="queue",
+            step=self.global_steps,
+            pads=_pads(tags.values()),
+            waiting=_questions(prompts) if self.trainer_mode != "sync" else [],
+        )
+        return batch
+
+    save_checkpoint = module.PPOTrainer._save_checkpoint
+
+    def watched_save(self):
+        place, _, step = os.environ.get(KILL, "").partition(":")
+        if step == str(self.global_steps):
+            kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+            if place == "update":
+                kill()
+            module.tq.save_checkpoint = lambda *args, **kwargs: kill()
+        return save_checkpoint(self)
+
+    module.PPOTrainer._step_once, module.PPOTrainer.step = watched, watched_step
+    module.PPOTrainer._save_checkpoint = watched_save
+
+
+def _watch_sampling(module) -> None:
+    sample = module.ReplayBuffer.sample
+
+    @functools.wraps(sample)
+    def watched(self, global_steps, partition_id, batch_size):
+        actor, _, step = os.environ.get(KILL_ACTOR, "").partition(":")
+        if partition_id == "train" and step == str(global_steps):
+            _kill_actors(actor)
+        batch, metrics = sample(self, global_steps, partition_id, batch_size)
+        _note(kind="sampled", partition=batch.partition_id, keys=list(batch.keys))
+        return batch, metrics
+
+    module.ReplayBuffer.sample = watched
+
+
+def _log_probs(keys) -> dict:
+    """Of the tokens with a loss: the trainer's, row by row, and the most by which the rollout's differ."""
+    import transfer_queue as tq
+
+    fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
+    data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=fields)
+    rows = list(zip(*(data[field].unbind() for field in fields), strict=True))
+    return {
+        "log_probs": [trainer[mask.bool()].tolist() for _, trainer, mask in rows],
+        "log_prob_gap": max(float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows),
+    }
+
+
+def _questions(keys) -> list[str]:
+    import transfer_queue as tq
+
+    if not keys:
+        return []
+    data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=["raw_prompt"])
+    return [text_of(messages[-1]) for messages in data["raw_prompt"]]
+
+
+def _kill_actors(name: str) -> None:
+    import psutil
+
+    # Named by their class and the method that they run: those of this job have this process's parent, the raylet.
+    actors = [p for p in psutil.Process().parent().children() if "".join(p.cmdline()).startswith(f"ray::{name}")]
+    assert actors, f"no actor {name}"
+    _note(kind="killed", time=time.time())
+    for process in actors:
+        process.kill()
+
+
+def _watch_levels(module) -> None:
+    log = module.Tracking.log
+
+    def watched(self, data, step, *args, **kwargs):
+        import transfer_queue as tq
+
+        log(self, data, step, *args, **kwargs)
+        # fit logs a step when it has cleared the step's rows: all that is left now stays for good.
+        gc.collect()
+        content = (tq.kv_list("train") or {}).get("train", {})
+        _note(
+            kind="level",
+            step=step,
+            rows=[key for key, tag in content.items() if not tag.get("is_prompt", False)],
+            objects=_ray_objects(),
+        )
+
+    module.Tracking.log = watched
+
+
+def _ray_objects() -> int:
+    """Objects in Ray's store, over all nodes."""
+    import ray
+    from ray._private.internal_api import memory_summary
+
+    # The address, since other clusters may run on the machine.
+    summary = memory_summary(address=ray.get_runtime_context().gcs_address, stats_only=True)
+    return int(re.search(r"Plasma memory usage .*?, (\d+) objects", summary).group(1))
+
+
+def _pads(tags) -> int:
+    return sum(bool(tag.get("is_padding", False)) for tag in tags)
+
+
+if FOLDER in os.environ:
+    register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
+    register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
+    register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
+    if LEVELS in os.environ:
+        register_post_import_hook(_watch_levels, "verl.utils.tracking")
