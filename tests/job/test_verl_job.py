@@ -249,9 +249,8 @@ def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
         assert check_job(padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
 
 
-def test_a_model_whose_rows_cannot_part_shares_chains_and_says_so_once(tmp_path, caplog):
-    kinds = {"full_attention": "trees", "linear_attention": "chains"}
-    for kind, sharing in kinds.items():
+def test_a_model_whose_rows_cannot_part_shares_whole_rows_said_once(tmp_path, caplog):
+    for kind, branches in {"full_attention": True, "linear_attention": False}.items():
         transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=[kind, "full_attention"]).save_pretrained(
             tmp_path
         )
@@ -259,8 +258,8 @@ def test_a_model_whose_rows_cannot_part_shares_chains_and_says_so_once(tmp_path,
         assert reader.may_branch == branches
         assert caplog.text.count("linear_attention") == (not branches)
     actor = make_tiny_model("qwen2", tmp_path / "actor")
-    trees = ("padding.packer=plan", "padding.sharing=on", f"{MODEL}.path={actor}")
-    assert check_job(padded(*trees, GAE, f"critic.model.path={tmp_path}")).may_branch is False
+    shared = ("padding.packer=plan", "padding.sharing=on", f"{MODEL}.path={actor}")
+    assert check_job(padded(*shared, GAE, f"critic.model.path={tmp_path}")).may_branch is False
 
 
 def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, monkeypatch):
