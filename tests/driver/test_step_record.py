@@ -83,7 +83,7 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(local_up
         shares = {key: (row.shared_tokens, row.shares_with) for key, row in rows.items() if row.shared_tokens}
         assert shares == {"a_0_1": (4, 2), "a_0_0": (5, 1)}
         assert rows["a_0_1"].weight / rows["a_0_0"].weight == pytest.approx(2)
-        layout = trainer._updates[update.update].plan.layouts[ACTOR]
+        layout = trainer.steps._updates[update.update].plan.layouts[ACTOR]
         for row in update.rows:
             place = row.places[ACTOR]
             assert row.row in layout.micro_batches(place.mini_batch, place.rank)[place.micro_batch]

@@ -53,7 +53,7 @@ def test_the_trainer_is_the_padded_one_of_the_mode(name):
     for config in (job(name, "+padding=rows"), job(name, padding={"strategy": "rows"})):
         for trainer in (get_trainer_cls(name)(config=config), get_trainer_cls(mode)(config)):
             assert type(trainer) is get_trainer_cls(f"padded_{mode}")
-            assert trainer._padding.strategy == "rows"
+            assert trainer._job.padding.strategy == "rows"
             assert trainer.parameter_sync_step == (4 if mode == "separate_async" else 1)
             assert trainer._job.step_job(dp_sizes=ONE_EACH).prompts == (16 if mode == "separate_async" else 64)
             assert trainer.trainer_mode == config.trainer.v1.trainer_mode == mode
@@ -77,7 +77,7 @@ def test_without_a_section_verls_trainers_are_verls(mode):
 
 @pytest.mark.parametrize("mode", STOCK_MODES)
 def test_without_registered_padded_trainers_a_section_is_refused(mode, monkeypatch):
-    monkeypatch.setattr(stock_guard, "COUNTERPARTS", {})
+    monkeypatch.setattr(stock_guard, "PADDED_TRAINERS", {})
     name = get_trainer_cls(mode).__name__
     with pytest.raises(PaddingConfigError, match=rf"^padding: {name} is not a padded trainer and would ignore it"):
         make_trainer(job(mode, "+padding=prompt"))

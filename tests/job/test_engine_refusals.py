@@ -196,7 +196,7 @@ def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, mes
         check_model("critic.model.path=a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
 
     refuse("off")
-    message = rf"^padding\.sharing='chains': critic.model.path=a/model .*\({re.escape(message)}\).*sharing=off\.$"
+    message = rf"^padding\.sharing='on': critic.model.path=a/model .*\({re.escape(message)}\).*sharing=off\.$"
     with pytest.raises(PaddingConfigError, match=message):
         refuse("chains")
 

@@ -11,6 +11,7 @@ import verl
 from verl.trainer.ppo import v1
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from tests.support.drawn_jobs import forest_of_chains
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
@@ -182,8 +183,8 @@ def test_whole_parameters_on_each_rank_keep_reuse_and_sharing(synchronous):
     assert job.inference[LOG_PROB].sync_point == "mini_batch"
     assert reuses_layout_of(job, job.inference[LOG_PROB]) == ACTOR
     keys = [f"p{prompt}_0_{turn}" for prompt in range(32) for turn in range(3)]
-    extends = [None if row % 3 == 0 else row - 1 for row in range(96)]
-    plan = plan_batch(Rows.from_keys(keys, [100, 200, 300] * 32, extends), job)
+    tokens = [100, 200, 300] * 32
+    plan = plan_batch(Rows.from_keys(keys, tokens, forest_of_chains(tokens, [row // 3 for row in range(96)])), job)
     assert {name: figures.sharing_factor for name, figures in plan.figures.items()} == {ACTOR: 2, LOG_PROB: 2}
 
 

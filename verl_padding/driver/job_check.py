@@ -14,7 +14,7 @@ from verl_padding.job.engine_refusals import check_adapters
 from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
 from verl_padding.job.left_out import LEFT_OUT
 from verl_padding.job.loss_weightings import check_losses
-from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
+from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.job.verl_job import VerlJob
 
 
@@ -26,10 +26,12 @@ def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
     Args:
         mode: the verl mode that the job's trainer extends; by default that of the trainer which the config names.
     """
-    from verl.trainer.ppo.v1 import get_trainer_cls  # importing it makes the padded trainers, which import this module
+    # Importing it makes the padded trainers, which import this module.
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
     check_verl_is_known()
-    mode = mode or resolve_trainer(get_trainer_cls(config.trainer.v1.trainer_mode)).extends
+    named = TRAINER_REGISTRY.get(config.trainer.v1.trainer_mode)
+    mode = mode or (resolve_trainer(named).extends if named else stock_mode(config.trainer.v1.trainer_mode))
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
         why = "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous one (async_training)"
