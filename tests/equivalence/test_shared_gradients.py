@@ -258,7 +258,9 @@ def taught_fields(tokens: int, *, use_topk: bool) -> Row:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
-    rows = trained_rows(grown_sessions([1] * 13, prompts=4))
+    texts = grown_sessions([1] * 13, prompts=4).items()
+    # Each begins with a token of its own.
+    rows = trained_rows({key: ([5 + number, *ids], response) for number, (key, (ids, response)) in enumerate(texts)})
     gradients = []
     for engine, sharing in zip(engines, ("on", "off"), strict=True):
         loss, said = RealRowsLoss(policy_loss(mode), "rows"), {"token_budget": BUDGET, "global_batch_size": NOMINAL}

@@ -198,7 +198,7 @@ def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, mes
     refuse("off")
     message = rf"^padding\.sharing='on': critic.model.path=a/model .*\({re.escape(message)}\).*sharing=off\.$"
     with pytest.raises(PaddingConfigError, match=message):
-        refuse("chains")
+        refuse("on")
 
 
 MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true"
