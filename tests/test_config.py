@@ -3,7 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from verl_padding.config import PaddingConfig
+from tests.support.verl_config import compose_job
+from verl_padding.config import REMOVED_SETTINGS, PaddingConfig
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.plan import STRATEGIES
 
@@ -42,3 +43,30 @@ def test_a_bad_section_is_refused_in_one_line(section, message):
 def test_a_setting_of_the_release_before_is_left_aside_with_a_warning(caplog):
     assert PaddingConfig.from_section({"log_prob_micro_batches": "own"}) == PaddingConfig()
     assert "padding.log_prob_micro_batches=own" in caplog.text
+
+
+OLD = {
+    "idle_rows": ("skip", "zero_advantage_rows", "skip"),
+    "old_log_probs": ("update", "recompute_old_log_probs", False),
+    "sharing": ("trees", "sharing", "on"),
+}
+
+
+@pytest.mark.parametrize("key", OLD)
+def test_names_of_the_release_before_are_read_with_one_warning(key, caplog):
+    value, name, now = OLD[key]
+    padding = compose_job("+padding=prompt", f"padding.{key}={value}").padding
+    read = PaddingConfig.from_section(padding)
+    assert getattr(read, name) == now != getattr(PaddingConfig(), name)
+    assert caplog.text.count(f"padding.{key}={value} is padding.{name}={now} now") == 1
+
+
+@pytest.mark.parametrize("key", REMOVED_SETTINGS)
+def test_settings_that_have_gone_change_nothing_and_say_so(key, caplog):
+    assert PaddingConfig.from_section(compose_job("+padding=prompt", f"padding.{key}=all").padding) == PaddingConfig()
+    assert caplog.text.count(f"padding.{key}=all is not read any more") == 1
+
+
+def test_a_section_without_old_names_warns_of_nothing(caplog):
+    assert PaddingConfig.from_section(compose_job("+padding=prompt", "padding.sharing=on").padding).sharing == "on"
+    assert not caplog.text

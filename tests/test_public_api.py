@@ -35,7 +35,6 @@ SETTINGS = {
     "strategy": "prompt",
     "denominator": "rows",
     "weighting": "row",
-    "weighted_losses": "actor",
     "advantages": "row",
     "seed": 0,
     "pad_length": "auto",
@@ -44,11 +43,10 @@ SETTINGS = {
     "cost_model": "attention",
     "packer": "verl",
     "sharing": "off",
-    "idle_rows": "compute",
-    "old_log_probs": "pass",
+    "zero_advantage_rows": "compute",
+    "recompute_old_log_probs": True,
     "timing": False,
     "record": False,
-    "record_dir": None,
     "version": verl_padding.__version__,
 }
 

@@ -13,12 +13,21 @@ from verl_padding.version import __version__
 
 logger = logging.getLogger(__name__)
 
-IdleRows = Literal["compute", "skip"]
 Denominator = Literal["rows", "nominal"]
-RENAMED = {("sharing", "chains"): "on", ("sharing", "trees"): "on"}
-"""Setting and a value of version 0.2 -> what that is now."""
-REMOVED_SETTINGS = {"log_prob_micro_batches"}
-"""Of version 0.2, which do nothing now: log-prob passes always have the update's micro-batches."""
+OLD_SETTINGS: dict[str, tuple[str, dict[Any, Any]]] = {
+    "idle_rows": ("zero_advantage_rows", {}),
+    "old_log_probs": ("recompute_old_log_probs", {"pass": True, "update": False}),
+    "sharing": ("sharing", {"chains": "on", "trees": "on", True: "on", False: "off"}),
+}
+"""Setting of version 0.2 -> its name now, and its values of then -> those of now. True and False are what YAML makes of
+``on`` and ``off`` without quotes."""
+REMOVED_SETTINGS = {
+    "log_prob_micro_batches": "log-prob passes always have the update's micro-batches",
+    "weighted_losses": "rows weigh in the losses of the actor, and all rows the same in that of the critic",
+    "record_dir": "files of steps are in the folder steps beside trainer.rollout_data_dir, or else in "
+    "trainer.default_local_dir",
+}
+"""Of version 0.2 -> what is always done."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -38,9 +47,6 @@ class PaddingConfig:
     weighting: Literal["row", "session"] = "row"
     """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or each ``session``,
     which weighs what it would weigh in one row. A row's field ``loss_weight`` multiplies what it weighs."""
-    weighted_losses: Literal["actor", "all"] = "actor"
-    """Where rows and sessions weigh what ``weighting`` and the field ``loss_weight`` say. ``actor``: in the policy, KL,
-    entropy and distillation losses of the actor. ``all``: in the value loss of the critic, too."""
     advantages: Literal["row", "session"] = "row"
     """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each session). ``session``:
     each session, its rows one trajectory, with the reward on its last trained token."""
@@ -67,24 +73,22 @@ class PaddingConfig:
     """Whether tokens that rows of a prompt begin with alike are computed once. Where images are seen, or layers other
     than of attention to all tokens before, a row shares all of itself or nothing. ``on`` needs ``packer=plan``, dynamic
     batch sizes and FSDP engines."""
-    idle_rows: IdleRows = "compute"
+    zero_advantage_rows: Literal["compute", "skip"] = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly 0. ``compute``: as
     verl. ``skip``: nothing; steps, denominators and gradients stay the same. A loss in which such rows have a gradient
     is refused."""
-    old_log_probs: Literal["pass", "update"] = "pass"
-    """Where the log-probs of the old policy come from. ``pass``: as in verl, from a pass before the update. ``update``:
-    from the forward pass of the update itself, which takes one optimizer step. Refused where something else reads
+    recompute_old_log_probs: bool = True
+    """Whether a pass before the update computes the log-probs of the old policy, as in verl. Without it they are those
+    of the update's own forward pass; the update takes one optimizer step then. Refused where something else reads
     them."""
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
-    Metrics tell the sums, and a file per step has every lap (``verl-padding report`` draws it)."""
+    Metrics tell the sums, and a file per step, in the folder ``steps`` beside ``trainer.rollout_data_dir`` or else in
+    ``trainer.default_local_dir``, has every lap (``verl-padding report`` draws it)."""
     record: bool = False
     """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and age, where each
     worker call computes it, and what it shares with which row; nothing of its texts (``verl-padding plan`` reads it).
     """
-    record_dir: str | None = None
-    """Folder of the files of ``timing`` and ``record``, ``<step>.jsonl``. ``null``: the folder ``steps`` beside
-    ``trainer.rollout_data_dir``, or without one, in ``trainer.default_local_dir``."""
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
 
@@ -95,7 +99,7 @@ class PaddingConfig:
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
-        for key in ("timing", "record"):
+        for key in ("recompute_old_log_probs", "timing", "record"):
             _check_unless_one_of(key, getattr(self, key), (True, False))
         if self.pad_length != "auto":
             _check_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
@@ -111,22 +115,39 @@ class PaddingConfig:
             fix = f"Choices: +padding={', +padding='.join(STRATEGIES)}, with verl_padding where the job is started."
             raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
         values = {str(key): value for key, value in section.items()}
-        for key in REMOVED_SETTINGS & values.keys():
-            logger.warning("verl_padding: padding.%s=%s is not read any more. Leave it out.", key, values.pop(key))
+        values = _with_todays_settings(values)
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
                 raise PaddingConfigError(f"padding.{key}={values[key]!r}: unknown key. Choices: {', '.join(known)}.")
-        if isinstance(values.get("sharing"), bool):
-            values["sharing"] = "on" if values["sharing"] else "off"  # what YAML makes of them without quotes
-        for (key, old), new in RENAMED.items():
-            if values.get(key) == old:
-                why = "the old name goes with the next release"
-                logger.warning("verl_padding: padding.%s=%s: this is now %s, %s.", key, old, new, why)
-                values[key] = new
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
         return cls(**values)
+
+
+def _with_todays_settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section without the names and values of version 0.2; warns of each. None stands for one that is not set."""
+    values = {key: value for key, value in section.items() if key not in OLD_SETTINGS | REMOVED_SETTINGS}
+    for key, why in REMOVED_SETTINGS.items():
+        if section.get(key) is not None:
+            logger.warning(
+                "verl_padding: padding.%s=%s is not read any more: %s. Leave it out.", key, section[key], why
+            )
+    for key, (name, value_of) in OLD_SETTINGS.items():
+        value = section.get(key)
+        if value is None:
+            continue
+        values[name] = value_of.get(value, value)
+        if name != key or (value != values[name] and not isinstance(value, bool)):
+            logger.warning(
+                "verl_padding: padding.%s=%s is padding.%s=%s now. Use the new name, the old one goes with the next "
+                "release.",
+                key,
+                value,
+                name,
+                values[name],
+            )
+    return values
 
 
 def choices_by_setting() -> dict[str, tuple[str, ...]]:

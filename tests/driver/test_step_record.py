@@ -97,9 +97,9 @@ def test_without_the_setting_no_file_is_written(monkeypatch, tmp_path):
 
 
 def test_a_file_that_cannot_be_written_ends_no_step(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").touch()
-    trained_step(monkeypatch, "padding.record=true", f"padding.record_dir={tmp_path / 'file'}")
-    assert f"{tmp_path / 'file' / '7.jsonl'} cannot be written" in caplog.text
+    (tmp_path / "steps").touch()
+    trained_step(monkeypatch, "padding.record=true", f"trainer.default_local_dir={tmp_path}")
+    assert f"{tmp_path / 'steps' / '7.jsonl'} cannot be written" in caplog.text
 
 
 def test_the_files_are_beside_the_rollouts_if_there_are_any(monkeypatch, tmp_path: Path):

@@ -10,7 +10,7 @@ from verl_padding.pads import columns
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
-SKIP = "padding.idle_rows=skip"
+SKIP = "padding.zero_advantage_rows=skip"
 # Prompt a: both sessions earn 1. b: 0 and 1, and the second session ends with a row that is not trained. c: both earn
 # 0, and one has a row without a trained token. d: 0 and 0.5.
 ROWS = {
@@ -91,9 +91,9 @@ def test_a_step_without_advantages_computes_its_shortest_trained_row(workers):
     assert len(workers.sent[0].extra_info[columns.OPTIMIZER_STEPS]) == 2
 
 
-@pytest.mark.parametrize("old_log_probs", ["pass", "update"])
-def test_the_update_is_planned_by_the_advantages_at_its_call(old_log_probs, workers):
-    trainer, group = trainer_with(workers, SKIP, f"padding.old_log_probs={old_log_probs}", *ONE_STEP)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers):
+    trainer, group = trainer_with(workers, SKIP, f"padding.recompute_old_log_probs={recompute}", *ONE_STEP)
     batch = put()
     trainer._balance_batch(batch, {})
     trainer._compute_advantage(batch, {})
@@ -108,7 +108,7 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(old_log_probs, work
         left_out = len(ROWS) - len(real_keys(sent))
         assert metrics["padding/actor/left_out_rows/total"] == left_out
         assert metrics["global_seqlen_computed/mean"] * 2 == sum(tag["seq_len"] for tag in sent.tags)
-        assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (old_log_probs == "update")
+        assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (not recompute)
     assert left_out == len(IDLE) - 2
     trainer.steps.current.close()
     assert queue_content().keys() == set(ROWS) < content.keys()
@@ -137,7 +137,7 @@ def test_a_job_that_asks_for_no_skipping_computes_all_rows(workers):
 
 
 def test_without_the_pass_nobody_is_asked_for_old_log_probs(workers):
-    trainer, group = trainer_with(workers, "padding.old_log_probs=update", *ONE_STEP)
+    trainer, group = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP)
     batch, metrics = put(), {}
     trainer._balance_batch(batch, metrics)
     assert trainer._compute_old_log_prob(batch, metrics) is batch
@@ -148,7 +148,7 @@ def test_without_the_pass_nobody_is_asked_for_old_log_probs(workers):
 
 
 def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
-    trainer, _ = trainer_with(workers, "padding.old_log_probs=update", *ONE_STEP[:2])
+    trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP[:2])
     content = queue_content()
     with pytest.raises(PaddingDataError, match=r"a_0_0.*rollout_log_probs.*rollout_correction=null"):
         trainer._balance_batch(put(), {})

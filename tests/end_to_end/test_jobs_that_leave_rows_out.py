@@ -10,7 +10,7 @@ from tests.support.tolerance import ADAM_EPS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SKIP, UPDATE = "padding.idle_rows=skip", "padding.old_log_probs=update"
+SKIP, UPDATE = "padding.zero_advantage_rows=skip", "padding.recompute_old_log_probs=false"
 OF_COMPUTED_ROWS = ("actor/ppo_kl",)
 """Metrics of verl's that are logged under names of ours where rows are left out."""
 

@@ -48,7 +48,6 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
         "+padding.packer=plan",
         "+padding.cost_model=model",
         "+padding.weighting=session",
-        "+padding.weighted_losses=all",
         "+padding.advantages=session",
         "+padding.timing=true",
         "+padding.record=true",

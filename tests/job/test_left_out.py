@@ -25,10 +25,10 @@ from verl_padding.plan.row_keys import row_key
 
 A, R, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "+algorithm.rollout_correction"
 GRPO, LOSS = "algorithm.adv_estimator=grpo", f"{A}.policy_loss.loss_mode"
-SKIP = ("padding.idle_rows=skip", GRPO)
+SKIP = ("padding.zero_advantage_rows=skip", GRPO)
 V1, TWICE = "trainer.v1", "data.train_batch_size=16"
 ONE_STEP = ("data.train_batch_size=8", f"{A}.ppo_mini_batch_size=8")
-UPDATE = ("padding.old_log_probs=update", GRPO, f"{R}.calculate_log_probs=false", *ONE_STEP)
+UPDATE = ("padding.recompute_old_log_probs=false", GRPO, f"{R}.calculate_log_probs=false", *ONE_STEP)
 
 
 def job_of(*overrides):
@@ -63,7 +63,7 @@ def test_a_lora_actor_keeps_the_pass_by_which_it_is_its_own_reference():
     ids=str,
 )
 def test_a_term_that_idle_rows_would_add_is_named(named, overrides):
-    with pytest.raises(PaddingConfigError, match=r"^padding\.idle_rows='skip': ") as refusal:
+    with pytest.raises(PaddingConfigError, match=r"^padding\.zero_advantage_rows='skip': ") as refusal:
         job_of(*SKIP, *overrides)
     assert named in str(refusal.value)
 
@@ -89,7 +89,7 @@ def test_a_term_that_idle_rows_would_add_is_named(named, overrides):
     ids=str,
 )
 def test_a_reader_of_old_log_probs_is_named(named, overrides):
-    with pytest.raises(PaddingConfigError, match=r"^padding\.old_log_probs='update': ") as refusal:
+    with pytest.raises(PaddingConfigError, match=r"^padding\.recompute_old_log_probs=False: ") as refusal:
         job_of(*UPDATE, *overrides)
     assert named in str(refusal.value)
 

@@ -13,7 +13,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.worker.left_out import check_left_out
 
-SKIP, UPDATE = PaddingConfig(idle_rows="skip"), PaddingConfig(old_log_probs="update")
+SKIP, UPDATE = PaddingConfig(zero_advantage_rows="skip"), PaddingConfig(recompute_old_log_probs=False)
 
 
 def policy_loss(mode: str) -> partial:

@@ -279,6 +279,6 @@ class PlannedStep:
             self._padded.check_no_row_has(
                 "rollout_log_probs",
                 "verl's trainer compares it with old log-probs, of which there are none with "
-                "padding.old_log_probs=update. Have the agent loop return none, or set "
+                "padding.recompute_old_log_probs=False. Have the agent loop return none, or set "
                 "algorithm.rollout_correction=null",
             )

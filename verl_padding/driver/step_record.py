@@ -48,8 +48,7 @@ class StepRecord:
     def __init__(self, config: DictConfig, padding: PaddingConfig):
         rollouts = config.trainer.get("rollout_data_dir")
         beside = Path(rollouts).expanduser().parent if rollouts else Path(config.trainer.default_local_dir)
-        named = padding.record_dir
-        self._folder = beside / FOLDER if named is None else Path(named).expanduser()
+        self._folder = beside / FOLDER
         self._has_rows, self._has_timings = padding.record, padding.timing
 
     def write(self, step: int, updates: Sequence[LocalUpdate], rows_of: Sequence[TrainedRows]) -> None:

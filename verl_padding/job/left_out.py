@@ -15,7 +15,7 @@ from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
 from verl_padding.job.verl_losses import ESTIMATORS, losses_that, of_verl
 
-LEFT_OUT = {"idle_rows": "skip", "old_log_probs": "update"}
+LEFT_OUT = {"zero_advantage_rows": "skip", "recompute_old_log_probs": False}
 """Setting -> the value with which something is left out."""
 ESTIMATOR = "algorithm.adv_estimator"
 ROLLOUT_CORRECTION = "algorithm.rollout_correction"
@@ -29,12 +29,14 @@ def needed_by(config: DictConfig, padding: PaddingConfig, *, steps: int, local_u
         local_updates: of a global step, all of which compare with the policy of its beginning.
     """
     return {
-        "idle_rows": why_idle_rows_count(config),
-        "old_log_probs": why_pass_is_needed(config, padding.strategy, steps=steps, local_updates=local_updates),
+        "zero_advantage_rows": why_zero_advantage_rows_count(config),
+        "recompute_old_log_probs": why_pass_is_needed(
+            config, padding.strategy, steps=steps, local_updates=local_updates
+        ),
     }
 
 
-def why_idle_rows_count(config: DictConfig) -> str:
+def why_zero_advantage_rows_count(config: DictConfig) -> str:
     """What idle rows would add to an actor's update, and the fix; empty if that is nothing."""
     actor, admitted = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
     return (

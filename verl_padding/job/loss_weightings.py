@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.calls import ACTOR, CRITIC
+from verl_padding.job.calls import ACTOR
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
 from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
@@ -18,20 +18,16 @@ CORRECTION = f"{LOSS_MODE.removesuffix('.loss_mode')}.rollout_correction"
 
 
 def loss_weightings(config: DictConfig, padding: PaddingConfig) -> list[LossWeighting]:
-    """Loss weighting of each update whose rows may weigh differently."""
-    losses = {ACTOR: config.actor_rollout_ref.actor}
-    if padding.weighted_losses == "all" and has_critic(config):
-        losses[CRITIC] = config.critic
-    by_session = padding.weighting == "session"
+    """Loss weighting of each update whose rows may weigh differently: the actor's."""
+    mode, by_session = config.actor_rollout_ref.actor.loss_agg_mode, padding.weighting == "session"
     return [
         LossWeighting(
-            call=call,
-            mode=loss.loss_agg_mode,
+            call=ACTOR,
+            mode=mode,
             by_rows=padding.denominator == "rows",
             by_session=by_session,
-            refusal=_refusal_of_policy_loss(config, loss.loss_agg_mode, by_session) if call == ACTOR else "",
+            refusal=_refusal_of_policy_loss(config, mode, by_session),
         )
-        for call, loss in losses.items()
     ]
 
 

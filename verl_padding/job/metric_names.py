@@ -48,7 +48,6 @@ ROW_AGE_MAX = "padding/rows/age/max"
 # Of an update or a worker call.
 OPTIMIZER_STEPS = "padding/{update}/optimizer_steps/total"
 LEFT_OUT_ROWS = "padding/{update}/left_out_rows/total"
-MISTAKEN_IDLE_ROWS = "padding/actor/mistaken_idle_rows/total"
 IDLE_STEPS = "padding/{update}/idle_steps/total"
 REAL_ROWS_MIN = "padding/{update}/mini_batch_real_rows/min"
 REAL_ROWS_MAX = "padding/{update}/mini_batch_real_rows/max"

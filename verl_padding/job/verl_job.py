@@ -66,12 +66,12 @@ class VerlJob:
     @property
     def leaves_out_old_log_probs(self) -> bool:
         """Whether an update takes its own log-probs for the old policy's, without a pass before it."""
-        return self.padding.old_log_probs == "update"
+        return not self.padding.recompute_old_log_probs
 
     @property
     def skips_zero_advantage_rows(self) -> bool:
         """Whether the actor's update computes nothing for rows without an advantage."""
-        return self.padding.idle_rows == "skip"
+        return self.padding.zero_advantage_rows == "skip"
 
     def updates_actor(self, step: int) -> bool:
         """Whether the actor trains in a global step: the critic may have to warm up first."""
@@ -162,7 +162,7 @@ class VerlJob:
             if call.trains:
                 role = OmegaConf.select(config, engine.section)
                 fields |= {"prompts_per_mini_batch": role.ppo_mini_batch_size, "shuffle": bool(role.shuffle)}
-                fields["skips_idle"] = name == ACTOR and padding.idle_rows == "skip"
+                fields["skips_idle"] = name == ACTOR and self.skips_zero_advantage_rows
                 updates[name] = Update(mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields)
             else:
                 inference[name] = Pass(as_update=None if name == VALUES else ACTOR, **fields)
@@ -192,7 +192,7 @@ class VerlJob:
         bypass = OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode", default=False)
         critic, ref = "critic" in self.engines, "ref" in self.engines
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
-        log_prob = not bypass and self.padding.old_log_probs == "pass"
+        log_prob = not bypass and self.padding.recompute_old_log_probs
         log_prob = log_prob or (has_reference(self.config) and not ref)
         made = {ACTOR: updates_actor, CRITIC: critic, VALUES: critic, LOG_PROB: log_prob, REF: ref}
         return [call for call, is_made in made.items() if is_made]

@@ -24,12 +24,13 @@ def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
         from verl.trainer.ppo.core_algos import get_policy_loss_fn
         from verl.workers.utils.losses import ppo_loss
 
-        left_out = [f"padding.idle_rows={padding.idle_rows!r}"] if padding.idle_rows == "skip" else []
-        if padding.old_log_probs == "update":
-            left_out.append(f"padding.old_log_probs={padding.old_log_probs!r}")
+        skips = padding.zero_advantage_rows == "skip"
+        left_out = [f"padding.zero_advantage_rows={padding.zero_advantage_rows!r}"] if skips else []
+        if not padding.recompute_old_log_probs:
+            left_out.append("padding.recompute_old_log_probs=False")
         if role != "actor" or not left_out:
             return
-        skips, loss = padding.idle_rows == "skip", trainee.loss_fn
+        loss = trainee.loss_fn
         admitted = losses_that(lambda each: each.is_zero_without_advantage if skips else each.reads_old_log_probs_alone)
         is_verls = isinstance(loss, partial) and loss.func is ppo_loss and "config" in loss.keywords
         if is_verls:  # what it calls may be another one by now, or the user's own under a name of verl's
@@ -41,10 +42,10 @@ def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
                 f"{left_out[0]}: the actor's loss is {loss!r}, which may add something for the rows, or read the "
                 f"log-probs, that are left out. Use a policy loss of verl's that admits it, or leave {left_out[0]} out."
             )
-        if padding.old_log_probs == "update" and (where := _noise(trainee.engine.module)):
+        if not padding.recompute_old_log_probs and (where := _noise(trainee.engine.module)):
             raise PaddingConfigError(
                 f"{left_out[-1]}: the actor has {where} while it trains, so an update's log-probs are not those of a "
-                "pass. Set it to 0, or padding.old_log_probs=pass."
+                "pass. Set it to 0, or padding.recompute_old_log_probs=True."
             )
 
     return check
