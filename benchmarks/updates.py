@@ -10,8 +10,8 @@ prompts; eight rollouts of each prompt; and rows that share nothing. As many row
 unlike. The model is wide enough that most of what a token takes is linear layers.
 
 *idle*: 128 prompts of eight rollouts, of which 0, 30 and 60 % of the tokens have no advantage, with and without them
-(``padding.zero_advantage_rows=skip``), and without the pass before the update (``padding.recompute_old_log_probs=false``); and all
-together, on a thinking agent's sessions, 60 % idle, where stock verl gets a mini-batch that holds all rows, so that it
+(``padding.zero_advantage_rows=skip``), and without the pass before the update
+(``padding.recompute_old_log_probs=false``); and all together, on a thinking agent's sessions, 60 % idle, where stock verl gets a mini-batch that holds all rows, so that it
 takes one step, too. The gradient norms of a case's sides must be equal.
 
 Sides take turns in one job, in one order and the other, each from the model's weights, on the same rows, put anew;
