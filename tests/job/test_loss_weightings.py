@@ -1,8 +1,8 @@
 """Which losses of a job weigh rows or sessions, and which cannot."""
 
 from tests.support.verl_config import DYNAMIC, compose_job
+from verl_padding.driver.job_check import check_job
 from verl_padding.job.calls import ACTOR, CRITIC
-from verl_padding.job.job_reader import check_job
 from verl_padding.job.loss_weightings import loss_weightings
 
 A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
