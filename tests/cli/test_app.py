@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typer.testing import CliRunner
 
 from verl_padding import __version__
-from verl_padding.cli import app, rehearse
+from verl_padding.cli import app, dry_run
 
 
 def test_the_version_is_shown_with_those_that_a_report_needs():
@@ -26,7 +26,7 @@ def test_the_module_is_the_command():
 
 def test_the_old_name_of_dry_run_works_with_a_warning_of_one_line(monkeypatch):
     seen = []
-    monkeypatch.setattr(rehearse, "rehearse", lambda arguments, **options: seen.append(arguments.overrides) or 3)
+    monkeypatch.setattr(dry_run, "dry_run", lambda arguments, **options: seen.append(arguments.overrides) or 3)
     for name in ("dry-run", "rehearse"):
         result = CliRunner().invoke(app.app, [name, "+padding=prompt"])
         assert result.exit_code == 3

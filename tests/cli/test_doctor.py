@@ -70,7 +70,7 @@ def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypat
         ("import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'", "VERL_USE_EXTERNAL_PLUGINS"),
     ],
 )
-def test_a_broken_plug_in_is_shown_with_what_failed_also_where_the_job_asks_for_it(before, failed):
+def test_a_broken_plug_in_is_shown_with_what_failed_in_a_padded_job_too(before, failed):
     code = (
         f"{before}\nimport sys; from verl_padding.cli.app import app; sys.argv = ['doctor', 'doctor', {FLAG!r}]; app()"
     )

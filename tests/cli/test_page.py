@@ -31,12 +31,12 @@ def test_bars_of_a_plan_are_as_long_as_rows_and_pads_cost():
 
 def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
     timed = recorded_step(made_step(timings=two_ranks()), run="", texts={}).charts
-    lap = two_ranks()[0]
-    bars = timed[lap.call].bars
-    assert timed[lap.call].unit == "seconds"
-    assert len(bars) == len([each for each in two_ranks() if each.call == lap.call])
+    timing = two_ranks()[0]
+    bars = timed[timing.call].bars
+    assert timed[timing.call].unit == "seconds"
+    assert len(bars) == len([each for each in two_ranks() if each.call == timing.call])
     assert min(bar.start for bar in bars) == 0
-    assert (bars[0].length, bars[0].busy, bars[0].rows) == (lap.seconds, lap.known_busy_s, lap.rows)
+    assert (bars[0].length, bars[0].busy, bars[0].rows) == (timing.seconds, timing.known_busy_s, timing.rows)
     untimed = recorded_step(made_step(), run="", texts={})
     assert untimed.charts["actor"].unit == "tokens of rows"
     assert [bar.busy for bar in untimed.charts["actor"].bars] == [sum(untimed.columns["tokens"])]

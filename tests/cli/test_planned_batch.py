@@ -66,7 +66,7 @@ def test_a_pipe_with_a_name_is_read_once(path, tmp_path):
     assert shown["steps"] == plan_of(path, *SHAPE)["steps"]
 
 
-def test_each_file_of_a_folder_is_a_batch_with_a_line_in_the_order_of_steps(folder):
+def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
     result = run(folder, *OF_FOUR)
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.split("\n") if "│" in line]
     assert [line[:3] for line in lines] == [

@@ -100,7 +100,7 @@ def test_the_page_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     page = parsed(report(run))
     # name, prompts, sessions, rows, tokens, trained tokens, idle rows, parted rows, reward of the sessions
     assert ["Step 1", "2", "3", "4", "4,382", "18", "1", "0", f"{(1 + 0.25 + 0) / 3:.3f}"] in page.lines
-    assert ["Step 3", "1", "1", "1", "-", "-", "-", "-", "-"] in page.lines, "it has laps alone"
+    assert ["Step 3", "1", "1", "1", "-", "-", "-", "-", "-"] in page.lines, "it has timings alone"
     assert page.links == ["data:,"]
     step = page.packed["step-1"]
     assert step["keys"] == [each.key for each in ROWS]

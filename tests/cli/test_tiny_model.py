@@ -16,7 +16,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_an_empty_folder_becomes_the_models_path_and_is_printed_as_a_jobs_setting(tmp_path):
+def test_a_model_is_made_in_an_empty_folder_and_its_setting_is_printed(tmp_path):
     (tmp_path / "models" / "mine").mkdir(parents=True)
     result = tiny_model(tmp_path / "models" / "mine", "--family", "qwen3")
     assert result.exit_code == 0, result.output

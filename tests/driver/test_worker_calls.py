@@ -111,6 +111,17 @@ def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, wor
         assert len(workers.sent[0].extra_info[OPTIMIZER_STEPS]) <= len(workers.sent[1].extra_info[OPTIMIZER_STEPS]) == 2
 
 
+def test_a_call_with_the_rows_of_a_step_in_another_order_is_the_steps(workers):
+    trainer, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    trainer._balance_batch(batch, {})
+    content = queue_content()
+    batch.reorder([*reversed(range(len(batch)))])
+    group.update_actor(batch)
+    assert_padded(workers.sent[0], batch)
+    assert set(workers.sent[0].keys) <= set(content), "no pad but those of the step"
+
+
 def test_a_pass_that_the_steps_do_without_can_be_asked_for(workers):
     trainer, group = trainer_with(workers, *BYPASS)
     batch = put_rows(LENGTHS)

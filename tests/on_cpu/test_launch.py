@@ -112,7 +112,7 @@ def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, number: s
         time.sleep(0.1)
 
 
-def test_a_job_does_not_join_the_callers_cluster_and_keeps_the_rest_of_its_environment(monkeypatch) -> None:
+def test_a_job_joins_no_cluster_and_keeps_the_rest_of_the_environment(monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("MY_OWN", "kept")

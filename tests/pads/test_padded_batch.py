@@ -132,13 +132,12 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     read = []
     for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
         batch.reorder(order)
-        assert padded.has_planned("actor", batch)
         rows = padded.update_call("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
         read.append([(key, *(float(data[name][i]) for name in COLUMNS_OF_A_ROW)) for i, key in enumerate(rows.keys)])
         for key, factor, *_, number in read[-1]:
             assert factor == weight_of.get(key, 0.0)
-            assert number == -1 or padded.batch.keys[int(number)] == key, "laps are read by these keys"
+            assert number == -1 or padded.batch.keys[int(number)] == key, "timings are read by these keys"
     assert read[0] == read[1]
     assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, "the mini-batches were meant to differ"
 

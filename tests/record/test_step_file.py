@@ -141,4 +141,4 @@ def test_a_file_that_lacks_rows_of_its_keys_is_refused(tmp_path: Path):
         with pytest.raises(PaddingDataError, match=r"3\.jsonl: not the file of a step"):
             read_steps(path)
     path.write_text(lines[0])
-    assert read_steps(path)[0].rows == [], "laps alone"
+    assert read_steps(path)[0].rows == [], "timings alone"

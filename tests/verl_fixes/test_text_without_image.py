@@ -22,7 +22,7 @@ def model(request, tmp_path_factory):
     return auto.model
 
 
-def test_text_gets_the_embeddings_of_its_tokens_and_the_tower_a_gradient_of_zero(model):
+def test_text_gets_its_embeddings_and_the_tower_a_gradient_of_zero(model):
     embeds = text_without_image.embed_text(model, IDS)
     assert torch.equal(embeds, model.get_input_embeddings()(IDS))
     embeds.sum().backward()
@@ -37,7 +37,7 @@ def test_verls_own_function_still_stops_at_text_alone(model):
         qwen2_vl._get_input_embeds(model, IDS)
 
 
-def test_an_image_goes_to_verls_own_function_and_a_second_install_changes_nothing(monkeypatch):
+def test_an_image_goes_to_verls_function_after_a_second_install_too(monkeypatch):
     def verls(model, input_ids, attention_mask=None, pixel_values=None, pixel_values_videos=None, **grids):
         return "verl's", pixel_values, grids
 

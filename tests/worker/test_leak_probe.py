@@ -115,7 +115,7 @@ def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_moe"])
-def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(family, dtype, monkeypatch):
+def test_rows_that_part_may_share_where_outputs_are_those_of_rows_alone(family, dtype, monkeypatch):
     of = trainee(family, dtype, shares=True, **CLEAN[family])
     assert probe(of, shares=True)
     # As if each query saw all of its path.
@@ -129,7 +129,7 @@ def test_rows_that_part_may_share_where_their_outputs_are_those_of_each_alone(fa
     assert not probe(of, shares=True)
 
 
-def test_a_model_whose_attention_wants_a_mask_shares_whole_beginnings_alone():
+def test_a_model_with_masks_in_its_attention_shares_whole_beginnings_alone():
     assert not probe(trainee("diffllama", torch.float32, shares=True), shares=True)
 
 

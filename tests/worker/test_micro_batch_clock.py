@@ -93,7 +93,7 @@ def device(monkeypatch) -> Device:
 
 
 @pytest.mark.parametrize("iterates", [False, True], ids=["a micro-batch", "an iterator"])
-def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, iterates):
+def test_timings_lie_between_events_and_nothing_waits_until_they_are_read(device, iterates):
     engine = Engine(iterates=iterates)
     clock = MicroBatchClock(engine)
     assert engine.forward_backward_batch(data(5, 9, 2), None) == [[5], [9], [2]]
@@ -119,7 +119,7 @@ def test_laps_lie_between_events_and_nothing_waits_until_they_are_read(device, i
     assert clock.read() == []
 
 
-def test_a_lap_of_a_pipeline_is_a_whole_mini_batch(device):
+def test_a_timing_of_a_pipeline_is_of_a_whole_mini_batch(device):
     (timing,) = timings_of(Engine(pipeline=2), data(5, 9, 2))
     assert (timing.computed_tokens, timing.rows, timing.pads) == ((5, 9, 2), (0, 1), 1)
     assert timing.forward_s is None

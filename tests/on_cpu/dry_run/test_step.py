@@ -34,7 +34,7 @@ def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
     assert 0 < layers < 1_000_000
 
 
-def test_a_reduced_job_keeps_the_users_algorithm_and_writes_nothing_of_the_users(own: OwnJob, tmp_path):
+def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own: OwnJob, tmp_path):
     engine = ["model_engine=megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"]
     mine = ["actor_rollout_ref.actor.clip_ratio=0.3", "padding.strategy=rows", "trainer.logger=[console,wandb]"]
     mine += ["trainer.default_local_dir=/mine/checkpoints", "trainer.nnodes=2"]
@@ -60,7 +60,7 @@ def test_a_reduced_job_keeps_what_the_config_of_a_cpu_would_change(own: OwnJob, 
     assert 3330 <= small.actor_rollout_ref.actor.ppo_max_token_len_per_gpu < 16384
 
 
-def test_a_reduced_job_has_no_tools_or_rewards_that_are_left_out_and_no_servers(own: OwnJob, tmp_path):
+def test_a_reduced_job_has_no_servers_and_no_tools_that_are_left_out(own: OwnJob, tmp_path):
     job = [*own.tool(), *own.reward(), "reward.reward_model.enable=true", "critic.model.path=/another/model"]
     config = compose_job(JobArguments(overrides=tuple(own.overrides(*job))))
     small, left_out = reduced(config, model=tmp_path, folder=tmp_path, with_tools=False, with_rewards=False)
@@ -70,7 +70,7 @@ def test_a_reduced_job_has_no_tools_or_rewards_that_are_left_out_and_no_servers(
     assert [each for each in ("tools", "rewards", "reward_model", "critic") if each not in " ".join(left_out)] == []
 
 
-def test_an_error_that_the_users_code_raises_while_it_handles_another_is_the_one_that_is_shown(tmp_path):
+def test_of_two_errors_of_the_users_code_the_one_raised_last_is_shown(tmp_path):
     (tmp_path / "mine.py").write_text(
         "def slow(k):\n    raise ValueError('the real fault')\n"
         "def run(k):\n    try:\n        {}[k]\n    except KeyError:\n        slow(k)\n"
@@ -138,7 +138,7 @@ def test_a_job_that_is_refused_before_ray_starts_is_shown_by_its_reason(own):
     assert "not available" not in said
 
 
-def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_of_scripted_replies_is_not():
+def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_is_not():
     unknown = float("nan")
     step = {"training/rollout_actor_probs_pearson_corr": unknown, "actor/pg_loss": unknown, "actor/grad_norm": 1.0}
     assert metrics_not_finite([step]) == ["actor/pg_loss"]
@@ -161,7 +161,7 @@ JOBS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
-def test_a_step_of_a_job_that_can_run_goes_well_and_leaves_the_users_folder_as_it_was(job, own, tmp_path_factory):
+def test_a_step_goes_well_and_leaves_the_users_folder_as_it_was(job, own, tmp_path_factory):
     if job.startswith("qwen3"):
         own.model = make_tiny_model(job, tmp_path_factory.mktemp("models"))
     overrides = own.overrides(*([] if job == "qwen3_vl" else own.loop()), *own.reward(), *JOBS[job])
@@ -272,7 +272,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(own, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_whose_packed_rows_see_each_other_ends_the_job_before_its_first_step(own, tmp_path):
+def test_a_model_whose_packed_rows_see_each_other_ends_the_job_at_once(own, tmp_path):
     model = make_tiny_model("qwen2", tmp_path / "models")
     tiny = json.loads((model / "config.json").read_text())
     sizes = {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128, "num_hidden_layers": 2}

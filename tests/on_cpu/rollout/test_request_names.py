@@ -125,14 +125,14 @@ def name_of(row: dict[str, Any], **trajectory: Any) -> str:
     return session_name({"step": 4, "sample_index": 0, "rollout_n": 0, "validate": False} | trajectory, fields)
 
 
-def test_sessions_of_different_prompts_steps_and_validation_have_different_names() -> None:
+def test_sessions_of_other_prompts_steps_and_validation_have_other_names() -> None:
     others = [{"index": 1}, {"session_id": 1}, {"raw_prompt": [{"content": "four?"}]}, {"uid": ordered_uid(4, 0)}]
     names = {name_of(row) for row in ({}, *others)}
     names |= {name_of({}, step=5), name_of({}, validate=True), name_of({}, rollout_n=1)}
     assert len(names) == 8
 
 
-def test_a_prompt_with_pictures_or_in_an_array_has_the_same_name_in_each_run() -> None:
+def test_a_prompt_with_pictures_or_in_an_array_is_named_alike_in_each_run() -> None:
     pictures = [{"content": [{"type": "image", "image": object()}]} for _ in range(2)]
     assert len({name_of({"raw_prompt": [message]}) for message in pictures}) == 1
     assert name_of({"raw_prompt": np.array(PROMPT), "index": np.int64(0)}) == name_of({})

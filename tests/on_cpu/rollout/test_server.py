@@ -78,7 +78,7 @@ async def test_concurrent_requests_get_the_log_probs_of_the_weights(model, serve
 
 
 @in_a_loop
-async def test_a_request_is_answered_by_its_id_whenever_it_comes_and_whichever_server_takes_it(model, server):
+async def test_a_request_is_answered_by_its_id_at_any_time_by_any_server(model, server):
     prompts = {str(n): [[5, 6], [7], [5, 6], [8, 9, 10]][n % 4] for n in range(24)}
     answers = []
     for names, pause in ((list(prompts), 0.0), (list(reversed(prompts)), 0.0), (list(prompts)[::2], 0.002)):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_padding.entry.loud_failure import asks_for_padding
+from verl_padding.entry.plugin_errors import asks_for_padding
 from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES
 
 MODE = "trainer.v1.trainer_mode"
