@@ -77,7 +77,7 @@ class PaddingConfig:
     them."""
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
-    Metrics tell the sums, and a file per step has every lap (``verl-padding report`` draws it)."""
+    Metrics have the sums, and a file per step has every timing (``verl-padding report`` draws them)."""
     record: bool = False
     """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and age, where each
     worker call computes it, and what it shares with which row; nothing of its texts (``verl-padding plan`` reads it).
