@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.support.verl_config import compose_job
-from verl_padding.config import REMOVED_SETTINGS, PaddingConfig
+from verl_padding.config import OLD_SHARING, REMOVED_SETTINGS, PaddingConfig
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.plan import STRATEGIES
 
@@ -45,26 +45,22 @@ def test_a_setting_of_the_release_before_is_left_aside_with_a_warning(caplog):
     assert "padding.log_prob_micro_batches=own" in caplog.text
 
 
-OLD = {
-    "idle_rows": ("skip", "zero_advantage_rows", "skip"),
-    "old_log_probs": ("update", "recompute_old_log_probs", False),
-    "sharing": ("trees", "sharing", "on"),
-}
-
-
-@pytest.mark.parametrize("key", OLD)
-def test_names_of_the_release_before_are_read_with_one_warning(key, caplog):
-    value, name, now = OLD[key]
-    padding = compose_job("+padding=prompt", f"padding.{key}={value}").padding
-    read = PaddingConfig.from_section(padding)
-    assert getattr(read, name) == now != getattr(PaddingConfig(), name)
-    assert caplog.text.count(f"padding.{key}={value} is padding.{name}={now} now") == 1
+@pytest.mark.parametrize("old", OLD_SHARING)
+def test_values_of_the_release_before_are_read_with_one_warning(old, caplog):
+    padding = compose_job("+padding=prompt", f"padding.sharing={old}").padding
+    assert PaddingConfig.from_section(padding).sharing == "on"
+    assert caplog.text.count(f"padding.sharing={old} is read as on") == 1
 
 
 @pytest.mark.parametrize("key", REMOVED_SETTINGS)
 def test_settings_that_have_gone_change_nothing_and_say_so(key, caplog):
-    assert PaddingConfig.from_section(compose_job("+padding=prompt", f"padding.{key}=all").padding) == PaddingConfig()
-    assert caplog.text.count(f"padding.{key}=all is not read any more") == 1
+    assert PaddingConfig.from_section(compose_job("+padding=prompt", f"padding.{key}=own").padding) == PaddingConfig()
+    assert caplog.text.count(f"padding.{key}=own is not read any more") == 1
+
+
+def test_weights_in_the_critics_loss_are_refused():
+    with pytest.raises(PaddingConfigError, match=r"^padding.weighted_losses='all': "):
+        PaddingConfig.from_section({"weighted_losses": "all"})
 
 
 def test_a_section_without_old_names_warns_of_nothing(caplog):

@@ -98,7 +98,7 @@ def test_the_site_explains_what_a_program_may_import(site):
     promised = [f"{plan.__name__}.{name}" for name in plan.__all__ if isinstance(getattr(plan, name), kinds)]
     promised = [name for name in promised if not name.endswith("Error")]
     promised += [f"{PaddingConfig.__module__}.PaddingConfig.{field.name}" for field in fields(PaddingConfig)]
-    promised += [f"verl_padding.driver.trainers.{trainer.__name__}" for trainer in trainers.COUNTERPARTS.values()]
+    promised += [f"verl_padding.driver.trainers.{trainer.__name__}" for trainer in trainers.PADDED_TRAINERS.values()]
     promised += [
         f"{module.__name__}.{name}"
         for module in (padding_errors, plan_errors)
@@ -137,7 +137,7 @@ def logged_metrics() -> set[str]:
         updates={name: Update(**calls, prompts_per_mini_batch=2, skips_idle=True) for name in (ACTOR, CRITIC)},
         inference={name: Pass(**calls) for name in (LOG_PROB, REF, VALUES)},
         packer="plan",
-        sharing="chains",
+        sharing="on",
     )
     told = set(step_metrics.plan_metrics(plan_batch(rows, job), rows.tokens_R, 2))
     named = (MICRO_BATCHES, PACKING_EFFICIENCY, "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb")

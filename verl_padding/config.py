@@ -14,20 +14,15 @@ from verl_padding.version import __version__
 logger = logging.getLogger(__name__)
 
 Denominator = Literal["rows", "nominal"]
-OLD_SETTINGS: dict[str, tuple[str, dict[Any, Any]]] = {
-    "idle_rows": ("zero_advantage_rows", {}),
-    "old_log_probs": ("recompute_old_log_probs", {"pass": True, "update": False}),
-    "sharing": ("sharing", {"chains": "on", "trees": "on", True: "on", False: "off"}),
-}
-"""Setting of version 0.2 -> its name now, and its values of then -> those of now. True and False are what YAML makes of
-``on`` and ``off`` without quotes."""
+OLD_SHARING = {"chains": "on", "trees": "on"}
+"""Values of ``sharing`` in version 0.2 -> that of now."""
 REMOVED_SETTINGS = {
     "log_prob_micro_batches": "log-prob passes always have the update's micro-batches",
     "weighted_losses": "rows weigh in the losses of the actor, and all rows the same in that of the critic",
-    "record_dir": "files of steps are in the folder steps beside trainer.rollout_data_dir, or else in "
+    "timing_dir": "files of steps are in the folder steps beside trainer.rollout_data_dir, or else in "
     "trainer.default_local_dir",
 }
-"""Of version 0.2 -> what is always done."""
+"""Settings of version 0.2 -> what is always done."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before it."""
 
@@ -84,7 +79,7 @@ class PaddingConfig:
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
     Metrics tell the sums, and a file per step, in the folder ``steps`` beside ``trainer.rollout_data_dir`` or else in
-    ``trainer.default_local_dir``, has every lap (``verl-padding report`` draws it)."""
+    ``trainer.default_local_dir``, has every timing (``verl-padding report`` draws them)."""
     record: bool = False
     """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and age, where each
     worker call computes it, and what it shares with which row; nothing of its texts (``verl-padding plan`` reads it).
@@ -126,27 +121,26 @@ class PaddingConfig:
 
 
 def _with_todays_settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section without the names and values of version 0.2; warns of each. None stands for one that is not set."""
-    values = {key: value for key, value in section.items() if key not in OLD_SETTINGS | REMOVED_SETTINGS}
+    """A section without the settings and values of version 0.2, which it warns of; None stands for one that is not set.
+
+    Raises:
+        PaddingConfigError: rows are to weigh in the critic's loss, which would go unnoticed.
+    """
+    values = {key: value for key, value in section.items() if key not in REMOVED_SETTINGS}
     for key, why in REMOVED_SETTINGS.items():
-        if section.get(key) is not None:
-            logger.warning(
-                "verl_padding: padding.%s=%s is not read any more: %s. Leave it out.", key, section[key], why
-            )
-    for key, (name, value_of) in OLD_SETTINGS.items():
         value = section.get(key)
         if value is None:
             continue
-        values[name] = value_of.get(value, value)
-        if name != key or (value != values[name] and not isinstance(value, bool)):
-            logger.warning(
-                "verl_padding: padding.%s=%s is padding.%s=%s now. Use the new name, the old one goes with the next "
-                "release.",
-                key,
-                value,
-                name,
-                values[name],
-            )
+        if (key, value) == ("weighted_losses", "all"):
+            raise PaddingConfigError(f"padding.{key}={value!r}: {why}. Leave it out.")
+        logger.warning("verl_padding: padding.%s=%s is not read any more: %s. Leave it out.", key, value, why)
+    sharing = values.get("sharing")
+    if isinstance(sharing, bool):
+        values["sharing"] = "on" if sharing else "off"  # what YAML makes of them without quotes
+    elif sharing in OLD_SHARING:
+        values["sharing"] = OLD_SHARING[sharing]
+        fix = f"Set padding.sharing={OLD_SHARING[sharing]}, the old value goes with the next release."
+        logger.warning("verl_padding: padding.sharing=%s is read as %s. %s", sharing, OLD_SHARING[sharing], fix)
     return values
 
 

@@ -27,7 +27,7 @@ class EveryCallLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """Rows of the session in order; the last one carries the reward, which verl copies to the others.
 
-        Each row says which row it extends, so that nobody has to look for it. A context that outgrows
+        Each row says which row it goes on from, which ``padding.advantages=session`` reads. A context that outgrows
         ``data.max_prompt_length``, or an empty reply (a request that was aborted), ends the session. A session whose
         first request was aborted is an empty list, which verl passes over.
 

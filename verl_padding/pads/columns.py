@@ -62,7 +62,7 @@ cell."""
 TIMED_CALL = "timed_call"
 """Key of a timed call's ``extra_info``: its name in the plan."""
 NO_ADAPTER, REF = "no_lora_adapter", "ref"
-"""verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and what that is called in laps."""
+"""verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and what that is called in timings."""
 
 
 def read_column(data: TensorDict, name: str) -> torch.Tensor:

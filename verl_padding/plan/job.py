@@ -24,7 +24,7 @@ class Job(StepShape):
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, without the plan, or the plan."""
     sharing: Sharing = "off"
-    """``chains``: the rows of a chain that are in one micro-batch are computed as its tip alone."""
+    """``on``: tokens that rows of a micro-batch begin with alike are computed once."""
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
     cost_model: str = "attention"
