@@ -11,8 +11,9 @@ unlike. The model is wide enough that most of what a token takes is linear layer
 
 *idle*: 128 prompts of eight rollouts, of which 0, 30 and 60 % of the tokens have no advantage, with and without them
 (``padding.zero_advantage_rows=skip``), and without the pass before the update
-(``padding.recompute_old_log_probs=false``); and all together, on a thinking agent's sessions, 60 % idle, where stock verl gets a mini-batch that holds all rows, so that it
-takes one step, too. The gradient norms of a case's sides must be equal.
+(``padding.recompute_old_log_probs=false``); and all together, on a thinking agent's sessions, 60 % idle, where stock
+verl gets a mini-batch that holds all rows, so that it takes one step, too.
+The gradient norms of a case's sides must be equal.
 
 Sides take turns in one job, in one order and the other, each from the model's weights, on the same rows, put anew;
 a first round is not kept. Stock verl's first side has transformers' attention, which computes all pairs of tokens of a

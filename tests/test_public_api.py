@@ -58,7 +58,7 @@ def test_the_settings_have_these_names_and_defaults():
 OF_PLANS = {
     plan.Rows: "key_R prompt_R session_R tokens_R forest idle",
     plan.Job: "strategy prompts sessions_per_prompt updates inference row_multiple pad_tokens cost_model packer "
-    "sharing seed prompts_setting sessions_setting",
+    "sharing may_branch seed prompts_setting sessions_setting",
     plan.Update: "prompts_per_mini_batch shuffle mini_batch_setting",
     plan.Pass: "as_update",
 }

@@ -193,6 +193,15 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     assert get_trainer_cls("sync")._compute_ref_log_prob(trainer, batch, {}).extra_info["no_lora_adapter"]
 
 
+def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
+    trainer, group = trainer_with(workers, "padding.timing=true", *BYPASS)
+    batch = put_rows(LENGTHS)
+    trainer._balance_batch(batch, {})
+    group.compute_log_prob(batch)
+    group.update_actor(batch)
+    assert ["timed_call" in sent.extra_info for sent in workers.sent] == [False, True]
+
+
 def test_a_call_with_a_selection_of_fields_selects_the_column_too(workers):
     trainer, group = trainer_with(workers)
     batch = put_rows(LENGTHS)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tests.driver.test_worker_calls import Workers, trainer_with
+from tests.driver.test_worker_calls import CRITIC, Workers, trainer_with
 from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
+from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import columns
 
@@ -153,3 +154,26 @@ def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
     with pytest.raises(PaddingDataError, match=r"a_0_0.*rollout_log_probs.*rollout_correction=null"):
         trainer._balance_batch(put(), {})
     assert queue_content().keys() - content.keys() == set(ROWS)
+
+
+def test_an_update_with_lcm_keeps_its_steps_beside_a_critic(workers):
+    sizes = ("critic.ppo_mini_batch_size=4", "critic.use_dynamic_bsz=true", "critic.ppo_max_token_len_per_gpu=64")
+    trainer, group = trainer_with(workers, SKIP, "padding.strategy=lcm", *CRITIC, *sizes)
+    batch = put()
+    trainer._balance_batch(batch, {})
+    planned = trainer.steps.current.plan.layouts["actor"].n_mini_batches
+    put_columns(batch, advantages=[torch.full((len(mask),), float(key not in IDLE)) for key, (mask, _) in ROWS.items()])
+    group.update_actor(batch)
+    sent = workers.sent[-1]
+    # Eleven rows, the actor's mini-batches of 4 and the critic's of 8: 16 rows, so four steps, and not three.
+    assert planned == len(sent.extra_info[columns.OPTIMIZER_STEPS]) == 4
+    assert len(ROWS) > len(real_keys(sent)) >= len(ROWS.keys() - IDLE)
+
+
+def test_what_an_agent_loop_cannot_say_is_refused_before_any_call(workers):
+    trainer, _ = trainer_with(workers, "padding.advantages=session")
+    batch = put_grown_sessions(grown_sessions([2], prompts=1), extra_fields=[{}, {"extends": "0"}])
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match="must be the number of a row of its session"):
+        trainer._balance_batch(batch, {})
+    assert queue_content().keys() == content.keys()

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -91,9 +92,12 @@ class StepPlanner:
         number: UpdateNumber,
         prefixes: PrefixDetection,
         calls: Collection[str] | None,
-        zero_advantage_rows: Sequence[int] = (),
+        left_out: Sequence[int] = (),
     ) -> PaddedBatch:
-        """The rows of a batch with a plan and pads for some calls."""
+        """The rows of a batch with a plan and pads for some calls; with rows ``left_out``, of the actor's update alone.
+
+        The latter is cut beside all calls of the step, as it was before: ``lcm`` looks at the critic's sizes, too.
+        """
         template = self._template(batch)
         job = self.job.step_job(
             calls=calls,
@@ -105,12 +109,15 @@ class StepPlanner:
         branches = self._may_branch(prefixes, number) if job.sharing == "on" else None
         forest: Forest | None = None
         if branches is not None:
-            forest = prefixes.by_outputs if branches else prefixes.by_outputs.whole_beginnings()
+            job, forest = replace(job, may_branch=branches), prefixes.by_outputs
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         try:
-            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, zero_advantage_rows), job)
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, left_out), job)
         except PlanError as refusal:
             raise PaddingDataError(f"step {number.global_step}: {translate_plan_error(refusal)}") from refusal
+        if left_out:
+            layouts, figures = {ACTOR: plan.layouts[ACTOR]}, {ACTOR: plan.figures[ACTOR]}
+            plan = replace(plan, layouts=layouts, figures=figures, warnings=(), hint=None)
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", number.global_step, warning)
         if plan.hint:
@@ -121,7 +128,7 @@ class StepPlanner:
             template,
             loss_weightings=self._loss_weightings,
             branches=branches,
-            timed=self._timed,
+            timed=self._timed and calls is None,  # rows of a single call have other numbers than those of the step
             own_old_log_probs=ACTOR if self.job.leaves_out_old_log_probs else None,
             skips_idle=ACTOR if self.job.skips_zero_advantage_rows else None,
         )
@@ -170,7 +177,7 @@ class PlannedStep:
         prefixes: PrefixDetection,
         calls: Collection[str] | None,
     ):
-        self._planner, self.number, self.prefixes = planner, number, prefixes
+        self._planner, self.number, self.prefixes, self._calls = planner, number, prefixes, calls
         self._padded = planner.pad(batch, number, prefixes, calls)
         self._replanned: list[PaddedBatch] = []
         self._left_out: list[int] = []
@@ -195,10 +202,9 @@ class PlannedStep:
 
     def put_pads(self) -> None:
         """Puts the pads into TransferQueue."""
-        self._check_fields()
         started = time.perf_counter()
         self._padded.put_pads()
-        self.seconds[names.UPSAMPLE_SECONDS] = time.perf_counter() - started
+        self._add_seconds(0.0, time.perf_counter() - started)
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether a worker call with these rows, in any order, is one of the step's."""
@@ -216,8 +222,11 @@ class PlannedStep:
         if left_out != self._left_out:
             self._left_out = left_out
             # Kept before the pads are put: whatever happens, they are taken out again.
-            self._replanned.append(self._planner.pad(self.batch, self.number, self.prefixes, [call], left_out))
+            started = time.perf_counter()
+            self._replanned.append(self._planner.pad(self.batch, self.number, self.prefixes, self._calls, left_out))
+            planned = time.perf_counter()
             self._update.put_pads()
+            self._add_seconds(planned - started, time.perf_counter() - planned)
         return self._update
 
     @property
@@ -259,8 +268,15 @@ class PlannedStep:
             prefixes=self.prefixes,
             mask_R=self._update.mask_R,
             weight_R=self._update.weights(ACTOR),
-            pad_tags=[tag for pads in self.pads for tag in pads.tags],
+            pad_tags=self._sent_pad_tags(),
         )
+
+    def _sent_pad_tags(self) -> list[dict[str, Any]]:
+        """Tags of the pads that workers got: not those of an update that was planned again."""
+        layouts = self._padded.plan.layouts
+        calls = [call for call in layouts if not (self._replanned and call == ACTOR)]
+        n_sent = max((layouts[call].n_pads for call in calls), default=0)
+        return [*self._padded.pads.tags[:n_sent], *(self._update.pads.tags if self._replanned else ())]
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
@@ -270,7 +286,11 @@ class PlannedStep:
             else:
                 strip(padded.pads)
 
-    def _check_fields(self) -> None:
+    def _add_seconds(self, plan: float, upsample: float) -> None:
+        for name, taken in ((names.PLAN_SECONDS, plan), (names.UPSAMPLE_SECONDS, upsample)):
+            self.seconds[name] = self.seconds.get(name, 0.0) + taken
+
+    def check_fields(self) -> None:
         """Refuses rows that lack what the job's losses read, or have what would be compared with nothing."""
         job = self._planner.job
         if job.has_teacher:

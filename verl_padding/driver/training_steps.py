@@ -55,12 +55,16 @@ class TrainingSteps:
     def plan(self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = SEQLEN, **_: Any) -> KVBatchMeta:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
         if not self.has_probed:
-            self.has_probed = True
             if not probe_models(self._worker_groups, self._job, batch) and self._job.may_branch:
                 self._job.share_whole_beginnings("outputs of rows that part are not those of the rows alone")
+            self.has_probed = True
+        step = self._planner.plan(batch, self._number())
+        step.check_fields()
+        if self._job.padding.advantages == "session":
+            step.prefixes.continued_R  # noqa: B018  (what an agent loop cannot say is refused before any call)
         # Known before the pads are put: whatever interrupts the step from here on, they are taken out again.
-        self.current = self._planner.plan(batch, self._number())
-        self.current.put_pads()
+        self.current = step
+        step.put_pads()
         metrics.update(self.current.metrics(logging_prefix))
         return batch
 

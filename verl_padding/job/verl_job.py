@@ -183,6 +183,7 @@ class VerlJob:
                 cost_model=padding.cost_model if padding.cost_model in COST_MODELS else "attention",
                 packer=padding.packer,
                 sharing=padding.sharing,
+                may_branch=self.may_branch,
                 seed=padding.seed if seed is None else seed,
             )
         except PlanError as refusal:

@@ -25,6 +25,8 @@ class Job(StepShape):
     """What cuts micro-batches by tokens: verl's packer in the workers, without the plan, or the plan."""
     sharing: Sharing = "off"
     """``on``: tokens that rows of a micro-batch begin with alike are computed once."""
+    may_branch: bool = True
+    """Whether rows that part share the tokens before; if not, a row shares all of itself or nothing."""
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
     cost_model: str = "attention"

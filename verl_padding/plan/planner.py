@@ -145,13 +145,16 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     What rows share is not computed once where micro-batches are cut by rows, nor where the engine pads rows to the
     longest one beside them.
     """
+    forest = rows.forest
+    if forest is not None and not job.may_branch:
+        forest = forest.whole_beginnings()
     shares = job.sharing == "on" and call.token_budget is not None and call.padded_to == "row"
     return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
         cost_model=job.cost_model_of(call),
         pad_tokens=job.pad_tokens,
-        forest=rows.forest if shares and rows.forest is not None and rows.forest.saves else None,
+        forest=forest if shares and forest is not None and forest.saves else None,
     )
 
 
