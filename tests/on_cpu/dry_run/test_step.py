@@ -20,7 +20,7 @@ from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
 from verl_padding.on_cpu.dry_run.step import metrics_not_finite
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parent.parent.parent.parent / "recipes"
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "llama", "gemma3_text"])
