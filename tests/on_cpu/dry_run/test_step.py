@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from omegaconf import OmegaConf
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen3Config
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, BloomConfig, Qwen3Config
 
 from tests.on_cpu.dry_run.own_jobs import OwnJob, dry_run_of
 from verl_padding.job.composition import JobArguments, compose_job
@@ -20,7 +20,7 @@ from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
 from verl_padding.on_cpu.dry_run.step import metrics_not_finite
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
-RECIPES = Path(__file__).parent.parent.parent / "recipes"
+RECIPES = Path(__file__).parent.parent.parent.parent / "recipes"
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "llama", "gemma3_text"])
@@ -275,12 +275,13 @@ def test_ctrl_c_leaves_no_process_and_no_folder(own, tmp_path):
 def test_a_model_whose_packed_rows_see_each_other_ends_the_job_at_once(own, tmp_path):
     model = make_tiny_model("qwen2", tmp_path / "models")
     tiny = json.loads((model / "config.json").read_text())
-    sizes = {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512}
+    # It has no attention of torch's that rows could be kept apart in.
+    sizes = {"hidden_size": 64, "n_layer": 2, "n_head": 4}
+    sizes |= {"num_key_value_heads": 4, "max_position_embeddings": 512, "intermediate_size": 256}  # for verl
     ids = {name: tiny[name] for name in ("vocab_size", "eos_token_id")}
-    opt = OPTConfig(**sizes, **ids, architectures=["OPTForCausalLM"])
-    (model / "config.json").write_text(json.dumps(opt.to_dict(), default=str))
+    bloom = BloomConfig(**sizes, **ids, architectures=["BloomForCausalLM"])
+    (model / "config.json").write_text(json.dumps(bloom.to_dict(), default=str))
     code, said = dry_run_of(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"), only="step")
     assert code == 1, said
     assert "PaddingConfigError: actor_rollout_ref.model.use_remove_padding=True: packed rows see each other" in said
-    assert "model_type=opt" in said
+    assert "model_type=bloom" in said
