@@ -115,7 +115,7 @@ def test_the_settings_page_shows_each_setting_with_its_default(site):
     page = (site / "settings.html").read_text()
     rows = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)]
     cells = [[unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in rows if row]
-    as_written = {"None": "null", "False": "false", "{}": "none"}
+    as_written = {"None": "null", "True": "true", "False": "false", "{}": "none"}
     defaults = {f"padding.{f.name}": str(getattr(PaddingConfig(), f.name)) for f in fields(PaddingConfig)}
     assert {row[0]: row[1] for row in cells} == {name: as_written.get(v, v) for name, v in defaults.items()}
     assert all(choices and len(meaning) > 20 for _, _, choices, meaning in cells)
