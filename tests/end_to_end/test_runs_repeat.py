@@ -137,7 +137,7 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
         # verl draws the head of a critic anew in each run where the model has none.
         value_model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
         overrides = ["algorithm.adv_estimator=gae", f"critic.model.path={value_model}"]
-    plain, chains, trees = (run_growing(tmp_path / sharing, sharing, *overrides) for sharing in ("off", "on"))
+    plain, shared = (run_growing(tmp_path / sharing, sharing, *overrides) for sharing in ("off", "on"))
     rows = rollouts(plain)
     assert sorted(rows) == [1, 2, 3]
     assert all(any(score > 0 for *_, score in of_step) for of_step in rows.values())

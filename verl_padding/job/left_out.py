@@ -14,6 +14,7 @@ from verl_padding.job.loss_weightings import CORRECTION, LOSS_MODE
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
 from verl_padding.job.verl_losses import ESTIMATORS, losses_that, of_verl
+from verl_padding.plan import STRATEGIES
 
 LEFT_OUT = {"zero_advantage_rows": "skip", "recompute_old_log_probs": False}
 """Setting -> the value with which something is left out."""
@@ -56,8 +57,9 @@ def why_pass_is_needed(config: DictConfig, strategy: str, *, steps: int, local_u
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    if strategy == "lcm":
-        return "padding.strategy=lcm: a batch takes as many optimizer steps as its rows fill. Choose prompt or rows."
+    if not STRATEGIES[strategy].has_fixed_steps:
+        fixed = " or ".join(name for name, each in STRATEGIES.items() if each.has_fixed_steps)
+        return f"padding.strategy={strategy}: a batch takes as many optimizer steps as its rows fill. Choose {fixed}."
     if steps > 1:
         setting = f"{ACTOR_SECTION}.ppo_mini_batch_size"
         size = OmegaConf.select(config, setting)

@@ -1,6 +1,6 @@
 """Plans which row goes to which mini-batch, rank and micro-batch, and how many pads fill each cell.
 
-May import: nothing.
+May import: errors.
 
 Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here. ``docs/planner.md`` says what is
 given, what is minimized, and how.

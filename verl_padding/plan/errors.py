@@ -1,7 +1,9 @@
 """What the planner refuses. All errors are ValueErrors with a message of one line."""
 
+from verl_padding.errors import PaddingError
 
-class PlanError(ValueError):
+
+class PlanError(PaddingError, ValueError):
     """Rows or a job that cannot be planned; ``row`` is the number of the row in the batch, if it is about one."""
 
     def __init__(self, message: str, *, row: int | None = None):

@@ -30,6 +30,8 @@ class Lcm(Strategy):
     ranks into the multiple; ``row_multiple`` stands for them.
     """
 
+    has_fixed_steps = False
+
     def check(self, shape: StepShape, name: str) -> None:
         update = shape.updates[name]
         rows, unit = shape.mini_batch_rows(update), update.dp_size * update.cell_multiple

@@ -1,6 +1,7 @@
 """What a strategy must provide."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from verl_padding.plan.calls import StepShape, Update
 from verl_padding.plan.counted import counted
@@ -11,6 +12,9 @@ from verl_padding.plan.rows import Rows
 
 class Strategy(ABC):
     """A way to cut the rows of an update into mini-batches, one optimizer step each."""
+
+    has_fixed_steps: ClassVar[bool] = True
+    """Whether a batch takes the configured number of optimizer steps, whatever the number of its rows."""
 
     def check(self, shape: StepShape, name: str) -> None:
         """Raises a PlanError if the update called ``name`` cannot be cut like this, whatever rows come: as long as a
