@@ -79,7 +79,7 @@ def test_with_a_model_that_thinks_trees_share_and_the_page_says_so():
     assert min(run["rows_of_a_session"] for run in trees) > 1.5
     page = (ROOT / "recipes" / "every_call" / "README.md").read_text()
     for title, figure in (
-        ("tokens / computed tokens, trees", "sharing_factor"),
+        ("tokens / computed tokens", "sharing_factor"),
         ("rows of a session", "rows_of_a_session"),
         ("mean reward of a session", "last"),
     ):
