@@ -23,4 +23,4 @@ class OneStep:
 
 def padded_group(worker_group: Any, padded: PaddedBatch) -> PaddedWorkerGroup:
     """The worker group as a step's calls find it."""
-    return PaddedWorkerGroup(worker_group, OneStep(padded))  # type: ignore[arg-type]
+    return PaddedWorkerGroup(worker_group, OneStep(padded))

@@ -1,7 +1,11 @@
-"""A job that can start, for the tests of the doctor."""
+"""A job that can start, for the tests of the doctor, and a file of rows."""
+
+from pathlib import Path
 
 import pandas
 import pytest
+
+from tests.cli.test_plan import rows_of, write_lines
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +28,13 @@ def job(tmp_path_factory, tiny_model) -> list[str]:
         "algorithm.adv_estimator=grpo",
         f"trainer.default_local_dir={folder / 'checkpoints'}",
     ]
+
+
+@pytest.fixture
+def rows() -> list[dict]:
+    return rows_of(9)
+
+
+@pytest.fixture
+def path(rows: list[dict], tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "rows.jsonl", rows)

@@ -37,16 +37,6 @@ def rows_of(n_prompts: int) -> list[dict]:
     ]
 
 
-@pytest.fixture
-def rows() -> list[dict]:
-    return rows_of(9)
-
-
-@pytest.fixture
-def path(rows, tmp_path) -> Path:
-    return write_lines(tmp_path / "rows.jsonl", rows)
-
-
 def run(*args: object, given: str | None = None):
     return CliRunner().invoke(app, ["plan", *map(str, args)], input=given)
 

@@ -15,23 +15,12 @@ from tests.cli.test_plan import (
     loads_of,
     plan_of,
     refused,
-    rows_of,
     run,
     write_lines,
 )
 from tests.record.test_step_file import made_step
 from tests.support.written_pages import Opened, needs_a_browser, parsed
 from verl_padding.record.step_file import write_steps
-
-
-@pytest.fixture
-def rows() -> list[dict]:
-    return rows_of(9)
-
-
-@pytest.fixture
-def path(rows, tmp_path) -> Path:
-    return write_lines(tmp_path / "rows.jsonl", rows)
 
 
 @pytest.fixture

@@ -111,6 +111,11 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
         assert metrics["global_seqlen_computed/mean"] * 2 == sum(tag["seq_len"] for tag in sent.tags)
         assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (not recompute)
     assert left_out == len(IDLE) - 2
+    put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
+    put_columns(batch, response_mask=[torch.ones(len(mask), dtype=torch.int64) for mask, _ in ROWS.values()])
+    group.update_actor(batch)
+    assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS), "none is left out any more"
+    assert trainer.steps.current.metrics("global_seqlen")["padding/actor/left_out_rows/total"] == 0
     trainer.steps.current.close()
     assert queue_content().keys() == set(ROWS) < content.keys()
 

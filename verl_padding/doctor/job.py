@@ -100,7 +100,8 @@ def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Itera
         cut = "" if taken is None else f", micro-batches of the update of the {taken}"
         yield ok(name, counted(inference.dp_size, "data-parallel rank") + cut)
     if job.sharing != "off":
-        yield ok("shared prefixes", "tokens that rows of a prompt begin with alike are computed once")
+        what = "tokens that rows of a prompt begin with alike" if job.may_branch else "rows that others begin with"
+        yield ok("shared prefixes", f"{what} are computed once")
     multiple = lcm(*(engine.row_multiple for engine in engines.values()))
     why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
     yield ok("pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}")

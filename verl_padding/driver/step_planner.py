@@ -219,25 +219,25 @@ class PlannedStep:
         if call != ACTOR or not self._planner.job.skips_zero_advantage_rows:
             return self._padded
         left_out = find_zero_advantage_rows(self.batch)
-        if left_out != self._left_out:
-            self._left_out = left_out
-            # Kept before the pads are put: whatever happens, they are taken out again.
+        if left_out and left_out != self._left_out:
             started = time.perf_counter()
+            # Kept before the pads are put: whatever happens, they are taken out again.
             self._replanned.append(self._planner.pad(self.batch, self.number, self.prefixes, self._calls, left_out))
             planned = time.perf_counter()
-            self._update.put_pads()
+            self._replanned[-1].put_pads()
             self._add_seconds(planned - started, time.perf_counter() - planned)
+        self._left_out = left_out
         return self._update
 
     @property
     def _update(self) -> PaddedBatch:
-        """The rows of the actor's update, as it was planned last."""
-        return [self._padded, *self._replanned][-1]
+        """The rows of the actor's update, as it was planned for the rows that it left out last."""
+        return self._replanned[-1] if self._left_out else self._padded
 
     def metrics(self, prefix: str) -> dict[str, float]:
         """What was planned, and with verl's ``prefix`` the tokens that ranks get."""
         lengths = tokens_of_tags(self.batch.keys, self.batch.tags)
-        if self._replanned:
+        if self._left_out:
             prefix += "_computed"  # verl's are of all rows
         found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
         if self._planner.job.skips_zero_advantage_rows and ACTOR in self.plan.layouts:
@@ -274,9 +274,9 @@ class PlannedStep:
     def _sent_pad_tags(self) -> list[dict[str, Any]]:
         """Tags of the pads that workers got: not those of an update that was planned again."""
         layouts = self._padded.plan.layouts
-        calls = [call for call in layouts if not (self._replanned and call == ACTOR)]
+        calls = [call for call in layouts if not (self._left_out and call == ACTOR)]
         n_sent = max((layouts[call].n_pads for call in calls), default=0)
-        return [*self._padded.pads.tags[:n_sent], *(self._update.pads.tags if self._replanned else ())]
+        return [*self._padded.pads.tags[:n_sent], *(self._update.pads.tags if self._left_out else ())]
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
