@@ -28,7 +28,7 @@ class MiniBatchCost:
     real_tokens: int
     """Tokens of the real rows."""
     computed_tokens: int
-    """Tokens of the real rows that are computed: of each chain in a micro-batch, its tip's."""
+    """Tokens of the real rows that are computed: those that rows of a micro-batch share, once."""
     cost: int
     """Cost of all that is computed."""
     micro_batches: int

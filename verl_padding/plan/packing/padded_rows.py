@@ -5,7 +5,7 @@ any other row. Rows are sorted, longest first, pads behind them; blocks of neigh
 that some layout has blocks of s_1, s_2, .. rows, in the order of their longest rows. The first k - 1 of them hold at
 most s_1 + .. + s_(k-1) rows, so the longest row of block k is no shorter than the one at that place of the sorted rows,
 which is where block k of the same sizes begins if neighbours are put together. So no block becomes costlier, larger or
-higher than its micro_step by sorting, whatever the sizes are; what is left to choose is the sizes.
+higher than its micro-step by sorting, whatever the sizes are; what is left to choose is the sizes.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> FilledCe
     begin = 0
     for micro_step, n_rows in enumerate(n_rows_K):
         end = begin + n_ranks * n_rows
-        # In the first micro_step each rank gets a row, while there are enough.
+        # In the first micro-step each rank gets a row, while there are enough.
         blocks_D = blocks(by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=micro_step == 0)
         for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), blocks_D, strict=True):
             rows_DK[rank].append(block)
@@ -59,7 +59,7 @@ def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> FilledCe
 
 
 def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
-    """Rows of a rank's micro-batch in each micro_step: the sizes that take least time, or little more with less memory.
+    """Rows of a rank's micro-batch in each micro-step: the sizes that take least time, or little more with less memory.
 
     Args:
         longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 .. size - 1.

@@ -178,7 +178,7 @@ def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
     """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
 
     Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their
-    micro-step. The shortest row of a chain is the cheapest to compute apart from it.
+    micro-step. The shortest of rows that begin alike is the cheapest to compute apart from them.
     """
     if min_rows_of(cut.rows_DK) <= size:
         return cut

@@ -43,7 +43,7 @@ rows that share met by chance."""
 
 
 class SyncPerMicroBatch(MicroBatchCutter):
-    """A mini-batch may be cut in several packers, and the rows of its cells decide which fit.
+    """There are several ways to cut a mini-batch, and the rows of its cells decide which fit.
 
     Cutting balanced cells always fits.
     """
@@ -81,7 +81,7 @@ def _fit_best(costs: CallCosts, cuts: Sequence[Cut], min_time: int, rows: Sequen
     """The best cut that fits into cells of ``size`` rows; if none fits, or none fits well, balanced cells are cut.
 
     Args:
-        cuts: packers to cut the mini-batch, the best first; none can beat ``min_time``.
+        cuts: of the mini-batch, the best first; none can beat ``min_time``.
         rows: real rows of the mini-batch.
     """
     best: FilledCells | None = None
@@ -91,7 +91,7 @@ def _fit_best(costs: CallCosts, cuts: Sequence[Cut], min_time: int, rows: Sequen
         fitted = fit(costs, cut, size)
         if fitted is not None and (best is None or fitted.time < best.time):
             best = fitted
-    # Balanced cells know nothing of chains.
+    # Balanced cells are cut without regard to shared tokens.
     if best is None or (costs.forest is None and best.time > min_time + min_time // 64):
         balanced = cut_by_cell(costs, balanced_cells(costs, rows, size)[1], size)
         if best is None or balanced.time < best.time:
@@ -100,7 +100,7 @@ def _fit_best(costs: CallCosts, cuts: Sequence[Cut], min_time: int, rows: Sequen
 
 
 def candidate_cuts(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> tuple[list[Cut], int]:
-    """Good packers to cut a mini-batch, the best first, and a time that none can beat.
+    """Good cuts of a mini-batch, the best first, and a time that none can beat.
 
     Args:
         rows: real rows of the mini-batch.
