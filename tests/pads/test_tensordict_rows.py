@@ -38,6 +38,7 @@ ALL_SHAPES = set(FIELDS) - {"four axes", SAID_OTHERWISE}
 @example(lengths=FIVE, tried=ALL_SHAPES, multiple=8, jagged=False, length=2)
 @example(lengths=[(4, 2)] * 3, tried=ALL_SHAPES, multiple=4, jagged=False, length=6)
 @example(lengths=[(4, 2)] * 3, tried={"four axes"}, multiple=4, jagged=True, length=2)
+@example(lengths=[(2, 1), (2, 2), (4, 1), (6, 1), (1, 1)], tried={"often none"}, multiple=3, jagged=False, length=2)
 def test_strip_gives_back_what_upsample_got(lengths, tried, multiple, jagged, length):
     if not any(prompt % 2 for prompt, _ in lengths):
         tried = tried - {"often none"}  # a declared role wants a value

@@ -52,6 +52,9 @@ class TensorDictRows:
 
     def read(self) -> list[dict[str, Any]]:
         rows = of_different_lengths(self._lengths, self._lengths)
+        for value_R in self._columns.values():
+            if all(_plain(value_R[row]) is None for row in rows):  # a row that has a value says what column it is
+                rows += [row for row in self._lengths if _plain(value_R[row]) is not None][:1]
         return [{name: _plain(value_R[row]) for name, value_R in self._columns.items()} for row in rows]
 
 
