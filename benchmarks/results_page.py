@@ -2,8 +2,8 @@
 
     python -m benchmarks.results_page
 
-Words and tables are in the template ``benchmarks/results.md.jinja``; no figure is typed. A test compares the page with
-what this renders.
+Words and tables are in the template ``benchmarks/results.md.jinja``; no figure is typed. A test
+compares the page with what this renders.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def rendered() -> str:
         "each": each,
         "total": lambda runs, name: sum(each(runs, name)),
     }
+    environment.globals |= {"ratios": ratios}
     of_gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
     template = environment.get_template("results.md.jinja")
     return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **of_gpu)
 
 
 def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each width, batch and side of the updates on a GPU: seconds, and how many times as fast as stock verl."""
+    """Of each width, batch and side of the updates on a GPU: seconds, and how many times as fast as
+    stock verl."""
     rounds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for line in figures:
         if (line["part"], line["what"]) == ("speed", "update"):
@@ -94,8 +96,11 @@ def span(values: list[int]) -> str:
     return " to ".join(str(value) for value in sorted({min(values), max(values)}))
 
 
-def ratios(side: list[dict[str, Any]], other: list[dict[str, Any]], name: str = "update") -> list[float]:
-    """Seconds of ``other`` over those of ``side``, round by round: how many times as fast the side is."""
+def ratios(
+    side: list[dict[str, Any]], other: list[dict[str, Any]], name: str = "update"
+) -> list[float]:
+    """Seconds of ``other`` over those of ``side``, round by round: how many times as fast the side
+    is."""
     return [theirs[name] / its[name] for its, theirs in zip(side, other, strict=True)]
 
 

@@ -1,4 +1,5 @@
-"""Runs one part: ``python -m benchmarks.one_gpu exact|speed|job --out FOLDER``; README.md has more."""
+"""Runs one part: ``python -m benchmarks.one_gpu exact|speed|attention|job --out FOLDER``; README.md
+has more."""
 
 import os
 import subprocess
@@ -10,7 +11,12 @@ from pathlib import Path
 import typer
 
 VERSIONS = ("torch", "verl", "transformers", "ray", "tensordict")
-METRICS = ("actor/grad_norm", "training/rollout_probs_diff_max", "padding/actor/sharing_factor", "timing_s/step")
+METRICS = (
+    "actor/grad_norm",
+    "training/rollout_probs_diff_max",
+    "padding/actor/sharing_factor",
+    "timing_s/step",
+)
 
 
 def main(
@@ -23,10 +29,13 @@ def main(
 ) -> None:
     """A CPU computes small models; no new round begins after so many ``seconds``."""
     one_rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    os.environ |= one_rank | {"MASTER_PORT": str(20_000 + os.getpid() % 9_000), "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= one_rank | {
+        "MASTER_PORT": str(20_000 + os.getpid() % 9_000),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     if device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
-    from benchmarks.one_gpu import exact, speed, whole_job
+    from benchmarks.one_gpu import attention, exact, speed, whole_job
     from benchmarks.one_gpu.figures import Figures
 
     figures = Figures(part, out)
@@ -35,7 +44,16 @@ def main(
         if part == "exact":
             exact.measure(figures, Path(folder), device)
         elif part == "speed":
-            speed.measure(figures, Path(folder), device, width if device == "cuda" else "small", rounds, seconds)
+            speed.measure(
+                figures,
+                Path(folder),
+                device,
+                width if device == "cuda" else "small",
+                rounds,
+                seconds,
+            )
+        elif part == "attention":
+            attention.measure(figures, device, rounds)
         else:
             for step in whole_job.run((out / "job").resolve(), timeout_s=seconds):
                 figures.keep("step", **{name: step.get(name) for name in METRICS})
@@ -52,7 +70,12 @@ def machine(device: str) -> dict[str, object]:
         card = torch.cuda.get_device_name()
         driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     versions = {name: version(name) for name in VERSIONS}
-    return {"card": card, "driver": driver, "measured": datetime.now(UTC).strftime("%Y-%m-%d"), "versions": versions}
+    return {
+        "card": card,
+        "driver": driver,
+        "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "versions": versions,
+    }
 
 
 if __name__ == "__main__":

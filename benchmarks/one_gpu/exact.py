@@ -1,7 +1,7 @@
 """Gradients of packed rows, pads, trees and skipped rows, beside those of each row alone.
 
-41 rows are planned for eight ranks, which one rank plays in turn. In float32 the differences are rounding; in bfloat16,
-the packed rows have to be as far off float32 as the rows alone are.
+41 rows are planned for eight ranks, which one rank plays in turn. In float32 the differences are
+rounding; in bfloat16, the packed rows have to be as far off float32 as the rows alone are.
 """
 
 import gc
@@ -46,9 +46,13 @@ def measure(figures: Figures, folder: Path, device: str) -> None:
 
 
 def make_rows(scale: float) -> dict[str, rows.Row]:
-    """Sessions whose reasoning is left out, and growing ones; those of prompts 0 and 1 have no advantage."""
+    """Sessions whose reasoning is left out, and growing ones; those of prompts 0 and 1 have no
+    advantage."""
     draw = random.Random(0)
-    made = [rows.sessions(draw, 4, scale=scale, vocabulary=250, turns=3, grows=grows) for grows in (False, True)]
+    made = [
+        rows.sessions(draw, 4, scale=scale, vocabulary=250, turns=3, grows=grows)
+        for grows in (False, True)
+    ]
     texts = dict([*(made[0] | made[1]).items()][:ROWS])
     batch = rows.trained_rows(texts)
     for number in rows.rows_of_prompts(batch, "01"):
@@ -99,8 +103,11 @@ class Case:
                 (value / data["dp_size"]).backward()  # FSDP takes the mean over ranks
             return rank.gradient_of(engine)
 
-    def differences(self, own: torch.Tensor, reference: torch.Tensor) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What is computed, and how far it is off the rows alone in the same dtype and in float32."""
+    def differences(
+        self, own: torch.Tensor, reference: torch.Tensor
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What is computed, and how far it is off the rows alone in the same dtype and in
+        float32."""
 
         def off(gradient: torch.Tensor, **more: Any) -> dict[str, Any]:
             of_dtype, of_float32 = (rank.distance(gradient, each) for each in (own, reference))
@@ -111,14 +118,25 @@ class Case:
             install(shares=sharing == "on")(self._worker)
             plan = rows.plan(self._rows, self._budget, sharing=sharing, ranks=RANKS)
             found, of_plan = self.gradient(self.as_planned(plan)), plan.figures["actor"]
-            yield f"sharing={sharing}", off(found, pads=of_plan.pads, sharing_factor=round(of_plan.sharing_factor, 2))
-        computed, skipped = (self._update(idle) for idle in ([], rows.rows_of_prompts(self._rows, "01")))
+            yield (
+                f"sharing={sharing}",
+                off(found, pads=of_plan.pads, sharing_factor=round(of_plan.sharing_factor, 2)),
+            )
+        computed, skipped = (
+            self._update(idle) for idle in ([], rows.rows_of_prompts(self._rows, "01"))
+        )
         yield "zero-advantage rows skipped", {"off_rows_computed": rank.distance(skipped, computed)}
 
     def _update(self, idle: list[int]) -> torch.Tensor:
         """The gradient of verl's own ``update_actor``, taken before its optimizer step."""
-        engine, config = self._worker.actor.engine, self._worker.actor.loss_fn.inner.keywords["config"]
-        for name, value in (("use_kl_loss", False), ("entropy_coeff", 0.0)):  # rows without an advantage teach nothing
+        engine, config = (
+            self._worker.actor.engine,
+            self._worker.actor.loss_fn.inner.keywords["config"],
+        )
+        for name, value in (
+            ("use_kl_loss", False),
+            ("entropy_coeff", 0.0),
+        ):  # rows without an advantage teach nothing
             object.__setattr__(config, name, value)  # verl's configs are frozen
         plan = rows.plan(self._rows, self._budget, sharing="on", idle=idle)
         taken: list[torch.Tensor] = []

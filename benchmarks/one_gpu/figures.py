@@ -1,4 +1,5 @@
-"""Figures that are kept line by line, as soon as they are there: a part that is stopped leaves what it has shown."""
+"""Figures that are kept line by line, as soon as they are there: a part that is stopped leaves what
+it has shown."""
 
 import json
 import time

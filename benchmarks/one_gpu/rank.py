@@ -22,7 +22,8 @@ SIZES = {
     "0.5B": (896, 4864, 24, 14, 2, True),
     "1.5B": (1536, 8960, 28, 12, 2, True),
 }
-"""Those of Qwen2.5: hidden size, intermediate size, layers, heads, heads of keys, whether embeddings are tied."""
+"""Those of Qwen2.5: hidden size, intermediate size, layers, heads, heads of keys, whether
+embeddings are tied."""
 SIZE_NAMES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "tie_word_embeddings"),
@@ -38,7 +39,11 @@ def make_model(folder: Path, size: str, kind: str, vocabulary: int, device: str)
     sizes: dict[str, Any] = dict(zip(SIZE_NAMES, SIZES[size], strict=True))
     if kind == "qwen3":
         sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    ids = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
     config = transformers.AutoConfig.for_model(
         kind, **sizes, **ids, vocab_size=vocabulary, max_position_embeddings=32768
     )
@@ -55,7 +60,9 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
     """verl's actor worker with what a padded job puts into it; its learning rate is 0."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    actor, rollout, of_model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+    actor, rollout, of_model = (
+        f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model")
+    )
     fsdp = f"{actor}.fsdp_config"
     precision = {"param": dtype, "reduce": "fp32", "buffer": "fp32"}
     said = (
@@ -93,8 +100,11 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
     return worker
 
 
-def rows_of_call(rows: dict[str, Row], plan: BatchPlan | None = None, call: str = "actor", **said: Any) -> TensorDict:
-    """The rows of a worker call as a padded trainer sends them; as stock verl does, without a plan."""
+def rows_of_call(
+    rows: dict[str, Row], plan: BatchPlan | None = None, call: str = "actor", **said: Any
+) -> TensorDict:
+    """The rows of a worker call as a padded trainer sends them; as stock verl does, without a
+    plan."""
     from verl.utils import tensordict_utils as tu
 
     fields, n_rows = list(rows.values()), len(rows)
@@ -123,8 +133,12 @@ def rows_of_call(rows: dict[str, Row], plan: BatchPlan | None = None, call: str 
 
 def gradient_of(engine: Any) -> torch.Tensor:
     """All gradients, in float64 on the CPU."""
-    with_gradient = (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
-    return torch.cat([gradient.full_tensor().double().cpu().flatten() for gradient in with_gradient])
+    with_gradient = (
+        weight.grad for weight in engine.module.parameters() if weight.grad is not None
+    )
+    return torch.cat(
+        [gradient.full_tensor().double().cpu().flatten() for gradient in with_gradient]
+    )
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -15,7 +15,13 @@ from verl_padding.prefix_sharing.row_inputs import RowInputs
 Texts = dict[str, tuple[list[int], list[int]]]
 """Key of a row, as verl makes it -> tokens of its prompt and of its response."""
 
-SAID = {"temperature": 1.0, "distillation_use_topk": False, "distillation_only": False, "seed": 1, "epochs": 1}
+SAID = {
+    "temperature": 1.0,
+    "distillation_use_topk": False,
+    "distillation_only": False,
+    "seed": 1,
+    "epochs": 1,
+}
 """What verl's trainer says to its workers."""
 Row = Mapping[str, torch.Tensor]
 """Fields of a row, in float64."""
@@ -26,7 +32,8 @@ def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def trained_rows(texts: Mapping[str, tuple[list[int], list[int]]]) -> dict[str, Row]:
-    """Rows with all that an update of actor or critic reads, in float64, of the tokens of prompts and responses."""
+    """Rows with all that an update of actor or critic reads, in float64, of the tokens of prompts
+    and responses."""
     draw = torch.Generator().manual_seed(0)
 
     def column(n: int, scale: float = 1.0) -> torch.Tensor:
@@ -61,15 +68,24 @@ def pad_of(rows: Sequence[Row]) -> Row:
 
 def micro_batch_of(rows: Sequence[Row]) -> TensorDict:
     """Rows as verl's workers have them: every field is jagged, even that of a single row."""
-    return TensorDict({name: nested([row[name] for row in rows]) for name in rows[0]}, batch_size=len(rows))
+    return TensorDict(
+        {name: nested([row[name] for row in rows]) for name in rows[0]}, batch_size=len(rows)
+    )
 
 
 def sessions(
-    draw: random.Random, prompts: int, *, scale: float, vocabulary: int, turns: int, grows: bool = False
+    draw: random.Random,
+    prompts: int,
+    *,
+    scale: float,
+    vocabulary: int,
+    turns: int,
+    grows: bool = False,
 ) -> Texts:
     """Two sessions of a prompt, each call of the model a row.
 
-    Earlier reasoning is left out of later prompts, as chat templates of thinking models do, unless the context grows.
+    Earlier reasoning is left out of later prompts, as chat templates of thinking models do, unless
+    the context grows.
     """
     rows = {}
     for prompt in range(prompts):
@@ -77,13 +93,20 @@ def sessions(
         for session in range(2):
             context = first
             for turn in range(turns):
-                thought, answer, reply = (tokens(draw, n * scale, vocabulary) for n in (300, 100, 250))
-                rows[f"{'g' if grows else 't'}{prompt}_{session}_{turn}"] = context, thought + answer
+                thought, answer, reply = (
+                    tokens(draw, n * scale, vocabulary) for n in (300, 100, 250)
+                )
+                rows[f"{'g' if grows else 't'}{prompt}_{session}_{turn}"] = (
+                    context,
+                    thought + answer,
+                )
                 context = context + (thought if grows else []) + answer + reply
     return rows
 
 
-def rollouts(draw: random.Random, prompts: int, number: int, *, scale: float, vocabulary: int) -> Texts:
+def rollouts(
+    draw: random.Random, prompts: int, number: int, *, scale: float, vocabulary: int
+) -> Texts:
     """Rollouts of prompts of 4,000 tokens, with responses of 500 to 1,500."""
     firsts = [tokens(draw, 4_000 * scale, vocabulary) for _ in range(prompts)]
     return {
@@ -112,11 +135,18 @@ def plan(
     has_pass: bool = False,
     **of_rows: Any,
 ) -> BatchPlan:
-    """One mini-batch of all rows, by the plan's packer; ``of_rows``: what `Rows.from_keys` takes beside lengths."""
+    """One mini-batch of all rows, by the plan's packer; ``of_rows``: what `Rows.from_keys` takes
+    beside lengths."""
     keys = list(rows)
     forest = RowInputs(micro_batch_of(list(rows.values()))).forest(list(map(uid_of_key, keys)))
     prompts = len({uid_of_key(key) for key in keys})
-    shape = {"prompts": prompts, "sessions": 2, "mini_prompts": prompts, "ranks": ranks, "budget": budget}
+    shape = {
+        "prompts": prompts,
+        "sessions": 2,
+        "mini_prompts": prompts,
+        "ranks": ranks,
+        "budget": budget,
+    }
     skips_idle = bool(of_rows.get("idle"))
     job = job_of(**shape, has_pass=has_pass, skips_idle=skips_idle, packer="plan", sharing=sharing)
     return plan_batch(Rows.from_keys(keys, forest.tokens_R.tolist(), forest, **of_rows), job)
@@ -140,7 +170,9 @@ def job_of(
         strategy=strategy,
         prompts=prompts,
         sessions_per_prompt=sessions,
-        updates={"actor": Update(**shape, prompts_per_mini_batch=mini_prompts, skips_idle=skips_idle)},
+        updates={
+            "actor": Update(**shape, prompts_per_mini_batch=mini_prompts, skips_idle=skips_idle)
+        },
         inference={"log_prob": Pass(**shape, as_update="actor")} if has_pass else {},
         **of_job,
     )

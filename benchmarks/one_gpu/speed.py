@@ -1,4 +1,5 @@
-"""Real updates of one rank beside stock verl with the same attention; sides take turns, the learning rate is 0.
+"""Real updates of one rank beside stock verl with the same attention; sides take turns, the
+learning rate is 0.
 
 All sides have the same weights, so their gradient norms must agree.
 """
@@ -32,14 +33,18 @@ SIDES = (
 )
 
 
-def measure(figures: Figures, folder: Path, device: str, width: str, rounds: int, limit_s: float) -> None:
+def measure(
+    figures: Figures, folder: Path, device: str, width: str, rounds: int, limit_s: float
+) -> None:
     """Keeps the seconds and the memory of each update; no new round begins after ``limit_s``."""
     cuda = device == "cuda"
     scale, vocabulary, budget = (0.02, 300, 512) if width == "small" else (1.0, 151_936, 16_384)
     draw = random.Random(0)
     batches = {
         "8 rollouts of a prompt": rows.rollouts(draw, 5, 8, scale=scale, vocabulary=vocabulary),
-        "8 turns, reasoning left out": rows.sessions(draw, 5, scale=scale, vocabulary=vocabulary, turns=8),
+        "8 turns, reasoning left out": rows.sessions(
+            draw, 5, scale=scale, vocabulary=vocabulary, turns=8
+        ),
     }
     checkpointing = f"actor_rollout_ref.model.enable_gradient_checkpointing={str(cuda).lower()}"
     model = rank.make_model(folder, width, "qwen2", vocabulary, device)
@@ -53,16 +58,23 @@ def measure(figures: Figures, folder: Path, device: str, width: str, rounds: int
             if seconds() > limit_s * number / len(batches):
                 break
             for side in SIDES if at % 2 == 0 else reversed(SIDES):
-                figures.keep("update", batch=name, width=width, side=side.name, **batch.update(side))
+                figures.keep(
+                    "update", batch=name, width=width, side=side.name, **batch.update(side)
+                )
 
 
 class Batch:
     """A batch and its updates by a worker, each side of which has its plan."""
 
-    def __init__(self, worker: Any, texts: rows.Texts, draw: random.Random, budget: int, cuda: bool):
+    def __init__(
+        self, worker: Any, texts: rows.Texts, draw: random.Random, budget: int, cuda: bool
+    ):
         self._worker, self._budget, self._cuda = worker, budget, cuda
         self._rows: dict[str, rows.Row] = {
-            key: {name: value.float() if value.is_floating_point() else value for name, value in row.items()}
+            key: {
+                name: value.float() if value.is_floating_point() else value
+                for name, value in row.items()
+            }
             for key, row in rows.trained_rows(texts).items()
         }
         self._idle = rows.rows_of_prompts(self._rows, "012")
@@ -81,7 +93,10 @@ class Batch:
         pass_s = self._pass(plan) if side.old_log_probs == "pass" else 0.0
         said: dict[str, Any] = {"calculate_entropy": False}
         if plan is not None:
-            said |= {LEAVES_OUT: side.skips_idle, OLD_LOG_PROBS_OF_UPDATE: side.old_log_probs == "update"}
+            said |= {
+                LEAVES_OUT: side.skips_idle,
+                OLD_LOG_PROBS_OF_UPDATE: side.old_log_probs == "update",
+            }
         data = rank.rows_of_call(self._rows, plan, **said)
         output, update_s = self._timed(self._worker.update_actor, data)
         found = {"pass_s": round(pass_s, 4), "update_s": round(update_s, 4)}
@@ -98,16 +113,22 @@ class Batch:
         install(shares=side.sharing == "on")(self._worker)
         if side.name not in self._plans:
             idle, has_pass = self._idle if side.skips_idle else (), side.old_log_probs == "pass"
-            made = rows.plan(self._rows, self._budget, sharing=side.sharing, idle=idle, has_pass=has_pass)
+            made = rows.plan(
+                self._rows, self._budget, sharing=side.sharing, idle=idle, has_pass=has_pass
+            )
             self._plans[side.name] = made
         return self._plans[side.name]
 
     def _pass(self, plan: BatchPlan | None) -> float:
         from verl.workers.utils.padding import response_from_nested
 
-        data = rank.rows_of_call(self._rows, plan, "log_prob", calculate_entropy=True, compute_loss=False)
+        data = rank.rows_of_call(
+            self._rows, plan, "log_prob", calculate_entropy=True, compute_loss=False
+        )
         output, taken = self._timed(self._worker.compute_log_prob, data)
-        if plan is None and not self._has_log_probs:  # of weights that stay as they are: all sides get these
+        if (
+            plan is None and not self._has_log_probs
+        ):  # of weights that stay as they are: all sides get these
             log_probs = response_from_nested(output["log_probs"], data["response_mask"])
             for row, values in zip(self._rows.values(), log_probs.unbind(), strict=True):
                 row["old_log_probs"] = values.float().clone()

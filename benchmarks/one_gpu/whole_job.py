@@ -1,4 +1,5 @@
-"""Three steps of a tiny job on one rank: Ray, TransferQueue, trees; its rollout is transformers on the CPU."""
+"""Three steps of a tiny job on one rank: Ray, TransferQueue, trees; its rollout is transformers on
+the CPU."""
 
 import json
 import os
@@ -69,5 +70,15 @@ def run(folder: Path, *, timeout_s: float = 600) -> list[dict[str, Any]]:
     ]
     with (folder / "job.log").open("w") as log:
         command = [sys.executable, "-m", "verl.trainer.main_ppo", *job]
-        subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, timeout=timeout_s, check=True)
-    return [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            timeout=timeout_s,
+            check=True,
+        )
+    return [
+        json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
