@@ -13,7 +13,8 @@ from verl_padding.job.composition import JobArguments, compose_job
 
 
 def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
-    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's weights."""
+    """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's
+    weights."""
     said = (
         *on_a_cpu(overrides),
         f"actor_rollout_ref.model.path={model}",
@@ -23,7 +24,11 @@ def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
         *overrides,
     )
     config = compose_job(JobArguments(overrides=said))
-    of_worker = {"config": config.actor_rollout_ref, "role": "actor", "distillation_config": config.distillation}
+    of_worker = {
+        "config": config.actor_rollout_ref,
+        "role": "actor",
+        "distillation_config": config.distillation,
+    }
     workers = start(n_ranks, ActorRolloutRefWorker, **of_worker)
     workers.init_model()
     return workers

@@ -1,4 +1,5 @@
-"""What all charts have in common: the colours of stock verl and of the plug-in, and how a chart is written."""
+"""What all charts have in common: the colours of stock verl and of the plug-in, and how a chart is
+written."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ WAITING = {"facecolor": "white", "edgecolor": "#bbbbbb", "hatch": "////", "linew
 
 
 def new_figure(**options: Any) -> tuple[Any, Any]:
-    """A figure with its axes and room for a legend, as ``pyplot.subplots`` makes them; it takes no display."""
+    """A figure with its axes and room for a legend, as ``pyplot.subplots`` makes them; it takes no
+    display."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -29,8 +31,11 @@ def start_at_zero(axes: Any) -> None:
         axes.set_ylim(bottom=0)
 
 
-def draw_bar(axes: Any, rank: int, start: float, rows: float, pads: float, waiting: float, *, colour: str) -> None:
-    """Draws what a rank does in a micro-batch, from ``start`` on: its rows, its pads, and waiting for other ranks."""
+def draw_bar(
+    axes: Any, rank: int, start: float, rows: float, pads: float, waiting: float, *, colour: str
+) -> None:
+    """Draws what a rank does in a micro-batch, from ``start`` on: its rows, its pads, and waiting
+    for other ranks."""
     axes.barh(rank, rows, left=start, color=colour, edgecolor="white", linewidth=0.6)
     # Pads may be narrower than a line: their edge makes them visible.
     if pads:

@@ -1,6 +1,8 @@
-"""What pads cost on the rows of a demo: optimizer steps, pads and their tokens, beside what stock verl would append.
+"""What pads cost on the rows of a demo: optimizer steps, pads and their tokens, beside what stock
+verl would append.
 
-``python -m benchmarks.demo_pads demo_out`` reads what ``verl-padding demo --steps 60`` has left there.
+``python -m benchmarks.demo_pads demo_out`` reads what ``verl-padding demo --steps 60`` has left
+there.
 """
 
 from __future__ import annotations
@@ -25,9 +27,15 @@ def main(run: Path, keep: Keep = False) -> None:
     assert isinstance(config, DictConfig)
     rule = StockRule.of_config(config)
     names = (PAD_TOKENS_TOTAL, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL, ACTOR_STEPS)
-    pad_tokens, pads, rows, steps = ([int(value) for value in curves[name].values()] for name in names)
+    pad_tokens, pads, rows, steps = (
+        [int(value) for value in curves[name].values()] for name in names
+    )
     figures = {
-        "verl_padding": {"optimizer_steps": steps, "pads": pads, "tokens_of_a_pad": sum(pad_tokens) / sum(pads)},
+        "verl_padding": {
+            "optimizer_steps": steps,
+            "pads": pads,
+            "tokens_of_a_pad": sum(pad_tokens) / sum(pads),
+        },
         "stock verl, its rule": {
             "optimizer_steps": [rule.optimizer_steps(n) for n in rows],
             "pads": [rule.padded_rows(n) - n for n in rows],

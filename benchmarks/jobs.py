@@ -19,7 +19,8 @@ class BatchJob:
     """Tokens of each row, prompt and response."""
     dp_size: int
     mini_batch_rows: int
-    """Rows of a mini-batch by verl's count: ppo_mini_batch_size x rollout.n; a multiple of ``dp_size``."""
+    """Rows of a mini-batch by verl's count: ppo_mini_batch_size x rollout.n; a multiple of
+    ``dp_size``."""
     token_budget: int
     """Tokens of a micro-batch on one rank."""
 
@@ -53,7 +54,8 @@ def five_jobs() -> list[BatchJob]:
 
 
 def random_jobs(number: int, seed: int = 1) -> Iterator[BatchJob]:
-    """Jobs of 2 to 512 ranks, 1 to 40 rows a prompt, rows of up to 128k tokens, budgets of 1 to 8 longest rows."""
+    """Jobs of 2 to 512 ranks, 1 to 40 rows a prompt, rows of up to 128k tokens, budgets of 1 to 8
+    longest rows."""
     rng = np.random.default_rng(seed)
     mixes = (_lognormal, _turns, _two_kinds, _even)
     for index in range(number):
@@ -62,7 +64,9 @@ def random_jobs(number: int, seed: int = 1) -> Iterator[BatchJob]:
         steps = int(rng.integers(1, 5))
         # Rows that a prompt should have, and has: verl counts in the former.
         sessions, most_rows = int(rng.integers(1, 9)), int(rng.integers(1, 6))
-        rows_of_rank = int(np.exp(rng.uniform(np.log(4), np.log(min(80, max(5, MOST_ROWS // (ranks * steps)))))))
+        rows_of_rank = int(
+            np.exp(rng.uniform(np.log(4), np.log(min(80, max(5, MAX_ROWS // (ranks * steps))))))
+        )
         mini_prompts = -(-ranks * rows_of_rank // sessions)
         mini_rows = -(-mini_prompts * sessions // ranks) * ranks
         tokens: list[int] = []
@@ -81,7 +85,7 @@ def random_jobs(number: int, seed: int = 1) -> Iterator[BatchJob]:
 
 LONGEST = 131072
 
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 """Rows of a batch by verl's count, about: what verl's functions lay out in seconds."""
 
 
@@ -97,7 +101,10 @@ def _turns(rng: np.random.Generator, rows: int) -> list[int]:
 def _two_kinds(rng: np.random.Generator, rows: int) -> list[int]:
     """Short answers, and one in twenty that reasons for tens of thousands of tokens."""
     long = rng.random(rows) < 0.05
-    return _clipped(np.where(long, rng.uniform(16384, LONGEST, rows), rng.lognormal(np.log(800), 0.5, rows)), LONGEST)
+    return _clipped(
+        np.where(long, rng.uniform(16384, LONGEST, rows), rng.lognormal(np.log(800), 0.5, rows)),
+        LONGEST,
+    )
 
 
 def _even(rng: np.random.Generator, rows: int) -> list[int]:

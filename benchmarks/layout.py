@@ -1,15 +1,16 @@
-"""How much longer than need be the slowest ranks take: verl's layout, by its own functions, and the plan.
+"""How much longer than need be the slowest ranks take: verl's layout, by its own functions, and the
+plan.
 
     python -m benchmarks.layout [--jobs 200] [--keep]
 
-Time is counted by verl's cost of a row (24576 L + L^2), pads included: per mini-batch, the slowest rank of each; per
-micro-batch, the slowest rank of each, for ranks that meet there, as FSDP's do. Both are relative to
-:func:`lower_bound`, which no layout can beat. ``plan`` cuts the micro-batches (``padding.packer=plan``), ``plan+verl``
-leaves them to verl's packer.
+Time is counted by verl's cost of a row (24576 L + L^2), pads included: per mini-batch, the slowest
+rank of each; per micro-batch, the slowest rank of each, for ranks that meet there, as FSDP's do.
+Both are relative to :func:`lower_bound`, which no layout can beat. ``plan`` cuts the micro-batches
+(``padding.packer=plan``), ``plan+verl`` leaves them to verl's packer.
 
-Random jobs are compared at verl's number of optimizer steps, and with the very rows in each step that verl puts there.
-Only the latter compares nothing but the layout: a step with a long row takes what that row takes, and it is luck which
-rows share a step.
+Random jobs are compared at verl's number of optimizer steps, and with the very rows in each step
+that verl puts there. Only the latter compares nothing but the layout: a step with a long row takes
+what that row takes, and it is luck which rows share a step.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def costs_of(tokens: Sequence[int]) -> np.ndarray:
 
 
 def slowest(rows_MDK: Cells, tokens_R: Sequence[int]) -> tuple[float, float]:
-    """What ranks take that meet once a mini-batch, and what ranks take that meet at each micro-batch."""
+    """What ranks take that meet once a mini-batch, and what ranks take that meet at each
+    micro-batch."""
     cost_R = costs_of(tokens_R)
     per_mini = per_micro = 0
     for rows_DK in rows_MDK:
@@ -51,7 +53,8 @@ def slowest(rows_MDK: Cells, tokens_R: Sequence[int]) -> tuple[float, float]:
 
 
 def verl_cells(job: BatchJob) -> tuple[list[list[list[int]]], int]:
-    """Rows of each mini-batch and rank as verl deals them out, pads numbered behind the rows; and their number."""
+    """Rows of each mini-batch and rank as verl deals them out, pads numbered behind the rows; and
+    their number."""
     return deal_as_verl(job.tokens_R, dp_size=job.dp_size, mini_batch_rows=job.mini_batch_rows)
 
 
@@ -59,18 +62,25 @@ def verl(job: BatchJob) -> tuple[float, float]:
     """verl's cells, cut into micro-batches by its packer."""
     cells_MD, pads = verl_cells(job)
     tokens = [*job.tokens_R, *[VERL_PAD_TOKENS] * pads]
-    return slowest([pack_as_verl(cells_D, tokens, job.token_budget) for cells_D in cells_MD], tokens)
+    return slowest(
+        [pack_as_verl(cells_D, tokens, job.token_budget) for cells_D in cells_MD], tokens
+    )
 
 
 def planned(job: BatchJob, packer: str, mini_batch_R: Sequence[int] | None) -> tuple[float, float]:
-    """The plan at verl's number of steps; ``mini_batch_R``: the step of each row; None to have them cut in order."""
+    """The plan at verl's number of steps; ``mini_batch_R``: the step of each row; None to have them
+    cut in order."""
     names = range(len(job.tokens_R)) if mini_batch_R is None else mini_batch_R
     rows = Rows.from_keys([row_key(name, 0, row) for row, name in enumerate(names)], job.tokens_R)
     shape = Job(
         strategy="rows" if mini_batch_R is None else "prompt",
         prompts=job.verl_steps if mini_batch_R is None else len(set(mini_batch_R)),
         sessions_per_prompt=1,
-        updates={"actor": Update(dp_size=job.dp_size, token_budget=job.token_budget, prompts_per_mini_batch=1)},
+        updates={
+            "actor": Update(
+                dp_size=job.dp_size, token_budget=job.token_budget, prompts_per_mini_batch=1
+            )
+        },
         inference={},
         packer=packer,
         pad_tokens=PAD_TOKENS,
@@ -78,7 +88,9 @@ def planned(job: BatchJob, packer: str, mini_batch_R: Sequence[int] | None) -> t
     layout = plan_batch(rows, shape).layouts["actor"]
     tokens = [*job.tokens_R, *[PAD_TOKENS] * layout.n_pads]
     if packer == "verl":
-        return slowest([pack_as_verl(cells_D, tokens, job.token_budget) for cells_D in layout.cells], tokens)
+        return slowest(
+            [pack_as_verl(cells_D, tokens, job.token_budget) for cells_D in layout.cells], tokens
+        )
     ranks, steps = range(layout.dp_size), range(len(layout.cells))
     return slowest([[layout.micro_batches(step, rank) for rank in ranks] for step in steps], tokens)
 
@@ -86,8 +98,8 @@ def planned(job: BatchJob, packer: str, mini_batch_R: Sequence[int] | None) -> t
 def lower_bound(job: BatchJob) -> float:
     """The real rows' cost shared out evenly.
 
-    However rows are cut into mini-batches and micro-batches: in each, the slowest rank costs at least the mean of the
-    ranks, and the means add up to this.
+    However rows are cut into mini-batches and micro-batches: in each, the slowest rank costs at
+    least the mean of the ranks, and the means add up to this.
     """
     return float(costs_of(job.tokens_R).sum()) / job.dp_size
 
@@ -132,10 +144,17 @@ def summary(figures: list[dict[str, Any]]) -> dict[str, Any]:
 def main(jobs: int = 200, keep: Keep = False) -> None:
     """Measures the five jobs and as many random ones."""
     chance = list(random_jobs(jobs))
-    same_rows = [measure(job, verl_mini_batches(job)) for job in track(chance, "the same rows in each step")]
+    same_rows = [
+        measure(job, verl_mini_batches(job)) for job in track(chance, "the same rows in each step")
+    ]
     same_steps = [measure(job) for job in track(chance, "verl's number of steps")]
-    summaries = {"the same rows in each step": summary(same_rows), "verl's number of steps": summary(same_steps)}
-    report("layout", {"five": [measure(job) for job in five_jobs()], "summary": summaries}, keep=keep)
+    summaries = {
+        "the same rows in each step": summary(same_rows),
+        "verl's number of steps": summary(same_steps),
+    }
+    report(
+        "layout", {"five": [measure(job) for job in five_jobs()], "summary": summaries}, keep=keep
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ class OneStep:
         self._padded, self.current = padded, self
 
     def has_planned(self, call: str, batch: Any) -> bool:
-        return call in self._padded.plan.layouts and sorted(batch.keys) == sorted(self._padded.batch.keys)
+        return call in self._padded.plan.layouts and sorted(batch.keys) == sorted(
+            self._padded.batch.keys
+        )
 
     def padded_for(self, call: str) -> PaddedBatch:
         return self._padded

@@ -2,12 +2,12 @@
 
     python -m benchmarks.planning [--large] [--keep]
 
-- A batch: verl's ``get_seqlen_balanced_partitions`` as its trainer calls it, with a tensor; the plan's cells
-  (``padding.packer=verl``); and the whole plan with the micro-batches of four calls (``padding.packer=plan``). 8,192
-  rows on 64 ranks; ``--large`` adds 131,072 on 512, some minutes.
+- A batch: verl's ``get_seqlen_balanced_partitions`` as its trainer calls it, with a tensor; the
+  plan's cells (``padding.packer=verl``); and the whole plan with the micro-batches of four calls
+  (``padding.packer=plan``). 8,192 rows on 64 ranks; ``--large`` adds 131,072 on 512, some minutes.
 - A cell of 1,024 rows: verl's ``rearrange_micro_batches``, and the plan for one rank.
-- Shared prefixes: rows of agents whose reasoning is left out of later prompts, in 1 to 64 mini-batches; as many rows
-  and ranks as of the largest batch.
+- Shared prefixes: rows of agents whose reasoning is left out of later prompts, in 1 to 64
+  mini-batches; as many rows and ranks as of the largest batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ import numpy as np
 import torch
 import typer
 from tensordict import TensorDict
-from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, rearrange_micro_batches
+from verl.utils.seqlen_balancing import (
+    calculate_workload,
+    get_seqlen_balanced_partitions,
+    rearrange_micro_batches,
+)
 
 from benchmarks.results import Keep, busy_cores, report, seconds_of
 from verl_padding.plan import Job, Packer, Pass, Rows, Update, plan_batch
@@ -45,18 +49,23 @@ def plan(rows: Rows, ranks: int, packer: Packer, *, passes: bool = True) -> None
         prompts=4 if passes else 1,
         sessions_per_prompt=1,
         updates={"actor": Update(dp_size=ranks, token_budget=BUDGET, prompts_per_mini_batch=1)},
-        inference={name: Pass(dp_size=ranks, token_budget=budget) for name, budget in budgets.items()},
+        inference={
+            name: Pass(dp_size=ranks, token_budget=budget) for name, budget in budgets.items()
+        },
         packer=packer,
     )
     plan_batch(rows, job)
 
 
 def a_batch(n_rows: int, ranks: int, repeats: int) -> dict[str, Any]:
-    """Seconds of verl's balancing, of the cells of the plan, and of the whole plan; the sides take turns."""
+    """Seconds of verl's balancing, of the cells of the plan, and of the whole plan; the sides take
+    turns."""
     rows = lognormal_rows(n_rows)
     workload = calculate_workload(torch.tensor(rows.tokens_R))
     sides = {
-        "verl": partial(get_seqlen_balanced_partitions, workload, k_partitions=ranks, equal_size=True),
+        "verl": partial(
+            get_seqlen_balanced_partitions, workload, k_partitions=ranks, equal_size=True
+        ),
         "cells": partial(plan, rows, ranks, "verl"),
         "whole plan": partial(plan, rows, ranks, "plan"),
     }
@@ -71,7 +80,9 @@ def a_cell(n_rows: int) -> dict[str, Any]:
     """Seconds of verl's packer and of the plan on one rank's rows."""
     rows = lognormal_rows(n_rows, sigma=0.6)
     offsets = torch.tensor([0, *np.cumsum(rows.tokens_R).tolist()])
-    ids = torch.nested.nested_tensor_from_jagged(torch.zeros(int(offsets[-1]), dtype=torch.int8), offsets)
+    ids = torch.nested.nested_tensor_from_jagged(
+        torch.zeros(int(offsets[-1]), dtype=torch.int8), offsets
+    )
     cell = TensorDict({"input_ids": ids}, batch_size=n_rows)
     verl = seconds_of(partial(rearrange_micro_batches, cell, max_token_len=max(rows.tokens_R)))
     ours = [seconds_of(partial(plan, rows, 1, "plan", passes=False)) for _ in range(5)]
@@ -79,8 +90,8 @@ def a_cell(n_rows: int) -> dict[str, Any]:
 
 
 def thinking_rows(n_rows: int) -> tuple[Rows, int]:
-    """Rows of sessions of some eight model calls whose reasoning is left out of later prompts, eight sessions a prompt;
-    and the number of prompts."""
+    """Rows of sessions of some eight model calls whose reasoning is left out of later prompts,
+    eight sessions a prompt; and the number of prompts."""
     draw = np.random.default_rng(0)
     keys: list[str] = []
     tokens: list[int] = []
@@ -100,7 +111,8 @@ def thinking_rows(n_rows: int) -> tuple[Rows, int]:
                 tokens.append(context + thought + answer)
                 read.append(context)
                 context += answer + int(draw.integers(20, 300))
-            # The longest first; a call shares what it has read with the next one, and the prompt with other sessions.
+            # The longest first; a call shares what it has read with the next one, and the prompt
+            # with other sessions.
             order += reversed(range(begins, len(tokens)))
             shared += [first if session else 0, *read[:-1][::-1]]
         prompts += 1
@@ -125,18 +137,26 @@ def trees(n_rows: int, ranks: int) -> list[dict[str, Any]]:
         started = time.process_time()
         plan_batch(rows, job)
         taken = time.process_time() - started
-        figures.append({"rows": len(rows), "ranks": ranks, "mini_batches": steps, "cpu_seconds": taken})
+        figures.append(
+            {"rows": len(rows), "ranks": ranks, "mini_batches": steps, "cpu_seconds": taken}
+        )
     return figures
 
 
 def main(
-    large: Annotated[bool, typer.Option("--large", help="131,072 rows on 512 ranks as well.")] = False,
+    large: Annotated[
+        bool, typer.Option("--large", help="131,072 rows on 512 ranks as well.")
+    ] = False,
     keep: Keep = False,
 ) -> None:
     """Measures all of it."""
     busy = busy_cores()
     batches = [a_batch(8192, 64, 5), *([a_batch(131072, 512, 3)] if large else [])]
-    figures = {"batches": batches, "cells": [a_cell(1024)], "trees": trees(batches[-1]["rows"], batches[-1]["ranks"])}
+    figures = {
+        "batches": batches,
+        "cells": [a_cell(1024)],
+        "trees": trees(batches[-1]["rows"], batches[-1]["ranks"]),
+    }
     report("planning", figures, keep=keep, busy=busy)
 
 

@@ -1,6 +1,8 @@
-"""How a benchmark keeps its figures: as JSON on standard output and, with ``--keep``, in a file beside it.
+"""How a benchmark keeps its figures: as JSON on standard output and, with ``--keep``, in a file
+beside it.
 
-A benchmark is named as it is run: the figures of ``python -m benchmarks.updates trees`` are in ``updates_trees.json``.
+A benchmark is named as it is run: the figures of ``python -m benchmarks.updates trees`` are in
+``updates_trees.json``.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def shown(error: Outcome) -> str:
 
 
 def busy_cores() -> float:
-    """Cores that other work keeps busy, over two seconds; a benchmark of seconds asks before it begins."""
+    """Cores that other work keeps busy, over two seconds; a benchmark of seconds asks before it
+    begins."""
     return round(psutil.cpu_percent(interval=2.0) / 100 * (psutil.cpu_count() or 1), 2)
 
 

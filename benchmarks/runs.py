@@ -1,12 +1,16 @@
-"""Recipes over several seeds on this machine's CPU: what their runs earn, and the optimizer steps and pads they take.
+"""Recipes over several seeds on this machine's CPU: what their runs earn, and the optimizer steps
+and pads they take.
 
-    python -m benchmarks.runs demo|subagents|every_call|every_call_thinking|source_job [--only NAME] [--keep]
+    python -m benchmarks.runs demo|subagents|every_call|every_call_thinking|source_job [--only NAME]
+    [--keep]
 
-A seed has a model, data and draws of its own. A run takes five to twenty minutes on two cores; one that is in its
-folder is not run again, so that a benchmark can be stopped and started, and two can run at a time (``--only``).
+A seed has a model, data and draws of its own. A run takes five to twenty minutes on two cores; one
+that is in its folder is not run again, so that a benchmark can be stopped and started, and two can
+run at a time (``--only``).
 
-*source_job* is the job that asked for padding: 45 prompts, 8 sessions each, mini-batches of 15 prompts, two ranks; the
-task of recipes/context_reset with GRPO, and with GAE and a critic. ``--picture FILE`` draws its kept figures.
+*source_job* is the job that asked for padding: 45 prompts, 8 sessions each, mini-batches of 15
+prompts, two ranks; the task of recipes/context_reset with GRPO, and with GAE and a critic.
+``--picture FILE`` draws its kept figures.
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class Case:
     def overrides(self, folder: Path, side: str, seed: int) -> list[str]:
         """Of one run, with all that it needs made in its folder."""
         flags = self.sides[side]
-        of_plan = [f"padding.seed={seed}"] if any(flag.startswith("+padding=") for flag in flags) else []
+        of_plan = (
+            [f"padding.seed={seed}"] if any(flag.startswith("+padding=") for flag in flags) else []
+        )
         return [*self.make_job(folder, seed), *flags, *of_plan]
 
 
@@ -75,11 +81,16 @@ SOURCE_JOB = (
     f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
     f"actor_rollout_ref.rollout.n={SESSIONS}",
     f"trainer.n_gpus_per_node={RANKS}",
-    # One token is a whole reply; the rate is higher than the recipe's, whose mini-batches are smaller.
+    # One token is a whole reply; the rate is higher than the recipe's, whose mini-batches are
+    # smaller.
     "data.max_response_length=1",
     "actor_rollout_ref.actor.optim.lr=4e-3",
 )
-CRITIC = ("algorithm.adv_estimator=gae", f"critic.ppo_mini_batch_size={MINI_BATCH}", "critic.optim.lr=4e-3")
+CRITIC = (
+    "algorithm.adv_estimator=gae",
+    f"critic.ppo_mini_batch_size={MINI_BATCH}",
+    "critic.optim.lr=4e-3",
+)
 FLAGS = {"stock": (), "lcm": ("+padding=lcm",), "prompt": ("+padding=prompt",)}
 PLANNED = ("+padding=prompt", "padding.packer=plan")
 TREES = (*PLANNED, "padding.sharing=on")
@@ -116,15 +127,20 @@ CASES = {
         make_job=tiny(context_reset.tiny_job),
         sides={
             f"{estimator}_{side}": (*SOURCE_JOB, *settings, *flags)
-            for (estimator, settings), (side, flags) in product({"grpo": (), "gae": CRITIC}.items(), FLAGS.items())
+            for (estimator, settings), (side, flags) in product(
+                {"grpo": (), "gae": CRITIC}.items(), FLAGS.items()
+            )
         },
     ),
 }
 
 
 def recipe_of(name: str) -> dict[str, Any]:
-    """The recipe's config, as it is now: figures are of one recipe, and a changed one needs new figures."""
-    config = OmegaConf.to_container(OmegaConf.load(f"{Path(__file__).parent.parent}/configs/recipe/{name}.yaml"))
+    """The recipe's config, as it is now: figures are of one recipe, and a changed one needs new
+    figures."""
+    config = OmegaConf.to_container(
+        OmegaConf.load(f"{Path(__file__).parent.parent}/configs/recipe/{name}.yaml")
+    )
     assert isinstance(config, dict)
     return {str(section): values for section, values in config.items()}
 
@@ -159,12 +175,20 @@ def figures_of(folder: Path, goal: Goal) -> dict[str, Any]:
     curves = {name: list(curve.values()) for name, curve in found.items()}
     rewards, rows = curves[SESSION_REWARD], list(map(int, curves[REAL_ROWS_TOTAL]))
     learning, steps = Learning(rewards, goal), list(map(int, curves[ACTOR_STEPS]))
-    if (fewest := REAL_ROWS_MIN.format(update="actor")) not in curves:  # stock verl: all pads are behind the rows
+    if (
+        fewest := REAL_ROWS_MIN.format(update="actor")
+    ) not in curves:  # stock verl: all pads are behind the rows
         config = OmegaConf.load(folder / CONFIG)
         assert isinstance(config, DictConfig)
         mini_rows = StockRule.of_config(config).actor_rows
-        curves[fewest] = [max(0, n - (taken - 1) * mini_rows) for n, taken in zip(rows, steps, strict=True)]
-    last = {name: round(median(curves[key][-LAST:]), 3) for name, key in LAST_STEPS.items() if key in curves}
+        curves[fewest] = [
+            max(0, n - (taken - 1) * mini_rows) for n, taken in zip(rows, steps, strict=True)
+        ]
+    last = {
+        name: round(median(curves[key][-LAST:]), 3)
+        for name, key in LAST_STEPS.items()
+        if key in curves
+    }
     return last | {
         "last": learning.last,
         "lowest": learning.lowest,
@@ -182,22 +206,33 @@ DRAWN = {"reward": "mean reward of a session", "optimizer_steps": "optimizer ste
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
-    """Reward of a session and optimizer steps by batch, with and without a critic: a thin line a run."""
+    """Reward of a session and optimizer steps by batch, with and without a critic: a thin line a
+    run."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 5), sharex=True, sharey="row", height_ratios=(2, 1))
+    figure, axes = pyplot.subplots(
+        2, 2, figsize=(9, 5), sharex=True, sharey="row", height_ratios=(2, 1)
+    )
     looks = {"stock": ("stock verl", "tab:orange"), "lcm": ("+padding=lcm", "#aec7e8")}
     looks["prompt"] = ("+padding=prompt", "tab:blue")
-    for column, (estimator, title) in enumerate({"grpo": "GRPO", "gae": "GAE, with a critic"}.items()):
+    for column, (estimator, title) in enumerate(
+        {"grpo": "GRPO", "gae": "GAE, with a critic"}.items()
+    ):
         axes[0][column].set_title(title)
         for axis, (name, label) in zip(axes[:, column], DRAWN.items(), strict=True):
             for side, look in looks.items():
                 for number, run in enumerate(runs_of(runs, f"{estimator}_{side}")):
                     batches = range(1, len(run["reward"]) + 1)
-                    axis.plot(batches, run[name], color=look[1], label=None if number else look[0], linewidth=1.2)
+                    axis.plot(
+                        batches,
+                        run[name],
+                        color=look[1],
+                        label=None if number else look[0],
+                        linewidth=1.2,
+                    )
             axis.set(ylim=(0, None), ylabel=None if column else label)
     axes[0][1].legend(frameon=False, loc="lower right")
     figure.supxlabel("batch")
@@ -211,7 +246,11 @@ def runs_of(runs: dict[str, dict[str, Any]], side: str) -> Sequence[dict[str, An
 
 
 def main(
-    case: str, only: str = "", out: Path = Path("outputs"), picture: Path | None = None, keep: Keep = False
+    case: str,
+    only: str = "",
+    out: Path = Path("outputs"),
+    picture: Path | None = None,
+    keep: Keep = False,
 ) -> None:
     """Runs a recipe, each side and seed whose name begins with ``only``."""
     if picture is not None:

@@ -1,7 +1,7 @@
 """Two real FSDP2 ranks on a CPU, whose updates are timed side by side.
 
-A Qwen2 of two layers; verl's own worker, engine and loss. CPU seconds of both ranks count neither ranks that wait nor
-other work on the machine; seconds by the clock stand beside them.
+A Qwen2 of two layers; verl's own worker, engine and loss. CPU seconds of both ranks count neither
+ranks that wait nor other work on the machine; seconds by the clock stand beside them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def two_ranks(hidden: int, budget: int) -> Iterator[Any]:
 
         model = make_model(Path(folder), f"wide {hidden}", "qwen2", 259, "cpu")
         actor = "actor_rollout_ref.actor"
-        budget_settings = (f"{actor}.use_dynamic_bsz=true", f"{actor}.ppo_max_token_len_per_gpu={budget}")
+        budget_settings = (
+            f"{actor}.use_dynamic_bsz=true",
+            f"{actor}.ppo_max_token_len_per_gpu={budget}",
+        )
         workers = start_actor(model, RANKS, *budget_settings)
         # It lets rows that no plan has touched pass: stock verl's side runs verl's own loss.
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
@@ -40,7 +43,8 @@ def two_ranks(hidden: int, budget: int) -> Iterator[Any]:
 
 
 def start_side(workers: Any, side: Side) -> None:
-    """Gives the workers the model's weights and a new optimizer, and has them compute and cut as a side does."""
+    """Gives the workers the model's weights and a new optimizer, and has them compute and cut as a
+    side does."""
     from verl.protocol import DataProto
 
     from verl_padding.job.attention import PACKED
@@ -52,7 +56,9 @@ def start_side(workers: Any, side: Side) -> None:
         object.__setattr__(config, "use_kl_loss", side.has_terms)  # verl's configs are frozen
         object.__setattr__(config, "entropy_coeff", 0.01 if side.has_terms else 0.0)
         # transformers' own has a mask over a micro-batch, and computes all pairs of its tokens.
-        worker.actor.engine.module.config._attn_implementation = "sdpa" if side.all_pairs else PACKED
+        worker.actor.engine.module.config._attn_implementation = (
+            "sdpa" if side.all_pairs else PACKED
+        )
         return DataProto()
 
     for setup in (start_over, install(shares=side.sharing == "on")):

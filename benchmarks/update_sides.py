@@ -1,4 +1,5 @@
-"""An update of real workers, with the pass before it: as stock verl makes it, and as padded trainers do."""
+"""An update of real workers, with the pass before it: as stock verl makes it, and as padded
+trainers do."""
 
 from __future__ import annotations
 
@@ -33,9 +34,11 @@ class Side:
     skips_idle: bool = False
     """Whether the update leaves idle rows out."""
     old_log_probs: Literal["put", "pass", "update"] = "put"
-    """Old log-probs are those that were put with the rows, a pass's before the update, or the update's own."""
+    """Old log-probs are those that were put with the rows, a pass's before the update, or the
+    update's own."""
     all_pairs: bool = False
-    """Whether transformers' own attention computes all pairs of tokens of a micro-batch, as it does on a CPU."""
+    """Whether transformers' own attention computes all pairs of tokens of a micro-batch, as it does
+    on a CPU."""
     has_terms: bool = True
     """Whether the loss has its KL and entropy terms."""
 
@@ -63,7 +66,11 @@ class Case:
         """The rows in TransferQueue, with all that an update reads."""
         texts = {key: (prompt, response) for key, prompt, response in self.rows}
         tags = [
-            {"prompt_len": len(prompt), "response_len": len(response), "seq_len": len(prompt) + len(response)}
+            {
+                "prompt_len": len(prompt),
+                "response_len": len(response),
+                "seq_len": len(prompt) + len(response),
+            }
             for prompt, response in texts.values()
         ]
         rows = trained_rows(texts)
@@ -109,7 +116,9 @@ class Case:
         pad_tokens = sum(tag["seq_len"] for tag in padded.tags if tag.get("is_padding", False))
         return self._figures(output, taken, len(padded) - len(batch), pad_tokens)
 
-    def _as_planned(self, workers: Any, batch: KVBatchMeta, side: Side, budget: int) -> dict[str, Any]:
+    def _as_planned(
+        self, workers: Any, batch: KVBatchMeta, side: Side, budget: int
+    ) -> dict[str, Any]:
         from benchmarks.one_step import padded_group
         from verl_padding.pads.padded_batch import PaddedBatch
         from verl_padding.pads.template import PadTemplate
@@ -160,7 +169,9 @@ class Case:
 
     def _figures(self, output: Any, taken: float, pads: int, pad_tokens: int) -> dict[str, Any]:
         norms = [float(norm) for norm in output["metrics"]["grad_norm"]]
-        assert all(norm > 0 for norm in norms), f"an optimizer step learns nothing: gradient norms {norms}"
+        assert all(norm > 0 for norm in norms), (
+            f"an optimizer step learns nothing: gradient norms {norms}"
+        )
         wasted = pad_tokens / (pad_tokens + sum(map(tokens_of, self.rows)))
         counts = {"pads": pads, "wasted_tokens": wasted, "steps": len(norms), "grad_norm": norms}
         return {"update": taken} | counts
@@ -168,7 +179,9 @@ class Case:
 
 def put(rows: Mapping[str, RowFields], tags: list[dict[str, Any]]) -> KVBatchMeta:
     """Puts the fields of rows; gives the batch whose calls read them."""
-    data = micro_batch_of([*rows.values()]).apply(lambda each: each.float() if each.is_floating_point() else each)
+    data = micro_batch_of([*rows.values()]).apply(
+        lambda each: each.float() if each.is_floating_point() else each
+    )
     return tq.kv_batch_put(keys=[*rows], partition_id="train", fields=data, tags=tags)
 
 
@@ -177,17 +190,28 @@ def tokens_of(row: Row) -> int:
 
 
 def complete_pads(padded: KVBatchMeta) -> None:
-    """Gives verl's pads what its passes would have written for them: they are copies of a row of another length."""
-    pads = [(key, tag) for key, tag in zip(padded.keys, padded.tags, strict=True) if tag.get("is_padding", False)]
+    """Gives verl's pads what its passes would have written for them: they are copies of a row of
+    another length."""
+    pads = [
+        (key, tag)
+        for key, tag in zip(padded.keys, padded.tags, strict=True)
+        if tag.get("is_padding", False)
+    ]
     if pads:
         keys, tags = map(list, zip(*pads, strict=True))
-        data = tq.kv_batch_get(keys=keys, partition_id=padded.partition_id, select_fields=["prompts", "responses"])
-        texts = zip(*([row.tolist() for row in data[name].unbind()] for name in ("prompts", "responses")), strict=True)
+        data = tq.kv_batch_get(
+            keys=keys, partition_id=padded.partition_id, select_fields=["prompts", "responses"]
+        )
+        texts = zip(
+            *([row.tolist() for row in data[name].unbind()] for name in ("prompts", "responses")),
+            strict=True,
+        )
         put(trained_rows(dict(zip(keys, texts, strict=True))), tags)
 
 
 def log_prob_pass(workers: Any, batch: KVBatchMeta) -> None:
-    """The actor's pass over the rows of an update, which takes its log-probs for those of the old policy."""
+    """The actor's pass over the rows of an update, which takes its log-probs for those of the old
+    policy."""
     from verl.workers.utils.padding import response_from_nested
 
     from verl_padding.pads.queue import put_columns, rows_like
@@ -195,5 +219,9 @@ def log_prob_pass(workers: Any, batch: KVBatchMeta) -> None:
     rows = rows_like(batch, batch.keys, batch.tags)
     rows.extra_info.update(calculate_entropy=True, compute_loss=False)
     workers.compute_log_prob(rows)
-    found = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["log_probs", "response_mask"])
-    put_columns(rows, {"old_log_probs": response_from_nested(found["log_probs"], found["response_mask"])})
+    found = tq.kv_batch_get(
+        batch.keys, batch.partition_id, select_fields=["log_probs", "response_mask"]
+    )
+    put_columns(
+        rows, {"old_log_probs": response_from_nested(found["log_probs"], found["response_mask"])}
+    )

@@ -1,23 +1,27 @@
-"""Real updates of two FSDP2 ranks: stock verl beside the plan, shared prefixes, and rows that are left out.
+"""Real updates of two FSDP2 ranks: stock verl beside the plan, shared prefixes, and rows that are
+left out.
 
     python -m benchmarks.updates packing|trees|idle [--keep]
 
-*packing*: the rows of ``long_tailed.jsonl``, 24 prompts of 8 sessions of 1 to 5 rows: stock verl; at its number of
-optimizer steps ``padding=lcm``, with both packers; at the configured number ``padding=prompt``.
+*packing*: the rows of ``long_tailed.jsonl``, 24 prompts of 8 sessions of 1 to 5 rows: stock verl;
+at its number of optimizer steps ``padding=lcm``, with both packers; at the configured number
+``padding=prompt``.
 
-*trees*: sessions of 2, 4 and 8 model calls on average (long-tailed), each a row, whose reasoning is left out of later
-prompts; eight rollouts of each prompt; and rows that share nothing. As many rows as have ``DISTINCT_TOKENS`` that are
-unlike. The model is wide enough that most of what a token takes is linear layers.
+*trees*: sessions of 2, 4 and 8 model calls on average (long-tailed), each a row, whose reasoning is
+left out of later prompts; eight rollouts of each prompt; and rows that share nothing. As many rows
+as have ``DISTINCT_TOKENS`` that are unlike. The model is wide enough that most of what a token
+takes is linear layers.
 
-*idle*: 128 prompts of eight rollouts, of which 0, 30 and 60 % of the tokens have no advantage, with and without them
-(``padding.zero_advantage_rows=skip``), and without the pass before the update
-(``padding.recompute_old_log_probs=false``); and all together, on a thinking agent's sessions, 60 % idle, where stock
-verl gets a mini-batch that holds all rows, so that it takes one step, too.
-The gradient norms of a case's sides must be equal.
+*idle*: 128 prompts of eight rollouts, of which 0, 30 and 60 % of the tokens have no advantage, with
+and without them (``padding.zero_advantage_rows=skip``), and without the pass before the update
+(``padding.recompute_old_log_probs=false``); and all together, on a thinking agent's sessions, 60 %
+idle, where stock verl gets a mini-batch that holds all rows, so that it takes one step, too. The
+gradient norms of a case's sides must be equal.
 
-Sides take turns in one job, in one order and the other, each from the model's weights, on the same rows, put anew;
-a first round is not kept. Stock verl's first side has transformers' attention, which computes all pairs of tokens of a
-micro-batch on a CPU; all others of *trees* and *idle* attend row by row, as ``+local=cpu`` does.
+Sides take turns in one job, in one order and the other, each from the model's weights, on the same
+rows, put anew; a first round is not kept. Stock verl's first side has transformers' attention,
+which computes all pairs of tokens of a micro-batch on a CPU; all others of *trees* and *idle*
+attend row by row, as ``+local=cpu`` does.
 """
 
 from __future__ import annotations
@@ -100,13 +104,17 @@ def thinking_session(
     return rows, unlike
 
 
-def rollout(draw: random.Random, first: list[int], prompt: str, session: int) -> tuple[list[Row], int]:
+def rollout(
+    draw: random.Random, first: list[int], prompt: str, session: int
+) -> tuple[list[Row], int]:
     """The one row of a session."""
     answer = random_tokens(draw, 60, 140)
     return [(row_key(prompt, session, 0), list(first), answer)], len(answer)
 
 
-def alone(draw: random.Random, first: list[int], prompt: str, session: int) -> tuple[list[Row], int]:
+def alone(
+    draw: random.Random, first: list[int], prompt: str, session: int
+) -> tuple[list[Row], int]:
     """A row whose prompt is its own."""
     own = random_tokens(draw, 100, 300)
     rows, unlike = rollout(draw, own, prompt, session)
@@ -116,7 +124,10 @@ def alone(draw: random.Random, first: list[int], prompt: str, session: int) -> t
 def sharing_cases() -> dict[str, Case]:
     """Sessions that think, rollouts, and rows that share nothing."""
     drawn: dict[str, tuple[Session, tuple[int, int]]] = {
-        **{f"{turns} turns that think": (partial(thinking_session, turns), (20, 60)) for turns in (2, 4, 8)},
+        **{
+            f"{turns} turns that think": (partial(thinking_session, turns), (20, 60))
+            for turns in (2, 4, 8)
+        },
         "8 rollouts of a prompt": (rollout, (300, 500)),
         "nothing to share": (alone, (1, 1)),
     }
@@ -126,12 +137,16 @@ def sharing_cases() -> dict[str, Case]:
         rows: list[Row] = []
         prompts = unlike = 0
         while unlike < DISTINCT_TOKENS:
-            of_prompt, its_own = draw_prompt(draw, session, 8, random_tokens(draw, *tokens), f"p{prompts}")
+            of_prompt, its_own = draw_prompt(
+                draw, session, 8, random_tokens(draw, *tokens), f"p{prompts}"
+            )
             rows += of_prompt
             unlike += its_own
             prompts += 1
         sides = (ALL_PAIRS, STOCK, OFF, TREES)
-        cases[name] = Case(rows=rows, prompts=prompts, sessions=8, mini_prompts=prompts, sides=sides)
+        cases[name] = Case(
+            rows=rows, prompts=prompts, sessions=8, mini_prompts=prompts, sides=sides
+        )
     return cases
 
 
@@ -140,7 +155,9 @@ def draw_prompt(
 ) -> tuple[list[Row], int]:
     """The rows of a prompt's sessions, and how many of their tokens are unlike."""
     drawn = [session(draw, first, prompt, number) for number in range(sessions)]
-    return [row for rows, _ in drawn for row in rows], len(first) + sum(unlike for _, unlike in drawn)
+    return [row for rows, _ in drawn for row in rows], len(first) + sum(
+        unlike for _, unlike in drawn
+    )
 
 
 def idle_cases() -> dict[str, Case]:
@@ -150,13 +167,18 @@ def idle_cases() -> dict[str, Case]:
     def drawn(session: Session, prompts: int, sessions: int, tokens: tuple[int, int]) -> list[Row]:
         firsts = [random_tokens(draw, *tokens) for _ in range(prompts)]
         return [
-            row for p, first in enumerate(firsts) for row in draw_prompt(draw, session, sessions, first, f"p{p}")[0]
+            row
+            for p, first in enumerate(firsts)
+            for row in draw_prompt(draw, session, sessions, first, f"p{p}")[0]
         ]
 
     rollouts = drawn(rollout, 128, 8, (20, 60))
     thinking = drawn(partial(thinking_session, 4), 5, 4, (200, 300))
     one_step = Case(rows=rollouts, prompts=128, sessions=8, mini_prompts=128, sides=(ROWS, SKIP))
-    cases = {f"{share:.0%} idle": replace(one_step, idle=idle_rows(rollouts, share)) for share in (0.0, 0.3, 0.6)}
+    cases = {
+        f"{share:.0%} idle": replace(one_step, idle=idle_rows(rollouts, share))
+        for share in (0.0, 0.3, 0.6)
+    }
     cases["pass"] = replace(cases["60% idle"], sides=(WITH_PASS, NO_PASS, LEAN))
     cases["all together"] = Case(
         rows=thinking,
@@ -217,7 +239,9 @@ def measure(group: Group, repeats: int) -> dict[str, Any]:
             if group.same_gradient:
                 first, *others = [took[-1]["grad_norm"] for took in sides.values()]
                 for other in others:
-                    np.testing.assert_allclose(other, first, rtol=1e-3, err_msg=f"{name}: sides learn otherwise")
+                    np.testing.assert_allclose(
+                        other, first, rtol=1e-3, err_msg=f"{name}: sides learn otherwise"
+                    )
             figures[name] = {"rows": len(case.rows), "idle": case.idle_share, "sides": sides}
     return figures
 

@@ -1,4 +1,5 @@
-"""The site of the documentation: ``sphinx-build -W --keep-going -b html docs docs/_build/html``; takes no network."""
+"""The site of the documentation: ``sphinx-build -W --keep-going -b html docs docs/_build/html``;
+takes no network."""
 
 import os
 import sys
@@ -33,9 +34,13 @@ myst_heading_anchors = 3
 smartquotes = False
 
 nitpicky = True
-# Types of other packages and names that only annotations have: the site takes no network, so it knows no other site.
+# Types of other packages and names that only annotations have: the site takes no network, so it
+# knows no other site.
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections|numpy|omegaconf|pathlib|tensordict|torch|transfer_queue|typing|verl)\..*"),
+    (
+        "py:.*",
+        r"(collections|numpy|omegaconf|pathlib|tensordict|torch|transfer_queue|typing|verl)\..*",
+    ),
     ("py:.*", r"verl_padding\.(?!plan\.[A-Z]|errors\.|pads\.roles\.).*"),
     ("py:meth", r"_\w+"),
     ("py:class", "Packer|Sharing"),
@@ -52,10 +57,13 @@ html_title = f"{project} {release}"
 html_show_copyright = False
 
 
-def read_sections(app: Sphinx, what: str, name: str, of: object, options: object, lines: list[str]) -> None:
+def read_sections(
+    app: Sphinx, what: str, name: str, of: object, options: object, lines: list[str]
+) -> None:
     """Reads "Args", "Raises" and the like in a docstring.
 
-    The extension of this class does so in those of attributes too, and takes what is before a colon for a type.
+    The extension of this class does so in those of attributes too, and takes what is before a colon
+    for a type.
     """
     if what not in ("attribute", "data", "property"):
         lines[:] = GoogleDocstring(lines, what=what, name=name, obj=of, options=options).lines()

@@ -10,11 +10,15 @@ from hypothesis import HealthCheck, settings
 import tests.support.composed_once
 import tests.support.engines
 import tests.support.plain_output
-from benchmarks.ray_and_queue import ray_and_queue  # before anything of verl: it chooses verl's platform
+from benchmarks.ray_and_queue import (
+    ray_and_queue,
+)  # before anything of verl: it chooses verl's platform
 from tests.support.pages import make_own_recipe
 
 # How long an example takes says more of what else the cores do than of the code.
-settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared cores")
 
 

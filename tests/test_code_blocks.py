@@ -1,8 +1,10 @@
-"""Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid out as a checkout.
+"""Each code block of README, docs and recipes, run by bash or Python as it stands, in a folder laid
+out as a checkout.
 
-What takes minutes is called through a stand-in, first on PATH, which notes what it is given. When the block has run,
-this process checks that: it composes the trainer's job, has the doctor look at a job of a dry run, has
-commands take their options, and looks for extras, tests and modules. The end-to-end tests run the commands themselves.
+What takes minutes is called through a stand-in, first on PATH, which notes what it is given. When
+the block has run, this process checks that: it composes the trainer's job, has the doctor look at a
+job of a dry run, has commands take their options, and looks for extras, tests and modules. The
+end-to-end tests run the commands themselves.
 """
 
 import json
@@ -21,7 +23,15 @@ from typer.testing import CliRunner
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.record.test_step_file import made_step
-from tests.support.pages import DOCS, FENCE, PAGES, ROOT, commands_of, read, skip_without_the_extra_docs
+from tests.support.pages import (
+    DOCS,
+    FENCE,
+    PAGES,
+    ROOT,
+    commands_of,
+    read,
+    skip_without_the_extra_docs,
+)
 from tests.support.run_folder import write_run
 from tests.timing.test_timings import two_ranks
 from verl_padding.cli import demo
@@ -30,8 +40,12 @@ from verl_padding.job.composition import MAIN, JobArguments, compose_job
 from verl_padding.plan import STRATEGIES
 from verl_padding.record.step_file import write_steps
 
-READ = [*(page for page in PAGES if page != DOCS / "own_recipe.md"), *sorted(ROOT.glob("recipes/*/*.md"))]
-"""Pages; the blocks of own_recipe.md are run in order, in a folder of their own, by ``test_own_recipe.py``."""
+READ = [
+    *(page for page in PAGES if page != DOCS / "own_recipe.md"),
+    *sorted(ROOT.glob("recipes/*/*.md")),
+]
+"""Pages; the blocks of own_recipe.md are run in order, in a folder of their own, by
+``test_own_recipe.py``."""
 (OVERRIDES,) = [code for code in commands_of(DOCS / "first_hour.md") if "overrides=(" in code]
 """The first hour's job, in the array that other pages take for the reader's own."""
 OUTPUTS = ("stock", "unshared", "subagents_tiny", "every_call_tiny")
@@ -66,8 +80,16 @@ else:
 
 def blocks(language: str) -> dict[str, str]:
     """Code -> a page that has it."""
-    found = [(match, page.relative_to(ROOT).as_posix()) for page in READ for match in FENCE.finditer(read(page))]
-    assert {match["language"] for match, _ in found if match["language"][0] != "{"} <= {"bash", "python", "text"}
+    found = [
+        (match, page.relative_to(ROOT).as_posix())
+        for page in READ
+        for match in FENCE.finditer(read(page))
+    ]
+    assert {match["language"] for match, _ in found if match["language"][0] != "{"} <= {
+        "bash",
+        "python",
+        "text",
+    }
     return {match["code"]: page for match, page in found if match["language"] == language}
 
 
@@ -78,11 +100,21 @@ assert len(PYTHON_BLOCKS) >= 2
 
 @pytest.fixture(scope="module")
 def checkout(own_recipe, tmp_path_factory) -> Path:
-    """A folder with what a checkout has, two runs to compare, a trainer of one's own, and the first hour's job."""
+    """A folder with what a checkout has, two runs to compare, a trainer of one's own, and the first
+    hour's job."""
     folder = tmp_path_factory.mktemp("checkout")
     for path in own_recipe.iterdir():
         (folder / path.name).symlink_to(path)
-    for name in ("benchmarks", "recipes", "tests", "docs", "configs", "verl_padding", "setup.cfg", "pyproject.toml"):
+    for name in (
+        "benchmarks",
+        "recipes",
+        "tests",
+        "docs",
+        "configs",
+        "verl_padding",
+        "setup.cfg",
+        "pyproject.toml",
+    ):
         (folder / name).symlink_to(ROOT / name)
     for run in ("demo_out", "runs/stock", "runs/padded", *(f"outputs/{name}" for name in OUTPUTS)):
         write_run(folder / run, padded="stock" not in run)
@@ -103,7 +135,10 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     "code",
-    [pytest.param(code, marks=pytest.mark.docs if "sphinx-build" in code else ()) for code in BASH_BLOCKS],
+    [
+        pytest.param(code, marks=pytest.mark.docs if "sphinx-build" in code else ())
+        for code in BASH_BLOCKS
+    ],
     ids=lambda code: f"{BASH_BLOCKS[code]}: {code.split()[0]}",
 )
 def test_a_block_of_commands_runs(code, checkout, tmp_path, monkeypatch):
@@ -118,7 +153,9 @@ def test_a_block_of_commands_runs(code, checkout, tmp_path, monkeypatch):
         "SLURM_JOB_NUM_NODES": "2",
     }
     command = ["/bin/bash", "-euo", "pipefail", "-c", f"{OVERRIDES}\n{code}"]
-    result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     calls = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
     assert any(MAIN in call for call in calls) == ("main_ppo" in code)
@@ -133,15 +170,26 @@ def check_call(program: str, *arguments: str) -> None:
     match program, *arguments:
         case "python", "-m", module, *rest if module == MAIN:
             given = get_args_parser().parse_args(rest)
-            options = {name: getattr(given, name) for name in ("config_dir", "config_name", "config_path")}
+            options = {
+                name: getattr(given, name) for name in ("config_dir", "config_name", "config_path")
+            }
             named = {name: value for name, value in options.items() if value is not None}
-            assert compose_job(JobArguments(overrides=tuple(given.overrides), **named)).padding.strategy in STRATEGIES
+            assert (
+                compose_job(
+                    JobArguments(overrides=tuple(given.overrides), **named)
+                ).padding.strategy
+                in STRATEGIES
+            )
         case "python", "-m", module, *_:
             assert find_spec(module), module
         case "pip", "install", *rest:
             setup = ConfigParser()
             setup.read(ROOT / "setup.cfg")
-            named = [extra for extras in re.findall(r"\[(.*?)\]", " ".join(rest)) for extra in extras.split(",")]
+            named = [
+                extra
+                for extras in re.findall(r"\[(.*?)\]", " ".join(rest))
+                for extra in extras.split(",")
+            ]
             assert set(named) <= set(setup["options.extras_require"])
         case "pytest", "-m", marks, *rest:
             text = (ROOT / "pyproject.toml").read_text()
@@ -150,13 +198,17 @@ def check_call(program: str, *arguments: str) -> None:
         case "pytest", *files:
             assert all((ROOT / file.split("::")[0]).exists() for file in files)
         case "ray", name, *options:
-            ray_cli.commands[name].make_context(name, options[: options.index("--") if "--" in options else None])
+            ray_cli.commands[name].make_context(
+                name, options[: options.index("--") if "--" in options else None]
+            )
         case "verl-padding", name, *rest:
             answer = CliRunner().invoke(app, ["doctor" if name == "dry-run" else name, *rest])
             assert answer.exit_code == 0, answer.output
 
 
-@pytest.mark.parametrize("code", PYTHON_BLOCKS, ids=lambda code: f"{PYTHON_BLOCKS[code]}: {code.splitlines()[0]}")
+@pytest.mark.parametrize(
+    "code", PYTHON_BLOCKS, ids=lambda code: f"{PYTHON_BLOCKS[code]}: {code.splitlines()[0]}"
+)
 def test_a_block_of_python_runs(code):
     import verl_padding.driver.trainers  # noqa: F401  (what the block waits for is there)
 

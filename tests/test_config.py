@@ -1,4 +1,5 @@
-"""The ``padding`` section: what it takes, and what it refuses, each refusal with the key, the value and the choices."""
+"""The ``padding`` section: what it takes, and what it refuses, each refusal with the key, the value
+and the choices."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,18 +15,31 @@ def test_no_section_means_the_defaults():
 
 
 def test_a_section_of_hydra_is_read():
-    section = OmegaConf.create({"strategy": "lcm", "denominator": "nominal", "seed": 3, "pad_length": 8})
+    section = OmegaConf.create(
+        {"strategy": "lcm", "denominator": "nominal", "seed": 3, "pad_length": 8}
+    )
     config = PaddingConfig.from_section(section)
-    assert (config.strategy, config.denominator, config.seed, config.pad_length) == ("lcm", "nominal", 3, 8)
+    assert (config.strategy, config.denominator, config.seed, config.pad_length) == (
+        "lcm",
+        "nominal",
+        3,
+        8,
+    )
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"strategy": "prompts"}, rf"^padding.strategy='prompts': .*Choices: {', '.join(STRATEGIES)}\.$"),
+        (
+            {"strategy": "prompts"},
+            rf"^padding.strategy='prompts': .*Choices: {', '.join(STRATEGIES)}\.$",
+        ),
         ({"denominator": 3}, r"^padding.denominator=3: "),
         ({"cost_model": "flops"}, r"^padding.cost_model='flops': .*, model\.$"),
-        ({"cost_model": "measured"}, r"^padding.cost_model='measured': .* Set padding.cost_model=model\.$"),
+        (
+            {"cost_model": "measured"},
+            r"^padding.cost_model='measured': .* Set padding.cost_model=model\.$",
+        ),
         ({"pad_length": 1}, r"^padding.pad_length=1: "),
         ({"seed": -1}, r"^padding.seed=-1: "),
         ({"seed": True}, r"^padding.seed=True: "),
@@ -54,7 +68,10 @@ def test_values_of_the_release_before_are_read_with_one_warning(old, caplog):
 
 @pytest.mark.parametrize("key", REMOVED_SETTINGS)
 def test_settings_that_have_gone_change_nothing_and_say_so(key, caplog):
-    assert PaddingConfig.from_section(compose_job("+padding=prompt", f"padding.{key}=own").padding) == PaddingConfig()
+    assert (
+        PaddingConfig.from_section(compose_job("+padding=prompt", f"padding.{key}=own").padding)
+        == PaddingConfig()
+    )
     assert caplog.text.count(f"padding.{key}=own is not read any more") == 1
 
 
@@ -64,5 +81,10 @@ def test_weights_in_the_critics_loss_are_refused():
 
 
 def test_a_section_without_old_names_warns_of_nothing(caplog):
-    assert PaddingConfig.from_section(compose_job("+padding=prompt", "padding.sharing=on").padding).sharing == "on"
+    assert (
+        PaddingConfig.from_section(
+            compose_job("+padding=prompt", "padding.sharing=on").padding
+        ).sharing
+        == "on"
+    )
     assert not caplog.text

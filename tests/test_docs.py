@@ -35,24 +35,36 @@ FOLDERS = ("verl_padding", "tests", "recipes", "benchmarks", "configs", "docs", 
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*")
 METRIC = re.compile(r"(timing_s/)?padding/")
 PRODUCTS = tuple(
-    line for line in (ROOT / ".gitignore").read_text().split() if "/" in line.rstrip("/") and "*" not in line
+    line
+    for line in (ROOT / ".gitignore").read_text().split()
+    if "/" in line.rstrip("/") and "*" not in line
 )
-"""Folders that commands of the pages make, the site among them: in a fresh checkout they are not there."""
+"""Folders that commands of the pages make, the site among them: in a fresh checkout they are not
+there."""
 MODULE = re.compile(r"-m (?P<name>(?:tests|benchmarks|recipes|verl_padding)[\w.]*)")
 
 
 def named_paths(text: str) -> set[str]:
-    """Paths of the repository in code, and the files of modules that are run, without those that a command makes."""
+    """Paths of the repository in code, and the files of modules that are run, without those that a
+    command makes."""
     prose = FENCE.sub("", text)
-    codes = [match["code"] for match in CODE.finditer(prose)] + [match["code"] for match in FENCE.finditer(text)]
+    codes = [match["code"] for match in CODE.finditer(prose)] + [
+        match["code"] for match in FENCE.finditer(text)
+    ]
     paths = {path.rstrip(".") for code in codes for path in PATH.findall(code)}
-    paths |= {match["name"].replace(".", "/") + ".py" for code in codes for match in MODULE.finditer(code)}
+    paths |= {
+        match["name"].replace(".", "/") + ".py" for code in codes for match in MODULE.finditer(code)
+    }
     return {path for path in paths if not f"{path}/".startswith(PRODUCTS)}
 
 
 def functions_of(path: str) -> set[str]:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    return {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, kinds)}
+    return {
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, kinds)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +72,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as ``.ci/run`` builds it."""
     skip_without_the_extra_docs()
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", folder / "doctrees"]
-    build = subprocess.run([*command, DOCS, folder / "html"], cwd=ROOT, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+        "-d",
+        folder / "doctrees",
+    ]
+    build = subprocess.run(
+        [*command, DOCS, folder / "html"], cwd=ROOT, capture_output=True, text=True
+    )
     assert build.returncode == 0, build.stdout + build.stderr
     return folder / "html"
 
@@ -71,7 +96,9 @@ def test_the_site_builds_without_a_warning_has_every_page_and_loads_nothing_from
     for page in PAGES[1:]:
         assert (site / page.relative_to(DOCS).with_suffix(".html")).is_file()
     assert "_images/demo.png" in (site / "index.html").read_text()
-    loaded = re.compile(r"<(?:script|img|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//", re.IGNORECASE)
+    loaded = re.compile(
+        r"<(?:script|img|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//", re.IGNORECASE
+    )
     assert not [page.name for page in site.rglob("*.html") if loaded.search(page.read_text())]
 
 
@@ -79,7 +106,10 @@ def test_the_site_builds_without_a_warning_has_every_page_and_loads_nothing_from
 def test_the_site_shows_each_command_and_option(site):
     group = get_command(app)
     page = text_of(site / "commands.html")
-    commands = {name: group.get_command(Context(group), name) for name in group.list_commands(Context(group))}
+    commands = {
+        name: group.get_command(Context(group), name)
+        for name in group.list_commands(Context(group))
+    }
     assert len(commands) >= 4
     for name, command in commands.items():
         assert f"$ verl-padding {name} " in page
@@ -95,10 +125,17 @@ def test_the_site_explains_what_a_program_may_import(site):
     page = (site / "api.html").read_text()
     named = set(re.findall(r'<dt class="sig[^"]*" id="(verl_padding[\w.]+)"', page))
     kinds = (type, FunctionType)
-    promised = [f"{plan.__name__}.{name}" for name in plan.__all__ if isinstance(getattr(plan, name), kinds)]
+    promised = [
+        f"{plan.__name__}.{name}" for name in plan.__all__ if isinstance(getattr(plan, name), kinds)
+    ]
     promised = [name for name in promised if not name.endswith("Error")]
-    promised += [f"{PaddingConfig.__module__}.PaddingConfig.{field.name}" for field in fields(PaddingConfig)]
-    promised += [f"verl_padding.driver.trainers.{trainer.__name__}" for trainer in trainers.PADDED_TRAINERS.values()]
+    promised += [
+        f"{PaddingConfig.__module__}.PaddingConfig.{field.name}" for field in fields(PaddingConfig)
+    ]
+    promised += [
+        f"verl_padding.driver.trainers.{trainer.__name__}"
+        for trainer in trainers.PADDED_TRAINERS.values()
+    ]
     promised += [
         f"{module.__name__}.{name}"
         for module in (padding_errors, plan_errors)
@@ -113,11 +150,20 @@ def test_the_site_explains_what_a_program_may_import(site):
 @pytest.mark.docs
 def test_the_settings_page_shows_each_setting_with_its_default(site):
     page = (site / "settings.html").read_text()
-    rows = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)]
-    cells = [[unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in rows if row]
+    rows = [
+        re.findall(r"<td>(.*?)</td>", row, re.DOTALL)
+        for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)
+    ]
+    cells = [
+        [unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in rows if row
+    ]
     as_written = {"None": "null", "True": "true", "False": "false", "{}": "none"}
-    defaults = {f"padding.{f.name}": str(getattr(PaddingConfig(), f.name)) for f in fields(PaddingConfig)}
-    assert {row[0]: row[1] for row in cells} == {name: as_written.get(v, v) for name, v in defaults.items()}
+    defaults = {
+        f"padding.{f.name}": str(getattr(PaddingConfig(), f.name)) for f in fields(PaddingConfig)
+    }
+    assert {row[0]: row[1] for row in cells} == {
+        name: as_written.get(v, v) for name, v in defaults.items()
+    }
     assert all(choices and len(meaning) > 20 for _, _, choices, meaning in cells)
 
 
@@ -127,50 +173,89 @@ def text_of(page: Path) -> str:
 
 
 def logged_metrics() -> set[str]:
-    """Names of all metrics that the plug-in's functions give for jobs of all calls, and those of its constants."""
+    """Names of all metrics that the plug-in's functions give for jobs of all calls, and those of
+    its constants."""
     calls = {"dp_size": 2, "token_budget": 64}
-    rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(4) for s in range(2)], [9 + p for p in range(8)], idle=[0])
+    rows = Rows.from_keys(
+        [f"p{p}_{s}_0" for p in range(4) for s in range(2)], [9 + p for p in range(8)], idle=[0]
+    )
     job = Job(
         strategy="prompt",
         prompts=4,
         sessions_per_prompt=2,
-        updates={name: Update(**calls, prompts_per_mini_batch=2, skips_idle=True) for name in (ACTOR, CRITIC)},
+        updates={
+            name: Update(**calls, prompts_per_mini_batch=2, skips_idle=True)
+            for name in (ACTOR, CRITIC)
+        },
         inference={name: Pass(**calls) for name in (LOG_PROB, REF, VALUES)},
         packer="plan",
         sharing="on",
     )
     told = set(step_metrics.plan_metrics(plan_batch(rows, job), rows.tokens_R, 2))
-    named = (MICRO_BATCHES, PACKING_EFFICIENCY, "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb")
+    named = (
+        MICRO_BATCHES,
+        PACKING_EFFICIENCY,
+        "perf/max_memory_allocated_gb",
+        "perf/max_memory_reserved_gb",
+    )
     of_workers = {f"{update}/{name}": 1.0 for update in (ACTOR, CRITIC) for name in named}
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
-    trained, grpo = [trained_rows({"p_0_0": MadeRow()})], compose_job("algorithm.adv_estimator=grpo").algorithm
-    told |= set(batch_metrics.row_metrics(trained, grpo)) | set(batch_metrics.age_metrics(trained, 1))
+    trained, grpo = (
+        [trained_rows({"p_0_0": MadeRow()})],
+        compose_job("algorithm.adv_estimator=grpo").algorithm,
+    )
+    told |= set(batch_metrics.row_metrics(trained, grpo)) | set(
+        batch_metrics.age_metrics(trained, 1)
+    )
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
     timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]
     told |= set(timing_metrics(timings, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))
-    constants = {value for value in vars(metric_names).values() if isinstance(value, str) and METRIC.match(value)}
-    constants -= {MICRO_BATCHES, PACKING_EFFICIENCY}  # as the workers name them, before they are renamed
+    constants = {
+        value
+        for value in vars(metric_names).values()
+        if isinstance(value, str) and METRIC.match(value)
+    }
+    constants -= {
+        MICRO_BATCHES,
+        PACKING_EFFICIENCY,
+    }  # as the workers name them, before they are renamed
     assert len(constants) >= 15
     told |= {constant for constant in constants if "{" not in constant}
     for constant in constants:
         pattern = re.sub(r"\\{\w+\\}", "[a-z_0-9]+", re.escape(constant))
-        assert any(re.fullmatch(pattern, name) for name in told), f"{constant}: this job does not log it"
+        assert any(re.fullmatch(pattern, name) for name in told), (
+            f"{constant}: this job does not log it"
+        )
     return told
 
 
 def test_each_metric_has_one_line_and_each_line_a_metric():
-    lines = re.findall(r"^\| `([^`]+)` \| [^|]{10,} \| [^|]{4,} \|$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"^\| `([^`]+)` \| [^|]{10,} \| [^|]{4,} \|$",
+        (DOCS / "metrics.md").read_text(),
+        re.MULTILINE,
+    )
     assert len(lines) == (DOCS / "metrics.md").read_text().count("\n| `")
-    calls = {"<update>": "(actor|critic)", "<call>": "(actor|critic|log_prob|ref|values)", "<percent>": "[0-9]+"}
-    patterns = {
-        line: re.sub("<(update|call|percent)>", lambda named: calls[named[0]], re.escape(line)) for line in lines
+    calls = {
+        "<update>": "(actor|critic)",
+        "<call>": "(actor|critic|log_prob|ref|values)",
+        "<percent>": "[0-9]+",
     }
-    of_metric = {name: [line for line in lines if re.fullmatch(patterns[line], name)] for name in logged_metrics()}
+    patterns = {
+        line: re.sub("<(update|call|percent)>", lambda named: calls[named[0]], re.escape(line))
+        for line in lines
+    }
+    of_metric = {
+        name: [line for line in lines if re.fullmatch(patterns[line], name)]
+        for name in logged_metrics()
+    }
     assert {name: found for name, found in of_metric.items() if len(found) != 1} == {}
     assert {line for found in of_metric.values() for line in found} == set(lines)
 
 
-EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+EACH_PAGE = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 
 
 @EACH_PAGE

@@ -10,8 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("verl_padding", "recipes", "configs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
-ENTRY_POINTS = "from importlib.metadata import entry_points as e; print([p.value for p in e(group='verl.plugins')])"
+PARTS = (
+    "verl_padding",
+    "recipes",
+    "configs",
+    "setup.cfg",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
+ENTRY_POINTS = (
+    "from importlib.metadata import entry_points as e; print([p.value for p in"
+    " e(group='verl.plugins')])"
+)
 
 
 def files_in(folder: Path) -> set[str]:
@@ -32,10 +43,17 @@ def test_what_is_installed_is_whole_and_uninstalling_leaves_nothing_behind(tmp_p
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
-    site = environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    site = (
+        environment
+        / "lib"
+        / f"python{sys.version_info.major}.{sys.version_info.minor}"
+        / "site-packages"
+    )
 
     def run(*command: str) -> str:
-        result = subprocess.run([python, *command], capture_output=True, text=True, check=False, cwd=tmp_path)
+        result = subprocess.run(
+            [python, *command], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
         assert result.returncode == 0, result.stderr
         return result.stdout.strip()
 
@@ -54,9 +72,15 @@ def test_what_is_installed_is_whole_and_uninstalling_leaves_nothing_behind(tmp_p
 
 
 def test_the_plug_in_is_found_in_a_folder_that_holds_a_checkout(tmp_path: Path):
-    """Python takes the checkout's folder, which has the package's name, for a package without an ``__init__``."""
+    """Python takes the checkout's folder, which has the package's name, for a package without an
+    ``__init__``."""
     (tmp_path / "verl_padding").mkdir()
-    code = "import verl_padding.plugin, verl_padding.config as c, verl_padding.entry.import_hooks; print(c.__version__)"
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    code = (
+        "import verl_padding.plugin, verl_padding.config as c, verl_padding.entry.import_hooks;"
+        " print(c.__version__)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == version("verl_padding")

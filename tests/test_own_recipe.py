@@ -1,4 +1,5 @@
-"""The recipe of docs/own_recipe.md and the job of docs/first_hour.md, by the pages' own files and commands."""
+"""The recipe of docs/own_recipe.md and the job of docs/first_hour.md, by the pages' own files and
+commands."""
 
 import json
 import os
@@ -26,7 +27,8 @@ python() { printf '%s\\n' "${@:3}" > job; echo "$2" >> called; }
 
 
 def job_of(script: str, folder: Path) -> list[str]:
-    """The overrides that a script of the page gives to verl's trainer; it has asked the doctor about the same ones."""
+    """The overrides that a script of the page gives to verl's trainer; it has asked the doctor
+    about the same ones."""
     (folder / "called").unlink(missing_ok=True)
     code = f"{JOB_OF}\nset --\n{(folder / script).read_text()}"
     subprocess.run(["/bin/bash", "-c", code], cwd=folder, check=True)
@@ -44,12 +46,18 @@ def complete(overrides: list[str]) -> bool:
 
 @pytest.mark.parametrize("script", ["cpu.sh", "gpu.sh"])
 def test_both_jobs_are_complete_and_can_be_planned(script, own_recipe):
-    overrides = [each for each in job_of(script, own_recipe) if not each.startswith("trainer.v1.trainer_mode=")]
+    overrides = [
+        each
+        for each in job_of(script, own_recipe)
+        if not each.startswith("trainer.v1.trainer_mode=")
+    ]
     assert complete(overrides)
     config = compose_job(*overrides)
     assert check_job(config).padding.strategy == "prompt"
     assert config.trainer.device == ("cpu" if script == "cpu.sh" else "cuda")
-    assert config.actor_rollout_ref.rollout.name == ("transformers" if script == "cpu.sh" else "vllm")
+    assert config.actor_rollout_ref.rollout.name == (
+        "transformers" if script == "cpu.sh" else "vllm"
+    )
     assert "file" in config.trainer.logger
 
 
@@ -61,7 +69,9 @@ def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
     assert complete(overrides)
     assert complete(["+padding=prompt", *overrides])
     assert check_job(compose_job("+padding=prompt", *overrides)).padding.strategy == "prompt"
-    assert not complete([each for each in overrides if each != "+local=cpu"]), "known to be able to fail"
+    assert not complete([each for each in overrides if each != "+local=cpu"]), (
+        "known to be able to fail"
+    )
 
 
 @pytest.mark.slow
@@ -69,16 +79,25 @@ def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
 def test_the_recipe_runs_as_it_is_printed(tmp_path):
     folder = make_own_recipe(tmp_path)
     _, _, try_it, run_it, _ = commands_of(DOCS / "own_recipe.md")
-    # The page's own exports only: what `run_command` adds must not stand in for one that is missing.
-    script = 'exec env -i HOME="$HOME" PATH="$1:$PATH" TMPDIR="$TMPDIR" RAY_TMPDIR="$RAY_TMPDIR" /bin/bash -c "$2"'
+    # The page's own exports only: what `run_command` adds must not stand in for one that is
+    # missing.
+    script = (
+        'exec env -i HOME="$HOME" PATH="$1:$PATH" TMPDIR="$TMPDIR" RAY_TMPDIR="$RAY_TMPDIR"'
+        ' /bin/bash -c "$2"'
+    )
     command = ["/bin/bash", "-c", script, "bash", str(Path(sys.executable).parent), try_it]
-    assert run_command(command, folder=folder, timeout_s=900) == 0, (folder / LOG).read_text()[-5000:]
+    assert run_command(command, folder=folder, timeout_s=900) == 0, (folder / LOG).read_text()[
+        -5000:
+    ]
 
-    steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [step["step"] for step in steps] == [1, 2, 3]
     for step in steps:
         data = step["data"]
-        # A row for each guess: what the reward function was told and what was planned are the same rows.
+        # A row for each guess: what the reward function was told and what was planned are the same
+        # rows.
         assert data["padding/real_rows/total"] > 256
         assert data["padding/real_rows/total"] == pytest.approx(256 * data["guess/guesses"])
         assert data["padding/actor/optimizer_steps/total"] == 4

@@ -1,4 +1,5 @@
-"""What users import, call and set: a change here is a change for them, and belongs into the CHANGELOG."""
+"""What users import, call and set: a change here is a change for them, and belongs into the
+CHANGELOG."""
 
 import inspect
 import re
@@ -15,9 +16,11 @@ VERBS = {
     "plan_batch": "(rows: Rows, job: Job) -> BatchPlan",
     "real_rows": "(batch: Any) -> Any",
     "strip": "(batch: ~Batch) -> ~Batch",
-    "upsample": "(batch: ~Batch, multiple: int, *, eos_token_id: int = 0, length: int | None = None, "
-    "roles: Mapping[str, FieldRole] | None = None, n_experts: int | None = None, "
-    "image: Callable[[Mapping[str, Tensor]], SmallestImage] | None = None) -> ~Batch",
+    "upsample": (
+        "(batch: ~Batch, multiple: int, *, eos_token_id: int = 0, length: int | None = None, "
+        "roles: Mapping[str, FieldRole] | None = None, n_experts: int | None = None, "
+        "image: Callable[[Mapping[str, Tensor]], SmallestImage] | None = None) -> ~Batch"
+    ),
 }
 
 
@@ -52,13 +55,17 @@ SETTINGS = {
 
 
 def test_the_settings_have_these_names_and_defaults():
-    assert {field.name: getattr(PaddingConfig(), field.name) for field in fields(PaddingConfig)} == SETTINGS
+    assert {
+        field.name: getattr(PaddingConfig(), field.name) for field in fields(PaddingConfig)
+    } == SETTINGS
 
 
 OF_PLANS = {
     plan.Rows: "key_R prompt_R session_R tokens_R forest idle",
-    plan.Job: "strategy prompts sessions_per_prompt updates inference row_multiple pad_tokens cost_model packer "
-    "sharing may_branch seed prompts_setting sessions_setting",
+    plan.Job: (
+        "strategy prompts sessions_per_prompt updates inference row_multiple pad_tokens cost_model"
+        " packer sharing may_branch seed prompts_setting sessions_setting"
+    ),
     plan.Update: "prompts_per_mini_batch shuffle mini_batch_setting",
     plan.Pass: "as_update",
 }
@@ -67,7 +74,14 @@ OF_PLANS = {
 def test_what_a_plan_is_made_from_has_these_fields():
     for made, names in OF_PLANS.items():
         assert set(names.split()) <= {field.name for field in fields(made)}, made
-    of_call = {"dp_size", "token_budget", "micro_batch_rows", "micro_batch_multiple", "sync_point", "padded_to"}
+    of_call = {
+        "dp_size",
+        "token_budget",
+        "micro_batch_rows",
+        "micro_batch_multiple",
+        "sync_point",
+        "padded_to",
+    }
     for made in (plan.Pass, plan.Update):
         assert of_call <= {field.name for field in fields(made)}
 

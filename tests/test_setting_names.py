@@ -1,4 +1,5 @@
-"""Every setting that a message or a page names is one of verl's or ours, or is told with the + that makes it one."""
+"""Every setting that a message or a page names is one of verl's or ours, or is told with the + that
+makes it one."""
 
 import ast
 import re
@@ -13,7 +14,10 @@ from verl_padding.config import REMOVED_SETTINGS
 
 ROOT = Path(__file__).parent.parent
 VERL_CONFIGS = Path(verl.__file__).parent / "trainer" / "config"
-SECTIONS = "actor_rollout_ref|critic|trainer|data|algorithm|distillation|reward|skip|transfer_queue|padding|ray_kwargs"
+SECTIONS = (
+    "actor_rollout_ref|critic|trainer|data|algorithm|distillation|reward|skip|transfer_queue|padding"
+    "|ray_kwargs"
+)
 SETTING = re.compile(
     rf"(?<![\w./\[+{{-])(?P<plus>\+{{0,2}})(?P<name>(?:{SECTIONS})\.(?:[A-Za-z_]|{{}})(?:[\w.]|{{}})*(?<![.]))(?!/)"
 )
@@ -33,11 +37,15 @@ OWN = re.compile(
     r"|runtime_env\.env_vars(\.\w+)?)"
     r"|data\.apply_chat_template_kwargs\.\w+|(actor_rollout_ref|critic)\.model\.override_config\.\w+"
 )
-"""Settings whose last part is a user's own, or what a user has set, Ray's, a chat template's, and a model's."""
+"""Settings whose last part is a user's own, or what a user has set, Ray's, a chat template's, and a
+model's."""
 
 
 FILES = [
-    p for place in ("verl_padding", "docs", "recipes") for p in (ROOT / place).rglob("*") if p.suffix in (".py", ".md")
+    p
+    for place in ("verl_padding", "docs", "recipes")
+    for p in (ROOT / place).rglob("*")
+    if p.suffix in (".py", ".md")
 ]
 FILES += [ROOT / "README.md", ROOT / "CHANGELOG.md"]
 
@@ -49,16 +57,21 @@ def paths_in(node: object, at: str = "") -> Iterator[str]:
 
 
 CONFIGS = [*VERL_CONFIGS.glob("_generated_*.yaml"), ROOT / "configs" / "shared" / "padding.yaml"]
-SETTINGS = {path for file in CONFIGS for path in paths_in(yaml.load(file.read_text(), yaml.CSafeLoader))}
+SETTINGS = {
+    path for file in CONFIGS for path in paths_in(yaml.load(file.read_text(), yaml.CSafeLoader))
+}
 SETTINGS |= {f"padding.{name}" for name in REMOVED_SETTINGS}  # which the changelog names
 
 
 def named_settings(path: Path) -> set[tuple[str, str]]:
-    """(+ or nothing, path) of those that a page names, or a string of a module, with ``{}`` for what is put in."""
+    """(+ or nothing, path) of those that a page names, or a string of a module, with ``{}`` for
+    what is put in."""
     text = path.read_text()
     if path.suffix == ".py":
         nodes = ast.walk(ast.parse(text))
-        literals = [ast.unparse(node) for node in nodes if isinstance(node, (ast.JoinedStr, ast.Constant))]
+        literals = [
+            ast.unparse(node) for node in nodes if isinstance(node, (ast.JoinedStr, ast.Constant))
+        ]
         text = "\n".join(re.sub(r"\{[^{}]*\}", "{}", literal) for literal in literals)
     found = {(match["plus"], match["name"]) for match in SETTING.finditer(text)}
     return {(plus, name) for plus, name in found if not name.endswith((".png", ".pt", ".py"))}
@@ -73,7 +86,11 @@ def is_known(plus: str, name: str) -> bool:
 
 
 def test_every_setting_that_is_named_is_there():
-    named = {(path.relative_to(ROOT).as_posix(), *setting) for path in FILES for setting in named_settings(path)}
+    named = {
+        (path.relative_to(ROOT).as_posix(), *setting)
+        for path in FILES
+        for setting in named_settings(path)
+    }
     assert len({name for _, _, name in named}) > 40
     assert [each for each in sorted(named) if not is_known(*each[1:])] == []
     assert not is_known("", "trainer.v1.{}.parameter_sync_steps")

@@ -1,4 +1,5 @@
-"""Who may import what: the seams that let verl or TransferQueue change without the rest noticing."""
+"""Who may import what: the seams that let verl or TransferQueue change without the rest
+noticing."""
 
 import ast
 from configparser import ConfigParser
@@ -35,7 +36,8 @@ DOORS = {
     "verl_fixes": {"driver/mixin.py", "driver/worker_calls.py", "entry/import_hooks.py"},
     "on_cpu": {"entry/import_hooks.py"},
 }
-"""What is not the plug-in itself -> the modules that may import it, beside the commands of ``cli/``."""
+"""What is not the plug-in itself -> the modules that may import it, beside the commands of
+``cli/``."""
 
 
 @cache
@@ -63,11 +65,20 @@ def importers_of(module: str) -> set[str]:
 def imports() -> dict[str, set[str]]:
     """Module -> modules of ours that it imports."""
     files = [*PACKAGE.rglob("*.py"), *RECIPES.rglob("*.py")]
-    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files}
-    ours = {name.removeprefix("verl_padding.").removesuffix(".__init__"): path for name, path in modules.items()}
+    modules = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files
+    }
+    ours = {
+        name.removeprefix("verl_padding.").removesuffix(".__init__"): path
+        for name, path in modules.items()
+    }
     found = {}
     for name, path in ours.items():
-        below = {t.removeprefix("verl_padding.") for t in targets_of(path) if t.startswith("verl_padding.")}
+        below = {
+            t.removeprefix("verl_padding.")
+            for t in targets_of(path)
+            if t.startswith("verl_padding.")
+        }
         found[name] = below & ours.keys() - {name}
     return found
 
@@ -85,7 +96,9 @@ def test_an_installed_copy_holds_every_package():
     listed = set(setup["options"]["packages"].split())
     folders = {path.parent for root in (PACKAGE, RECIPES) for path in root.rglob("*.py")}
     packages = {".".join(folder.relative_to(PACKAGE.parent).parts) for folder in folders}
-    packages = {name if name.startswith("verl_padding") else f"verl_padding.{name}" for name in packages}
+    packages = {
+        name if name.startswith("verl_padding") else f"verl_padding.{name}" for name in packages
+    }
     assert listed == packages | {"verl_padding.configs"}
     assert all((folder / "__init__.py").exists() for folder in folders)
 
@@ -98,13 +111,25 @@ def test_each_package_says_what_it_holds_and_imports_what_it_says_it_may():
         assert holds.split("\n")[0].endswith(".")
         may = " ".join(may.split("\n\n")[0].split())
         assert may.endswith("."), name
-        imported = {t.split(".")[0] for m, targets in imports().items() if m.split(".")[0] == name for t in targets}
-        assert imported - {name, "verl_padding"} == set(may.split(".")[0].split(", ")) - {"nothing"}, name
+        imported = {
+            t.split(".")[0]
+            for m, targets in imports().items()
+            if m.split(".")[0] == name
+            for t in targets
+        }
+        assert imported - {name, "verl_padding"} == set(may.split(".")[0].split(", ")) - {
+            "nothing"
+        }, name
 
 
 def test_no_import_runs_back_up():
     floor_of = {name: floor for floor, name in enumerate(FLOORS)}
-    arrows = [(name, target) for name, targets in imports().items() for target in targets if name != "verl_padding"]
+    arrows = [
+        (name, target)
+        for name, targets in imports().items()
+        for target in targets
+        if name != "verl_padding"
+    ]
     assert len(arrows) > 200
     assert not [
         f"{name} -> {target}"
@@ -128,7 +153,11 @@ def test_three_packages_know_verls_trainers():
 
 @pytest.mark.parametrize(("package", "doors"), DOORS.items())
 def test_the_plug_in_leaves_itself_by_its_doors_alone(package, doors):
-    outside = {path for path in importers_of(f"verl_padding.{package}") if not path.startswith(f"{package}/")}
+    outside = {
+        path
+        for path in importers_of(f"verl_padding.{package}")
+        if not path.startswith(f"{package}/")
+    }
     assert {path for path in outside if not path.startswith("cli/")} == doors
 
 

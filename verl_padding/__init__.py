@@ -1,7 +1,8 @@
 """Exact and balanced training of multi-trajectory agents with verl, on batches of any size.
 
-For a trainer of your own: :func:`upsample` appends pads to a batch, :func:`strip` takes them out, :func:`real_rows`
-leaves them out of anything, and :func:`plan_batch` plans which row goes where. They are imported when first used.
+For a trainer of your own: :func:`upsample` appends pads to a batch, :func:`strip` takes them out,
+:func:`real_rows` leaves them out of anything, and :func:`plan_batch` plans which row goes where.
+They are imported when first used.
 """
 
 from importlib import import_module
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "plan_batch", "real_rows", "strip", "upsample"]
 
-_HOME = {"plan_batch": "plan"} | dict.fromkeys(("real_rows", "strip", "upsample"), "pads.upsampling")
+_HOME = {"plan_batch": "plan"} | dict.fromkeys(
+    ("real_rows", "strip", "upsample"), "pads.upsampling"
+)
 
 
 def __getattr__(name: str) -> Any:
-    # verl imports this package in every process, mostly for nothing but its hooks: the verbs bring torch and verl.
+    # verl imports this package in every process, mostly for nothing but its hooks: the verbs bring
+    # torch and verl.
     if name in _HOME:
         return getattr(import_module(f"verl_padding.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

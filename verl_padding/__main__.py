@@ -1,4 +1,5 @@
-"""``python -m verl_padding``: the command ``verl-padding``, wherever the folder of scripts is not on PATH."""
+"""``python -m verl_padding``: the command ``verl-padding``, wherever the folder of scripts is not
+on PATH."""
 
 from verl_padding.cli.app import app
 

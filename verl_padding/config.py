@@ -18,13 +18,18 @@ OLD_SHARING = {"chains": "on", "trees": "on"}
 """Values of ``sharing`` in version 0.2 -> that of now."""
 REMOVED_SETTINGS = {
     "log_prob_micro_batches": "log-prob passes always have the update's micro-batches",
-    "weighted_losses": "rows weigh in the losses of the actor, and all rows the same in that of the critic",
-    "timing_dir": "files of steps are in the folder steps beside trainer.rollout_data_dir, or else in "
-    "trainer.default_local_dir",
+    "weighted_losses": (
+        "rows weigh in the losses of the actor, and all rows the same in that of the critic"
+    ),
+    "timing_dir": (
+        "files of steps are in the folder steps beside trainer.rollout_data_dir, or else in "
+        "trainer.default_local_dir"
+    ),
 }
 """Settings of version 0.2 -> what is always done."""
 MIN_PAD_LENGTH = 2
-"""One prompt token and one response token: verl takes a response's log-probs from the token before it."""
+"""One prompt token and one response token: verl takes a response's log-probs from the token before
+it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,65 +37,80 @@ class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
     strategy: str = dataclasses.field(default="prompt", metadata={"choices": tuple(STRATEGIES)})
-    """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, with all their rows. ``rows``: an even
-    share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x rollout.n rows, pads included, as in verl.
-    With ``prompt`` and ``rows``, a batch takes the configured number of optimizer steps; with ``lcm``, the number
-    follows from the rows."""
+    """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, with all their rows.
+    ``rows``: an even share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x
+    rollout.n rows, pads included, as in verl. With ``prompt`` and ``rows``, a batch takes the
+    configured number of optimizer steps; with ``lcm``, the number follows from the rows."""
     denominator: Denominator = "rows"
-    """What the seq-mean loss modes divide by. ``rows``: the number of real rows of the mini-batch. ``nominal``:
-    ppo_mini_batch_size x rollout.n, as in verl."""
+    """What the seq-mean loss modes divide by. ``rows``: the number of real rows of the mini-batch.
+    ``nominal``: ppo_mini_batch_size x rollout.n, as in verl."""
     weighting: Literal["row", "session"] = "row"
-    """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or each ``session``,
-    which weighs what it would weigh in one row. A row's field ``loss_weight`` multiplies what it weighs."""
+    """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or
+    each ``session``, which weighs what it would weigh in one row. A row's field ``loss_weight``
+    multiplies what it weighs."""
     advantages: Literal["row", "session"] = "row"
-    """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each session). ``session``:
-    each session, its rows one trajectory, with the reward on its last trained token."""
+    """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each
+    session). ``session``: each session, its rows one trajectory, with the reward on its last
+    trained token."""
     seed: int = 0
-    """Seed of the planner's shuffle, at least 0; it is combined with the global step. It matters only with
-    ``actor.shuffle`` or ``critic.shuffle``."""
+    """Seed of the planner's shuffle, at least 0; it is combined with the global step. It matters
+    only with ``actor.shuffle`` or ``critic.shuffle``."""
     pad_length: int | Literal["auto"] = "auto"
-    """Tokens of a pad, prompt and response together, at least 2. ``auto``: the fewest that the job's engines do not
-    round up. A number that they would round up is refused."""
+    """Tokens of a pad, prompt and response together, at least 2. ``auto``: the fewest that the
+    job's engines do not round up. A number that they would round up is refused."""
     multimodal: Literal["auto", "empty", "minimal"] = "auto"
-    """What pads show the model's vision tower in a batch with images. ``empty``: nothing. ``minimal``: the smallest
-    image. ``auto``: what the model's type needs so that the tower runs on every rank. ``minimal`` and ``auto`` refuse
-    unknown model types. It matters only for models with a vision tower."""
+    """What pads show the model's vision tower in a batch with images. ``empty``: nothing.
+    ``minimal``: the smallest image. ``auto``: what the model's type needs so that the tower runs on
+    every rank. ``minimal`` and ``auto`` refuse unknown model types. It matters only for models with
+    a vision tower."""
     fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
-    """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role, or name ->
-    ``{role: .., fill: ..}``."""
-    cost_model: str = dataclasses.field(default="attention", metadata={"choices": (*COST_MODELS, "model")})
-    """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L. ``attention``: 24576 L +
-    L^2, as in verl. ``model``: the operations that each role's model takes, by its Hugging Face config."""
+    """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role,
+    or name -> ``{role: .., fill: ..}``."""
+    cost_model: str = dataclasses.field(
+        default="attention", metadata={"choices": (*COST_MODELS, "model")}
+    )
+    """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L.
+    ``attention``: 24576 L + L^2, as in verl. ``model``: the operations that each role's model
+    takes, by its Hugging Face config."""
     packer: Packer = "verl"
-    """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for itself. ``plan``: the
-    plan, so that micro-batches cost about the same on all ranks. It matters only with dynamic batch sizes."""
+    """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for
+    itself. ``plan``: the plan, so that micro-batches cost about the same on all ranks. It matters
+    only with dynamic batch sizes."""
     sharing: Sharing = "off"
-    """Whether tokens that rows of a prompt begin with alike are computed once. Where images are seen, or layers other
-    than of attention to all tokens before, a row shares all of itself or nothing. ``on`` needs ``packer=plan``, dynamic
-    batch sizes and FSDP engines."""
+    """Whether tokens that rows of a prompt begin with alike are computed once. Where images are
+    seen, or layers other than of attention to all tokens before, a row shares all of itself or
+    nothing. ``on`` needs ``packer=plan``, dynamic batch sizes and FSDP engines."""
     zero_advantage_rows: Literal["compute", "skip"] = "compute"
-    """What the actor's update does with rows that have no trained token, or advantages of exactly 0. ``compute``: as
-    verl. ``skip``: nothing; steps, denominators and gradients stay the same. A loss in which such rows have a gradient
-    is refused."""
+    """What the actor's update does with rows that have no trained token, or advantages of exactly
+    0. ``compute``: as verl. ``skip``: nothing; steps, denominators and gradients stay the same. A
+    loss in which such rows have a gradient is refused."""
     recompute_old_log_probs: bool = True
-    """Whether a pass before the update computes the log-probs of the old policy, as in verl. Without it they are those
-    of the update's own forward pass; the update takes one optimizer step then. Refused where something else reads
-    them."""
+    """Whether a pass before the update computes the log-probs of the old policy, as in verl.
+    Without it they are those of the update's own forward pass; the update takes one optimizer step
+    then. Refused where something else reads them."""
     timing: bool = False
-    """Whether the workers time each micro-batch: which rows it held, how long it took, how long its rank waited.
-    Metrics tell the sums, and a file per step, in the folder ``steps`` beside ``trainer.rollout_data_dir`` or else in
-    ``trainer.default_local_dir``, has every timing (``verl-padding report`` draws them)."""
+    """Whether the workers time each micro-batch: which rows it held, how long it took, how long its
+    rank waited. Metrics tell the sums, and a file per step, in the folder ``steps`` beside
+    ``trainer.rollout_data_dir`` or else in ``trainer.default_local_dir``, has every timing
+    (``verl-padding report`` draws them)."""
     record: bool = False
-    """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and age, where each
-    worker call computes it, and what it shares with which row; nothing of its texts (``verl-padding plan`` reads it).
+    """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and
+    age, where each worker call computes it, and what it shares with which row; nothing of its texts
+    (``verl-padding plan`` reads it).
     """
     version: str = __version__
-    """The plug-in's version, for the record. The config groups fill it in where the trainer is made; do not set it."""
+    """The plug-in's version, for the record. The config groups fill it in where the trainer is
+    made; do not set it."""
 
     def __post_init__(self) -> None:
         if self.cost_model == "measured":
-            why = "plans no longer learn from the clock, which with attention row by row showed what model knows"
-            raise PaddingConfigError(f"padding.cost_model='measured': {why}. Set padding.cost_model=model.")
+            why = (
+                "plans no longer learn from the clock, which with attention row by row showed what"
+                " model knows"
+            )
+            raise PaddingConfigError(
+                f"padding.cost_model='measured': {why}. Set padding.cost_model=model."
+            )
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
@@ -101,27 +121,34 @@ class PaddingConfig:
 
     @classmethod
     def from_section(cls, section: Any) -> Self:
-        """Reads ``config.padding``; ``None`` (no such section) gives the defaults. Raises a PaddingConfigError if the
-        section is not a mapping, or holds an unknown key or a bad value."""
+        """Reads ``config.padding``; ``None`` (no such section) gives the defaults. Raises a
+        PaddingConfigError if the section is not a mapping, or holds an unknown key or a bad
+        value."""
         if section is None:
             return cls()
         if not isinstance(section, Mapping):
             why = "not a mapping, so the config group was not found"
-            fix = f"Choices: +padding={', +padding='.join(STRATEGIES)}, with verl_padding where the job is started."
+            fix = (
+                f"Choices: +padding={', +padding='.join(STRATEGIES)}, with verl_padding where the"
+                " job is started."
+            )
             raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
         values = {str(key): value for key, value in section.items()}
         values = _with_todays_settings(values)
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                raise PaddingConfigError(f"padding.{key}={values[key]!r}: unknown key. Choices: {', '.join(known)}.")
+                raise PaddingConfigError(
+                    f"padding.{key}={values[key]!r}: unknown key. Choices: {', '.join(known)}."
+                )
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
         return cls(**values)
 
 
 def _with_todays_settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section without the settings and values of version 0.2, which it warns of; None stands for one that is not set.
+    """A section without the settings and values of version 0.2, which it warns of; None stands for
+    one that is not set.
 
     Raises:
         PaddingConfigError: rows are to weigh in the critic's loss, which would go unnoticed.
@@ -133,14 +160,20 @@ def _with_todays_settings(section: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if (key, value) == ("weighted_losses", "all"):
             raise PaddingConfigError(f"padding.{key}={value!r}: {why}. Leave it out.")
-        logger.warning("verl_padding: padding.%s=%s is not read any more: %s. Leave it out.", key, value, why)
+        logger.warning(
+            "verl_padding: padding.%s=%s is not read any more: %s. Leave it out.", key, value, why
+        )
     sharing = values.get("sharing")
     if isinstance(sharing, bool):
         values["sharing"] = "on" if sharing else "off"  # what YAML makes of them without quotes
     elif sharing in OLD_SHARING:
         values["sharing"] = OLD_SHARING[sharing]
-        fix = f"Set padding.sharing={OLD_SHARING[sharing]}, the old value goes with the next release."
-        logger.warning("verl_padding: padding.sharing=%s is read as %s. %s", sharing, OLD_SHARING[sharing], fix)
+        fix = (
+            f"Set padding.sharing={OLD_SHARING[sharing]}, the old value goes with the next release."
+        )
+        logger.warning(
+            "verl_padding: padding.sharing=%s is read as %s. %s", sharing, OLD_SHARING[sharing], fix
+        )
     return values
 
 
@@ -161,22 +194,31 @@ def _read_fields(section: Any) -> dict[str, FieldRole]:
         raise PaddingConfigError(f"padding.fields={section!r}: not a mapping. {fix}")
     fields = {}
     for name, value in section.items():
-        parts = {"fill": Fill.ZERO.value, **(value if isinstance(value, Mapping) else {"role": value})}
+        parts = {
+            "fill": Fill.ZERO.value,
+            **(value if isinstance(value, Mapping) else {"role": value}),
+        }
         key, role, fill = f"fields.{name}", parts.pop("role", None), parts.pop("fill")
         _check_unless_one_of(key, role, [each.value for each in Role])
         _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         for part, given in parts.items():
-            raise PaddingConfigError(f"padding.{key}.{part}={given!r}: unknown key. Choices: role, fill.")
+            raise PaddingConfigError(
+                f"padding.{key}.{part}={given!r}: unknown key. Choices: role, fill."
+            )
         fields[str(name)] = FieldRole(Role(role), Fill(fill))
     return fields
 
 
 def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
-        raise PaddingConfigError(f"padding.{key}={value!r}: not a choice. Choices: {', '.join(map(str, choices))}.")
+        raise PaddingConfigError(
+            f"padding.{key}={value!r}: not a choice. Choices: {', '.join(map(str, choices))}."
+        )
 
 
 def _check_unless_int_at_least(key: str, value: object, least: int) -> None:
     # bool is an int to Python, not to a user.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PaddingConfigError(f"padding.{key}={value!r}: must be a whole number of at least {least}.")
+        raise PaddingConfigError(
+            f"padding.{key}={value!r}: must be a whole number of at least {least}."
+        )

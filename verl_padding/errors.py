@@ -6,11 +6,13 @@ class PaddingError(Exception):
 
 
 class PaddingConfigError(PaddingError, ValueError):
-    """A setting, or a combination of settings, that cannot be run; raised before any worker starts."""
+    """A setting, or a combination of settings, that cannot be run; raised before any worker
+    starts."""
 
 
 class PaddingDataError(PaddingError, ValueError):
-    """A row that cannot be planned or padded, raised before any row is dispatched; or rows that a worker lost."""
+    """A row that cannot be planned or padded, raised before any row is dispatched; or rows that a
+    worker lost."""
 
 
 class LostActorError(PaddingError, RuntimeError):

@@ -1,4 +1,5 @@
-"""The directive ``padding-commands``: what each command of ``verl-padding`` takes, as its own ``--help`` has it."""
+"""The directive ``padding-commands``: what each command of ``verl-padding`` takes, as its own
+``--help`` has it."""
 
 from __future__ import annotations
 

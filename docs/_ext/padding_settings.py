@@ -1,7 +1,8 @@
-"""The directive ``padding-settings``: a table of the settings, made from the typed config as the site is built.
+"""The directive ``padding-settings``: a table of the settings, made from the typed config as the
+site is built.
 
-Names, choices, defaults and meanings are those of ``verl_padding.config.PaddingConfig`` itself, so that no page can say
-something else.
+Names, choices, defaults and meanings are those of ``verl_padding.config.PaddingConfig`` itself, so
+that no page can say something else.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ def meanings(config: type) -> dict[str, str]:
     assert isinstance(definition, ast.ClassDef)
     found = {}
     for field, text in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
             assert isinstance(field.target, ast.Name)
             assert isinstance(text.value.value, str)
-            found[field.target.id] = " ".join(inspect.cleandoc(text.value.value).split()).replace("``", "`")
+            found[field.target.id] = " ".join(inspect.cleandoc(text.value.value).split()).replace(
+                "``", "`"
+            )
     return found
 
 
@@ -60,7 +67,9 @@ def default_of(field: Any) -> str:
     value = field.default_factory() if field.default is MISSING else field.default
     if value == {}:
         return "none"
-    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
+    return (
+        f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
+    )
 
 
 def table() -> str:

@@ -1,4 +1,5 @@
-"""An agent loop in verl's form whose context is reset each turn, so that each turn is a training row of its own."""
+"""An agent loop in verl's form whose context is reset each turn, so that each turn is a training
+row of its own."""
 
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ class ContextResetAgentLoop(AgentLoopBase):
         self.max_turns = max_turns
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
-        """Rows of the session in order; the last one carries the reward, which verl copies to the others.
+        """Rows of the session in order; the last one carries the reward, which verl copies to the
+        others.
 
-        A turn whose context has outgrown ``data.max_prompt_length``, or whose reply comes back empty (a request
-        that was aborted), ends the session. A session whose first request was aborted is an empty list, which verl
-        passes over.
+        A turn whose context has outgrown ``data.max_prompt_length``, or whose reply comes back
+        empty (a request that was aborted), ends the session. A session whose first request was
+        aborted is an empty list, which verl passes over.
 
         Raises:
             ValueError: the first context is longer than ``data.max_prompt_length``.
@@ -44,8 +46,9 @@ class ContextResetAgentLoop(AgentLoopBase):
                 if outputs:
                     break
                 raise ValueError(
-                    f"data.max_prompt_length={limit}: row {kwargs.get('index')} of {kwargs['data_source']} starts with "
-                    f"a context of {len(prompt_ids)} tokens. Raise the setting, or drop such rows."
+                    f"data.max_prompt_length={limit}: row {kwargs.get('index')} of "
+                    f"{kwargs['data_source']} starts with a context of {len(prompt_ids)} tokens. "
+                    "Raise the setting, or drop such rows."
                 )
             output = await self._turn(prompt_ids, media, sampling_params)
             if not output.response_ids:
@@ -53,13 +56,17 @@ class ContextResetAgentLoop(AgentLoopBase):
             outputs.append(output)
             task.react(self.tokenizer.decode(output.response_ids, skip_special_tokens=True))
         if outputs:
-            # Set here, not by verl's reward loop: the reward is the session's, and no single row is enough to find it.
+            # Set here, not by verl's reward loop: the reward is the session's, and no single row is
+            # enough to find it.
             outputs[-1].reward_score = task.reward
-            outputs[-1].extra_fields["reward_extra_info"] = task.info | {"turns": float(len(outputs))}
+            outputs[-1].extra_fields["reward_extra_info"] = task.info | {
+                "turns": float(len(outputs))
+            }
         return outputs
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        # verl's own method cuts a long prompt from the left, which would silently remove the agent's question.
+        # verl's own method cuts a long prompt from the left, which would silently remove the
+        # agent's question.
         return prompt_ids
 
     async def _turn(
@@ -67,7 +74,8 @@ class ContextResetAgentLoop(AgentLoopBase):
     ) -> AgentLoopOutput:
         metrics: dict[str, Any] = {}
         with simple_timer("generate_sequences", metrics):
-            # Each turn has its own request id: the server must not take it for a continuation of the last one.
+            # Each turn has its own request id: the server must not take it for a continuation of
+            # the last one.
             answer = await self.server_manager.generate(
                 request_id=uuid4().hex,
                 prompt_ids=prompt_ids,

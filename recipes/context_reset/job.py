@@ -1,4 +1,5 @@
-"""The recipe on the tiny task, as overrides of a verl job on a CPU: used by the demo, the run script and the tests."""
+"""The recipe on the tiny task, as overrides of a verl job on a CPU: used by the demo, the run
+script and the tests."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ HERE = Path(__file__).resolve().parent
 
 
 def tiny_job(assets: Path, *, seed: int = 0, images: bool = False) -> list[str]:
-    """Makes model and data in ``assets`` if they are not there, and returns the overrides that name them.
+    """Makes model and data in ``assets`` if they are not there, and returns the overrides that name
+    them.
 
     Args:
-        seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed`` is set elsewhere.
-        images: use a vision model, and sessions that start with an image; this needs the extra ``vision``.
+        seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed``
+            is set elsewhere.
+        images: use a vision model, and sessions that start with an image; this needs the extra
+            ``vision``.
 
     ``configs/recipe/context_reset_tiny.yaml`` says what is learned and how.
     """
@@ -36,7 +40,9 @@ def tiny_job(assets: Path, *, seed: int = 0, images: bool = False) -> list[str]:
 
 
 def main(
-    assets: Annotated[Path, typer.Argument(help="Folder for model and data.")], images: bool = False, seed: int = 0
+    assets: Annotated[Path, typer.Argument(help="Folder for model and data.")],
+    images: bool = False,
+    seed: int = 0,
 ) -> None:
     """Makes model and data, and prints the overrides, one per line."""
     typer.echo("\n".join(tiny_job(assets.resolve(), images=images, seed=seed)))

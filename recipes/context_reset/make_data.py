@@ -1,4 +1,5 @@
-"""Data of the tiny task, in verl's parquet form: ``python -m verl_padding.recipes.context_reset.make_data FOLDER``."""
+"""Data of the tiny task, in verl's parquet form: ``python -m
+verl_padding.recipes.context_reset.make_data FOLDER``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ PICTURE_SIDE = 64
 def write_tiny_data(
     folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0, images: bool = False
 ) -> tuple[Path, Path]:
-    """Writes ``train.parquet`` and ``val.parquet``: random paths of 1 to 4 symbols, the same for the same seed.
+    """Writes ``train.parquet`` and ``val.parquet``: random paths of 1 to 4 symbols, the same for
+    the same seed.
 
     Args:
         images: whether the first symbol of a path is an image; needs Pillow.
@@ -43,13 +45,17 @@ def _row(rng: random.Random, split: str, index: int) -> dict:
         "data_source": TINY_SOURCE,
         "prompt": [{"role": "user", "content": "".join(SYMBOLS[symbol] for symbol in path)}],
         "ability": "memory",
-        "reward_model": {"style": "rule", "ground_truth": "".join(str(symbol + 1) for symbol in path)},
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": "".join(str(symbol + 1) for symbol in path),
+        },
         "extra_info": {"split": split, "index": index},
     }
 
 
 def _image(row: dict) -> dict:
-    """Fields that differ in a row whose first symbol is an image: a dark square for a, a bright one for b."""
+    """Fields that differ in a row whose first symbol is an image: a dark square for a, a bright one
+    for b."""
     from PIL import Image
 
     first = int(row["reward_model"]["ground_truth"][0]) - 1
@@ -64,7 +70,9 @@ def _image(row: dict) -> dict:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0, images: bool = False
+    folder: Annotated[Path, typer.Argument(help="Folder for the two files.")],
+    seed: int = 0,
+    images: bool = False,
 ) -> None:
     """Writes the data of the tiny task."""
     for path in write_tiny_data(folder, seed=seed, images=images):

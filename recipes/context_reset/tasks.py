@@ -1,4 +1,5 @@
-"""Tasks for an agent whose context is reset each turn: what each turn shows, what ends a session, what it earns."""
+"""Tasks for an agent whose context is reset each turn: what each turn shows, what ends a session,
+what it earns."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ GSM8K_SOURCE = "openai/gsm8k"
 
 
 class Task(Protocol):
-    """One session's state, made from a row of the data. It takes in each reply, and is done at some point."""
+    """One session's state, made from a row of the data. It takes in each reply, and is done at some
+    point."""
 
     def messages(self) -> Messages:
-        """The whole context of the next turn; of earlier turns it holds only what the task carries over."""
+        """The whole context of the next turn; of earlier turns it holds only what the task carries
+        over."""
         ...
 
     def react(self, reply: str) -> None:
@@ -41,21 +44,24 @@ class Task(Protocol):
 
 SYMBOLS = "ab"
 SYMBOL_REPEATS = 8
-"""Each turn repeats its symbol, so that a tiny attention has more to see. With more symbols, or fewer repeats, a tiny
-model often settles on one reply to all symbols before it has learned to look."""
+"""Each turn repeats its symbol, so that a tiny attention has more to see. With more symbols, or
+fewer repeats, a tiny model often settles on one reply to all symbols before it has learned to
+look."""
 FORM_CREDIT = 0.1
-"""Reward of a last reply that starts with a digit: the first thing that a random model can learn."""
+"""Reward of a last reply that starts with a digit: the first thing that a random model can
+learn."""
 
 
 class SymbolPath:
-    """Walk a path of symbols: each turn shows one, the right reply is its number (a is 1, b is 2, ...).
+    """Walk a path of symbols: each turn shows one, the right reply is its number (a is 1, b is 2,
+    ...).
 
-    The session ends with the path, or with the first wrong reply. Its reward is the share of the path that was walked,
-    plus a small credit for form.
+    The session ends with the path, or with the first wrong reply. Its reward is the share of the
+    path that was walked, plus a small credit for form.
 
     Example:
-        Path ``"2112"`` shows ``bbbbbbbb``; after the reply ``2`` it shows ``aaaaaaaa``, and so on. Two right replies
-        and a wrong digit earn 0.9 * 2 / 4 + 0.1.
+        Path ``"2112"`` shows ``bbbbbbbb``; after the reply ``2`` it shows ``aaaaaaaa``, and so on.
+        Two right replies and a wrong digit earn 0.9 * 2 / 4 + 0.1.
     """
 
     def __init__(self, path: str):
@@ -89,7 +95,10 @@ class SymbolPath:
 
     @property
     def info(self) -> dict[str, float]:
-        return {"acc": float(self._walked == len(self._path)), "walked": self._walked / len(self._path)}
+        return {
+            "acc": float(self._walked == len(self._path)),
+            "walked": self._walked / len(self._path),
+        }
 
 
 class ImagePath(SymbolPath):
@@ -111,14 +120,17 @@ class ImagePath(SymbolPath):
 
 NOTES_PROMPT = """{question}
 
-{notes}Either think one step further and write it down as a note, in a few sentences, or, when you are sure, give \
-the final answer as "#### <number>". You will see this question and your notes again, and nothing else."""
+{notes}Either think one step further and write it down as a note, in a few sentences, or, when you \
+are sure, give the final answer as "#### <number>". You will see this question and your notes \
+again, and nothing else."""
 
 
 class NotedMath:
-    """A GSM8K question, solved over several turns: each turn sees the question and the notes of earlier turns.
+    """A GSM8K question, solved over several turns: each turn sees the question and the notes of
+    earlier turns.
 
-    The session ends with a final answer (``#### 42``); its reward is what verl's own GSM8K scorer gives.
+    The session ends with a final answer (``#### 42``); its reward is what verl's own GSM8K scorer
+    gives.
     """
 
     def __init__(self, question: str, answer: str):
@@ -128,10 +140,14 @@ class NotedMath:
         self._solution: str | None = None
 
     def messages(self) -> Messages:
-        notes = "".join(f"Note {number}: {note}\n" for number, note in enumerate(self._notes, start=1))
+        notes = "".join(
+            f"Note {number}: {note}\n" for number, note in enumerate(self._notes, start=1)
+        )
         if notes:
             notes += "\n"
-        return [{"role": "user", "content": NOTES_PROMPT.format(question=self._question, notes=notes)}]
+        return [
+            {"role": "user", "content": NOTES_PROMPT.format(question=self._question, notes=notes)}
+        ]
 
     def react(self, reply: str) -> None:
         if "####" in reply:

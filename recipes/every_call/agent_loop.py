@@ -1,4 +1,5 @@
-"""An agent loop in verl's form whose context grows, and whose every model call is a row, as gateways record them."""
+"""An agent loop in verl's form whose context grows, and whose every model call is a row, as
+gateways record them."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ class EveryCallLoop(AgentLoopBase):
         self.max_calls = max_calls
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
-        """Rows of the session in order; the last one carries the reward, which verl copies to the others.
+        """Rows of the session in order; the last one carries the reward, which verl copies to the
+        others.
 
-        Each row says which row it goes on from, which ``padding.advantages=session`` reads. A context that outgrows
-        ``data.max_prompt_length``, or an empty reply (a request that was aborted), ends the session. A session whose
-        first request was aborted is an empty list, which verl passes over.
+        Each row says which row it goes on from, which ``padding.advantages=session`` reads. A
+        context that outgrows ``data.max_prompt_length``, or an empty reply (a request that was
+        aborted), ends the session. A session whose first request was aborted is an empty list,
+        which verl passes over.
 
         Raises:
             ValueError: the first context is longer than ``data.max_prompt_length``.
@@ -40,8 +43,9 @@ class EveryCallLoop(AgentLoopBase):
         limit = self.rollout_config.prompt_length
         if len(context) > limit:
             raise ValueError(
-                f"data.max_prompt_length={limit}: row {kwargs.get('index')} of {kwargs['data_source']} starts with "
-                f"a context of {len(context)} tokens. Raise the setting, or drop such rows."
+                f"data.max_prompt_length={limit}: row {kwargs.get('index')} of "
+                f"{kwargs['data_source']} starts with a context of {len(context)} tokens. Raise "
+                "the setting, or drop such rows."
             )
         outputs: list[AgentLoopOutput] = []
         while not task.done and len(outputs) < self.max_calls and len(context) <= limit:
@@ -57,23 +61,31 @@ class EveryCallLoop(AgentLoopBase):
             messages = [*said, {"role": "user", "content": told}]
             context = await self._next_context(output, said, messages)
         if outputs:
-            # Set here, not by verl's reward loop: the reward is the session's, and no single row is enough to find it.
+            # Set here, not by verl's reward loop: the reward is the session's, and no single row is
+            # enough to find it.
             outputs[-1].reward_score = task.reward
-            outputs[-1].extra_fields["reward_extra_info"] = task.info | {"calls": float(len(outputs))}
+            outputs[-1].extra_fields["reward_extra_info"] = task.info | {
+                "calls": float(len(outputs))
+            }
         return outputs
 
     def _answer(self, reply: str) -> str:
         """What the task sees of a reply."""
         return reply
 
-    async def _next_context(self, output: AgentLoopOutput, said: Messages, messages: Messages) -> list[int]:
+    async def _next_context(
+        self, output: AgentLoopOutput, said: Messages, messages: Messages
+    ) -> list[int]:
         """All tokens of a call, and what was said after it."""
-        whole, _, _ = await self.ct_merge_assistant_token(output.prompt_ids, output.response_ids, [])
+        whole, _, _ = await self.ct_merge_assistant_token(
+            output.prompt_ids, output.response_ids, []
+        )
         merged, _, _ = await self.ct_merge_context_msg(said, messages, whole.token_ids, [])
         return list(merged.token_ids)
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        # verl's own method cuts a long prompt from the left: rows would no longer begin with the ones before them.
+        # verl's own method cuts a long prompt from the left: rows would no longer begin with the
+        # ones before them.
         return prompt_ids
 
     async def _call(self, context: list[int], sampling_params: dict[str, Any]) -> AgentLoopOutput:
@@ -93,7 +105,9 @@ class EveryCallLoop(AgentLoopBase):
             extra_fields=dict(answer.extra_fields),
         )
 
-    async def _generate(self, context: list[int], sampling_params: dict[str, Any]) -> tuple[TokenOutput, list[int]]:
+    async def _generate(
+        self, context: list[int], sampling_params: dict[str, Any]
+    ) -> tuple[TokenOutput, list[int]]:
         """What the model answers, and a 1 for each token that it has sampled."""
         answer = await self._ask(context, sampling_params)
         return answer, [1] * len(answer.token_ids)

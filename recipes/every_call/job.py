@@ -1,4 +1,5 @@
-"""The recipe on the tiny task, as overrides of a verl job on a CPU: used by the run script and the tests."""
+"""The recipe on the tiny task, as overrides of a verl job on a CPU: used by the run script and the
+tests."""
 
 from __future__ import annotations
 
@@ -14,15 +15,20 @@ from verl_padding.recipes.every_call.make_data import write_tiny_data
 HERE = Path(__file__).resolve().parent
 
 
-THINKING = ("data.max_response_length=6", "actor_rollout_ref.rollout.agent.default_agent_loop=every_call_thinking")
+THINKING = (
+    "data.max_response_length=6",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=every_call_thinking",
+)
 """Four tokens of reasoning, their end, and a door."""
 
 
 def tiny_job(assets: Path, *, seed: int = 0, thinking: bool = False) -> list[str]:
-    """Makes model and data in ``assets`` if they are not there, and returns the overrides that name them.
+    """Makes model and data in ``assets`` if they are not there, and returns the overrides that name
+    them.
 
     Args:
-        seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed`` is set elsewhere.
+        seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed``
+            is set elsewhere.
         thinking: with a model that thinks before each answer, and forgets it afterwards.
 
     ``configs/recipe/every_call_tiny.yaml`` says what is learned and how.
@@ -41,7 +47,9 @@ def tiny_job(assets: Path, *, seed: int = 0, thinking: bool = False) -> list[str
 
 
 def main(
-    assets: Annotated[Path, typer.Argument(help="Folder for model and data.")], seed: int = 0, thinking: bool = False
+    assets: Annotated[Path, typer.Argument(help="Folder for model and data.")],
+    seed: int = 0,
+    thinking: bool = False,
 ) -> None:
     """Makes model and data, and prints the overrides, one per line."""
     typer.echo("\n".join(tiny_job(assets.resolve(), seed=seed, thinking=thinking)))

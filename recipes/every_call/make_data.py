@@ -1,4 +1,5 @@
-"""Data of the tiny task, in verl's parquet form: ``python -m verl_padding.recipes.every_call.make_data FOLDER``."""
+"""Data of the tiny task, in verl's parquet form: ``python -m
+verl_padding.recipes.every_call.make_data FOLDER``."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ import typer
 from verl_padding.recipes.every_call.tasks import DOORS, TINY_SOURCE, Doors
 
 
-def write_tiny_data(folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0) -> tuple[Path, Path]:
-    """Writes ``train.parquet`` and ``val.parquet``: prizes behind random doors, the same for the same seed."""
+def write_tiny_data(
+    folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0
+) -> tuple[Path, Path]:
+    """Writes ``train.parquet`` and ``val.parquet``: prizes behind random doors, the same for the
+    same seed."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -34,7 +38,9 @@ def _row(prize: str, split: str, index: int) -> dict:
     }
 
 
-def main(folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0) -> None:
+def main(
+    folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0
+) -> None:
     """Writes the two files, and prints their names."""
     for path in write_tiny_data(folder, seed=seed):
         typer.echo(path)

@@ -1,4 +1,5 @@
-"""Tasks for an agent whose context grows: what it starts with, what answers each reply, what the session earns."""
+"""Tasks for an agent whose context grows: what it starts with, what answers each reply, what the
+session earns."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Task(Protocol):
         ...
 
     def react(self, reply: str) -> str:
-        """Takes in a reply, and returns what the agent is told next; of no use once the task is done."""
+        """Takes in a reply, and returns what the agent is told next; of no use once the task is
+        done."""
         ...
 
     @property
@@ -42,24 +44,28 @@ DOORS = 4
 REPEATS = 8
 """What is told is repeated, so that a tiny attention has more to see."""
 SEARCH_CREDIT = 0.5
-"""Reward for having tried all doors and found nothing; a share of it for some of them. The first thing to learn."""
+"""Reward for having tried all doors and found nothing; a share of it for some of them. The first
+thing to learn."""
 
 
 class Doors:
     """Find the prize: it is behind one of the doors 1 to 4, and no door may be tried twice.
 
-    A reply is the number of a door. An empty one is told, and the search goes on; it ends with the prize, which earns
-    1, or with a reply that is no door or an empty one again. That earns 0.5 x the share of the doors that were tried.
-    The only way to always find the prize is to try doors that were not tried yet, which only the context tells.
+    A reply is the number of a door. An empty one is told, and the search goes on; it ends with the
+    prize, which earns 1, or with a reply that is no door or an empty one again. That earns 0.5 x
+    the share of the doors that were tried. The only way to always find the prize is to try doors
+    that were not tried yet, which only the context tells.
 
     Example:
-        Prize ``"3"``: the agent starts with ``????????``. After the reply ``2`` it is told ``22222222``, after ``3`` it
-        has the prize. Replies ``2`` and ``2`` earn 0.5 x 1 / 4.
+        Prize ``"3"``: the agent starts with ``????????``. After the reply ``2`` it is told
+        ``22222222``, after ``3`` it has the prize. Replies ``2`` and ``2`` earn 0.5 x 1 / 4.
     """
 
     def __init__(self, prize: str):
         if prize not in _doors():
-            raise ValueError(f"prize {prize!r}: must be the number of a door, {', '.join(_doors())}")
+            raise ValueError(
+                f"prize {prize!r}: must be the number of a door, {', '.join(_doors())}"
+            )
         self._prize = prize
         self._empty: list[str] = []
         self._found = self._failed = False
@@ -100,10 +106,11 @@ NOT_RIGHT = "That is not right. Look for the mistake, and answer again."
 
 
 class CheckedMath:
-    """A GSM8K question whose answers are checked: a wrong one may be mended, with all that was said in the context.
+    """A GSM8K question whose answers are checked: a wrong one may be mended, with all that was said
+    in the context.
 
-    The session ends with the right answer, which earns what verl's own GSM8K scorer gives; a later one earns less, by a
-    tenth for each wrong answer before it.
+    The session ends with the right answer, which earns what verl's own GSM8K scorer gives; a later
+    one earns less, by a tenth for each wrong answer before it.
     """
 
     def __init__(self, question: str, answer: str):
@@ -144,7 +151,10 @@ def _checked_math(row: Mapping[str, Any]) -> Task:
     return CheckedMath(row["raw_prompt"][-1]["content"], row["reward_model"]["ground_truth"])
 
 
-TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {TINY_SOURCE: _doors_task, GSM8K_SOURCE: _checked_math}
+TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {
+    TINY_SOURCE: _doors_task,
+    GSM8K_SOURCE: _checked_math,
+}
 """``data_source`` of a row -> its task."""
 
 

@@ -1,4 +1,5 @@
-"""The agent with a model that thinks before it answers, and whose chat template leaves the reasoning out afterwards."""
+"""The agent with a model that thinks before it answers, and whose chat template leaves the
+reasoning out afterwards."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ THINKING_ENDS = "</think>"
 class ThinkingLoop(EveryCallLoop):
     """Each call's prompt is what the chat template makes of the messages so far.
 
-    Templates as Qwen3's leave out what was thought in earlier turns. So no row begins with the whole row before it: the
-    rows of a session share what was said, and part where the reasoning began.
+    Templates as Qwen3's leave out what was thought in earlier turns. So no row begins with the
+    whole row before it: the rows of a session share what was said, and part where the reasoning
+    began.
 
     Args:
-        max_thinking: most tokens of reasoning in a call. Then it is ended for the model, as a thinking budget does.
+        max_thinking: most tokens of reasoning in a call. Then it is ended for the model, as a
+            thinking budget does.
     """
 
     def __init__(self, *args: Any, max_thinking: int, **kwargs: Any):
@@ -33,11 +36,16 @@ class ThinkingLoop(EveryCallLoop):
     def _answer(self, reply: str) -> str:
         return reply.partition(THINKING_ENDS)[2]
 
-    async def _next_context(self, output: AgentLoopOutput, said: Messages, messages: Messages) -> list[int]:
+    async def _next_context(
+        self, output: AgentLoopOutput, said: Messages, messages: Messages
+    ) -> list[int]:
         return list(await self.ct_build_initial_tokens(messages))
 
-    async def _generate(self, context: list[int], sampling_params: dict[str, Any]) -> tuple[TokenOutput, list[int]]:
-        """The reasoning, its end, and the answer. An end that the model was given is none of its tokens."""
+    async def _generate(
+        self, context: list[int], sampling_params: dict[str, Any]
+    ) -> tuple[TokenOutput, list[int]]:
+        """The reasoning, its end, and the answer. An end that the model was given is none of its
+        tokens."""
         limits = {"max_tokens": self.max_thinking, "stop_token_ids": [self._end]}
         thought = await self._ask(context, sampling_params | limits)
         ids, log_probs = thought.token_ids, thought.log_probs

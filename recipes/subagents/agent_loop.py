@@ -1,4 +1,5 @@
-"""A lead agent and its sub-agents in verl's form: one long row of the lead and a short one of each sub-agent."""
+"""A lead agent and its sub-agents in verl's form: one long row of the lead and a short one of each
+sub-agent."""
 
 from __future__ import annotations
 
@@ -28,13 +29,15 @@ class SubagentsLoop(ToolAgentLoop):
         reply_tokens: most tokens of one turn; None for as many as the response may hold.
     """
 
-    def __init__(self, *args: Any, max_subagents: int = 4, reply_tokens: int | None = None, **kwargs: Any):
+    def __init__(
+        self, *args: Any, max_subagents: int = 4, reply_tokens: int | None = None, **kwargs: Any
+    ):
         super().__init__(*args, **kwargs)
         missing = {*LEAD_TOOLS, *SUBAGENT_TOOLS} - self.tools.keys()
         if missing:
             raise ValueError(
-                "actor_rollout_ref.rollout.multi_turn.tool_config_path: lead and sub-agents need the tools "
-                f"{', '.join(sorted(missing))}. Set it to the recipe's tools.yaml."
+                "actor_rollout_ref.rollout.multi_turn.tool_config_path: lead and sub-agents need "
+                f"the tools {', '.join(sorted(missing))}. Set it to the recipe's tools.yaml."
             )
         self.max_subagents = max_subagents
         self.reply_tokens = reply_tokens
@@ -42,11 +45,14 @@ class SubagentsLoop(ToolAgentLoop):
         self._rows: dict[int, AgentLoopOutput] = {}
         self._replies: dict[int, str] = {}
 
-    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> list[AgentLoopOutput]:
-        """Rows of the sub-agents in the order in which they were asked, then the lead's, with the session's reward.
+    async def run(
+        self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any
+    ) -> list[AgentLoopOutput]:
+        """Rows of the sub-agents in the order in which they were asked, then the lead's, with the
+        session's reward.
 
-        A sub-agent that fails has no row, and the lead is told what went wrong. A session whose lead got no reply (an
-        aborted request) is an empty list, which verl skips.
+        A sub-agent that fails has no row, and the lead is told what went wrong. A session whose
+        lead got no reply (an aborted request) is an empty list, which verl skips.
 
         Raises:
             PromptTooLongError: the lead's task is longer than ``data.max_prompt_length``.
@@ -60,8 +66,9 @@ class SubagentsLoop(ToolAgentLoop):
             lead = await self._play(0, self._task.lead_messages(), LEAD_TOOLS)
         except PromptTooLongError as error:
             raise PromptTooLongError(
-                f"data.max_prompt_length={self.prompt_length}: row {kwargs.get('index')} of {kwargs['data_source']} "
-                f"starts with {error}. Raise the setting, or drop such rows."
+                f"data.max_prompt_length={self.prompt_length}: row {kwargs.get('index')} of "
+                f"{kwargs['data_source']} starts with {error}. Raise the setting, or drop such "
+                "rows."
             ) from error
         if lead is None:
             return []
@@ -103,11 +110,15 @@ class SubagentsLoop(ToolAgentLoop):
         self._outcome.answers[question] = reply
         return reply
 
-    async def _play(self, place: int, messages: Messages, tools: tuple[str, ...]) -> AgentLoopOutput | None:
-        """Runs one agent from its first context to its end; None if it generated nothing. Place 0 is the lead's."""
+    async def _play(
+        self, place: int, messages: Messages, tools: tuple[str, ...]
+    ) -> AgentLoopOutput | None:
+        """Runs one agent from its first context to its end; None if it generated nothing. Place 0
+        is the lead's."""
         output = await super().run(
             self._sampling,
-            # verl makes the request's name from it in deterministic jobs, so each agent needs its own.
+            # verl makes the request's name from it in deterministic jobs, so each agent needs its
+            # own.
             priority=self._priority * (self.max_subagents + 1) + place,
             raw_prompt=messages,
             extra_info={"tool_selection": list(tools)},
@@ -118,14 +129,22 @@ class SubagentsLoop(ToolAgentLoop):
     def _last_reply(self, output: AgentLoopOutput) -> str:
         """What the agent said in its last turn: the last of its own tokens in a row."""
         pairs = zip(output.response_mask, output.response_ids, strict=True)
-        runs = [[token for _, token in run] for mine, run in groupby(pairs, key=lambda pair: pair[0]) if mine]
+        runs = [
+            [token for _, token in run]
+            for mine, run in groupby(pairs, key=lambda pair: pair[0])
+            if mine
+        ]
         return str(self.tokenizer.decode(runs[-1], skip_special_tokens=True))
 
-    async def _handle_pending_state(self, agent_data: AgentData, sampling_params: dict[str, Any]) -> AgentState:
+    async def _handle_pending_state(
+        self, agent_data: AgentData, sampling_params: dict[str, Any]
+    ) -> AgentState:
         state = await super()._handle_pending_state(agent_data, sampling_params)
         if len(agent_data.prompt_ids) > self.prompt_length:
             raise PromptTooLongError(f"a context of {len(agent_data.prompt_ids)} tokens")
-        if "ask" in agent_data._active_tools:  # the lead has this tool; a sub-agent's results stay its own
+        if (
+            "ask" in agent_data._active_tools
+        ):  # the lead has this tool; a sub-agent's results stay its own
             agent_data.desk = self
         return state
 
@@ -135,5 +154,6 @@ class SubagentsLoop(ToolAgentLoop):
         return AgentState.TERMINATED if is_lead and self._task.is_done(self._outcome) else state
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        # verl's own method cuts a long prompt from the left, which would silently remove the agent's question.
+        # verl's own method cuts a long prompt from the left, which would silently remove the
+        # agent's question.
         return prompt_ids

@@ -17,7 +17,12 @@ from verl_padding.recipes.subagents.delegation import argument
 LONGEST = 200
 """Most characters of an expression: a model may write anything."""
 ALLOWED = re.compile(r"[0-9+\-*/(). ]*")
-OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class NotArithmeticError(ValueError):
@@ -56,7 +61,9 @@ def _value(node: ast.expr, text: str) -> Fraction:
             value = _value(node.operand, text)
             return -value if isinstance(node.op, ast.USub) else value
         case ast.BinOp() if type(node.op) in OPERATIONS:
-            result: Fraction = OPERATIONS[type(node.op)](_value(node.left, text), _value(node.right, text))
+            result: Fraction = OPERATIONS[type(node.op)](
+                _value(node.left, text), _value(node.right, text)
+            )
             return result
     raise NotArithmeticError("only numbers, + - * / and brackets")
 
@@ -65,7 +72,9 @@ def as_text(value: Fraction) -> str:
     """``3``, ``0.75``, or ``1/3`` where decimals do not end."""
     if value.denominator == 1:
         return str(value.numerator)
-    places = next((places for places in range(1, LONGEST) if 10**places % value.denominator == 0), None)
+    places = next(
+        (places for places in range(1, LONGEST) if 10**places % value.denominator == 0), None
+    )
     if places is None:
         return str(value)
     digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
@@ -73,10 +82,14 @@ def as_text(value: Fraction) -> str:
 
 
 class CalculateTool(BaseTool):
-    """``calculate(expression)`` in verl's form; the expression ``sum`` adds up the replies of all sub-agents."""
+    """``calculate(expression)`` in verl's form; the expression ``sum`` adds up the replies of all
+    sub-agents."""
 
-    async def execute(self, instance_id: str, parameters: Mapping[str, Any], **kwargs: Any) -> tuple:
-        """The value of the expression, or what is wrong with it: the model gets an answer, never an exception."""
+    async def execute(
+        self, instance_id: str, parameters: Mapping[str, Any], **kwargs: Any
+    ) -> tuple:
+        """The value of the expression, or what is wrong with it: the model gets an answer, never an
+        exception."""
         desk = getattr(kwargs.get("agent_data"), "desk", None)
         expression = argument(parameters, "expression")
         if desk is not None and expression.strip() == "sum":

@@ -1,4 +1,5 @@
-"""The recipe on the tiny task, as overrides of a verl job on a CPU: used by the run script and the tests."""
+"""The recipe on the tiny task, as overrides of a verl job on a CPU: used by the run script and the
+tests."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
-    """Makes model and data in ``assets``, if they are not there, and gives the overrides that name them.
+    """Makes model and data in ``assets``, if they are not there, and gives the overrides that name
+    them.
 
     Args:
-        seed: of the model's weights, the data, their order and the rollout; ``padding.seed`` goes with ``padding``.
+        seed: of the model's weights, the data, their order and the rollout; ``padding.seed`` goes
+            with ``padding``.
 
     What is learned and how is in ``configs/recipe/subagents_tiny.yaml``.
     """
@@ -35,7 +38,9 @@ def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
     ]
 
 
-def main(assets: Annotated[Path, typer.Argument(help="Where model and data go.")], seed: int = 0) -> None:
+def main(
+    assets: Annotated[Path, typer.Argument(help="Where model and data go.")], seed: int = 0
+) -> None:
     """Makes model and data, and prints the overrides, one a line."""
     typer.echo("\n".join(tiny_job(assets.resolve(), seed=seed)))
 

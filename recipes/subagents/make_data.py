@@ -1,4 +1,5 @@
-"""Data of the tiny task, in verl's parquet form: ``python -m verl_padding.recipes.subagents.make_data FOLDER``."""
+"""Data of the tiny task, in verl's parquet form: ``python -m
+verl_padding.recipes.subagents.make_data FOLDER``."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from verl_padding.recipes.subagents.tasks import MOST_PARTS, SYMBOLS, TINY_SOURCE
+from verl_padding.recipes.subagents.tasks import MAX_PARTS, SYMBOLS, TINY_SOURCE
 
 
-def write_tiny_data(folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0) -> tuple[Path, Path]:
-    """Writes ``train.parquet`` and ``val.parquet``: 1 to 3 random symbols to add up, the same for the same seed."""
+def write_tiny_data(
+    folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0
+) -> tuple[Path, Path]:
+    """Writes ``train.parquet`` and ``val.parquet``: 1 to 3 random symbols to add up, the same for
+    the same seed."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -25,7 +29,7 @@ def write_tiny_data(folder: Path, *, train: int = 2048, val: int = 64, seed: int
 
 
 def _row(rng: random.Random, split: str, index: int) -> dict:
-    parts = "".join(rng.choice(SYMBOLS) for _ in range(rng.randint(1, MOST_PARTS)))
+    parts = "".join(rng.choice(SYMBOLS) for _ in range(rng.randint(1, MAX_PARTS)))
     return {
         "data_source": TINY_SOURCE,
         "prompt": [{"role": "user", "content": parts}],
@@ -35,7 +39,9 @@ def _row(rng: random.Random, split: str, index: int) -> dict:
     }
 
 
-def main(folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0) -> None:
+def main(
+    folder: Annotated[Path, typer.Argument(help="Folder for the two files.")], seed: int = 0
+) -> None:
     """Writes the data of the tiny task."""
     for path in write_tiny_data(folder, seed=seed):
         typer.echo(path)

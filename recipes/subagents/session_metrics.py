@@ -1,8 +1,10 @@
-"""A metric of your own in a padded trainer: how the tokens of a session are shared out between lead and sub-agents.
+"""A metric of your own in a padded trainer: how the tokens of a session are shared out between lead
+and sub-agents.
 
-``VERL_USE_EXTERNAL_MODULES=verl_padding.recipes.subagents.session_metrics`` loads this module in every process, and
-``trainer.v1.trainer_mode=subagents_sync`` chooses its trainer. verl imports such a module while verl itself is being
-imported, so the trainer is defined when the padded trainers are.
+``VERL_USE_EXTERNAL_MODULES=verl_padding.recipes.subagents.session_metrics`` loads this module in
+every process, and ``trainer.v1.trainer_mode=subagents_sync`` chooses its trainer. verl imports such
+a module while verl itself is being imported, so the trainer is defined when the padded trainers
+are.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ TRAINER_NAME = "subagents_sync"
 
 
 def session_metrics(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Rows of a session, and the share of its response tokens that its last row has; both are means over sessions.
+    """Rows of a session, and the share of its response tokens that its last row has; both are means
+    over sessions.
 
     Example:
-        Session ``p0_3`` of rows ``p0_3_0``, ``p0_3_1``, ``p0_3_2`` with 2, 2 and 60 response tokens counts 3 rows and a
-        share of 60 / 64.
+        Session ``p0_3`` of rows ``p0_3_0``, ``p0_3_1``, ``p0_3_2`` with 2, 2 and 60 response tokens
+        counts 3 rows and a share of 60 / 64.
 
     Args:
         keys: ``{uid}_{session}_{index}`` of the rows.
@@ -41,7 +44,8 @@ def session_metrics(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> dict
     sessions = [[tokens[index] for index in sorted(tokens)] for tokens in tokens_of.values()]
     return {
         "subagents/rows_per_session": sum(map(len, sessions)) / len(sessions),
-        "subagents/lead_token_share": sum(tokens[-1] / sum(tokens) for tokens in sessions) / len(sessions),
+        "subagents/lead_token_share": sum(tokens[-1] / sum(tokens) for tokens in sessions)
+        / len(sessions),
     }
 
 
@@ -52,10 +56,15 @@ def _define_trainer(_: ModuleType) -> None:
 
     @register_trainer(TRAINER_NAME)
     class SubagentsTrainer(PaddedTrainerSync):
-        """The padded trainer with one more group of metrics; the batch that it gets holds real rows only."""
+        """The padded trainer with one more group of metrics; the batch that it gets holds real rows
+        only."""
 
-        def _compute_metrics(self, batch: Any, metrics: dict, timing_raw: dict, global_steps: int, epoch: int) -> None:
-            super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        def _compute_metrics(
+            self, batch: Any, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
+        ) -> None:
+            super()._compute_metrics(
+                batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch
+            )
             metrics.update(session_metrics(batch.keys, batch.tags))
 
 

@@ -41,7 +41,8 @@ class Task(Protocol):
         ...
 
     def subagent_messages(self, question: str) -> Messages:
-        """A sub-agent's first messages. Raises NoSuchTaskError if it cannot work on the question."""
+        """A sub-agent's first messages. Raises NoSuchTaskError if it cannot work on the
+        question."""
         ...
 
     def is_done(self, outcome: Outcome) -> bool:
@@ -59,25 +60,29 @@ class Task(Protocol):
 
 SYMBOLS = "ab"
 SYMBOL_REPEATS = 8
-MOST_PARTS = 3
+MAX_PARTS = 3
 
 
 class SymbolSum:
-    """Add up symbols (a is 1, b is 2) that only sub-agents can read; the right number of them has to be asked.
+    """Add up symbols (a is 1, b is 2) that only sub-agents can read; the right number of them has
+    to be asked.
 
-    The lead sees how many parts there are. Its reply ``2`` asks sub-agents for parts 1 and 2; its reply ``0`` adds up
-    what they have answered, and ends the session. A sub-agent sees one part, and replies its number.
+    The lead sees how many parts there are. Its reply ``2`` asks sub-agents for parts 1 and 2; its
+    reply ``0`` adds up what they have answered, and ends the session. A sub-agent sees one part,
+    and replies its number.
 
     Example:
-        ``"ba"`` shows the lead ``####|####``. After ``2``, one sub-agent sees ``bbbbbbbb`` and another ``aaaaaaaa``;
-        they reply ``2`` and ``1``; the lead's ``0`` makes 3, which is right.
+        ``"ba"`` shows the lead ``####|####``. After ``2``, one sub-agent sees ``bbbbbbbb`` and
+        another ``aaaaaaaa``; they reply ``2`` and ``1``; the lead's ``0`` makes 3, which is right.
     """
 
     def __init__(self, parts: str):
-        if not 1 <= len(parts) <= MOST_PARTS or any(part not in SYMBOLS for part in parts):
-            raise ValueError(f"parts {parts!r}: must be 1 to {MOST_PARTS} symbols of {SYMBOLS!r}")
+        if not 1 <= len(parts) <= MAX_PARTS or any(part not in SYMBOLS for part in parts):
+            raise ValueError(f"parts {parts!r}: must be 1 to {MAX_PARTS} symbols of {SYMBOLS!r}")
         self._parts = parts
-        self._numbers = {str(place): SYMBOLS.index(part) + 1 for place, part in enumerate(parts, start=1)}
+        self._numbers = {
+            str(place): SYMBOLS.index(part) + 1 for place, part in enumerate(parts, start=1)
+        }
 
     def lead_messages(self) -> Messages:
         return [{"role": "user", "content": "|".join("####" for _ in self._parts)}]
@@ -91,8 +96,8 @@ class SymbolSum:
         return outcome.calculated is not None
 
     def reward(self, outcome: Outcome) -> float:
-        """0.1 for asking at all, 0.1 for as many as there are parts, 0.6 for right replies, 0.1 for a sum, 0.1 if it
-        is right: small steps, which a random model can find one after another.
+        """0.1 for asking at all, 0.1 for as many as there are parts, 0.6 for right replies, 0.1 for
+        a sum, 0.1 if it is right: small steps, which a random model can find one after another.
         """
         return (
             0.1 * bool(outcome.n_asked)
@@ -106,7 +111,10 @@ class SymbolSum:
         return {"acc": float(self._is_right(outcome)), "parts_right": self._share_right(outcome)}
 
     def _share_right(self, outcome: Outcome) -> float:
-        right = sum(outcome.answers.get(place, "")[:1] == str(number) for place, number in self._numbers.items())
+        right = sum(
+            outcome.answers.get(place, "")[:1] == str(number)
+            for place, number in self._numbers.items()
+        )
         return right / len(self._parts)
 
     def _is_right(self, outcome: Outcome) -> bool:
@@ -115,15 +123,17 @@ class SymbolSum:
 
 LEAD_PROMPT = """{question}
 
-You lead a team. Split the question into parts and ask a sub-agent for each, in one go; a sub-agent sees your question \
-to it and nothing else. Use the tools for arithmetic. Give the final answer as "#### <number>"."""
+You lead a team. Split the question into parts and ask a sub-agent for each, in one go; a \
+sub-agent sees your question to it and nothing else. Use the tools for arithmetic. Give the \
+final answer as "#### <number>"."""
 SUBAGENT_PROMPT = """{question}
 
 Answer with the number alone, after as much thought as you need; use the tool for arithmetic."""
 
 
 class DelegatedMath:
-    """A GSM8K question that a lead splits among sub-agents; the reward is what verl's own GSM8K scorer gives."""
+    """A GSM8K question that a lead splits among sub-agents; the reward is what verl's own GSM8K
+    scorer gives."""
 
     def __init__(self, question: str, answer: str):
         self._question = question
@@ -158,7 +168,10 @@ def _delegated_math(row: Mapping[str, Any]) -> Task:
     return DelegatedMath(messages[-1]["content"], row["reward_model"]["ground_truth"])
 
 
-TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {TINY_SOURCE: _symbol_sum, GSM8K_SOURCE: _delegated_math}
+TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {
+    TINY_SOURCE: _symbol_sum,
+    GSM8K_SOURCE: _delegated_math,
+}
 """``data_source`` of a row -> its task."""
 
 

@@ -1,4 +1,5 @@
-"""Tool calls of one character, for a model that is too small to write JSON: ``multi_turn.format=terse``."""
+"""Tool calls of one character, for a model that is too small to write JSON:
+``multi_turn.format=terse``."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
 @ToolParser.register("terse")
 class TerseToolParser(ToolParser):
-    """``1`` to ``9`` ask that many sub-agents for parts 1, 2, ..; ``0`` adds up what they have answered.
+    """``1`` to ``9`` ask that many sub-agents for parts 1, 2, ..; ``0`` adds up what they have
+    answered.
 
     Only tools that the agent has are called; any other reply is an answer.
     """
@@ -27,5 +29,8 @@ class TerseToolParser(ToolParser):
             calls = [FunctionCall(name="calculate", arguments=json.dumps({"expression": "sum"}))]
         else:
             parts = range(1, int(command) + 1)
-            calls = [FunctionCall(name="ask", arguments=json.dumps({"question": str(part)})) for part in parts]
+            calls = [
+                FunctionCall(name="ask", arguments=json.dumps({"question": str(part)}))
+                for part in parts
+            ]
         return text, [call for call in calls if call.name in names]

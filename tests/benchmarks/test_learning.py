@@ -21,7 +21,9 @@ GOAL = Goal(reward=0.95, floor=0.9, steps=60)
         ([1.0], True, 1, 1.0),
     ],
 )
-def test_a_run_has_learned_if_it_reached_its_goal_and_never_lost_it(rewards, learned, reached, lowest):
+def test_a_run_has_learned_if_it_reached_its_goal_and_never_lost_it(
+    rewards, learned, reached, lowest
+):
     learning = Learning(rewards, GOAL)
     assert (learning.learned, learning.reached, learning.lowest) == (learned, reached, lowest)
     assert learning.first == rewards[0]

@@ -8,9 +8,17 @@ from benchmarks.updates import STOCK, idle_cases, sharing_cases
 
 @pytest.mark.parametrize("norm", [0.0, float("nan")])
 def test_an_update_with_a_step_that_learns_nothing_ends_the_benchmark(norm):
-    case = Case(rows=[("p_0_0", [5], [6, 7])], prompts=1, sessions=1, mini_prompts=1, sides=(STOCK,))
+    case = Case(
+        rows=[("p_0_0", [5], [6, 7])], prompts=1, sessions=1, mini_prompts=1, sides=(STOCK,)
+    )
     found = case._figures({"metrics": {"grad_norm": [0.5, 0.25]}}, 1.0, 2, 3)
-    assert found == {"update": 1.0, "pads": 2, "wasted_tokens": 0.5, "steps": 2, "grad_norm": [0.5, 0.25]}
+    assert found == {
+        "update": 1.0,
+        "pads": 2,
+        "wasted_tokens": 0.5,
+        "steps": 2,
+        "grad_norm": [0.5, 0.25],
+    }
     with pytest.raises(AssertionError, match="learns nothing"):
         case._figures({"metrics": {"grad_norm": [0.5, norm]}}, 1.0, 0, 0)
 

@@ -13,20 +13,28 @@ from verl_padding.cli import app, dry_run
 def test_the_version_is_shown_with_those_that_a_report_needs():
     shown = CliRunner().invoke(app.app, ["--version"])
     assert shown.exit_code == 0
-    assert shown.output.startswith(f"verl_padding {__version__} (verl {version('verl')}, TransferQueue ")
+    assert shown.output.startswith(
+        f"verl_padding {__version__} (verl {version('verl')}, TransferQueue "
+    )
     assert shown.output.count("\n") == 1
 
 
 def test_the_module_is_the_command():
-    run = subprocess.run([sys.executable, "-m", "verl_padding", "--help"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-m", "verl_padding", "--help"], capture_output=True, text=True, check=True
+    )
     assert "Usage: verl-padding" in run.stdout
     assert not any(f" {name} " in run.stdout for name in ("rehearse", "tiny-model"))
-    assert all(name in run.stdout for name in ("demo", "plan", "doctor", "dry-run", "report", "--version"))
+    assert all(
+        name in run.stdout for name in ("demo", "plan", "doctor", "dry-run", "report", "--version")
+    )
 
 
 def test_the_old_name_of_dry_run_works_with_a_warning_of_one_line(monkeypatch):
     seen = []
-    monkeypatch.setattr(dry_run, "dry_run", lambda arguments, **options: seen.append(arguments.overrides) or 3)
+    monkeypatch.setattr(
+        dry_run, "dry_run", lambda arguments, **options: seen.append(arguments.overrides) or 3
+    )
     for name in ("dry-run", "rehearse"):
         result = CliRunner().invoke(app.app, [name, "+padding=prompt"])
         assert result.exit_code == 3

@@ -43,7 +43,12 @@ def test_lengths_may_be_given_in_three_ways():
 
 
 def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
-    row = {"uid": "b_0_0", "input": "hi", "output": "yes", "prompt": "a key that a reward function logs"}
+    row = {
+        "uid": "b_0_0",
+        "input": "hi",
+        "output": "yes",
+        "prompt": "a key that a reward function logs",
+    }
     batch = read(ROW, "", PAD, row, {**ROW, "tokens": 9}, tokenize=list_of_bytes)
     assert batch.lines_R == (0, 3, 4)
     assert batch.rows.key_R == ("a_0_0", "b_0_0", "a_0_4")
@@ -75,7 +80,9 @@ def test_byte_order_marks_and_line_separators_in_texts_are_read():
 def test_a_line_that_is_not_a_row_is_refused_with_its_number_and_cause(line, cause):
     text = line if isinstance(line, str) else json.dumps(line)
     lines = [*lines_of(ROW), text.encode(errors="surrogateescape")]
-    with pytest.raises(PaddingDataError, match=rf"rows\.jsonl, line 2 \(row number 1\): not a row \(.*{cause}"):
+    with pytest.raises(
+        PaddingDataError, match=rf"rows\.jsonl, line 2 \(row number 1\): not a row \(.*{cause}"
+    ):
         read_rows(lines, name="rows.jsonl", tokenize=list_of_bytes)
 
 
@@ -87,7 +94,10 @@ def test_a_line_that_is_not_a_row_is_refused_with_its_number_and_cause(line, cau
         ({**ROW, "tokens": 5.5}, "row 'a_0_1' has 5.5 tokens"),
         ({**ROW, "tokens": 10**30}, "a whole number from 1"),
         ({**ROW, "session": "x"}, "row 'a_x_1': not of the form {uid}_{session}_{index}"),
-        ({"uid": "abc", "input": "", "output": ""}, "row 'abc': not of the form {uid}_{session}_{index}"),
+        (
+            {"uid": "abc", "input": "", "output": ""},
+            "row 'abc': not of the form {uid}_{session}_{index}",
+        ),
         ({"uid": "a_0_0", "input": "", "output": ""}, "row 'a_0_0' is in the batch twice"),
     ],
 )
@@ -117,7 +127,10 @@ def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():
 
 
 def test_rows_of_a_dump_share_by_their_tokenized_texts():
-    texts = [{"uid": f"a_{session}_0", "input": "ab", "output": end} for session, end in enumerate(["c", "c", "d"])]
+    texts = [
+        {"uid": f"a_{session}_0", "input": "ab", "output": end}
+        for session, end in enumerate(["c", "c", "d"])
+    ]
     assert shared(read(*texts, tokenize=list_of_bytes, find_shared=True), (0, 1), (1, 2)) == [3, 2]
 
 
@@ -125,7 +138,9 @@ def test_what_a_row_shares_with_the_line_before_may_be_given():
     rows = [ROW, {**ROW, "tokens": 9, "shares": 5}, {**ROW, "session": 1, "tokens": 7, "shares": 3}]
     assert shared(read(*rows), (0, 1), (1, 2), (0, 2)) == [5, 3, 3]
     for shares in (-1, 6, True, "3"):
-        assert f"shares={shares!r} must be a whole number from 0 to 5" in refusal(ROW, {**ROW, "shares": shares})
+        assert f"shares={shares!r} must be a whole number from 0 to 5" in refusal(
+            ROW, {**ROW, "shares": shares}
+        )
     assert "from 0 to 0" in refusal(ROW, {**ROW, "prompt": "b", "shares": 1})
 
 
@@ -138,18 +153,29 @@ def test_a_folder_is_read_in_the_order_of_its_steps(tmp_path):
     assert [batch.name for batch in batches] == [f"{tmp_path}/9.jsonl", f"{tmp_path}/10.jsonl"]
     assert refused == []
     (tmp_path / "empty").mkdir()
-    with pytest.raises(PaddingDataError, match=r"holds no <step>\.jsonl.*trainer\.rollout_data_dir"):
+    with pytest.raises(
+        PaddingDataError, match=r"holds no <step>\.jsonl.*trainer\.rollout_data_dir"
+    ):
         read_batches(tmp_path / "empty", None)
 
 
 def test_torn_empty_and_foreign_files_of_a_folder_are_left_out(tmp_path):
     whole = lines_of(ROW)[0]
-    texts = {"1": whole, "2": b"\n\n", "3": whole + whole[:9], "4": lines_of(PAD)[0], "5": b"<html>", "6": b""}
+    texts = {
+        "1": whole,
+        "2": b"\n\n",
+        "3": whole + whole[:9],
+        "4": lines_of(PAD)[0],
+        "5": b"<html>",
+        "6": b"",
+    }
     for name, text in texts.items():
         (tmp_path / f"{name}.jsonl").write_bytes(text)
     batches, refused = read_batches(tmp_path, list_of_bytes)
     assert [batch.name for batch in batches] == [f"{tmp_path}/1.jsonl"]
-    assert [str(each).split(f"{tmp_path}/")[1][:7] for each in refused] == [f"{step}.jsonl" for step in range(2, 7)]
+    assert [str(each).split(f"{tmp_path}/")[1][:7] for each in refused] == [
+        f"{step}.jsonl" for step in range(2, 7)
+    ]
     (tmp_path / "1.jsonl").unlink()
     with pytest.raises(PaddingDataError, match=r"2\.jsonl: holds no row\."):
         read_batches(tmp_path, list_of_bytes)

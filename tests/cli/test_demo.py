@@ -1,4 +1,5 @@
-"""The demo: its folder, its lines, its page and its exit code. End-to-end tests run the job itself."""
+"""The demo: its folder, its lines, its page and its exit code. End-to-end tests run the job
+itself."""
 
 import re
 
@@ -15,7 +16,9 @@ from verl_padding.errors import PaddingDataError
 def test_the_command_passes_on_its_options_and_the_jobs_exit_code(monkeypatch, tmp_path):
     seen = {}
     monkeypatch.setattr(demo, "run_demo", lambda **options: seen.update(options) or 7)
-    result = CliRunner().invoke(app, ["demo", "--steps", "3", "--out", str(tmp_path / "a"), "--stock", "--seed", "5"])
+    result = CliRunner().invoke(
+        app, ["demo", "--steps", "3", "--out", str(tmp_path / "a"), "--stock", "--seed", "5"]
+    )
     assert result.exit_code == 7
     assert seen == {"steps": 3, "out": tmp_path / "a", "stock": True, "images": False, "seed": 5}
 
@@ -32,10 +35,14 @@ def test_a_folder_that_is_not_empty_is_refused_and_stays_as_it_is(name, tmp_path
 
 def test_a_failed_job_is_reported_with_its_log_and_has_the_seed(monkeypatch, tmp_path, capsys):
     jobs = []
-    monkeypatch.setattr(demo, "run_local_job", lambda overrides, **options: jobs.append(overrides) or 1)
+    monkeypatch.setattr(
+        demo, "run_local_job", lambda overrides, **options: jobs.append(overrides) or 1
+    )
     for name, stock in (("padded", False), ("stock", True)):
         assert demo.run_demo(steps=2, out=tmp_path / name, stock=stock, seed=4) == 1
-        assert f"ended with code 1; its output is in {tmp_path}/{name}/log" in capsys.readouterr().out
+        assert (
+            f"ended with code 1; its output is in {tmp_path}/{name}/log" in capsys.readouterr().out
+        )
     assert "+padding=prompt" in jobs[0]
     assert not [override for override in jobs[1] if "padding." in override]
     assert "trainer.total_training_steps=2" in jobs[0]
@@ -66,6 +73,11 @@ def test_the_demo_shows_its_steps_and_ends_with_its_page(padded, monkeypatch, tm
     assert f"Its page is {tmp_path}/report.html" in output
     steps = [line.split() for line in output.split("\n") if re.match(r" +\d  ", line)]
     pads, taken = ("1", "1") if padded else ("-", "-")
-    assert steps == [["1", "0.500", "-", pads, taken, "0.100", "-"], ["2", "0.500", "-", pads, taken, "0.200", "-"]]
-    rewards = parsed(tmp_path / "report.html").packed["curves"]["curves"]["mean reward of a session"]
+    assert steps == [
+        ["1", "0.500", "-", pads, taken, "0.100", "-"],
+        ["2", "0.500", "-", pads, taken, "0.200", "-"],
+    ]
+    rewards = parsed(tmp_path / "report.html").packed["curves"]["curves"][
+        "mean reward of a session"
+    ]
     assert rewards == {str(tmp_path): [[1, 0.25], [2, 0.5]]}

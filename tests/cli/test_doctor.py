@@ -1,4 +1,5 @@
-"""``verl-padding doctor``: what it finds in an installation and in a job, each with the setting that is why."""
+"""``verl-padding doctor``: what it finds in an installation and in a job, each with the setting
+that is why."""
 
 import json
 import re
@@ -39,25 +40,35 @@ def findings(*overrides: str, platform: str = "cpu") -> dict[str, tuple[str, str
     checks = list(checks_of_job(JobArguments(overrides=overrides), platform))
     found = [finding for check in checks for finding in check.findings]
     assert not [finding.details for finding in found if finding.details]
-    return {finding.subject: (finding.verdict, finding.message) for finding in found if finding.verdict != "ok"}
+    return {
+        finding.subject: (finding.verdict, finding.message)
+        for finding in found
+        if finding.verdict != "ok"
+    }
 
 
 def test_versions_and_plug_in_are_shown_where_all_is_well():
     result = CliRunner().invoke(app, ["doctor", "--verbose"])
     assert result.exit_code == 0, result.output
-    bounds = {each.name for each in map(Requirement, requires("verl_padding") or []) if not each.marker}
+    bounds = {
+        each.name for each in map(Requirement, requires("verl_padding") or []) if not each.marker
+    }
     assert set(installation.STACK) <= bounds
     for shown in (*installation.STACK, "verl_padding.plugin", "registered", "found by Hydra"):
         assert shown in result.output
 
 
 def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypatch):
-    monkeypatch.setattr(installation, "_installed", lambda name: {"verl": "0.8.0", "ray": None}.get(name, "99.0"))
+    monkeypatch.setattr(
+        installation, "_installed", lambda name: {"verl": "0.8.0", "ray": None}.get(name, "99.0")
+    )
     found = {finding.subject: finding for finding in installation.versions()}
     assert found["verl"].verdict == "wrong"
     assert "pip install 'verl<0.10,>=0.9.1'" in found["verl"].message
     assert found["ray"].message.startswith("missing")
-    assert found["wrapt"].verdict == "wrong", "a package that is not always shown is, where it does not fit"
+    assert found["wrapt"].verdict == "wrong", (
+        "a package that is not always shown is, where it does not fit"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,14 +78,20 @@ def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypat
         ("import sys; sys.modules['verl_padding.job.verl_job'] = None", "trainers"),
         ("import sys; sys.modules['verl_padding.entry.hydra_search_path'] = None", "config groups"),
         ("import importlib.metadata as m; m.entry_points = lambda **kw: []", "entry point"),
-        ("import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'", "VERL_USE_EXTERNAL_PLUGINS"),
+        (
+            "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'",
+            "VERL_USE_EXTERNAL_PLUGINS",
+        ),
     ],
 )
 def test_a_broken_plug_in_is_shown_with_what_failed_in_a_padded_job_too(before, failed):
     code = (
-        f"{before}\nimport sys; from verl_padding.cli.app import app; sys.argv = ['doctor', 'doctor', {FLAG!r}]; app()"
+        f"{before}\nimport sys; from verl_padding.cli.app import app; sys.argv = ['doctor',"
+        f" 'doctor', {FLAG!r}]; app()"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 1
     assert re.search(rf"wrong +{failed}", ended.stdout), ended.stdout
 
@@ -96,11 +113,15 @@ def test_findings_are_printed_as_json(job):
     shown = json.loads(result.stdout)
     (plan,) = [check for check in shown["checks"] if check["title"] == "plan"]
     assert not shown["ok"]
-    assert [(finding["subject"], finding["verdict"]) for finding in plan["findings"]] == [("padding", "wrong")]
+    assert [(finding["subject"], finding["verdict"]) for finding in plan["findings"]] == [
+        ("padding", "wrong")
+    ]
 
 
 def test_a_config_of_ones_own_is_found_as_hydra_finds_it(job, tmp_path):
-    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ndata: {truncation: left}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\ndata: {truncation: left}\n"
+    )
     options = ["--config-dir", str(tmp_path), "--config-name", "mine"]
     result = CliRunner().invoke(app, ["doctor", *options, *job, FLAG])
     assert result.exit_code == 0
@@ -166,4 +187,6 @@ def test_the_platform_has_to_be_that_of_the_job(job):
 
 def test_devices_of_a_cluster_are_not_counted_here(job, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert "ray_kwargs.ray_init.num_cpus" not in findings(*job, FLAG, "ray_kwargs.ray_init.num_cpus=2")
+    assert "ray_kwargs.ray_init.num_cpus" not in findings(
+        *job, FLAG, "ray_kwargs.ray_init.num_cpus=2"
+    )

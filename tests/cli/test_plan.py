@@ -76,12 +76,19 @@ def test_the_json_is_the_whole_plan_and_keeps_its_promises(strategy, path, rows)
         assert len(sizes) == 1
     assert met == Counter(range(len(rows)))
     assert pads == plan["figures"]["pads"] > 0
-    assert plan["figures"]["micro_batches"] == sum(len(step["ranks"][0]["micro_batches"]) for step in plan["steps"])
+    assert plan["figures"]["micro_batches"] == sum(
+        len(step["ranks"][0]["micro_batches"]) for step in plan["steps"]
+    )
     if strategy != "lcm":
         assert len(plan["steps"]) == 3
     if strategy == "prompt":
         prompts = [
-            {rows[row]["prompt"] for rank in step["ranks"] for micro in rank["micro_batches"] for row in micro["rows"]}
+            {
+                rows[row]["prompt"]
+                for rank in step["ranks"]
+                for micro in rank["micro_batches"]
+                for row in micro["rows"]
+            }
             for step in plan["steps"]
         ]
         assert [len(step) for step in prompts] == [3, 3, 3]
@@ -94,14 +101,21 @@ def cost_of(tokens: int) -> int:
 def loads_of(step: dict, rows: list[dict]) -> list[list[int]]:
     """Cost of each micro-batch of each rank of a plan's step, pads of two tokens among it."""
     return [
-        [sum(cost_of(rows[row]["tokens"]) for row in micro["rows"]) + micro["pads"] * cost_of(2) for micro in micros]
+        [
+            sum(cost_of(rows[row]["tokens"]) for row in micro["rows"]) + micro["pads"] * cost_of(2)
+            for micro in micros
+        ]
         for micros in (rank["micro_batches"] for rank in step["ranks"])
     ]
 
 
 def test_the_table_shows_what_an_independent_count_finds(path, rows):
     plan = plan_of(path, *PLANNED)
-    lines = [line.split("│")[1:-1] for line in run(path, *PLANNED).stdout.split("\n") if line.startswith("│")]
+    lines = [
+        line.split("│")[1:-1]
+        for line in run(path, *PLANNED).stdout.split("\n")
+        if line.startswith("│")
+    ]
     table = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
     slowest_of_all = cost_of_all = 0
     for number, step in enumerate(plan["steps"]):
@@ -122,7 +136,19 @@ def test_the_table_shows_what_an_independent_count_finds(path, rows):
 
 
 def test_verls_own_layout_stands_beside_the_plan(path, rows):
-    shape = ("--dp", 2, "--mini-batch", 3, "--n", 2, "--budget", 1000, "--packer", "plan", "--compare")
+    shape = (
+        "--dp",
+        2,
+        "--mini-batch",
+        3,
+        "--n",
+        2,
+        "--budget",
+        1000,
+        "--packer",
+        "plan",
+        "--compare",
+    )
     shown = compared(run(path, *shape).stdout)
     padded = -(-len(rows) // 6) * 6  # lcm(dp 2, 3 prompts x 2)
     assert shown["optimizer steps"] == [str(padded // 6), "3"]
@@ -153,24 +179,39 @@ def test_verls_own_layout_stands_beside_the_plan(path, rows):
 
 def compared(output: str) -> dict[str, list[str]]:
     """The table of the comparison: its columns, by the headings of its lines."""
-    lines = [line for line in output.split("verl and the plan")[1].split("\n") if line.startswith("│")]
-    return {name: columns for name, *columns in ([cell.strip() for cell in line.split("│")[1:-1]] for line in lines)}
+    lines = [
+        line for line in output.split("verl and the plan")[1].split("\n") if line.startswith("│")
+    ]
+    return {
+        name: columns
+        for name, *columns in ([cell.strip() for cell in line.split("│")[1:-1]] for line in lines)
+    }
 
 
-def loads_of_common_count(cells: list[list[int]], lengths: list[int], cost: list[int], budget: int) -> list[list[int]]:
-    """Cost of each micro-batch of each rank, at the first count that holds the budget on every rank."""
+def loads_of_common_count(
+    cells: list[list[int]], lengths: list[int], cost: list[int], budget: int
+) -> list[list[int]]:
+    """Cost of each micro-batch of each rank, at the first count that holds the budget on every
+    rank."""
     for count in range(1, len(cells[0]) + 1):
         parts = [
             [
                 [cell[place] for place in places]
-                for places in get_seqlen_balanced_partitions([cost[row] for row in cell], count, equal_size=False)
+                for places in get_seqlen_balanced_partitions(
+                    [cost[row] for row in cell], count, equal_size=False
+                )
             ]
             for cell in cells
         ]
-        if all(sum(lengths[row] for row in part) <= budget for of_rank in parts for part in of_rank):
-            # verl's order: by cost, every other one reversed to the front, so that the small ones are at both ends.
+        if all(
+            sum(lengths[row] for row in part) <= budget for of_rank in parts for part in of_rank
+        ):
+            # verl's order: by cost, every other one reversed to the front, so that the small ones
+            # are at both ends.
             for of_rank in parts:
-                of_rank.sort(key=lambda part: (sum(cost[row] for row in part), part[0]), reverse=True)
+                of_rank.sort(
+                    key=lambda part: (sum(cost[row] for row in part), part[0]), reverse=True
+                )
             ordered = [of_rank[::2][::-1] + of_rank[1::2] for of_rank in parts]
             return [[sum(cost[row] for row in part) for part in of_rank] for of_rank in ordered]
     raise AssertionError("one row a micro-batch holds any budget")
@@ -179,12 +220,16 @@ def loads_of_common_count(cells: list[list[int]], lengths: list[int], cost: list
 def test_what_stock_verl_stops_at_is_refused_and_not_compared(path):
     assert "cannot share the 6 rows of a mini-batch" in refused(path, *SHAPE, "--compare")
     path.write_text('{"prompt": "a", "session": 0, "tokens": 5}\n')
-    assert "a pad of stock verl has 128 tokens" in refused(path, *SHAPE, "--dp", 2, "--budget", 127, "--compare")
+    assert "a pad of stock verl has 128 tokens" in refused(
+        path, *SHAPE, "--dp", 2, "--budget", 127, "--compare"
+    )
     assert run(path, *SHAPE, "--dp", 2, "--budget", 128, "--compare").exit_code == 0
 
 
 def dump_line(uid: str, output: str) -> str:
-    return json.dumps({"input": "ab", "output": output, "gts": None, "score": 1.0, "uid": uid}, ensure_ascii=False)
+    return json.dumps(
+        {"input": "ab", "output": output, "gts": None, "score": 1.0, "uid": uid}, ensure_ascii=False
+    )
 
 
 def test_a_dump_is_tokenized_and_its_stock_pads_are_left_out(tmp_path):
@@ -208,7 +253,9 @@ def test_a_dump_is_tokenized_and_its_stock_pads_are_left_out(tmp_path):
 
 
 def test_what_cannot_be_planned_is_refused_in_one_line(path):
-    assert "--mini-batch=3 x --n=2 = 6 rows" in refused(path, *SHAPE, "--strategy", "lcm", "--dp", 7)
+    assert "--mini-batch=3 x --n=2 = 6 rows" in refused(
+        path, *SHAPE, "--strategy", "lcm", "--dp", 7
+    )
     assert "packer='verl'" in refused(path, *SHAPE, "--sharing", get_args(Sharing)[-1])
 
 
@@ -223,7 +270,10 @@ def test_a_file_or_a_tokenizer_that_is_not_there_is_named(path, tmp_path):
 def test_a_hundred_thousand_rows_are_planned_and_shown_in_a_few_lines(tmp_path):
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(1500), 0.9, 100_000), 16, 16384).astype(int).tolist()
-    rows = [{"prompt": f"p{row // 8}", "session": row % 8, "tokens": each} for row, each in enumerate(lengths)]
+    rows = [
+        {"prompt": f"p{row // 8}", "session": row % 8, "tokens": each}
+        for row, each in enumerate(lengths)
+    ]
     path = write_lines(tmp_path / "rows.jsonl", rows)
     output = run(path, "--dp", 64, "--mini-batch", 32, "--n", 8, "--budget", 16384).stdout
     lines = output.split("\n")
@@ -245,7 +295,20 @@ SHARED_ROWS = [
     {"prompt": "b", "session": 1, "token_ids": [1, 2, 3, 4]},
 ]
 SHARED = get_args(Sharing)[-1]
-SHARING = ("--dp", 1, "--mini-batch", 2, "--n", 2, "--budget", 64, "--packer", "plan", "--sharing", SHARED)
+SHARING = (
+    "--dp",
+    1,
+    "--mini-batch",
+    2,
+    "--n",
+    2,
+    "--budget",
+    64,
+    "--packer",
+    "plan",
+    "--sharing",
+    SHARED,
+)
 
 
 def test_what_rows_of_a_prompt_begin_with_is_computed_once(tmp_path):

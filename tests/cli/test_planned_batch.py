@@ -57,7 +57,11 @@ def test_a_pipe_with_a_name_is_read_once(path, tmp_path):
 
 def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
     result = run(folder, *OF_FOUR)
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.split("\n") if "│" in line]
+    lines = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in result.stdout.split("\n")
+        if "│" in line
+    ]
     assert [line[:3] for line in lines] == [
         ["1.jsonl", "4", "64"],
         ["2.jsonl", "2", "32"],
@@ -79,10 +83,16 @@ def test_of_a_folder_what_is_no_file_of_rows_is_named_and_left_out(folder):
     (folder / "3.jsonl").write_text(json.dumps(ROWS[0]) + "\n{\n")
     (folder / "7.jsonl").mkdir()
     (folder / "8.jsonl").write_text("[" * 100_000 + "\n")
-    (folder / "9.jsonl").write_text(json.dumps({"form": 1, "step": 9, "update": 0, "keys": ["a"]}) + "\n")
+    (folder / "9.jsonl").write_text(
+        json.dumps({"form": 1, "step": 9, "update": 0, "keys": ["a"]}) + "\n"
+    )
     result = run(folder, *OF_FOUR, "--json")
     shown = json.loads(result.stdout)
-    assert [Path(batch["file"]).name for batch in shown["batches"]] == ["1.jsonl", "2.jsonl", "10.jsonl"]
+    assert [Path(batch["file"]).name for batch in shown["batches"]] == [
+        "1.jsonl",
+        "2.jsonl",
+        "10.jsonl",
+    ]
     assert len(shown["left_out"]) == 4
     assert all(left_out in result.stderr for left_out in shown["left_out"])
     assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder / "3.jsonl", *OF_FOUR)
@@ -100,7 +110,9 @@ def test_options_that_the_rows_do_not_bear_out_are_named_with_both_numbers(tmp_p
     file = write_lines(tmp_path / "rows.jsonl", ROWS)
     assert plan_of(file, *OF_FOUR)["notes"] == []
     (note,) = plan_of(file, *OF_FOUR, "--mini-batch", 5)["notes"]
-    assert note.startswith("--mini-batch=5: does not divide 16 prompts with rows. The batch is planned as one of 20")
+    assert note.startswith(
+        "--mini-batch=5: does not divide 16 prompts with rows. The batch is planned as one of 20"
+    )
     assert plan_of(file, *OF_FOUR, "--n", 7)["notes"] == ["--n=7: a prompt has up to 4 sessions."]
     (note,) = plan_of(file, *OF_FOUR, "--dp", 32)["notes"]
     assert note == "32 ranks: some have nothing but pads in 4 of 4 optimizer steps."
@@ -111,24 +123,40 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     write_steps([step], path)
     plan = plan_of(path, *SHARING)
     (rank,) = plan["steps"][0]["ranks"]
-    assert sorted(row for micro_batch in rank["micro_batches"] for row in micro_batch["rows"]) == [0, 1, 2, 3]
-    # 12, 20, 15 and 20 tokens: row 0 is the beginning of row 1, and row 2 has 7 tokens of it, the last computed again.
+    assert sorted(row for micro_batch in rank["micro_batches"] for row in micro_batch["rows"]) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    # 12, 20, 15 and 20 tokens: row 0 is the beginning of row 1, and row 2 has 7 tokens of it, the
+    # last computed again.
     assert plan["figures"]["computed_tokens"] == 20 + (15 - 6) + 20
     assert "1 of 4 rows, 29.9% of the tokens, add nothing to the gradient" in plan["notes"][0]
     write_steps([step, made_step(update=1)], path)
     both = plan_of(path, *SHARING)
-    assert [Path(batch["file"]).name for batch in both["batches"]] == ["3.jsonl, update 0", "3.jsonl, update 1"]
+    assert [Path(batch["file"]).name for batch in both["batches"]] == [
+        "3.jsonl, update 0",
+        "3.jsonl, update 1",
+    ]
     assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
     write_steps([made_step(rows=[])], path)
-    assert "3.jsonl: holds timings alone. Record steps with padding.record=true." in refused(path, *SHARING)
+    assert "3.jsonl: holds timings alone. Record steps with padding.record=true." in refused(
+        path, *SHARING
+    )
 
 
 def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", ROWS)
-    budgets = ("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=100")
+    budgets = (
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=100",
+    )
     of_job = (*job, *budgets, "trainer.n_gpus_per_node=2", "+padding=prompt", "padding.packer=plan")
     by_job = plan_of(file, "--", *of_job)
-    by_options = plan_of(file, "--dp", 2, "--mini-batch", 2, "--n", 4, "--budget", 100, "--packer", "plan")
+    by_options = plan_of(
+        file, "--dp", 2, "--mini-batch", 2, "--n", 4, "--budget", 100, "--packer", "plan"
+    )
     assert by_job["steps"] == by_options["steps"]
     assert (by_job["strategy"], by_job["packer"]) == ("prompt", "plan")
     page = tmp_path / "plan.html"
@@ -161,7 +189,9 @@ def test_the_page_has_the_bars_of_the_plan_and_of_stock_verl(packer, path, rows,
         ends[rank] = max(ends.get(rank, 0), start + length)
     steps = plan_of(path, *shape)["steps"]
     if packer == "plan":
-        slowest = sum(max(loads) for step in steps for loads in zip(*loads_of(step, rows), strict=True))
+        slowest = sum(
+            max(loads) for step in steps for loads in zip(*loads_of(step, rows), strict=True)
+        )
         assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 2)
 
 

@@ -40,7 +40,17 @@ def row(number: int, key: str, **values: Any) -> RecordedRow:
 ROWS = [
     row(0, "a_0_0", tokens=12, shared_tokens=12, shares_with=1),
     row(1, "a_0_1", tokens=34),
-    row(2, "a_1_0", tokens=15, shared_tokens=7, shares_with=0, reward=0.25, advantage=0.0, idle=True, trained_tokens=3),
+    row(
+        2,
+        "a_1_0",
+        tokens=15,
+        shared_tokens=7,
+        shares_with=0,
+        reward=0.25,
+        advantage=0.0,
+        idle=True,
+        trained_tokens=3,
+    ),
     row(3, "b_0_0", tokens=4321, reward=0.0, advantage=-1.75),
 ]
 TEXTS = {
@@ -52,16 +62,23 @@ TEXTS = {
 
 
 def step_of(rows: list[RecordedRow], **values: Any) -> RecordedStep:
-    return RecordedStep(**{"step": 1, "update": 0, "keys": [each.key for each in rows], "rows": rows} | values)
+    return RecordedStep(
+        **{"step": 1, "update": 0, "keys": [each.key for each in rows], "rows": rows} | values
+    )
 
 
-def write_dump(folder: Path, step: int, texts: dict[str, tuple[str, str]], rows: list[RecordedRow]) -> None:
+def write_dump(
+    folder: Path, step: int, texts: dict[str, tuple[str, str]], rows: list[RecordedRow]
+) -> None:
     score = {each.key: each.reward for each in rows}
     lines = [
-        {"uid": key, "input": prompt, "output": answer, "score": score[key]} for key, (prompt, answer) in texts.items()
+        {"uid": key, "input": prompt, "output": answer, "score": score[key]}
+        for key, (prompt, answer) in texts.items()
     ]
     folder.mkdir(exist_ok=True)
-    (folder / f"{step}.jsonl").write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    (folder / f"{step}.jsonl").write_text(
+        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    )
 
 
 @pytest.fixture
@@ -70,13 +87,21 @@ def run(tmp_path) -> Path:
     folder = tmp_path / "my <run>"
     folder.mkdir()
     metrics = [
-        {"step": 1, "data": {"critic/score/mean": 0.5, "actor/grad_norm": 0.125, "x": float("nan")}},
-        {"step": 2, "data": {"critic/score/mean": 0.75, "actor/grad_norm": 0.0625, "note": "a word"}},
+        {
+            "step": 1,
+            "data": {"critic/score/mean": 0.5, "actor/grad_norm": 0.125, "x": float("nan")},
+        },
+        {
+            "step": 2,
+            "data": {"critic/score/mean": 0.75, "actor/grad_norm": 0.0625, "note": "a word"},
+        },
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in metrics))
     write_steps([step_of(ROWS)], folder / "steps" / "1.jsonl")
     write_steps([step_of(ROWS[:2], step=2, timings=two_ranks())], folder / "steps" / "2.jsonl")
-    write_steps([step_of([], step=3, keys=["a_0_0"], timings=two_ranks())], folder / "steps" / "3.jsonl")
+    write_steps(
+        [step_of([], step=3, keys=["a_0_0"], timings=two_ranks())], folder / "steps" / "3.jsonl"
+    )
     write_dump(folder / "rollouts", 1, TEXTS, ROWS)
     return folder
 
@@ -98,8 +123,19 @@ def report_and_notes(run: Path) -> tuple[Page, list[str]]:
 
 def test_the_page_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     page = parsed(report(run))
-    # name, prompts, sessions, rows, tokens, trained tokens, idle rows, parted rows, reward of the sessions
-    assert ["Step 1", "2", "3", "4", "4,382", "18", "1", "0", f"{(1 + 0.25 + 0) / 3:.3f}"] in page.lines
+    # name, prompts, sessions, rows, tokens, trained tokens, idle rows, parted rows, reward of the
+    # sessions
+    assert [
+        "Step 1",
+        "2",
+        "3",
+        "4",
+        "4,382",
+        "18",
+        "1",
+        "0",
+        f"{(1 + 0.25 + 0) / 3:.3f}",
+    ] in page.lines
     assert ["Step 3", "1", "1", "1", "-", "-", "-", "-", "-"] in page.lines, "it has timings alone"
     assert page.links == ["data:,"]
     step = page.packed["step-1"]
@@ -113,7 +149,9 @@ def test_the_page_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     curves = page.packed["curves"]["curves"]
     assert curves["actor/grad_norm"] == {str(run): [[1, 0.125], [2, 0.0625]]}
     assert curves["x"] == {str(run): [[1, None]]}
-    assert curves["mean reward of a session"] == {str(run): [[1, pytest.approx((1 + 0.25 + 0) / 3)]]}
+    assert curves["mean reward of a session"] == {
+        str(run): [[1, pytest.approx((1 + 0.25 + 0) / 3)]]
+    }
     assert "note" not in curves
 
 
@@ -139,8 +177,15 @@ def test_texts_are_cut_unless_asked_for_and_shown_where_they_part(run):
     assert head + tail == "x" * 400 + ("x" * 2000 + "the end of a long prompt")[-400:]
     assert left_out == 2024 - 800
     uno = texts[2]
-    assert (uno["parts_at"], uno["before"], uno["mine"], uno["other"]) == (5, "say\U0001f600 ", "uno", f"one {HOSTILE}")
-    assert (texts[0]["mine"], texts[0]["other"]) == ("", " and then two"), "one is the beginning of the other"
+    assert (uno["parts_at"], uno["before"], uno["mine"], uno["other"]) == (
+        5,
+        "say\U0001f600 ",
+        "uno",
+        f"one {HOSTILE}",
+    )
+    assert (texts[0]["mine"], texts[0]["other"]) == ("", " and then two"), (
+        "one is the beginning of the other"
+    )
     whole = parsed(report(run, "--texts")).packed["step-1"]["texts"]
     assert (whole[3]["input"], whole[3]["output"]) == TEXTS["b_0_0"]
 
@@ -193,7 +238,9 @@ def test_a_record_that_cannot_be_read_is_named_and_left_out(run):
         (run / "steps" / "1.jsonl").write_text(text)
         page, said = report_and_notes(run)
         assert page.packed["step-1"]["name"] == "Step 2"
-        assert [note.split(": ")[1] for note in said if note.startswith("Left out")] == [f"{run}/steps/1.jsonl"]
+        assert [note.split(": ")[1] for note in said if note.startswith("Left out")] == [
+            f"{run}/steps/1.jsonl"
+        ]
 
 
 def test_records_that_the_metrics_do_not_have_are_named(run):
@@ -207,10 +254,17 @@ def test_records_that_the_metrics_do_not_have_are_named(run):
 
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])
 def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run):
-    rows = [row(0, "a_0_0", reward=1.0), row(1, "a_1_0", reward=math.nan if unknown is None else unknown)]
+    rows = [
+        row(0, "a_0_0", reward=1.0),
+        row(1, "a_1_0", reward=math.nan if unknown is None else unknown),
+    ]
     write_steps([step_of(rows)], run / "steps" / "1.jsonl")
     write_dump(run / "rollouts", 1, {each.key: ("?", "!") for each in rows}, rows)
-    data = {"critic/score/mean": unknown, "padding/session/score/mean": unknown, "padding/real_rows/total": unknown}
+    data = {
+        "critic/score/mean": unknown,
+        "padding/session/score/mean": unknown,
+        "padding/real_rows/total": unknown,
+    }
     lines = [{"step": 1, "data": {"critic/score/mean": unknown}}, {"step": 2, "data": data}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = parsed(report(run))
@@ -222,7 +276,13 @@ def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run
 
 
 def test_metrics_that_are_not_verls_are_refused_without_a_page(run, tmp_path):
-    for text in ("{\n", "1\n", '{"step": "x", "data": {}}\n', '{"step": Infinity, "data": {}}\n', '{"data": {}}\n'):
+    for text in (
+        "{\n",
+        "1\n",
+        '{"step": "x", "data": {}}\n',
+        '{"step": Infinity, "data": {}}\n',
+        '{"data": {}}\n',
+    ):
         (run / "metrics.jsonl").write_text(text)
         result = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "page.html")])
         assert result.exit_code == 1
@@ -250,7 +310,11 @@ def test_a_browser_shows_a_row_its_tree_and_its_texts_without_an_error(run, tmp_
 
 @needs_a_browser
 def test_a_browser_shows_unknown_rewards_and_sorts_by_known_ones(run, tmp_path):
-    half = [row(0, "a_0_0", reward=math.nan), row(1, "a_1_0", reward=1.0), row(2, "b_0_0", reward=0.5)]
+    half = [
+        row(0, "a_0_0", reward=math.nan),
+        row(1, "a_1_0", reward=1.0),
+        row(2, "b_0_0", reward=0.5),
+    ]
     write_steps([step_of(half)], run / "steps" / "1.jsonl")
     opened = Opened(report(run, "--steps", "1"), tmp_path / "profile", at="#step-1/0")
     assert opened.console == []
@@ -269,7 +333,9 @@ def test_a_browser_shows_the_seconds_of_a_timed_step(run, tmp_path):
     opened = Opened(page, tmp_path / "profile", at="#step-2/0")
     assert opened.console == []
     assert "No rollout dump has its texts." in opened.visible("td")
-    assert re.findall(r'<option value="(\w+)"', opened.dom.split('id="call"')[1].split("</select>")[0]) == [
+    assert re.findall(
+        r'<option value="(\w+)"', opened.dom.split('id="call"')[1].split("</select>")[0]
+    ) == [
         "actor",
         "log_prob",
     ]
@@ -281,12 +347,19 @@ def test_2000_rows_a_step_are_shown_when_they_are_asked_for(tmp_path):
     words = ["".join(draws.choices(ascii_lowercase, k=6)) for _ in range(5000)]
     numbers = count()
     rows = [
-        row(next(numbers), f"p{prompt}_{session}_{index}", places={"actor": Place(index % 2, session, prompt % 10)})
+        row(
+            next(numbers),
+            f"p{prompt}_{session}_{index}",
+            places={"actor": Place(index % 2, session, prompt % 10)},
+        )
         for prompt in range(50)
         for session in range(8)
         for index in range(5)
     ]
-    texts = {each.key: (" ".join(draws.choices(words, k=500)), " ".join(draws.choices(words, k=80))) for each in rows}
+    texts = {
+        each.key: (" ".join(draws.choices(words, k=500)), " ".join(draws.choices(words, k=80)))
+        for each in rows
+    }
     for step in (1, 2):
         write_steps([step_of(rows, step=step)], run / "steps" / f"{step}.jsonl")
         write_dump(run / "rollouts", step, texts, rows)

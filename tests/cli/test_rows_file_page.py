@@ -25,7 +25,9 @@ def first_column(heading: str) -> set[str]:
 
 
 def test_the_rows_of_the_page_are_read_as_it_says():
-    lengths, dump = (read_rows(text.encode().splitlines(), name="page", tokenize=list) for text in TEXTS[:2])
+    lengths, dump = (
+        read_rows(text.encode().splitlines(), name="page", tokenize=list) for text in TEXTS[:2]
+    )
     assert lengths.rows.tokens_R == (512, 400, 900, 5, 7)
     assert lengths.rows.forest.shared_R.tolist() == [0, 400, 0, 0, 0]
     assert dump.rows.prompt_R == ("7f3a",)
@@ -38,13 +40,17 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     (code,) = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "python"]
     page: dict = {}
     exec(code, page)
-    talk = [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)]
+    talk = [
+        {"role": role, "content": text}
+        for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)
+    ]
     other = [{"role": "user", "content": "e"}, *talk[1:2]]
     told = [talk, [*talk[:1], {**talk[1], "content": "no"}], other]
     traces = [json.dumps({"messages": messages}) for messages in told]
     lines = [line.encode() for line in page["trace_rows"](traces, make_byte_tokenizer())]
     rows = read_rows(lines, name="page", tokenize=None, find_shared=True).rows
-    # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline, the text, a marker.
+    # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline,
+    # the text, a marker.
     message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)
     assert rows.tokens_R == (message, 2 * message, message + 1, message)
     assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
@@ -57,8 +63,13 @@ def test_tasks_behind_one_system_message_are_prompts_of_their_own():
     page: dict = {}
     exec(code, page)
     system, answer = {"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}
-    traces = [json.dumps({"messages": [system, {"role": "user", "content": task}, answer]}) for task in "xyx"]
-    prompts = [json.loads(line)["prompt"] for line in page["trace_rows"](traces, make_byte_tokenizer())]
+    traces = [
+        json.dumps({"messages": [system, {"role": "user", "content": task}, answer]})
+        for task in "xyx"
+    ]
+    prompts = [
+        json.loads(line)["prompt"] for line in page["trace_rows"](traces, make_byte_tokenizer())
+    ]
     assert prompts[0] == prompts[2] != prompts[1]
 
 
@@ -75,7 +86,11 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     for name, totals in shown["comparison"].items():
         assert totals.keys() == first_column("Comparison")
         assert f"`{name}`" in PAGE.split("### Comparison\n")[1]
-    nulls = {name for name, figure in plan_of(path, *SHAPE, "--packer", "verl")["figures"].items() if figure is None}
+    nulls = {
+        name
+        for name, figure in plan_of(path, *SHAPE, "--packer", "verl")["figures"].items()
+        if figure is None
+    }
     (sentence,) = re.findall(r"^(.*) are null with `packer=verl`", PAGE, re.MULTILINE)
     assert nulls == set(re.findall(r"`(\w+)`", sentence))
 
@@ -85,4 +100,8 @@ def test_a_folder_has_the_keys_of_the_page(tmp_path):
     shown = plan_of(tmp_path, *SHAPE, "--compare")
     (form,) = re.findall(r"the output is\s`(\{.*?\})`", PAGE)
     assert list(shown) == re.findall(r'"(\w+)"', form)
-    assert shown["batches"][0].keys() == first_column("The plan as JSON") - {"strategy", "packer", "sharing"}
+    assert shown["batches"][0].keys() == first_column("The plan as JSON") - {
+        "strategy",
+        "packer",
+        "sharing",
+    }

@@ -1,4 +1,5 @@
-"""Advantages of whole sessions, from verl's own estimators, against formulas written out, however they are split."""
+"""Advantages of whole sessions, from verl's own estimators, against formulas written out, however
+they are split."""
 
 from functools import cache, partial
 
@@ -22,7 +23,12 @@ from tests.support.split_sessions import Row, sessions, split
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectory_places
-from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting, loss_factors
+from verl_padding.pads.loss_weighting import (
+    MEAN_OF_TOKENS,
+    TOKEN_MODES,
+    LossWeighting,
+    loss_factors,
+)
 from verl_padding.plan import Layout
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key, session_of_key, uid_of_key
@@ -35,7 +41,10 @@ KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_0_10", "a_0_2", "b_0_0", "b_1_0", "b_1_1",
 
 
 def as_rows(fields) -> TensorDict:
-    return TensorDict({name: nested(values) for name, values in fields.items()}, batch_size=len(fields["rm_scores"]))
+    return TensorDict(
+        {name: nested(values) for name, values in fields.items()},
+        batch_size=len(fields["rm_scores"]),
+    )
 
 
 @cache
@@ -56,7 +65,9 @@ def by_verl(estimator: str, fields, keys) -> TensorDict:
     """What verl's trainer computes of these rows."""
     algorithm = algorithm_of(estimator)
     rows = as_rows(fields).to_padded_tensor()
-    data = DataProto.from_single_dict({"token_level_rewards": rows["rm_scores"], **dict(rows.items())})
+    data = DataProto.from_single_dict(
+        {"token_level_rewards": rows["rm_scores"], **dict(rows.items())}
+    )
     data.non_tensor_batch["uid"] = np.array([uid_of_key(key) for key in keys], dtype=object)
     return compute_advantage_for_multi_trajectories(
         data,
@@ -100,7 +111,10 @@ def test_a_row_without_a_response_changes_nothing(estimator):
         }
         return [row.tolist() for row in computed(estimator, fields, keys)["advantages"].unbind()]
 
-    keys, masks = ["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0"], [[1, 1], [1, 1, 1], [], [1, 1], [1]]
+    keys, masks = (
+        ["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0"],
+        [[1, 1], [1, 1, 1], [], [1, 1], [1]],
+    )
     without = found(masks, keys, [0.7, 0.5, 9.0, 1.0, -1.0])
     beside = found([*masks, []], [*keys, "a_0_1"], [0.7, 0.5, 9.0, 1.0, -1.0, 9.0])
     assert beside == [*without, []]
@@ -119,7 +133,9 @@ def test_the_reward_of_an_untrained_end_reaches_a_session_of_one_row(estimator):
         "values": [torch.zeros(2), torch.zeros(2)],
     }
     verls = by_verl(estimator, fields, keys)["returns"]
-    assert float(verls[0][0]) == 0, "verl gives it now: GAE of a row may be as it is, see docs/sessions.md"
+    assert float(verls[0][0]) == 0, (
+        "verl gives it now: GAE of a row may be as it is, see docs/sessions.md"
+    )
     assert float(computed(estimator, fields, keys)["returns"].unbind()[0][0]) == 1
 
 
@@ -127,16 +143,22 @@ def continued(rows: list[Row], *, said: bool) -> list[int | None]:
     """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
     keys = [row.key for row in rows]
     number = {row.key: place for place, row in enumerate(rows)}
-    forest = Forest.from_tokens([np.array(row.prompt + row.response) for row in rows], list(map(session_of_key, keys)))
+    forest = Forest.from_tokens(
+        [np.array(row.prompt + row.response) for row in rows], list(map(session_of_key, keys))
+    )
     told = {}
     if said:
         for place, row in enumerate(rows):
-            told[place] = None if row.extends is None else number[f"{session_of_key(row.key)}_{row.extends}"]
+            told[place] = (
+                None if row.extends is None else number[f"{session_of_key(row.key)}_{row.extends}"]
+            )
     found = continued_rows(forest, keys, range(len(keys)), told, {})
     return [found.get(row) for row in range(len(keys))]
 
 
-def computed_by_action(estimator: str, rows: list[Row], rewards: dict[str, float], *, said: bool, kl: bool):
+def computed_by_action(
+    estimator: str, rows: list[Row], rewards: dict[str, float], *, said: bool, kl: bool
+):
     """Advantage and return of each trained token of each row, by session and action."""
     scores = []
     for row in rows:
@@ -150,7 +172,9 @@ def computed_by_action(estimator: str, rows: list[Row], rewards: dict[str, float
     }
     if kl:
         taken = [torch.tensor(row.penalties, dtype=torch.float64) for row in rows]
-        fields["token_level_rewards"] = [score - of_row for score, of_row in zip(scores, taken, strict=True)]
+        fields["token_level_rewards"] = [
+            score - of_row for score, of_row in zip(scores, taken, strict=True)
+        ]
     keys, prompts = [row.key for row in rows], [len(row.prompt) for row in rows]
     got = computed(estimator, fields, keys, continued(rows, said=said), prompts)
     columns = [got[name].unbind() for name in ("advantages", "returns")]
@@ -171,22 +195,33 @@ def test_advantages_are_those_of_the_formula_however_a_session_is_split(estimato
     rewards = {session.name: session.reward for session in drawn}
     samples = [session.sample for session in drawn]
     if not kl:
-        samples = [Sample(sample.uid, sample.reward, sample.values, [0.0] * len(sample.values)) for sample in samples]
-    if estimator == "grpo_vectorized":  # whose single precision makes noise of scores that are the same
+        samples = [
+            Sample(sample.uid, sample.reward, sample.values, [0.0] * len(sample.values))
+            for sample in samples
+        ]
+    if (
+        estimator == "grpo_vectorized"
+    ):  # whose single precision makes noise of scores that are the same
         groups = [{sample.score for sample in samples if sample.uid == uid} for uid in "ab"]
         assume(all(len(scores) > 1 for scores in groups))
     want = {}
     of_formula = (formula(estimator, samples, GAMMA, LAM) for formula in (advantages, returns))
     for session, of_advantage, of_return in zip(drawn, *of_formula, strict=True):
         places = [action for action in session.in_one_row().actions if action is not None]
-        want |= {(session.name, place): pair for place, *pair in zip(places, of_advantage, of_return, strict=True)}
+        want |= {
+            (session.name, place): pair
+            for place, *pair in zip(places, of_advantage, of_return, strict=True)
+        }
     whole = [session.in_one_row() for session in drawn]
     pieces = [row for session in drawn for row in data.draw(split(session, said=said))]
     for rows in (whole, pieces):
         got = computed_by_action(estimator, rows, rewards, said=said, kl=kl)
         assert {(session, action) for session, action, *_ in got} == want.keys()
         for session, action, *pair in got:
-            assert pair == pytest.approx(want[session, action], rel=1e-5, abs=1e-6), (session, action)
+            assert pair == pytest.approx(want[session, action], rel=1e-5, abs=1e-6), (
+                session,
+                action,
+            )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -201,18 +236,26 @@ def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data
     if mode not in TOKEN_MODES:  # as verl has rows
         below = len(drawn) if by_rows else 1
         of_row = {row.key[:-2]: sum(row.mask) if mode == MEAN_OF_TOKENS else 1 for row in whole}
-        assert want == {place: pytest.approx(1 / of_row[place[0]] / below, rel=1e-12) for place in want}
+        assert want == {
+            place: pytest.approx(1 / of_row[place[0]] / below, rel=1e-12) for place in want
+        }
 
 
-def weights_of_tokens(mode: str, rows: list[Row], *, by_rows: bool) -> dict[tuple[str, tuple[int, int]], float]:
+def weights_of_tokens(
+    mode: str, rows: list[Row], *, by_rows: bool
+) -> dict[tuple[str, tuple[int, int]], float]:
     """What the loss of each trained token is multiplied by, but for a number that is configured."""
     layout = Layout(n_rows=len(rows), cells=((tuple(range(len(rows))),),))
     tokens_R = [sum(row.mask) for row in rows]
     weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=True)
-    factor_R = loss_factors(layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting)
+    factor_R = loss_factors(
+        layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting
+    )
     below = {"token-mean": sum(tokens_R), "token-sum": 1}.get(mode, len(rows) if by_rows else 1)
     return {
-        (session_of_key(row.key), action): factor / below / (tokens if mode == MEAN_OF_TOKENS else 1)
+        (session_of_key(row.key), action): factor
+        / below
+        / (tokens if mode == MEAN_OF_TOKENS else 1)
         for row, tokens, factor in zip(rows, tokens_R, factor_R, strict=True)
         for action in row.actions
         if action is not None
@@ -227,7 +270,8 @@ def at_the_end(score):
 @pytest.mark.parametrize("metric", ["reward", "acc"])
 @pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
 def test_a_filter_of_groups_compares_sessions_where_verls_compares_rows(kind, metric, empty_queue):
-    """Of three prompts, a has one session, b two of one score, c two of two scores; the first in one row or two."""
+    """Of three prompts, a has one session, b two of one score, c two of two scores; the first in
+    one row or two."""
     mode = "sync" if kind is ReplayBuffer else "colocate_async"
     settings = (f"trainer.v1.trainer_mode={mode}", "algorithm.filter_groups.enable=true")
 
@@ -243,7 +287,10 @@ def test_a_filter_of_groups_compares_sessions_where_verls_compares_rows(kind, me
         buffer = padded_trainer(*settings, f"algorithm.filter_groups.metric={metric}").replay_buffer
         assert type(buffer) is kind
         found = []
-        for filter_groups in (partial(kind._dapo_filtered_keys, buffer), buffer._dapo_filtered_keys):
+        for filter_groups in (
+            partial(kind._dapo_filtered_keys, buffer),
+            buffer._dapo_filtered_keys,
+        ):
             buffer._dapo_classification_cache.clear()
             buffer._sync_metadata_from_transfer_queue()
             found.append(filter_groups(PARTITION)[0])
@@ -253,5 +300,6 @@ def test_a_filter_of_groups_compares_sessions_where_verls_compares_rows(kind, me
 
     (verls_one, ours_one), (verls_two, ours_two) = map(filtered, (1, 2))
     assert verls_one == ours_one == ours_two == {"b"}
-    # The one session of a is a group by itself; and of three copies of 0.1 NumPy finds a deviation that is not 0.
+    # The one session of a is a group by itself; and of three copies of 0.1 NumPy finds a deviation
+    # that is not 0.
     assert verls_two == ({"a", "b"} if metric == "reward" else {"a"})

@@ -17,7 +17,11 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.agent_loops import PaddedAgentLoopManager, PaddedAgentLoopWorker, VerlWorker
+from verl_padding.driver.agent_loops import (
+    PaddedAgentLoopManager,
+    PaddedAgentLoopWorker,
+    VerlWorker,
+)
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, list_rows
 
@@ -46,7 +50,9 @@ def worker_of(kind, **attributes):
         "distillation_enabled": False,
         "hf_model_type": None,
     }
-    worker.__dict__.update({**plain, "mm_processor_kwargs": {}, "teacher_key": "data_source", **attributes})
+    worker.__dict__.update(
+        {**plain, "mm_processor_kwargs": {}, "teacher_key": "data_source", **attributes}
+    )
     return worker
 
 
@@ -60,24 +66,41 @@ def row(first_token, *, score=1.0, info=None, tokens=3):
         reward_score=score,
         num_turns=2,
         metrics=AgentLoopMetrics(),
-        extra_fields={"min_global_steps": 1, "max_global_steps": 1, "reward_extra_info": info or {}},
+        extra_fields={
+            "min_global_steps": 1,
+            "max_global_steps": 1,
+            "reward_extra_info": info or {},
+        },
     )
 
 
 def put(worker, uid, *sessions, validate=False):
     """Sessions of a prompt, as an agent loop returns them: a list of rows, or a row by itself."""
-    of_prompt = {"global_steps": 1, "data_source": "toy", "reward_model": {"ground_truth": "4"}, "raw_prompt": []}
+    of_prompt = {
+        "global_steps": 1,
+        "data_source": "toy",
+        "reward_model": {"ground_truth": "4"},
+        "raw_prompt": [],
+    }
 
     async def run():
         for number, rows in enumerate(sessions):
-            await worker._agent_loop_postprocess(rows, validate, uid=uid, session_id=number, **of_prompt)
+            await worker._agent_loop_postprocess(
+                rows, validate, uid=uid, session_id=number, **of_prompt
+            )
 
     asyncio.run(run())
 
 
 def batch_in_queue():
     tags = queue_content()
-    return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION, fields=None, extra_info={})
+    return KVBatchMeta(
+        keys=list(tags),
+        tags=list(tags.values()),
+        partition_id=PARTITION,
+        fields=None,
+        extra_info={},
+    )
 
 
 @pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
@@ -87,7 +110,9 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
     put(worker, "a", [row(5), row(20, tokens=4)], row(40, tokens=6))
     batch = batch_in_queue()
     found = {
-        key: sorted(names) for names, keys in list_rows(batch.keys, PARTITION).keys_by_fields.items() for key in keys
+        key: sorted(names)
+        for names, keys in list_rows(batch.keys, PARTITION).keys_by_fields.items()
+        for key in keys
     }
     with_teacher = {key for key, names in found.items() if TEACHER in names}
     if kind is VerlWorker:
@@ -96,7 +121,9 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
         return
     assert with_teacher == {"a_0_0", "a_0_1", "a_1_0"}
     for key in batch.keys:
-        data = tq.kv_batch_get(keys=[key], partition_id=PARTITION, select_fields=["input_ids", TEACHER])
+        data = tq.kv_batch_get(
+            keys=[key], partition_id=PARTITION, select_fields=["input_ids", TEACHER]
+        )
         (tokens,), (said,) = data["input_ids"].unbind(), data[TEACHER].unbind()
         assert said.flatten().tolist() == [-float(token) for token in tokens]
 
@@ -111,7 +138,8 @@ def test_rows_that_the_teacher_was_not_asked_about_are_refused(kind):
     content = queue_content()
     if kind is VerlWorker:
         with pytest.raises(
-            PaddingDataError, match=r"^row 'a_0_0': no field 'teacher_logprobs' \(8 rows in all\), .*Leave"
+            PaddingDataError,
+            match=r"^row 'a_0_0': no field 'teacher_logprobs' \(8 rows in all\), .*Leave",
         ):
             trainer._balance_batch(batch_in_queue(), {})
         assert queue_content() == content
@@ -133,7 +161,8 @@ class Prompts:
 
 
 def validation_metrics(kind, batches):
-    """Of verl's own ``_validate``; each batch is a list of prompts, and a prompt is a list of sessions."""
+    """Of verl's own ``_validate``; each batch is a list of prompts, and a prompt is a list of
+    sessions."""
     trainer = padded_trainer("actor_rollout_ref.rollout.val_kwargs.n=1", "trainer.val_only=true")
     trainer.tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
     trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
@@ -154,10 +183,15 @@ def validation_metrics(kind, batches):
 @pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
 def test_a_key_named_reward_does_not_change_the_score_of_a_validation(kind):
     scores = [[1.0, 0.0], [1.0, 0.0]]
-    batches = [[[row(5, score=score, info={"reward": 1.0, "acc": score})] for score in batch] for batch in scores]
+    batches = [
+        [[row(5, score=score, info={"reward": 1.0, "acc": score})] for score in batch]
+        for batch in scores
+    ]
     metrics = validation_metrics(kind, batches)
     assert metrics["val-core/toy/acc/mean@1"] == 0.5
-    if kind is VerlWorker:  # of four values, the scores of the first batch and what its function called reward
+    if (
+        kind is VerlWorker
+    ):  # of four values, the scores of the first batch and what its function called reward
         assert metrics["val-aux/toy/reward/mean@1"] == 0.75, "verl counts the score alone by now"
     else:
         assert metrics["val-aux/toy/reward/mean@1"] == 0.5
@@ -171,7 +205,9 @@ def test_prompts_that_come_one_by_one_go_to_all_workers(kind, monkeypatch):
 
     class Worker:
         def __init__(self, number):
-            self.generate_sequences = SimpleNamespace(remote=lambda chunk: served.append((number, len(chunk))))
+            self.generate_sequences = SimpleNamespace(
+                remote=lambda chunk: served.append((number, len(chunk)))
+            )
 
     manager = object.__new__(kind)
     manager.agent_loop_workers = [Worker(number) for number in range(3)]

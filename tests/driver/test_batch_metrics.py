@@ -29,7 +29,9 @@ def test_a_session_counts_once_with_the_score_of_its_last_row():
         "padding/session/rows/mean": 4 / 3,
         "padding/session/rows/max": 2,
         "padding/session/rows/p50": 1.0,
-        "padding/session/rows/p90": pytest.approx(1.8),  # of 1, 1, 2: 0.8 of the way from the second to the third
+        "padding/session/rows/p90": pytest.approx(
+            1.8
+        ),  # of 1, 1, 2: 0.8 of the way from the second to the third
         "padding/session/rows/p99": pytest.approx(1.98),
         "padding/session/num_turns/mean": 3.0,
     }
@@ -79,9 +81,13 @@ PROMPTS = {
 def test_rows_and_prompts_that_teach_nothing_are_counted(local_updates):
     updates = [PROMPTS]
     if local_updates == 2:
-        updates = [{key: row for key, row in PROMPTS.items() if (key < "c") is first} for first in (True, False)]
+        updates = [
+            {key: row for key, row in PROMPTS.items() if (key < "c") is first}
+            for first in (True, False)
+        ]
     assert advantage_metrics(list(map(trained_rows, updates)), algorithm()) == {
-        "padding/rows/without_advantage/share": 8 / 11,  # all but a_1_0, d_0_0 and d_1_0: d_1_1 has no trained token
+        "padding/rows/without_advantage/share": 8
+        / 11,  # all but a_1_0, d_0_0 and d_1_0: d_1_1 has no trained token
         "padding/rows/without_advantage/tokens_share": (7 * 2 + 3) / (10 * 2 + 3),
         "padding/prompts/without_advantage/share": 3 / 5,
         "padding/prompts/all_right/share": 1 / 5,
@@ -92,10 +98,17 @@ def test_rows_and_prompts_that_teach_nothing_are_counted(local_updates):
 
 @pytest.mark.parametrize("other", [algorithm("gae"), algorithm(kl_in_reward=True)])
 def test_where_equal_scores_may_differ_in_advantage_none_is_called_rounded(other):
-    assert "padding/prompts/rounded_advantage/total" not in advantage_metrics([trained_rows(PROMPTS)], other)
+    assert "padding/prompts/rounded_advantage/total" not in advantage_metrics(
+        [trained_rows(PROMPTS)], other
+    )
 
 
 @pytest.mark.parametrize(("score", "right", "wrong"), [(1.0, 1, 0), (0.0, 0, 1), (-1.0, 0, 1)])
 def test_if_a_step_has_one_score_alone_it_is_right_above_0(score, right, wrong):
-    found = advantage_metrics([trained_rows({f"a_{n}_0": MadeRow(score=score) for n in range(2)})], algorithm())
-    assert (found["padding/prompts/all_right/share"], found["padding/prompts/all_wrong/share"]) == (right, wrong)
+    found = advantage_metrics(
+        [trained_rows({f"a_{n}_0": MadeRow(score=score) for n in range(2)})], algorithm()
+    )
+    assert (found["padding/prompts/all_right/share"], found["padding/prompts/all_wrong/share"]) == (
+        right,
+        wrong,
+    )

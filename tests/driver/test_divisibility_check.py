@@ -1,4 +1,5 @@
-"""With fixed micro-batches the rows of a padded batch need not be a multiple of what verl's ranks take at once."""
+"""With fixed micro-batches the rows of a padded batch need not be a multiple of what verl's ranks
+take at once."""
 
 import pytest
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
@@ -32,7 +33,11 @@ class Mine(PaddedTrainerSync):
 
 @pytest.mark.parametrize(
     "asking",
-    [["+padding=prompt"], ["trainer.v1.trainer_mode=padded_sync"], ["trainer.v1.trainer_mode=mine"]],
+    [
+        ["+padding=prompt"],
+        ["trainer.v1.trainer_mode=padded_sync"],
+        ["trainer.v1.trainer_mode=mine"],
+    ],
     ids=lambda each: each[0],
 )
 def test_a_padded_job_passes_and_keeps_its_config(asking, monkeypatch):
@@ -43,7 +48,11 @@ def test_a_padded_job_passes_and_keeps_its_config(asking, monkeypatch):
     assert (config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (5, 3)
     reader = check_job(config, "sync")
     job = reader.step_job()
-    assert (job.prompts, job.updates["actor"].dp_size, job.updates["actor"].micro_batch_rows) == (5, 2, 2)
+    assert (job.prompts, job.updates["actor"].dp_size, job.updates["actor"].micro_batch_rows) == (
+        5,
+        2,
+        2,
+    )
 
 
 def test_another_job_is_refused_as_ever():
@@ -52,7 +61,9 @@ def test_another_job_is_refused_as_ever():
 
 
 def test_what_else_verl_checks_is_still_checked():
-    config = compose_job(*FIVE_TIMES_THREE, "+padding=prompt", "actor_rollout_ref.actor.ppo_micro_batch_size=4")
+    config = compose_job(
+        *FIVE_TIMES_THREE, "+padding=prompt", "actor_rollout_ref.actor.ppo_micro_batch_size=4"
+    )
     with pytest.raises(Exception, match="You have set both"):
         validate(config)
 

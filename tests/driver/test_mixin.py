@@ -1,4 +1,5 @@
-"""The padded trainer's own steps on the real TransferQueue; the workers here only say how many ranks they have."""
+"""The padded trainer's own steps on the real TransferQueue; the workers here only say how many
+ranks they have."""
 
 import logging
 from types import SimpleNamespace
@@ -53,7 +54,12 @@ def test_rows_of_a_session_that_part_share_if_the_models_allow_it():
     # Four sessions of two rows: the first 20 of 24 tokens of each are the same.
     starts = torch.randint(5, 200, (4, 20)).repeat_interleave(2, dim=0)
     rows = torch.cat([starts, torch.arange(8)[:, None].expand(8, 4)], dim=1)
-    batch = put_rows([(20, 4)] * 8, input_ids=list(rows), prompts=list(rows[:, :20]), responses=list(rows[:, 20:]))
+    batch = put_rows(
+        [(20, 4)] * 8,
+        input_ids=list(rows),
+        prompts=list(rows[:, :20]),
+        responses=list(rows[:, 20:]),
+    )
     factors = {}
     for branches in (False, True):
         trainer, metrics = padded_trainer("padding.packer=plan", "padding.sharing=on"), {}
@@ -96,7 +102,9 @@ class _Prompts:
 
 def test_the_plan_does_not_depend_on_which_session_ended_first():
     uids = [ordered_uid(7, place) for place in range(4)]
-    keys = [f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)][:15]
+    keys = [
+        f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)
+    ][:15]
     lengths = [(5 + number, 3 + number % 4) for number in range(len(keys))]
     plans, metrics = [], {}
     for order in (range(15), reversed(range(15)), np.random.default_rng(0).permutation(15)):
@@ -105,7 +113,9 @@ def test_the_plan_does_not_depend_on_which_session_ended_first():
         trainer = padded_trainer()
         trainer._balance_batch(batch, metrics)
         assert batch.keys == keys
-        assert [tag["seq_len"] for tag in batch.tags] == [prompt + response for prompt, response in lengths]
+        assert [tag["seq_len"] for tag in batch.tags] == [
+            prompt + response for prompt, response in lengths
+        ]
         plans.append(trainer.steps.current.plan)
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
     assert plans[0].n_pads > 0
@@ -122,9 +132,15 @@ def test_the_batch_keeps_its_rows_and_metrics_tell_of_the_plan():
     assert metrics["padding/real_rows/total"] == 7
     assert metrics["padding/actor/optimizer_steps/total"] == 2
     assert metrics["padding/pad_rows/total"] == trainer.steps.current.plan.n_pads > 0
-    layout, lengths = trainer.steps.current.plan.layouts[ACTOR], [tag["seq_len"] for tag in batch.tags]
+    layout, lengths = (
+        trainer.steps.current.plan.layouts[ACTOR],
+        [tag["seq_len"] for tag in batch.tags],
+    )
     tokens_D = [
-        sum(lengths[row] if row < 7 else PAD_TOKENS for cells in layout.cells for row in cells[rank]) for rank in (0, 1)
+        sum(
+            lengths[row] if row < 7 else PAD_TOKENS for cells in layout.cells for row in cells[rank]
+        )
+        for rank in (0, 1)
     ]
     assert layout.n_pads > 0
     assert sum(tokens_D) == sum(lengths) + PAD_TOKENS * layout.n_pads
@@ -135,14 +151,17 @@ def test_the_batch_keeps_its_rows_and_metrics_tell_of_the_plan():
 
 
 def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, caplog):
-    """Rows of four prompts, two a mini-batch; those of the first two have no trained token, then all have one."""
+    """Rows of four prompts, two a mini-batch; those of the first two have no trained token, then
+    all have one."""
     keys = [f"{ordered_uid(7, place)}_{session}_0" for place in range(4) for session in range(2)]
     stock, trainer, counts = get_trainer_cls("sync"), padded_trainer(), []
     for idle_rows in (4, 4, 0):
         masks = [torch.full((2,), int(row >= idle_rows)) for row in range(len(keys))]
         batch = put_rows([(5, 2)] * len(keys), keys, response_mask=masks)
         monkeypatch.setattr(
-            stock, "_step_once", lambda self, metrics, *args, batch=batch: self._balance_batch(batch, metrics)
+            stock,
+            "_step_once",
+            lambda self, metrics, *args, batch=batch: self._balance_batch(batch, metrics),
         )
         metrics = {}
         trainer._step_once(metrics, {}, len(keys))
@@ -154,7 +173,9 @@ def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, ca
 
 
 @pytest.mark.parametrize("local_updates", [1, 2])
-def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_updates, monkeypatch):
+def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(
+    local_updates, monkeypatch
+):
     stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
     timing_raw = {"step": 4.0, "gen": 1.0, "ref": 0.5, "adv": 0.25, "update_actor": 2.0}
     of_verl, pads = [], []
@@ -163,12 +184,18 @@ def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_u
         lengths = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
         batch = self._balance_batch(put_rows(lengths), metrics)
         advantages = nested(torch.randn(tag["response_len"]) for tag in batch.tags)
-        columns = TensorDict({"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch))
+        columns = TensorDict(
+            {"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch)
+        )
         tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=columns, tags=batch.tags)
-        self.steps.current.padded_for(ACTOR).update_call(ACTOR, batch)  # what gives pads the fields of real rows
+        self.steps.current.padded_for(ACTOR).update_call(
+            ACTOR, batch
+        )  # what gives pads the fields of real rows
         pads.extend(self.steps.current.pads)
         padded = KVBatchMeta(
-            keys=[*batch.keys, *pads[-1].keys], tags=[*batch.tags, *pads[-1].tags], partition_id=PARTITION
+            keys=[*batch.keys, *pads[-1].keys],
+            tags=[*batch.tags, *pads[-1].tags],
+            partition_id=PARTITION,
         )
         of_verl.append({})
         stock._compute_metrics(self, padded, of_verl[-1], timing_raw, global_steps=7, epoch=0)
@@ -187,17 +214,25 @@ def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(local_u
     if local_updates == 1:
         assert {name: metrics[name] for name in of_verl[0]} == pytest.approx(of_verl[0], rel=1e-6)
     real = sum(tag["seq_len"] for tag in trained.tags)
-    assert metrics["perf/total_num_tokens"] == sum(told["perf/total_num_tokens"] for told in of_verl)
+    assert metrics["perf/total_num_tokens"] == sum(
+        told["perf/total_num_tokens"] for told in of_verl
+    )
     assert metrics["perf/total_num_tokens"] == real + PAD_TOKENS * sum(map(len, pads))
     assert metrics["perf/throughput"] == metrics["perf/total_num_tokens"] / (4.0 * 2)
     for name in set(timing_raw) - {"step"}:
         metric = f"timing_per_token_ms/{name}"
-        assert 1 / metrics[metric] == pytest.approx(sum(1 / told[metric] for told in of_verl), rel=1e-6)
+        assert 1 / metrics[metric] == pytest.approx(
+            sum(1 / told[metric] for told in of_verl), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize(
     ("error", "half_way"),
-    [(RuntimeError("died"), False), (KeyboardInterrupt("died"), False), (RuntimeError("died"), True)],
+    [
+        (RuntimeError("died"), False),
+        (KeyboardInterrupt("died"), False),
+        (RuntimeError("died"), True),
+    ],
     ids=["an error", "an interruption", "a put that fails half way"],
 )
 def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, half_way, monkeypatch):
@@ -226,14 +261,20 @@ def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, half_w
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_trained(mode, monkeypatch):
+def test_a_snapshot_of_the_queue_is_taken_without_the_rows_that_the_step_has_trained(
+    mode, monkeypatch
+):
     trainer = padded_trainer()
     trainer._job.mode = mode
     trained, waiting = put_rows([(5, 3), (7, 2), (4, 9)]), put_rows([(6, 1)])
     content, seen = queue_content(), []
     stock = get_trainer_cls("sync")
-    monkeypatch.setattr(stock, "_step_once", lambda self, *args: self._balance_batch(trained, metrics={}))
-    monkeypatch.setattr(stock, "step", lambda self, metrics, timing_raw: self._step_once(metrics, timing_raw, 1))
+    monkeypatch.setattr(
+        stock, "_step_once", lambda self, *args: self._balance_batch(trained, metrics={})
+    )
+    monkeypatch.setattr(
+        stock, "step", lambda self, metrics, timing_raw: self._step_once(metrics, timing_raw, 1)
+    )
     monkeypatch.setattr(stock, "_save_checkpoint", lambda self: seen.append(set(queue_content())))
     for _ in range(2):
         trainer.step({}, {})
@@ -253,14 +294,18 @@ def test_a_checkpoint_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
         trainer.steps._updates = [SimpleNamespace(batch=trained)]
         tq.kv_clear(keys=trained.keys[:gone], partition_id=PARTITION)
     trainer._job.mode = "colocate_async"
-    monkeypatch.setattr(get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content())))
+    monkeypatch.setattr(
+        get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content()))
+    )
     content = queue_content()
     trainer._save_checkpoint()
     assert queue_content() == content
     assert seen == [set(waiting.keys)]
 
 
-def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
+def test_pads_that_could_not_be_taken_out_are_cleared_with_a_warning_at_the_next_start(
+    monkeypatch, caplog
+):
     stock = get_trainer_cls("sync")
     monkeypatch.setattr(stock, "_setup", lambda self: None)
     trainer = padded_trainer()
@@ -308,7 +353,13 @@ def test_a_batch_without_real_rows_is_refused():
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ((60, 5), r"^step 7: row '{}' has 65 tokens.* 64 .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+        (
+            (60, 5),
+            (
+                r"^step 7: row '{}' has 65 tokens.* 64"
+                r" .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+            ),
+        ),
         ((0, 5), r"^row '{}': its prompt has no token\. verl takes the log-prob of the first"),
     ],
     ids=["over the token budget", "without a prompt"],
@@ -324,14 +375,24 @@ def test_rows_that_are_not_in_the_queue_are_refused_by_name(dp_size):
     trainer = padded_trainer(f"trainer.n_gpus_per_node={dp_size}", dp_size=dp_size)
     lost = batch.keys[1:3]
     tq.kv_clear(keys=lost, partition_id=PARTITION)
-    refused(trainer, batch, rf"^row '{lost[0]}': not in TransferQueue \(2 of 4 rows of the batch are not\)")
+    refused(
+        trainer,
+        batch,
+        rf"^row '{lost[0]}': not in TransferQueue \(2 of 4 rows of the batch are not\)",
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}], "'weight': .* has not listed it"),
-        ([{"micro_batch": torch.tensor(1.0)}] * 2, "'micro_batch': rows have it, as torch.float32, but"),
+        (
+            [{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}],
+            "'weight': .* has not listed it",
+        ),
+        (
+            [{"micro_batch": torch.tensor(1.0)}] * 2,
+            "'micro_batch': rows have it, as torch.float32, but",
+        ),
         ([{}, {"micro_batch": "a word"}], "'micro_batch': rows have it, as no tensor, but"),
     ],
 )
@@ -343,12 +404,16 @@ def test_a_field_without_a_role_is_refused_though_no_pad_is_needed(monkeypatch):
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)
     read, get = [], source_rows.read_rows
-    monkeypatch.setattr(source_rows, "read_rows", lambda keys, partition: read.append(keys) or get(keys, partition))
+    monkeypatch.setattr(
+        source_rows, "read_rows", lambda keys, partition: read.append(keys) or get(keys, partition)
+    )
     for reads in (1, 0):
         read.clear()
         trainer._balance_batch(batch, {})
         assert trainer.steps.current.plan.n_pads == 0
-        assert len(read) == reads, "rows are read for fields that no step has met, and for no others"
+        assert len(read) == reads, (
+            "rows are read for fields that no step has met, and for no others"
+        )
     content = queue_content()
     assert len(content) == 4
     tq.kv_batch_put(
@@ -361,14 +426,18 @@ def test_a_field_without_a_role_is_refused_though_no_pad_is_needed(monkeypatch):
     assert queue_content() == content
 
 
-@pytest.mark.parametrize(("lengths", "steps"), [([(5, 3)], 1), ([(5, 3), (6, 2)], 1), ([(5, 3)] * 3, 2)])
+@pytest.mark.parametrize(
+    ("lengths", "steps"), [([(5, 3)], 1), ([(5, 3), (6, 2)], 1), ([(5, 3)] * 3, 2)]
+)
 def test_fewer_prompts_than_mini_batches_give_fewer_steps_and_a_warning(lengths, steps, caplog):
     trainer, metrics = padded_trainer(), {}
     with caplog.at_level(logging.WARNING):
         trainer._balance_batch(put_rows(lengths), metrics)
     assert metrics["padding/actor/optimizer_steps/total"] == steps
     assert metrics["padding/actor/mini_batch_real_rows/min"] >= 1
-    assert any("actor: only 1 of 2 optimizer steps" in r.getMessage() for r in caplog.records) == (steps == 1)
+    assert any("actor: only 1 of 2 optimizer steps" in r.getMessage() for r in caplog.records) == (
+        steps == 1
+    )
 
 
 @pytest.mark.parametrize(("eos", "pad", "token"), [(3, 4, 3), (None, 4, 4), (None, None, 0)])
@@ -390,7 +459,8 @@ def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
 
 
 @pytest.mark.parametrize(
-    ("call", "name"), [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref"), ("infer_batch", "values")]
+    ("call", "name"),
+    [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref"), ("infer_batch", "values")],
 )
 def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
@@ -412,5 +482,8 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
     for change in (-1, 1):
         calls = {"execute_with_func_generator": lambda function: None, call: answer_with(change)}
         group = padded_group(SimpleNamespace(**calls), padded)
-        with pytest.raises(PaddingDataError, match=rf"'{name}': outputs of {sent + change} came back for {sent} rows"):
+        with pytest.raises(
+            PaddingDataError,
+            match=rf"'{name}': outputs of {sent + change} came back for {sent} rows",
+        ):
             getattr(group, call)(batch)

@@ -12,11 +12,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 
 def put_prompts(**status_of: str) -> None:
-    tags = [{"is_prompt": True, "status": status, "global_steps": 7} for status in status_of.values()]
+    tags = [
+        {"is_prompt": True, "status": status, "global_steps": 7} for status in status_of.values()
+    ]
     tq.kv_batch_put(keys=list(status_of), partition_id=PARTITION, tags=tags)
 
 
-def counted(trainer, batch) -> dict[str, float]:
+def plural(trainer, batch) -> dict[str, float]:
     prefix, suffix = "padding/session/", "/total"
     return {
         name.removeprefix(prefix).removesuffix(suffix): count
@@ -25,14 +27,15 @@ def counted(trainer, batch) -> dict[str, float]:
 
 
 def test_each_session_that_brought_no_row_has_failed_or_was_empty():
-    """Two sessions a prompt: all of a, one of b that came back empty, one of c that failed, none of d and of e."""
+    """Two sessions a prompt: all of a, one of b that came back empty, one of c that failed, none of
+    d and of e."""
     trainer = padded_trainer()
     for _ in range(2):  # those of the step before count no more
         trainer._session_counts.start_step()
         put_rows([(3, 2)] * 5, ["a_0_0", "a_0_1", "a_1_0", "b_1_0", "c_0_0"])
         put_prompts(a="finished", b="finished", c="failure", d="failure", e="finished")
         batch, _ = trainer.replay_buffer.sample(7, PARTITION, 5)
-        assert counted(trainer, batch) == {
+        assert plural(trainer, batch) == {
             "configured": 10,
             "arrived": 4,
             "missing": 6,
@@ -44,12 +47,20 @@ def test_each_session_that_brought_no_row_has_failed_or_was_empty():
 
 def test_prompts_that_wait_or_are_replaced_do_not_count():
     trainer = padded_trainer("trainer.v1.trainer_mode=colocate_async")
-    trainer.replay_buffer.refill_fn = lambda count: put_prompts(**{f"new{n}": "pending" for n in range(count)})
+    trainer.replay_buffer.refill_fn = lambda count: put_prompts(
+        **{f"new{n}": "pending" for n in range(count)}
+    )
     put_rows([(3, 2)] * 4, ["a_0_0", "a_1_0", "b_0_0", "c_0_0"])
     put_prompts(a="finished", b="failure", c="finished", d="running")
     batch, _ = trainer.replay_buffer.sample(7, PARTITION, 2)
     assert sorted(batch.keys) == ["a_0_0", "a_1_0", "c_0_0"]
-    assert counted(trainer, batch) == {"configured": 4, "arrived": 3, "missing": 1, "failed": 0, "empty": 1}
+    assert plural(trainer, batch) == {
+        "configured": 4,
+        "arrived": 3,
+        "missing": 1,
+        "failed": 0,
+        "empty": 1,
+    }
 
 
 def made(sampler: type[ReplayBuffer]) -> ReplayBuffer:
@@ -64,7 +75,9 @@ def test_a_sampler_may_call_verls_method_by_the_names_of_its_parameters():
     class ByName(ReplayBuffer):
         def give(self, uids):
             rows = {key: {} for key in ("a_0_0", "b_0_0")}
-            return self._materialize_batch(partition_id=PARTITION, selected_prompt_uids=uids, partition_snapshot=rows)
+            return self._materialize_batch(
+                partition_id=PARTITION, selected_prompt_uids=uids, partition_snapshot=rows
+            )
 
     put_prompts(a="finished", b="finished")
     counts, buffer = SessionCounts(2), made(ByName)
@@ -80,5 +93,8 @@ def test_a_sampler_with_a_method_of_its_own_is_left_alone():
 
     counts, buffer = SessionCounts(2), made(Grouped)
     del buffer.failure_keys
-    assert counts.watch(buffer)._materialize_batch(PARTITION, [["a_0_0"], ["b_0_0"]]) == ["a_0_0", "b_0_0"]
+    assert counts.watch(buffer)._materialize_batch(PARTITION, [["a_0_0"], ["b_0_0"]]) == [
+        "a_0_0",
+        "b_0_0",
+    ]
     assert counts.metrics(["a_0_0"]) == {"padding/session/arrived/total": 1}

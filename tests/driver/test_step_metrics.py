@@ -21,7 +21,11 @@ CELLS = {
     CRITIC: (((0, 1, 2), (3, 4, 5)),),  # 10 + 20 + 30, 40 + 5 + 2
     LOG_PROB: (((0, 3, 5), (1, 2, 4)),),  # 10 + 40, 2 in two micro-batches; 20, 30 + 5
 }
-MICRO_BATCH_ROWS = {ACTOR: (((1, 1), (1, 1)), ((2,), (2,))), CRITIC: (((3,), (3,)),), LOG_PROB: (((2, 1), (1, 2)),)}
+MICRO_BATCH_ROWS = {
+    ACTOR: (((1, 1), (1, 1)), ((2,), (2,))),
+    CRITIC: (((3,), (3,)),),
+    LOG_PROB: (((2, 1), (1, 2)),),
+}
 CALLS = {
     ACTOR: Update(dp_size=2, token_budget=50, prompts_per_mini_batch=1),
     CRITIC: Update(dp_size=2, token_budget=60, prompts_per_mini_batch=1),
@@ -80,14 +84,20 @@ OF_CLOCKS = {
     f"padding/{call}/{name}": value
     for call in (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
     # Rank 0 computes 3 and 2 seconds, rank 1 computes 1 and 2, and waits for 2.
-    for name, value in (("measured_imbalance", 5 / 4), ("waited_seconds", 1.0), ("prediction_error", 0.0))
+    for name, value in (
+        ("measured_imbalance", 5 / 4),
+        ("waited_seconds", 1.0),
+        ("prediction_error", 0.0),
+    )
 }
 
 
 def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
     layouts = {
         call: Layout(
-            n_rows=len(TOKENS), cells=cells, micro_batch_rows=MICRO_BATCH_ROWS[call] if packer == "plan" else None
+            n_rows=len(TOKENS),
+            cells=cells,
+            micro_batch_rows=MICRO_BATCH_ROWS[call] if packer == "plan" else None,
         )
         for call, cells in CELLS.items()
     }
@@ -105,10 +115,14 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
         for call, layout in layouts.items()
     }
     sharing = "off" if chains is None else "on"
-    return BatchPlan(n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures)
+    return BatchPlan(
+        n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures
+    )
 
 
-@pytest.mark.parametrize(("packer", "want"), [("verl", OF_THE_PLAN), ("plan", OF_THE_PLAN | OF_ITS_MICRO_BATCHES)])
+@pytest.mark.parametrize(
+    ("packer", "want"), [("verl", OF_THE_PLAN), ("plan", OF_THE_PLAN | OF_ITS_MICRO_BATCHES)]
+)
 def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
     told = plan_metrics(hand_made(packer), TOKENS, PAD_TOKENS)
     assert told == pytest.approx(want, rel=1e-12)
@@ -133,12 +147,22 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
     }
     # A second local update: verl's timers hold the first one's seconds as well.
     before = {"update_actor": 2.0, "old_log_prob": 1.0, "gen": 30.0}
-    after = before | {"update_actor": 5.0, "old_log_prob": 2.25, "ref": 2.25, "values": 4.5, "update_critic": 0.5}
+    after = before | {
+        "update_actor": 5.0,
+        "old_log_prob": 2.25,
+        "ref": 2.25,
+        "values": 4.5,
+        "update_critic": 0.5,
+    }
     assert worker_metrics(metrics, before, after) == pytest.approx(OF_THE_WORKERS, rel=1e-12)
     assert sorted(metrics) == sorted(
         [
             "actor/lr",
-            *(f"{who}/perf/max_memory_{what}_gb" for who in (ACTOR, CRITIC) for what in ("allocated", "reserved")),
+            *(
+                f"{who}/perf/max_memory_{what}_gb"
+                for who in (ACTOR, CRITIC)
+                for what in ("allocated", "reserved")
+            ),
         ]
     ), "ours leave verl's metrics, and verl's stay"
 
@@ -146,4 +170,6 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
 def test_what_clocks_say_is_told_of_each_call():
     calls = (ACTOR, CRITIC, LOG_PROB, REF, VALUES)
     timings = [replace(each, call=call) for each in two_ranks() for call in calls]
-    assert timing_metrics(timings, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(OF_CLOCKS, abs=1e-12)
+    assert timing_metrics(timings, dict.fromkeys(calls, COST_MODELS["tokens"])) == pytest.approx(
+        OF_CLOCKS, abs=1e-12
+    )

@@ -26,7 +26,8 @@ IDS = {
 
 
 def trained_step(monkeypatch, *overrides: str, local_updates: int = 1):
-    """A trainer after a step of rows with these IDS, and its metrics; in each local update, uids get another letter."""
+    """A trainer after a step of rows with these IDS, and its metrics; in each local update, uids
+    get another letter."""
     trainer, stock = padded_trainer("padding.packer=plan", *overrides), get_trainer_cls("sync")
     trainer.prepare_step, trainer.parameter_sync_step = dict, local_updates
     letters = iter("xyz")
@@ -37,7 +38,10 @@ def trained_step(monkeypatch, *overrides: str, local_updates: int = 1):
         ids = [torch.tensor(prompt + response) for prompt, response in IDS.values()]
         masks = [torch.ones(len(response), dtype=torch.int64) for _, response in IDS.values()]
         masks[-1][:] = 0
-        scores = [torch.tensor([0.0] * (len(mask) - 1) + [float(number)]) for number, mask in enumerate(masks)]
+        scores = [
+            torch.tensor([0.0] * (len(mask) - 1) + [float(number)])
+            for number, mask in enumerate(masks)
+        ]
         batch = put_rows(
             [(len(prompt), len(response)) for prompt, response in IDS.values()],
             keys,
@@ -47,7 +51,9 @@ def trained_step(monkeypatch, *overrides: str, local_updates: int = 1):
             loss_weight=[1.0, 2.0, 1.0, 1.0, 1.0, 1.0],
         )
         batch = self._balance_batch(batch, metrics)
-        put_columns(batch, advantages=[torch.arange(len(mask), dtype=torch.float32) for mask in masks])
+        put_columns(
+            batch, advantages=[torch.arange(len(mask), dtype=torch.float32) for mask in masks]
+        )
         return batch
 
     monkeypatch.setattr(stock, "_step_once", update)
@@ -60,15 +66,24 @@ def trained_step(monkeypatch, *overrides: str, local_updates: int = 1):
 
 
 @pytest.mark.parametrize("local_updates", [1, 2])
-def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(local_updates, monkeypatch, tmp_path):
+def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(
+    local_updates, monkeypatch, tmp_path
+):
     folder = tmp_path / "steps"
     trainer, metrics = trained_step(
-        monkeypatch, "padding.record=true", f"trainer.default_local_dir={tmp_path}", local_updates=local_updates
+        monkeypatch,
+        "padding.record=true",
+        f"trainer.default_local_dir={tmp_path}",
+        local_updates=local_updates,
     )
     updates = read_steps(folder / "7.jsonl")
     assert [update.update for update in updates] == list(range(local_updates))
     for letter, update in zip("xyz", updates, strict=False):
-        assert (update.step, list(update.keys), list(update.timings)) == (7, [letter + key for key in IDS], [])
+        assert (update.step, list(update.keys), list(update.timings)) == (
+            7,
+            [letter + key for key in IDS],
+            [],
+        )
         rows = {row.key.removeprefix(letter): row for row in update.rows}
         assert [row.row for row in update.rows] == list(range(6))
         assert {key: row.tokens for key, row in rows.items()} == {
@@ -79,8 +94,13 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(local_up
         assert [row.advantage for row in rows.values()] == [0.5, 0, 1, 0, 0, None]
         assert [row.idle for row in rows.values()] == [False, True, False, True, True, True]
         assert {row.age for row in rows.values()} == {5}, "the weights of step 1, in step 7"
-        # a_1_0 has the largest tokens, then a_0_1, which parts from it, then a_0_0, which a_0_1 begins with.
-        shares = {key: (row.shared_tokens, row.shares_with) for key, row in rows.items() if row.shared_tokens}
+        # a_1_0 has the largest tokens, then a_0_1, which parts from it, then a_0_0, which a_0_1
+        # begins with.
+        shares = {
+            key: (row.shared_tokens, row.shares_with)
+            for key, row in rows.items()
+            if row.shared_tokens
+        }
         assert shares == {"a_0_1": (4, 2), "a_0_0": (5, 1)}
         assert rows["a_0_1"].weight / rows["a_0_0"].weight == pytest.approx(2)
         layout = trainer.steps._updates[update.update].plan.layouts[ACTOR]
@@ -104,7 +124,12 @@ def test_a_file_that_cannot_be_written_ends_no_step(monkeypatch, tmp_path, caplo
 
 def test_the_files_are_beside_the_rollouts_if_there_are_any(monkeypatch, tmp_path: Path):
     rollouts = f"trainer.rollout_data_dir={tmp_path / 'rollouts'}"
-    trained_step(monkeypatch, "padding.record=true", rollouts, f"trainer.default_local_dir={tmp_path / 'checkpoints'}")
+    trained_step(
+        monkeypatch,
+        "padding.record=true",
+        rollouts,
+        f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
+    )
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["7.jsonl"]
 
 

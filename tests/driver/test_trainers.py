@@ -1,4 +1,5 @@
-"""The trainer that a job gets: the padded one of its mode with a padding section, verl's without, or none.
+"""The trainer that a job gets: the padded one of its mode with a padding section, verl's without,
+or none.
 
 verl's constructors run whole: they end before the first worker starts.
 """
@@ -29,7 +30,8 @@ ONE_EACH = dict.fromkeys(("actor", "log_prob", "ref", "critic", "values"), 1)
 
 
 def job(mode, *overrides, padding=None):
-    """A config; with a section as a program may put it there, which no callback of Hydra's has seen."""
+    """A config; with a section as a program may put it there, which no callback of Hydra's has
+    seen."""
     config = compose_job(*DYNAMIC, *SEPARATE, f"trainer.v1.trainer_mode={mode}", *overrides)
     if padding is not None:
         OmegaConf.set_struct(config, False)
@@ -55,7 +57,9 @@ def test_the_trainer_is_the_padded_one_of_the_mode(name):
             assert type(trainer) is get_trainer_cls(f"padded_{mode}")
             assert trainer._job.padding.strategy == "rows"
             assert trainer.parameter_sync_step == (4 if mode == "separate_async" else 1)
-            assert trainer._job.step_job(dp_sizes=ONE_EACH).prompts == (16 if mode == "separate_async" else 64)
+            assert trainer._job.step_job(dp_sizes=ONE_EACH).prompts == (
+                16 if mode == "separate_async" else 64
+            )
             assert trainer.trainer_mode == config.trainer.v1.trainer_mode == mode
 
 
@@ -63,7 +67,8 @@ def test_the_trainer_is_the_padded_one_of_the_mode(name):
 def test_a_plain_string_in_place_of_the_section_is_refused(mode):
     # What Hydra makes of +padding=prompt where it has not found the group.
     with pytest.raises(
-        PaddingConfigError, match=r"^padding='prompt': not a mapping, so the config group was not found"
+        PaddingConfigError,
+        match=r"^padding='prompt': not a mapping, so the config group was not found",
     ):
         get_trainer_cls(mode)(config=job(mode, padding="prompt"))
 
@@ -79,7 +84,9 @@ def test_without_a_section_verls_trainers_are_verls(mode):
 def test_without_registered_padded_trainers_a_section_is_refused(mode, monkeypatch):
     monkeypatch.setattr(stock_guard, "PADDED_TRAINERS", {})
     name = get_trainer_cls(mode).__name__
-    with pytest.raises(PaddingConfigError, match=rf"^padding: {name} is not a padded trainer and would ignore it"):
+    with pytest.raises(
+        PaddingConfigError, match=rf"^padding: {name} is not a padded trainer and would ignore it"
+    ):
         make_trainer(job(mode, "+padding=prompt"))
 
 
@@ -91,7 +98,9 @@ def test_a_trainer_of_ones_own_may_extend_the_mixin_and_verls_trainer():
 
 def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section():
     with registered_as("mine", get_trainer_cls("sync")) as mine:
-        with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer .*PaddedTrainerSync"):
+        with pytest.raises(
+            PaddingConfigError, match=r"^padding: Mine is not a padded trainer .*PaddedTrainerSync"
+        ):
             mine(config=job("mine", "+padding=prompt"))
         with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer"):
             padded_trainer("mine")
@@ -108,8 +117,11 @@ def test_a_padded_trainer_by_another_name_extends_the_mode_of_its_base():
 
 
 def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin():
-    # Where the trainer is made, that is: on whichever node Ray puts it. verl resolves the config there first of all.
-    groups = [path.stem for path in (Path(__file__).parents[2] / "configs" / "padding").glob("*.yaml")]
+    # Where the trainer is made, that is: on whichever node Ray puts it. verl resolves the config
+    # there first of all.
+    groups = [
+        path.stem for path in (Path(__file__).parents[2] / "configs" / "padding").glob("*.yaml")
+    ]
     assert set(groups) == set(STRATEGIES)
     for group in groups:
         config = compose_job(f"+padding={group}")
@@ -117,18 +129,27 @@ def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin():
         sent = OmegaConf.create(OmegaConf.to_yaml(config))
         OmegaConf.clear_resolver("verl_padding.version")
         try:
-            with pytest.raises(UnsupportedInterpolationType, match=r"interpolation type verl_padding\.version"):
+            with pytest.raises(
+                UnsupportedInterpolationType, match=r"interpolation type verl_padding\.version"
+            ):
                 OmegaConf.resolve(sent)
         finally:
             import_hooks._register_resolver(omegaconf)
 
 
 def test_a_model_whose_vision_is_not_known_is_refused_before_any_worker(tmp_path, monkeypatch):
-    monkeypatch.setattr(PPOTrainer, "_init_tokenizer", lambda self: None)  # where verl fetches the model
+    monkeypatch.setattr(
+        PPOTrainer, "_init_tokenizer", lambda self: None
+    )  # where verl fetches the model
     (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
-    trainers = [make_trainer(job("sync", "+padding=prompt", f"padding.multimodal={how}")) for how in ("auto", "empty")]
+    trainers = [
+        make_trainer(job("sync", "+padding=prompt", f"padding.multimodal={how}"))
+        for how in ("auto", "empty")
+    ]
     for trainer in trainers:
         trainer.config.actor_rollout_ref.model.path = str(tmp_path)
-    with pytest.raises(PaddingConfigError, match=r"^padding.multimodal='auto': .* type 'mllama' must .*=empty"):
+    with pytest.raises(
+        PaddingConfigError, match=r"^padding.multimodal='auto': .* type 'mllama' must .*=empty"
+    ):
         trainers[0]._init_tokenizer()
     trainers[1]._init_tokenizer()

@@ -1,4 +1,5 @@
-"""The stand-in before a worker group, on the real TransferQueue: whatever a subclass may do with a batch call."""
+"""The stand-in before a worker group, on the real TransferQueue: whatever a subclass may do with a
+batch call."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -29,7 +30,8 @@ BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
 
 
 class Workers:
-    """Two ranks that answer for all rows they are sent, and remember them and what the queue says of them."""
+    """Two ranks that answer for all rows they are sent, and remember them and what the queue says
+    of them."""
 
     world_size = 2
 
@@ -82,7 +84,9 @@ def assert_padded(data, batch) -> None:
 
 @pytest.mark.parametrize("call", [call.method for call in CALLS])
 def test_a_call_outside_of_a_step_gets_pads_that_are_gone_afterwards(call, workers):
-    _, group = trainer_with(workers, *(CRITIC if call in ("infer_batch", "train_mini_batch") else KL))
+    _, group = trainer_with(
+        workers, *(CRITIC if call in ("infer_batch", "train_mini_batch") else KL)
+    )
     batch = put_rows(LENGTHS)
     content = queue_content()
     output = getattr(group, call)(batch)
@@ -108,7 +112,11 @@ def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, wor
     assert not {key for key in workers.sent[0].keys if key.startswith("pad")} & set(content)
     assert queue_content() == content, "the step's own pads stay until it ends"
     if call == "update_actor":
-        assert len(workers.sent[0].extra_info[OPTIMIZER_STEPS]) <= len(workers.sent[1].extra_info[OPTIMIZER_STEPS]) == 2
+        assert (
+            len(workers.sent[0].extra_info[OPTIMIZER_STEPS])
+            <= len(workers.sent[1].extra_info[OPTIMIZER_STEPS])
+            == 2
+        )
 
 
 def test_a_call_with_the_rows_of_a_step_in_another_order_is_the_steps(workers):
@@ -133,7 +141,9 @@ def test_a_pass_that_the_steps_do_without_can_be_asked_for(workers):
 
 def test_a_call_that_no_worker_of_the_job_can_make_is_refused(workers):
     _, group = trainer_with(workers)
-    with pytest.raises(PaddingConfigError, match="worker call 'values': this job has no worker for it"):
+    with pytest.raises(
+        PaddingConfigError, match="worker call 'values': this job has no worker for it"
+    ):
         group.infer_batch(put_rows(LENGTHS))
     assert not workers.sent
 
@@ -190,7 +200,11 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     assert (reference["no_lora_adapter"], reference["timed_call"]) == (True, "ref")
     assert ("no_lora_adapter" in values, values["timed_call"]) == (False, "values")
     # Once verl takes it back by itself, RepairedTrainer._compute_ref_log_prob can go.
-    assert get_trainer_cls("sync")._compute_ref_log_prob(trainer, batch, {}).extra_info["no_lora_adapter"]
+    assert (
+        get_trainer_cls("sync")
+        ._compute_ref_log_prob(trainer, batch, {})
+        .extra_info["no_lora_adapter"]
+    )
 
 
 def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
@@ -222,13 +236,18 @@ def test_each_rank_gets_the_plans_cells_and_answers_find_their_rows(shape, empty
     group = padded_group(ranks, padded)
     output = group.compute_log_prob(batch)
     assert output.keys == batch.keys
-    answers = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[ANSWER])[ANSWER]
+    answers = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[ANSWER])[
+        ANSWER
+    ]
     assert answers.tolist() == list(range(70))
     batch.extra_info = {"epochs": 2, "mini_batch_size": 7}
     group.update_actor(batch)
     assert plan.layouts["actor"].n_pads > 0
     for worker, dp_rank in zip(ranks.workers, ranks.dp_ranks(), strict=True):
-        for name, epochs, got in (("log_prob", 1, worker.passes), ("actor", 2, worker.mini_batches)):
+        for name, epochs, got in (
+            ("log_prob", 1, worker.passes),
+            ("actor", 2, worker.mini_batches),
+        ):
             cells = [ranks_of[dp_rank] for ranks_of in plan.layouts[name].cells] * epochs
             assert got == [[row if row < 70 else None for row in cell] for cell in cells]
 

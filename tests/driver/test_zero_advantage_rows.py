@@ -12,8 +12,8 @@ from verl_padding.pads import columns
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 SKIP = "padding.zero_advantage_rows=skip"
-# Prompt a: both sessions earn 1. b: 0 and 1, and the second session ends with a row that is not trained. c: both earn
-# 0, and one has a row without a trained token. d: 0 and 0.5.
+# Prompt a: both sessions earn 1. b: 0 and 1, and the second session ends with a row that is not
+# trained. c: both earn 0, and one has a row without a trained token. d: 0 and 0.5.
 ROWS = {
     "a_0_0": ([1, 1, 1], 1.0),
     "a_0_1": ([1], 1.0),
@@ -46,7 +46,10 @@ def put():
         row[-1] = score
     masks = [torch.tensor(mask) for mask, _ in ROWS.values()]
     old = [torch.zeros(len(mask)) for mask in masks]
-    lengths, fields = [(4, len(mask)) for mask in masks], {"rm_scores": scores, "old_log_probs": old}
+    lengths, fields = (
+        [(4, len(mask)) for mask in masks],
+        {"rm_scores": scores, "old_log_probs": old},
+    )
     return put_rows(lengths, list(ROWS), **fields, response_mask=masks, loss_mask=masks)
 
 
@@ -64,13 +67,19 @@ def test_an_update_gets_the_rows_that_have_an_advantage(workers):
     passed, updated = workers.sent
     # Mini-batches of two prompts: a, b and c, d.
     assert [
-        {batch.keys[row] for row in rows} & IDLE for rows in trainer.steps.current.plan.layouts["actor"].left_out
+        {batch.keys[row] for row in rows} & IDLE
+        for rows in trainer.steps.current.plan.layouts["actor"].left_out
     ] == [{key for key in IDLE if key[0] in prompts} for prompts in ("ab", "cd")]
     assert sorted(real_keys(passed)) == sorted(ROWS)
     assert sorted(real_keys(updated)) == sorted(ROWS.keys() - IDLE)
     assert updated.extra_info[columns.LEAVES_OUT]
     assert "leaves_out" not in passed.extra_info
-    has = {key: column for key, *column in zip(updated.keys, *read_columns(updated, *columns.OF_ALL_ROWS), strict=True)}
+    has = {
+        key: column
+        for key, *column in zip(
+            updated.keys, *read_columns(updated, *columns.OF_ALL_ROWS), strict=True
+        )
+    }
     counted = {key: [int(value) for value in has[key]] for key in ("b_0_0", "d_0_0")}
     # Tokens of prompts a and b: 3 + 1 + 2 + 2 + 1; of c and d: 4 + 1 + 1 + 1.
     assert counted == {"b_0_0": [9, 9], "d_0_0": [7, 7]}
@@ -94,12 +103,17 @@ def test_a_step_without_advantages_computes_its_shortest_trained_row(workers):
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers):
-    trainer, group = trainer_with(workers, SKIP, f"padding.recompute_old_log_probs={recompute}", *ONE_STEP)
+    trainer, group = trainer_with(
+        workers, SKIP, f"padding.recompute_old_log_probs={recompute}", *ONE_STEP
+    )
     batch = put()
     trainer._balance_batch(batch, {})
     trainer._compute_advantage(batch, {})
     content = queue_content()
-    for changed in ("c_1_0", "a_0_1"):  # as a trainer of one's own may change them, also between two updates
+    for changed in (
+        "c_1_0",
+        "a_0_1",
+    ):  # as a trainer of one's own may change them, also between two updates
         [advantages] = read_columns(batch, "advantages")
         advantages[list(ROWS).index(changed)][0] = 1e-6
         put_columns(batch, advantages=advantages)
@@ -108,11 +122,15 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
         assert changed in real_keys(sent)
         left_out = len(ROWS) - len(real_keys(sent))
         assert metrics["padding/actor/left_out_rows/total"] == left_out
-        assert metrics["global_seqlen_computed/mean"] * 2 == sum(tag["seq_len"] for tag in sent.tags)
+        assert metrics["global_seqlen_computed/mean"] * 2 == sum(
+            tag["seq_len"] for tag in sent.tags
+        )
         assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (not recompute)
     assert left_out == len(IDLE) - 2
     put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
-    put_columns(batch, response_mask=[torch.ones(len(mask), dtype=torch.int64) for mask, _ in ROWS.values()])
+    put_columns(
+        batch, response_mask=[torch.ones(len(mask), dtype=torch.int64) for mask, _ in ROWS.values()]
+    )
     group.update_actor(batch)
     assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS), "none is left out any more"
     assert trainer.steps.current.metrics("global_seqlen")["padding/actor/left_out_rows/total"] == 0
@@ -125,7 +143,9 @@ def test_an_update_in_which_all_rows_have_an_advantage_is_the_planned_one(worker
     batch = put()
     trainer._balance_batch(batch, {})
     put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
-    put_columns(batch, response_mask=[torch.ones(len(mask), dtype=torch.int64) for mask, _ in ROWS.values()])
+    put_columns(
+        batch, response_mask=[torch.ones(len(mask), dtype=torch.int64) for mask, _ in ROWS.values()]
+    )
     planned, content = trainer.steps.current.plan, queue_content()
     group.update_actor(batch)
     assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS)
@@ -156,21 +176,33 @@ def test_without_the_pass_nobody_is_asked_for_old_log_probs(workers):
 def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
     trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP[:2])
     content = queue_content()
-    with pytest.raises(PaddingDataError, match=r"a_0_0.*rollout_log_probs.*rollout_correction=null"):
+    with pytest.raises(
+        PaddingDataError, match=r"a_0_0.*rollout_log_probs.*rollout_correction=null"
+    ):
         trainer._balance_batch(put(), {})
     assert queue_content().keys() - content.keys() == set(ROWS)
 
 
 def test_an_update_with_lcm_keeps_its_steps_beside_a_critic(workers):
-    sizes = ("critic.ppo_mini_batch_size=4", "critic.use_dynamic_bsz=true", "critic.ppo_max_token_len_per_gpu=64")
+    sizes = (
+        "critic.ppo_mini_batch_size=4",
+        "critic.use_dynamic_bsz=true",
+        "critic.ppo_max_token_len_per_gpu=64",
+    )
     trainer, group = trainer_with(workers, SKIP, "padding.strategy=lcm", *CRITIC, *sizes)
     batch = put()
     trainer._balance_batch(batch, {})
     planned = trainer.steps.current.plan.layouts["actor"].n_mini_batches
-    put_columns(batch, advantages=[torch.full((len(mask),), float(key not in IDLE)) for key, (mask, _) in ROWS.items()])
+    put_columns(
+        batch,
+        advantages=[
+            torch.full((len(mask),), float(key not in IDLE)) for key, (mask, _) in ROWS.items()
+        ],
+    )
     group.update_actor(batch)
     sent = workers.sent[-1]
-    # Eleven rows, the actor's mini-batches of 4 and the critic's of 8: 16 rows, so four steps, and not three.
+    # Eleven rows, the actor's mini-batches of 4 and the critic's of 8: 16 rows, so four steps, and
+    # not three.
     assert planned == len(sent.extra_info[columns.OPTIMIZER_STEPS]) == 4
     assert len(ROWS) > len(real_keys(sent)) >= len(ROWS.keys() - IDLE)
 

@@ -72,7 +72,9 @@ def mini_batches(facts: JobFacts, model: str) -> list[MiniBatch]:
 
 def run(folder: Path, *overrides: str, model_kind: TinyModelKind = "qwen2") -> JobFacts:
     probed = {TRAINED: "1"}
-    return run_job(folder, *ACTOR_SETTINGS, *overrides, steps=STEPS, probed=probed, model_kind=model_kind)
+    return run_job(
+        folder, *ACTOR_SETTINGS, *overrides, steps=STEPS, probed=probed, model_kind=model_kind
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,9 @@ def by_training_step(facts: JobFacts, model: str, counts: Sequence[int]) -> list
     return [[found.pop(0) for _ in range(count)] for count in counts]
 
 
-def assert_trained_as_by_one_process(plain: OneProcess, steps: Sequence[Sequence[MiniBatch]], model: str) -> None:
+def assert_trained_as_by_one_process(
+    plain: OneProcess, steps: Sequence[Sequence[MiniBatch]], model: str
+) -> None:
     for taken in steps:
         for number, mini_batch in enumerate(taken):
             want = plain.optimizer_step(mini_batch.rows, n_rows=len(mini_batch.rows))
@@ -111,11 +115,15 @@ def assert_trained_as_by_one_process(plain: OneProcess, steps: Sequence[Sequence
 
 def rows_of(taken: Sequence[MiniBatch]) -> list[tuple[int, ...]]:
     """The tokens of each real row."""
-    return sorted(tuple(row["input_ids"].tolist()) for mini_batch in taken for row in mini_batch.rows)
+    return sorted(
+        tuple(row["input_ids"].tolist()) for mini_batch in taken for row in mini_batch.rows
+    )
 
 
 def actor_of(facts: JobFacts, model_kind: TinyModelKind) -> OneProcess:
-    config = compose_job("+local=cpu", *ACTOR_SETTINGS, "actor_rollout_ref.actor.use_dynamic_bsz=true")
+    config = compose_job(
+        "+local=cpu", *ACTOR_SETTINGS, "actor_rollout_ref.actor.use_dynamic_bsz=true"
+    )
     model = make_tiny_model(model_kind, facts.folder / "models")
     return OneProcess(config.actor_rollout_ref.actor, model, steps=STEPS)
 
@@ -123,11 +131,15 @@ def actor_of(facts: JobFacts, model_kind: TinyModelKind) -> OneProcess:
 def test_a_prompt_job_trains_actor_and_critic_as_one_process(prompt):
     actor = actor_of(prompt, "qwen2")
     model = prompt.folder / "critic"
-    config = compose_job("+local=cpu", *ACTOR_SETTINGS, *CRITIC_SETTINGS, f"critic.model.path={model}")
+    config = compose_job(
+        "+local=cpu", *ACTOR_SETTINGS, *CRITIC_SETTINGS, f"critic.model.path={model}"
+    )
     critic = OneProcess(config.critic, model, steps=STEPS)
     actor_steps = by_training_step(prompt, ACTOR, [PROMPTS // MINI] * STEPS)
     critic_steps = by_training_step(prompt, CRITIC, [PROMPTS // CRITIC_MINI] * STEPS)
-    assert len({len(each.rows) for taken in actor_steps for each in taken}) > 2, "sizes were meant to differ"
+    assert len({len(each.rows) for taken in actor_steps for each in taken}) > 2, (
+        "sizes were meant to differ"
+    )
 
     # Before any update, old policy, reference and values are those of the first weights.
     rows = [row for each in actor_steps[0] for row in each.rows]
@@ -153,10 +165,13 @@ def test_a_prompt_job_gives_both_ranks_all_rows_and_no_more_pads(prompt):
 
 
 def test_learning_rates_follow_the_cosine_of_training_steps(prompt, lcm):
-    # Logged after the schedule has moved: half way down after the first of two steps, then all the way.
+    # Logged after the schedule has moved: half way down after the first of two steps, then all the
+    # way.
     for facts, calls in ((prompt, ("actor", "critic")), (lcm, ("actor",))):
         for call in calls:
-            assert [facts.metrics[step][f"{call}/lr"] for step in (1, 2)] == pytest.approx([LR / 2, 0], abs=1e-12)
+            assert [facts.metrics[step][f"{call}/lr"] for step in (1, 2)] == pytest.approx(
+                [LR / 2, 0], abs=1e-12
+            )
 
 
 def test_an_lcm_job_trains_as_one_process_and_its_ranks_compute_all_pads(lcm):

@@ -1,4 +1,5 @@
-"""The plug-in beside stock verl: with the flag off nothing changes, and each resumes the other's checkpoints."""
+"""The plug-in beside stock verl: with the flag off nothing changes, and each resumes the other's
+checkpoints."""
 
 from pathlib import Path
 
@@ -13,7 +14,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 3
 CHANGES_EVERY_TIME = ("timing", "perf/", "actor/perf/", "critic/perf/", "global_seqlen/")
-"""Metrics of seconds and memory; and of how verl deals rows to ranks, which follows the order that sessions end in."""
+"""Metrics of seconds and memory; and of how verl deals rows to ranks, which follows the order that
+sessions end in."""
 FLOAT32 = 1e-5
 FEW = 30  # rows of a step at most, as agent.yaml has it
 
@@ -21,7 +23,8 @@ FEW = 30  # rows of a step at most, as agent.yaml has it
 def few_rows(folder: Path) -> list[str]:
     """Rows and rewards of drawn numbers: two jobs have the same ones, whatever the model.
 
-    They are fewer than a mini-batch holds: in which of several a row lands would follow the order that sessions end in.
+    They are fewer than a mini-batch holds: in which of several a row lands would follow the order
+    that sessions end in.
     """
     return [
         "actor_rollout_ref.rollout.agent.default_agent_loop=few_rows",
@@ -46,7 +49,8 @@ def weights_in(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> list[tuple[JobFacts, dict[str, torch.Tensor], Path]]:
-    """A stock job with the plug-in installed and one without it: what they did, their weights and checkpoints."""
+    """A stock job with the plug-in installed and one without it: what they did, their weights and
+    checkpoints."""
     found = []
     for plugin in (True, False):
         folder = tmp_path_factory.mktemp("with" if plugin else "without")
@@ -73,12 +77,18 @@ def test_so_are_the_metrics_the_optimizer_steps_and_the_log(runs):
         assert metrics.keys() == theirs.metrics[step].keys()
         for name, value in metrics.items():
             if not name.startswith(CHANGES_EVERY_TIME):
-                assert value == pytest.approx(theirs.metrics[step][name], rel=FLOAT32, abs=FLOAT32), name
+                assert value == pytest.approx(
+                    theirs.metrics[step][name], rel=FLOAT32, abs=FLOAT32
+                ), name
                 compared += 1
     assert compared > 40 * STEPS
-    assert not [name for metrics in ours.metrics.values() for name in metrics if name.startswith("padding/")]
+    assert not [
+        name for metrics in ours.metrics.values() for name in metrics if name.startswith("padding/")
+    ]
     assert ours.optimizer_steps == theirs.optimizer_steps
-    assert [rows.real for rows in ours.rows.values()] == [rows_of_step(step, FEW) for step in range(1, STEPS + 1)]
+    assert [rows.real for rows in ours.rows.values()] == [
+        rows_of_step(step, FEW) for step in range(1, STEPS + 1)
+    ]
     assert max(rows.dumped_pads for rows in ours.rows.values()) > 0, "stock verl was meant to pad"
     assert "verl_padding:" not in ours.log
 
@@ -91,7 +101,11 @@ def test_a_padded_run_resumes_a_stock_checkpoint_and_a_stock_run_ours(runs, tmp_
     again = run_job(tmp_path / "3 stock again", *common, steps=3 * STEPS)
     after = weights_in(checkpoints, 3 * STEPS)
     every = list(range(1, 3 * STEPS + 1))
-    assert [sorted(run.metrics) for run in (stock, ours, again)] == [every[:3], every[3:6], every[6:]]
+    assert [sorted(run.metrics) for run in (stock, ours, again)] == [
+        every[:3],
+        every[3:6],
+        every[6:],
+    ]
     for earlier, later in ((before, between), (between, after)):
         assert earlier.keys() == later.keys()
         assert any(not torch.equal(weight, later[name]) for name, weight in earlier.items())

@@ -1,4 +1,5 @@
-"""Whole jobs on other engines: two ranks, or four, two to a row or to a model; trained, saved, resumed."""
+"""Whole jobs on other engines: two ranks, or four, two to a row or to a model; trained, saved,
+resumed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,11 @@ from verl_padding.on_cpu.tiny_models import TinyModelKind
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SAVED, LAST = 2, 3
-WITH_CRITIC = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_mini_batch_size=3")
+WITH_CRITIC = (
+    "algorithm.adv_estimator=gae",
+    "critic.optim.lr=1e-3",
+    "critic.ppo_mini_batch_size=3",
+)
 ACTOR_AND_REF = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
 ROLES = (*ACTOR_AND_REF, "critic")
 CONSTANT = "{}.optim.lr_scheduler_type=constant"  # verl has a cosine for VeOmni, down to 0
@@ -28,7 +33,8 @@ class JobOnEngine:
     shape: list[str]
     critic: bool = False
     experts: bool = False
-    """Whether it has a mixture, whose update replays the routes that the pass before it has recorded."""
+    """Whether it has a mixture, whose update replays the routes that the pass before it has
+    recorded."""
 
 
 def sizes(setting: str, roles: Sequence[str], size: int = 2) -> list[str]:
@@ -41,10 +47,18 @@ EXPERTS = [
     "actor_rollout_ref.actor.megatron.router_replay.mode=R2",
 ]
 PIPELINE, ULYSSES = "megatron.pipeline_model_parallel_size", "veomni.ulysses_parallel_size"
-VEOMNI = [*sizes(ULYSSES, ROLES), CONSTANT.format("actor_rollout_ref.actor"), CONSTANT.format("critic")]
+VEOMNI = [
+    *sizes(ULYSSES, ROLES),
+    CONSTANT.format("actor_rollout_ref.actor"),
+    CONSTANT.format("critic"),
+]
 JOBS = {
-    "FSDP2, two ranks to a row": JobOnEngine(shape=sizes("ulysses_sequence_parallel_size", ACTOR_AND_REF)),
-    "Megatron, a pipeline of two": JobOnEngine(engine="megatron", shape=sizes(PIPELINE, ROLES), critic=True),
+    "FSDP2, two ranks to a row": JobOnEngine(
+        shape=sizes("ulysses_sequence_parallel_size", ACTOR_AND_REF)
+    ),
+    "Megatron, a pipeline of two": JobOnEngine(
+        engine="megatron", shape=sizes(PIPELINE, ROLES), critic=True
+    ),
     "Megatron, experts that two ranks share, GRPO": JobOnEngine(
         engine="megatron", ranks=2, shape=EXPERTS, experts=True
     ),
@@ -59,7 +73,10 @@ def marks_of(job: JobOnEngine) -> list[pytest.MarkDecorator]:
     return [] if job.engine == "fsdp" else [getattr(pytest.mark, job.engine)]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(job, marks=marks_of(job), id=name) for name, job in JOBS.items()])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(job, marks=marks_of(job), id=name) for name, job in JOBS.items()],
+)
 def job(request) -> JobOnEngine:
     return request.param
 
@@ -79,9 +96,16 @@ def jobs(job, tmp_path_factory) -> tuple[JobFacts, JobFacts]:
     ]
     saving = (f"trainer.default_local_dir={checkpoints}", f"trainer.save_freq={SAVED}")
     kind: TinyModelKind = "qwen3_moe" if job.experts else "qwen2"
-    on_engine = {"local": "cpu" if job.engine == "fsdp" else f"cpu_{job.engine}", "model_kind": kind, "steps": LAST}
+    on_engine = {
+        "local": "cpu" if job.engine == "fsdp" else f"cpu_{job.engine}",
+        "model_kind": kind,
+        "steps": LAST,
+    }
     first = run_job(folder / "first", *common, *saving, **on_engine)
-    resuming = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / f'global_step_{SAVED}'}")
+    resuming = (
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path={checkpoints / f'global_step_{SAVED}'}",
+    )
     again = run_job(folder / "resumed", *common, *resuming, **on_engine)
     return first, again
 
@@ -96,7 +120,9 @@ def test_each_batch_takes_the_configured_steps_with_real_rows_in_each(job, jobs)
             assert metrics["padding/actor/optimizer_steps/total"] == steps[ACTOR]
             assert metrics.get("padding/critic/optimizer_steps/total") == steps.get(CRITIC)
             pads += metrics["padding/pad_rows/total"]
-        taken = {model: len(steps_of_model) for model, steps_of_model in facts.optimizer_steps.items()}
+        taken = {
+            model: len(steps_of_model) for model, steps_of_model in facts.optimizer_steps.items()
+        }
         assert taken == {model: count * len(facts.metrics) for model, count in steps.items()}
         assert all(step.moved and step.real_rows > 0 for step in facts.optimizer_steps[ACTOR])
         assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
@@ -114,7 +140,9 @@ def test_a_resumed_job_goes_on_as_the_one_that_was_not_ended(job, jobs):
     first, resumed = (facts.metrics[LAST] for facts in jobs)
     # Of several optimizer steps: the later ones tell whether the optimizer's state came back, too.
     for name in ("actor", "critic") if job.critic else ("actor",):
-        assert resumed[f"{name}/grad_norm"] == pytest.approx(first[f"{name}/grad_norm"], rel=RELATIVE_METRIC)
+        assert resumed[f"{name}/grad_norm"] == pytest.approx(
+            first[f"{name}/grad_norm"], rel=RELATIVE_METRIC
+        )
     trained, again = (facts.trained_questions([LAST]) for facts in jobs)
     assert trained == again
     assert len(trained) == 6

@@ -1,4 +1,5 @@
-"""Jobs that leave out idle rows, or the pass that computes old log-probs, beside the same jobs that compute them."""
+"""Jobs that leave out idle rows, or the pass that computes old log-probs, beside the same jobs that
+compute them."""
 
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def run(folder: Path, *overrides: str) -> JobFacts:
 
 
 def assert_trained_alike(facts: JobFacts, plain: JobFacts, *, absent: tuple[str, ...]) -> None:
-    """The same texts and rewards at each step, which the weights of the steps before decide, and the same metrics."""
+    """The same texts and rewards at each step, which the weights of the steps before decide, and
+    the same metrics."""
     rows = rollouts(plain)
     assert sorted(rows) == [1, 2, 3]
     assert rollouts(facts) == rows
@@ -43,14 +45,20 @@ def assert_trained_alike(facts: JobFacts, plain: JobFacts, *, absent: tuple[str,
 @pytest.mark.parametrize("sharing", ["off", "trees"])
 def test_a_job_without_its_idle_rows_trains_as_with_them(sharing, tmp_path):
     several_steps = "actor_rollout_ref.actor.ppo_mini_batch_size=2", f"padding.sharing={sharing}"
-    plain, lean = run(tmp_path / "plain", *several_steps), run(tmp_path / "lean", SKIP, *several_steps)
+    plain, lean = (
+        run(tmp_path / "plain", *several_steps),
+        run(tmp_path / "lean", SKIP, *several_steps),
+    )
     assert_trained_alike(lean, plain, absent=OF_COMPUTED_ROWS)
 
 
 def test_a_job_with_the_updates_own_log_probs_trains_as_with_the_pass(tmp_path):
     one_step = "actor_rollout_ref.actor.ppo_mini_batch_size=6"
     plain = run(tmp_path / "plain", one_step)
-    own, lean = run(tmp_path / "own", UPDATE, one_step), run(tmp_path / "lean", SKIP, UPDATE, one_step)
+    own, lean = (
+        run(tmp_path / "own", UPDATE, one_step),
+        run(tmp_path / "lean", SKIP, UPDATE, one_step),
+    )
     assert_trained_alike(own, plain, absent=("actor/entropy",))
     assert_trained_alike(lean, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
 

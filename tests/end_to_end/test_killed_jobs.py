@@ -1,6 +1,8 @@
-"""A job is killed between an update and its checkpoint, and resumed: no row is trained twice, and none is lost.
+"""A job is killed between an update and its checkpoint, and resumed: no row is trained twice, and
+none is lost.
 
-And an actor of a job is killed where verl and TransferQueue would wait for it: the job ends, and says why.
+And an actor of a job is killed where verl and TransferQueue would wait for it: the job ends, and
+says why.
 """
 
 import time
@@ -27,7 +29,9 @@ SEPARATE = [
 GAE = ["algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_mini_batch_size=3"]
 
 
-def run_killed_and_resumed(folder: Path, place: str, *overrides: str) -> tuple[JobFacts, JobFacts, Path]:
+def run_killed_and_resumed(
+    folder: Path, place: str, *overrides: str
+) -> tuple[JobFacts, JobFacts, Path]:
     checkpoints = folder / "checkpoints"
     common = [
         "+padding=prompt",
@@ -36,7 +40,9 @@ def run_killed_and_resumed(folder: Path, place: str, *overrides: str) -> tuple[J
         f"trainer.save_freq={SAVED}",
         *overrides,
     ]
-    killed = run_job(folder / "killed", *common, steps=LAST, probed={probe.KILL: f"{place}:{KILLED}"})
+    killed = run_job(
+        folder / "killed", *common, steps=LAST, probed={probe.KILL: f"{place}:{KILLED}"}
+    )
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(SAVED)
     resumed = run_job(folder / "resumed", *common, steps=LAST)
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(LAST)
@@ -44,10 +50,13 @@ def run_killed_and_resumed(folder: Path, place: str, *overrides: str) -> tuple[J
 
 
 def assert_each_prompt_counts_once(killed: JobFacts, resumed: JobFacts) -> None:
-    """In the weights that come out of it: those of the checkpoint, trained on by the resumed run."""
+    """In the weights that come out of it: those of the checkpoint, trained on by the resumed
+    run."""
     assert {note["step"] for note in killed.batches} == set(range(1, KILLED + 1))
     assert {note["step"] for note in resumed.batches} == set(range(SAVED + 1, LAST + 1))
-    trained = killed.trained_questions(range(1, SAVED + 1)) + resumed.trained_questions(range(SAVED + 1, LAST + 1))
+    trained = killed.trained_questions(range(1, SAVED + 1)) + resumed.trained_questions(
+        range(SAVED + 1, LAST + 1)
+    )
     assert len(trained) == LAST * 6
     assert max(Counter(trained).values()) == 1, "a prompt was trained twice"
     waiting = resumed.queue[-1]["waiting"]
@@ -66,11 +75,15 @@ def snapshot(folder: Path) -> dict[str, dict]:
         empty_queue()
 
 
-def assert_snapshots_hold_no_trained_row(facts: JobFacts, checkpoints: Path, steps: list[int]) -> None:
+def assert_snapshots_hold_no_trained_row(
+    facts: JobFacts, checkpoints: Path, steps: list[int]
+) -> None:
     for step in steps:
         content = snapshot(checkpoints / f"global_step_{step}")
         assert content, "nothing was in flight"
-        assert not content.keys() & {key for note in facts.batches if note["step"] <= step for key in note["keys"]}
+        assert not content.keys() & {
+            key for note in facts.batches if note["step"] <= step for key in note["keys"]
+        }
         assert not any(tag.get("is_padding", False) for tag in content.values())
         prompts = {key for key, tag in content.items() if tag.get("is_prompt")}
         assert prompts
@@ -79,7 +92,9 @@ def assert_snapshots_hold_no_trained_row(facts: JobFacts, checkpoints: Path, ste
 
 def assert_finished_groups_are_trained_whole(resumed: JobFacts, checkpoint: Path) -> None:
     content = snapshot(checkpoint)
-    groups = {key for key, tag in content.items() if tag.get("is_prompt") and tag["status"] == "finished"}
+    groups = {
+        key for key, tag in content.items() if tag.get("is_prompt") and tag["status"] == "finished"
+    }
     finished = {key for key in content.keys() - groups if key.split("_")[0] in groups}
     trained = [key for note in resumed.batches for key in note["keys"]]
     assert finished, "no group was finished ahead of its step"
@@ -92,7 +107,8 @@ def assert_finished_groups_are_trained_whole(resumed: JobFacts, checkpoint: Path
 @pytest.mark.parametrize(
     ("mode", "steps_a_batch", "place"),
     [
-        # Much is generated at once, so that some groups end with those that are sampled and wait for a later step.
+        # Much is generated at once, so that some groups end with those that are sampled and wait
+        # for a later step.
         ([*COLOCATE, *GAE, "trainer.v1.colocate_async.num_warmup_batches=3"], 3, "update"),
         ([*SEPARATE, *GAE], 2, "save"),
     ],
@@ -107,19 +123,29 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, p
         assert metrics["padding/actor/optimizer_steps/total"] == steps_a_batch
     if "num_warmup_batches" in mode[-1]:
         assert_finished_groups_are_trained_whole(resumed, checkpoints / f"global_step_{SAVED}")
-    assert all(rows.dumped_pads == 0 and rows.real > 0 for rows in [*killed.rows.values(), *resumed.rows.values()])
-    assert sorted(resumed.rows) == list(range(SAVED + 1, LAST + 1)), "the dump has its rows, though they were set aside"
+    assert all(
+        rows.dumped_pads == 0 and rows.real > 0
+        for rows in [*killed.rows.values(), *resumed.rows.values()]
+    )
+    assert sorted(resumed.rows) == list(range(SAVED + 1, LAST + 1)), (
+        "the dump has its rows, though they were set aside"
+    )
     assert sum(metrics["padding/pad_rows/total"] for metrics in resumed.metrics.values()) > 0
 
 
-LIMIT_S = 60  # seconds that a job may take to end, with all its processes; without the watch, 150 at the least
-STEPS = 85  # all that one epoch of the data has: no machine is through them before the watch has looked twice
+# seconds that a job may take to end, with all its processes; without the watch, 150 at the least
+LIMIT_S = 60
+# all that one epoch of the data has: no machine is through them before the watch has looked twice
+STEPS = 85
 
 
-# The watch is the same in all modes, and for all kinds of actors (tests/driver/test_actor_watch.py).
+# The watch is the same in all modes, and for all kinds of actors
+# (tests/driver/test_actor_watch.py).
 @pytest.mark.timeout(600)
 def test_a_job_whose_storage_is_killed_ends_soon_and_names_it(tmp_path):
-    facts = run_job(tmp_path, "+padding=prompt", steps=STEPS, probed={probe.KILL_ACTOR: "SimpleStorageUnit:2"})
+    facts = run_job(
+        tmp_path, "+padding=prompt", steps=STEPS, probed={probe.KILL_ACTOR: "SimpleStorageUnit:2"}
+    )
     ended = time.time()
     assert 1 <= max(facts.metrics) < STEPS
     assert "LostActorError: TransferQueue's storage: " in facts.log

@@ -33,12 +33,15 @@ def grpo(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
     """GRPO; one step has a single row, in another some sessions fail."""
     timed = ("padding.timing=true", "padding.record=true")
     folder = tmp_path_factory.mktemp("grpo")
-    return run_job(folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, *timed, steps=STEPS)
+    return run_job(
+        folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, *timed, steps=STEPS
+    )
 
 
 @pytest.fixture(scope="module")
 def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    """GAE with a critic whose mini-batches differ from the actor's, reference KL, validation, two epochs, shuffle.
+    """GAE with a critic whose mini-batches differ from the actor's, reference KL, validation, two
+    epochs, shuffle.
 
     The plan cuts the micro-batches, of all passes.
     """
@@ -74,7 +77,8 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
 
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
-    """GRPO on a model that sees, two updates: the first turn of a session holds an image, the others do not.
+    """GRPO on a model that sees, two updates: the first turn of a session holds an image, the
+    others do not.
 
     Micro-batches have fixed numbers of rows.
     """
@@ -171,9 +175,13 @@ def test_no_metric_is_nan_and_rollout_and_trainer_agree(job, request):
 def test_rows_with_and_without_images_train_beside_pads(vision):
     steps = vision.optimizer_steps[ACTOR]
     assert len(steps) == 2 * PROMPTS // MINI
-    assert all(True in step.images and False in step.images for step in steps), "sessions were meant to mix rows"
+    assert all(True in step.images and False in step.images for step in steps), (
+        "sessions were meant to mix rows"
+    )
     assert all(len(step.images) == step.real_rows for step in steps)
-    assert all(step.rows % (2 * 3) == 0 for step in steps), "a rank's rows were meant to be micro-batches of three"
+    assert all(step.rows % (2 * 3) == 0 for step in steps), (
+        "a rank's rows were meant to be micro-batches of three"
+    )
     assert sum(step.rows - step.real_rows for step in steps) > 0, "no pad was met"
     assert all(step.moved for step in steps)
 
@@ -200,7 +208,9 @@ def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
         assert 1 <= metrics[f"padding/{call}/micro_batch_imbalance"] < 1.3, call
         assert metrics[f"padding/{call}/seconds"] > 0, call
     assert not [name for name in metrics if name.startswith(("actor/padding/", "critic/padding/"))]
-    assert any(name.startswith("val-core/letters/") for name in metrics), "validation runs beside it"
+    assert any(name.startswith("val-core/letters/") for name in metrics), (
+        "validation runs beside it"
+    )
 
 
 @pytest.mark.slow
@@ -222,8 +232,11 @@ def test_a_mixture_of_experts_trains_with_recorded_routes(tmp_path):
     assert facts.metrics[LONELY_STEP]["padding/log_prob/micro_batches"] == 1
     assert facts.metrics[1]["padding/log_prob/micro_batches"] > 3
     for metrics in facts.metrics.values():
-        # Of the workers, and of the plan, which has the pass take over the micro-batches of the update.
-        taken = metrics["padding/actor/micro_batches"] * metrics["padding/actor/optimizer_steps/total"]
+        # Of the workers, and of the plan, which has the pass take over the micro-batches of the
+        # update.
+        taken = (
+            metrics["padding/actor/micro_batches"] * metrics["padding/actor/optimizer_steps/total"]
+        )
         assert round(metrics["padding/log_prob/micro_batches"] - taken) == 0
         assert metrics["rollout/moe/routed_experts_found"] == 1
     assert "this session fails on purpose" in facts.log
@@ -238,7 +251,8 @@ def test_a_mixture_of_experts_trains_with_recorded_routes(tmp_path):
 
 @pytest.mark.slow
 def test_an_lcm_job_takes_verls_steps_and_computes_all_pads(tmp_path):
-    """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue has rows on disk, if it can."""
+    """``+padding=lcm``: mini-batches of 120 rows, as many as verl makes; TransferQueue has rows on
+    disk, if it can."""
     prompts, mini, sessions, disk = 45, 15, 8, tmp_path / "disk"
     disk.mkdir()
     facts = run_job(
@@ -247,7 +261,10 @@ def test_an_lcm_job_takes_verls_steps_and_computes_all_pads(tmp_path):
         f"data.train_batch_size={prompts}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}",
         f"actor_rollout_ref.rollout.n={sessions}",
-        *(f"{OFFLOAD}.{setting}" for setting in ("enabled=true", f"path={disk}", "threshold_bytes=1")),
+        *(
+            f"{OFFLOAD}.{setting}"
+            for setting in ("enabled=true", f"path={disk}", "threshold_bytes=1")
+        ),
         steps=1,
     )
     assert_no_pad_outside_worker_calls(facts)
@@ -281,12 +298,18 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, req
             assert timed_rows == dict.fromkeys(range(len(timed.keys)), epochs)
             of_ranks = Counter((timing.mini_batch, timing.micro_batch) for timing in timings)
             assert set(of_ranks.values()) == {2}, "of both ranks"
-            assert all(0 < timing.forward_s < timing.seconds and timing.reserved_bytes > 1e8 for timing in timings)
+            assert all(
+                0 < timing.forward_s < timing.seconds and timing.reserved_bytes > 1e8
+                for timing in timings
+            )
             for rank in (0, 1):
                 seconds = sum(timing.seconds for timing in timings if timing.rank == rank)
                 assert seconds < metrics[f"padding/{call}/seconds"]
             if call in (ACTOR_CALL, CRITIC_CALL):
-                assert sum(timing.pads for timing in timings) == metrics[f"padding/{call}/pad_rows/total"] * epochs
+                assert (
+                    sum(timing.pads for timing in timings)
+                    == metrics[f"padding/{call}/pad_rows/total"] * epochs
+                )
             assert metrics[f"padding/{call}/prediction_error"] >= 0
         assert metrics["timing_s/padding/timing"] > 0
 
@@ -304,5 +327,8 @@ def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(job, request)
             for timing in timings:
                 for row in timing.rows:
                     place = recorded.rows[row].places[call]
-                    assert (place.mini_batch, place.rank) == (timing.mini_batch % mini_batches, timing.rank)
+                    assert (place.mini_batch, place.rank) == (
+                        timing.mini_batch % mini_batches,
+                        timing.rank,
+                    )
                     assert place.micro_batch == (None if job == "grpo" else timing.micro_batch)

@@ -1,4 +1,5 @@
-"""Whatever verl's data set, agent loops, reward managers and reward functions write into rows, pads can be made for."""
+"""Whatever verl's data set, agent loops, reward managers and reward functions write into rows, pads
+can be made for."""
 
 import asyncio
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from verl_padding.pads.template import PadTemplate
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 ANSWERS = {
-    # what its score is -> data source that verl gives the reward function, a right answer, what it is compared with
+    # what its score is -> data source that verl gives the reward function, a right answer, what it
+    # is compared with
     "a number": ("openai/gsm8k", "#### 42", "42"),
     "a dict": ("math_dapo", "Answer: 42", "42"),
     "one of several answers": ("searchR1_nq", "<answer>42</answer>", {"target": ["42"]}),
@@ -44,8 +46,11 @@ async def multiply(a: int, b: int) -> str:
 
 
 def verls(registry):
-    """Names that verl itself has registered, without those of this repository's recipes and tests."""
-    return sorted(name for name, entry in registry.items() if entry.get("_target_", "").startswith("verl."))
+    """Names that verl itself has registered, without those of this repository's recipes and
+    tests."""
+    return sorted(
+        name for name, entry in registry.items() if entry.get("_target_", "").startswith("verl.")
+    )
 
 
 def agent_loops():
@@ -57,7 +62,9 @@ def agent_loops():
 def reward_managers():
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
-    return sorted(name for name, cls in REWARD_MANAGER.items() if cls.__module__.startswith("verl."))
+    return sorted(
+        name for name, cls in REWARD_MANAGER.items() if cls.__module__.startswith("verl.")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +82,14 @@ def tools(tmp_path_factory):
 
 @pytest.fixture
 def roll_out(tmp_path, model, tools):
-    """Gives the rows of one prompt, made by verl from the parquet file to TransferQueue; only the text is ours."""
+    """Gives the rows of one prompt, made by verl from the parquet file to TransferQueue; only the
+    text is ours."""
     return lambda **choices: asyncio.run(_roll_out(tmp_path, model, tools, **choices))
 
 
 class Policy:
-    """The model's side of an agent loop: a tool call first, where there are tools, and the answer next."""
+    """The model's side of an agent loop: a tool call first, where there are tools, and the answer
+    next."""
 
     def __init__(self, tokenizer, answer, uses_tools):
         self.tokenizer, self.answer, self.uses_tools = tokenizer, answer, uses_tools
@@ -88,16 +97,25 @@ class Policy:
     async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
         from verl.workers.rollout.replica import TokenOutput
 
-        called = "multiply" in self.tokenizer.decode(prompt_ids).rsplit("assistant", 1)[0] if self.uses_tools else True
+        called = (
+            "multiply" in self.tokenizer.decode(prompt_ids).rsplit("assistant", 1)[0]
+            if self.uses_tools
+            else True
+        )
         text = self.answer if called else TOOL_CALL
         token_ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
         steps = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
         return TokenOutput(
-            token_ids=token_ids, log_probs=[-0.5] * len(token_ids), stop_reason="completed", extra_fields=steps
+            token_ids=token_ids,
+            log_probs=[-0.5] * len(token_ids),
+            stop_reason="completed",
+            extra_fields=steps,
         )
 
 
-async def _roll_out(folder, model, tools, *, source, agent="single_turn_agent", manager="naive", sessions=3):
+async def _roll_out(
+    folder, model, tools, *, source, agent="single_turn_agent", manager="naive", sessions=3
+):
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.utils import tensordict_utils as tu
@@ -130,7 +148,10 @@ async def _roll_out(folder, model, tools, *, source, agent="single_turn_agent", 
     worker.llm_client = Policy(worker.tokenizer, answer, uses_tools=agent == "tool_agent")
     data = RLHFDataset(str(folder / "rows.parquet"), worker.tokenizer, config.data)
     prompts = collate_fn([dict(data[0])])
-    prompts |= {"uid": np.array(["0f"], dtype=object), "agent_name": np.array([agent], dtype=object)}
+    prompts |= {
+        "uid": np.array(["0f"], dtype=object),
+        "agent_name": np.array([agent], dtype=object),
+    }
     batch = tu.get_tensordict(prompts)
     tu.assign_non_tensor_data(batch, "global_steps", 1)
 
@@ -139,14 +160,20 @@ async def _roll_out(folder, model, tools, *, source, agent="single_turn_agent", 
     tags = queue_content()
     assert tags.pop("0f") == {"status": "finished"}, "a session has failed"
     assert len(tags) == sessions
-    return KVBatchMeta(keys=list(tags), tags=list(tags.values()), partition_id=PARTITION, extra_info={})
+    return KVBatchMeta(
+        keys=list(tags), tags=list(tags.values()), partition_id=PARTITION, extra_info={}
+    )
 
 
 def assert_padded(batch):
-    """Pads have each field of the rows, and an update reads both together; gives a row and a pad."""
+    """Pads have each field of the rows, and an update reads both together; gives a row and a
+    pad."""
     padded = upsample(batch, plan_for(batch, dp_size=2), PadTemplate(eos_token_id=3, length=2))
     assert padded.pads.keys
-    (row,), (pad,) = read_rows(batch.keys[:1], PARTITION), read_rows(padded.pads.keys[:1], PARTITION)
+    (row,), (pad,) = (
+        read_rows(batch.keys[:1], PARTITION),
+        read_rows(padded.pads.keys[:1], PARTITION),
+    )
     assert pad.keys() - OWN_COLUMNS == row.keys() - OWN_COLUMNS
     call = padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=call.keys, partition_id=PARTITION)

@@ -1,4 +1,5 @@
-"""The same job, run again: the same rollouts and metrics, although no session ends when it ended before.
+"""The same job, run again: the same rollouts and metrics, although no session ends when it ended
+before.
 
 And a job whose rows extend each other, with shared prefixes and without.
 """
@@ -27,7 +28,8 @@ MEASURED = re.compile(r"timing|seconds|memory|perf/(mfu|throughput|time)")
 
 
 def run(folder: Path) -> JobFacts:
-    """GRPO on sub-agents who are asked the same at once; data set and mini-batches are shuffled; with validation."""
+    """GRPO on sub-agents who are asked the same at once; data set and mini-batches are shuffled;
+    with validation."""
     return run_job(
         folder,
         "+padding=prompt",
@@ -47,16 +49,23 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobFacts, JobFacts]:
 
 
 def row_name(key: str) -> tuple:
-    """Step and place of the prompt, session, row: what of a row's key repeats. A prompt of validation has no place."""
+    """Step and place of the prompt, session, row: what of a row's key repeats. A prompt of
+    validation has no place."""
     uid, session, index = parts_of_key(key)
     return place_of(uid), int(session), int(index)
 
 
 def rollouts(facts: JobFacts) -> dict[int, list[tuple]]:
     """Step -> rows of the dump, which verl sorts by uid."""
-    lines = {int(path.stem): path.read_text().split("\n")[:-1] for path in (facts.folder / ROLLOUTS).glob("*.jsonl")}
+    lines = {
+        int(path.stem): path.read_text().split("\n")[:-1]
+        for path in (facts.folder / ROLLOUTS).glob("*.jsonl")
+    }
     return {
-        step: [(row_name(row["uid"]), row["input"], row["output"], row["score"]) for row in map(json.loads, rows)]
+        step: [
+            (row_name(row["uid"]), row["input"], row["output"], row["score"])
+            for row in map(json.loads, rows)
+        ]
         for step, rows in lines.items()
     }
 
@@ -75,7 +84,9 @@ def test_each_row_of_each_step_is_generated_again_letter_by_letter(both) -> None
         assert len(rows[step]) > PROMPTS * SESSIONS
         assert len({name for name, *_ in rows[step]}) == len(rows[step])
         assert {name[0] for name, *_ in rows[step]} == {(step, place) for place in range(PROMPTS)}
-    assert len({output for step in rows for _, _, output, _ in rows[step]}) > 50, "responses that differ"
+    assert len({output for step in rows for _, _, output, _ in rows[step]}) > 50, (
+        "responses that differ"
+    )
     assert again == rows
 
 
@@ -88,7 +99,11 @@ def test_each_metric_of_each_step_is_the_same_to_the_last_bit(both) -> None:
     for step, values in again.items():
         for name, value in values.items():
             # verl adds up what validation has earned in the order in which its sessions ended.
-            same = pytest.approx(metrics[step][name], rel=1e-12) if name.startswith("val-") else metrics[step][name]
+            same = (
+                pytest.approx(metrics[step][name], rel=1e-12)
+                if name.startswith("val-")
+                else metrics[step][name]
+            )
             assert value == same, (step, name)
         assert values.keys() == metrics[step].keys()
 
@@ -101,10 +116,14 @@ def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set(both) -> None:
     trained, again = (names_of(facts.batches) for facts in both)
     assert len(trained) == STEPS
     assert trained == again == [sorted(names) for names in trained]
-    came = [names_of([each for each in facts.sampled if each["partition"] == "train"]) for facts in both]
+    came = [
+        names_of([each for each in facts.sampled if each["partition"] == "train"]) for facts in both
+    ]
     for of_first, of_again, want in zip(*came, trained, strict=True):
         assert sorted(of_first) == sorted(of_again) == want
-        assert of_first != of_again, "they ended in the same order: nothing was asked of the trainer"
+        assert of_first != of_again, (
+            "they ended in the same order: nothing was asked of the trainer"
+        )
 
 
 OF_THE_PLAN = re.compile(r"^padding/|^global_seqlen/|^perf/total_num_tokens")
@@ -137,7 +156,9 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
         # verl draws the head of a critic anew in each run where the model has none.
         value_model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
         overrides = ["algorithm.adv_estimator=gae", f"critic.model.path={value_model}"]
-    plain, shared = (run_growing(tmp_path / sharing, sharing, *overrides) for sharing in ("off", "on"))
+    plain, shared = (
+        run_growing(tmp_path / sharing, sharing, *overrides) for sharing in ("off", "on")
+    )
     rows = rollouts(plain)
     assert sorted(rows) == [1, 2, 3]
     assert all(any(score > 0 for *_, score in of_step) for of_step in rows.values())
@@ -152,7 +173,9 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
     assert_log_probs_agree(shared, plain)
     assert_metrics_agree(shared, plain)
     for metrics in shared.metrics.values():
-        factors = {name: value for name, value in metrics.items() if name.endswith("/sharing_factor")}
+        factors = {
+            name: value for name, value in metrics.items() if name.endswith("/sharing_factor")
+        }
         assert len(factors) == (5 if overrides else 3)
         assert min(factors.values()) > 1.2, "rows were meant to begin alike"
 
@@ -161,7 +184,11 @@ def assert_metrics_agree(
     facts: JobFacts,
     plain: JobFacts,
     *,
-    among: tuple[str, ...] = ("critic/rewards/mean", "actor/entropy", "rollout_corr/training_log_ppl"),
+    among: tuple[str, ...] = (
+        "critic/rewards/mean",
+        "actor/entropy",
+        "rollout_corr/training_log_ppl",
+    ),
     absent: tuple[str, ...] = (),
 ) -> None:
     """At each step the same metrics, but for those that tell of the plan, and those ``absent``."""
@@ -170,23 +197,32 @@ def assert_metrics_agree(
         compared = [
             name
             for name, value in want.items()
-            if isinstance(value, float) and not MEASURED.search(name) and not OF_THE_PLAN.search(name)
+            if isinstance(value, float)
+            and not MEASURED.search(name)
+            and not OF_THE_PLAN.search(name)
         ]
         assert len(compared) > 30
         assert set(among) <= set(compared)
         assert set(compared) - set(metrics) == set(absent) & set(compared)
         for name in set(compared) - set(absent):
-            np.testing.assert_allclose(metrics[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"step {step}: {name}")
+            np.testing.assert_allclose(
+                metrics[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"step {step}: {name}"
+            )
 
 
 def assert_log_probs_agree(shared: JobFacts, plain: JobFacts) -> None:
     """Token by token, at each step."""
     got, want = (
-        [dict(zip(map(row_name, note["keys"]), note["log_probs"], strict=True)) for note in facts.batches]
+        [
+            dict(zip(map(row_name, note["keys"]), note["log_probs"], strict=True))
+            for note in facts.batches
+        ]
         for facts in (shared, plain)
     )
     assert len(got) == len(want) == STEPS
     for of_got, of_want in zip(got, want, strict=True):
         assert of_got.keys() == of_want.keys()
         for row, log_probs in of_want.items():
-            np.testing.assert_allclose(of_got[row], log_probs, rtol=0, atol=LOG_PROB_AGREEMENT, err_msg=str(row))
+            np.testing.assert_allclose(
+                of_got[row], log_probs, rtol=0, atol=LOG_PROB_AGREEMENT, err_msg=str(row)
+            )

@@ -32,7 +32,9 @@ def test_queue_and_objects_come_back_to_their_level(tmp_path: Path):
     levels = {level["step"]: level for level in facts.levels}
     assert sorted(levels) == list(range(1, STEPS + 1))
     real = [metrics["padding/real_rows/total"] for metrics in facts.metrics.values()]
-    assert (min(real) < 100, max(real) > 400) == (True, True), "the numbers of rows were meant to vary"
+    assert (min(real) < 100, max(real) > 400) == (True, True), (
+        "the numbers of rows were meant to vary"
+    )
     assert sum(metrics["padding/pad_rows/total"] for metrics in facts.metrics.values()) > STEPS
     assert sum(step.real_rows for step in facts.optimizer_steps[ACTOR]) == sum(real)
     assert min(step.real_rows for step in facts.optimizer_steps[ACTOR]) >= 1
@@ -41,6 +43,7 @@ def test_queue_and_objects_come_back_to_their_level(tmp_path: Path):
         trained |= {key for note in facts.batches if note["step"] == step for key in note["keys"]}
         assert not [key for key in level["rows"] if key in trained or key.startswith("pad")]
     assert any(level["rows"] for level in levels.values()), "no row was ever in flight"
-    # Some of Ray's objects are on their way out when the step ends, now and then; what stays would be there at each.
+    # Some of Ray's objects are on their way out when the step ends, now and then; what stays would
+    # be there at each.
     objects = [levels[step]["objects"] for step in sorted(levels)]
     assert min(objects[-LOOK:]) <= min(objects[:WARM]), objects

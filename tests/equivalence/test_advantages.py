@@ -1,7 +1,9 @@
-"""Advantages, rollout corrections and group filtering, by verl's own methods: pads in the queue change nothing.
+"""Advantages, rollout corrections and group filtering, by verl's own methods: pads in the queue
+change nothing.
 
-verl's ``_compute_advantage`` runs twice on the same rows, before a pad is made and while pads wait in TransferQueue:
-advantages, returns, rewards, the controller of the in-reward KL and the metrics must be the same to the last bit.
+verl's ``_compute_advantage`` runs twice on the same rows, before a pad is made and while pads wait
+in TransferQueue: advantages, returns, rewards, the controller of the in-reward KL and the metrics
+must be the same to the last bit.
 """
 
 import inspect
@@ -20,7 +22,14 @@ from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, put_rows, queue_content, read_columns
+from tests.support.rows_in_queue import (
+    PARTITION,
+    empty_queue,
+    put_columns,
+    put_rows,
+    queue_content,
+    read_columns,
+)
 from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import compose_job
@@ -51,7 +60,10 @@ class Outcome:
 def put_scored_rows() -> KVBatchMeta:
     """Rows as the trainer has them before advantages: each ends with the reward of its session."""
     draw = torch.Generator().manual_seed(0)
-    reward = {session: float(torch.randn((), generator=draw)) for session in dict.fromkeys(map(session_of_key, KEYS))}
+    reward = {
+        session: float(torch.randn((), generator=draw))
+        for session in dict.fromkeys(map(session_of_key, KEYS))
+    }
     batch = put_rows(LENGTHS, KEYS)
     rows = [(n, session_of_key(key)) for (_, n), key in zip(LENGTHS, KEYS, strict=True)]
     scores = [torch.tensor([0.0] * (n - 1) + [reward[session]]) for n, session in rows]
@@ -59,9 +71,15 @@ def put_scored_rows() -> KVBatchMeta:
     return put_columns(batch, rm_scores=scores, **columns)
 
 
-def without_and_with_pads(estimator: str, *overrides: str, kl_in_reward: bool = True) -> tuple[Outcome, Outcome]:
-    """What verl's method does with the same rows, before a pad is made and while pads wait in the queue."""
-    settings = (f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={kl_in_reward}")
+def without_and_with_pads(
+    estimator: str, *overrides: str, kl_in_reward: bool = True
+) -> tuple[Outcome, Outcome]:
+    """What verl's method does with the same rows, before a pad is made and while pads wait in the
+    queue."""
+    settings = (
+        f"algorithm.adv_estimator={estimator}",
+        f"algorithm.use_kl_in_reward={kl_in_reward}",
+    )
     trainer = padded_trainer(*settings, *CRITIC.get(estimator, []), *overrides)
     trainer.steps._planner._dp_sizes = lambda: dict.fromkeys(
         (calls.ACTOR, calls.CRITIC, calls.LOG_PROB, calls.REF, calls.VALUES), 2
@@ -112,7 +130,8 @@ def test_an_estimator_gives_with_pads_in_the_queue_what_it_gives_without(name):
 
 
 def verls_advantages(estimator, **switches):
-    """What verl's own method puts under the keys of the rows; its generator is seeded, so draws repeat."""
+    """What verl's own method puts under the keys of the rows; its generator is seeded, so draws
+    repeat."""
     trainer = padded_trainer(f"algorithm.adv_estimator={estimator}", *CRITIC.get(estimator, []))
     trainer.config.algorithm.update(switches)
     batch = put_scored_rows()
@@ -126,13 +145,17 @@ def verls_advantages(estimator, **switches):
     ("estimator", "method"),
     [
         *[("gae", method) for method in PF_PPO],
-        *[(name, PF_PPO[0]) for name in sorted(set(ADV_ESTIMATOR_REGISTRY) - {"gae", *VERLS_LIMITS})],
+        *[
+            (name, PF_PPO[0])
+            for name in sorted(set(ADV_ESTIMATOR_REGISTRY) - {"gae", *VERLS_LIMITS})
+        ],
     ],
 )
 def test_an_algorithm_that_mixes_up_the_advantages_of_rows_is_refused(estimator, method):
     """pf_ppo draws among advantages that are there: unless a row got its own, it got another row's.
 
-    Once verl keeps them together, gae is to be taken out of what this expects, and the refusal is gone by itself.
+    Once verl keeps them together, gae is to be taken out of what this expects, and the refusal is
+    gone by itself.
     """
     switches = {"use_pf_ppo": True, "pf_ppo": {"reweight_method": method, "weight_pow": 2.0}}
     keeps = verls_advantages(estimator, **switches) == verls_advantages(estimator)
@@ -146,26 +169,38 @@ def test_an_algorithm_that_mixes_up_the_advantages_of_rows_is_refused(estimator,
     else:
         with pytest.raises(PaddingConfigError, match=r"^algorithm.use_pf_ppo=True: "):
             check_advantages_stay_with_rows(config)
-    assert torch.equal(torch.random.get_rng_state(), before), "the job's own random numbers are as they were"
+    assert torch.equal(torch.random.get_rng_state(), before), (
+        "the job's own random numbers are as they were"
+    )
 
 
 def by_row_and_by_session(estimator: str, *, kl_in_reward: bool) -> tuple[Outcome, Outcome]:
-    """What rows get as samples, and with padding.advantages=session; while pads wait in the queue."""
+    """What rows get as samples, and with padding.advantages=session; while pads wait in the
+    queue."""
     discount = ("algorithm.gamma=0.9", "algorithm.lam=0.8")
     of_rows, of_sessions = (
-        without_and_with_pads(estimator, f"padding.advantages={samples}", *discount, kl_in_reward=kl_in_reward)
+        without_and_with_pads(
+            estimator, f"padding.advantages={samples}", *discount, kl_in_reward=kl_in_reward
+        )
         for samples in ("row", "session")
     )
     assert of_sessions[0] == of_sessions[1]
     return of_rows[1], of_sessions[1]
 
 
-@pytest.mark.parametrize(("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)])
+@pytest.mark.parametrize(
+    ("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)]
+)
 def test_two_equal_turns_are_two_actions_unless_one_continues_the_other(said, actions):
     trainer = padded_trainer(
-        "algorithm.adv_estimator=reinforce_plus_plus", "padding.advantages=session", "algorithm.gamma=0.9"
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "padding.advantages=session",
+        "algorithm.gamma=0.9",
     )
-    keys, rows = ["a_0_0", "a_0_1", "a_0_2", "a_0_3"], [([1], [2]), ([3], [4]), ([1], [2]), ([1], [2])]
+    keys, rows = (
+        ["a_0_0", "a_0_1", "a_0_2", "a_0_3"],
+        [([1], [2]), ([3], [4]), ([1], [2]), ([1], [2])],
+    )
     batch = put_grown_sessions(
         dict(zip(keys, rows, strict=True)),
         extra_fields=[{} if said is None else {"extends": extends} for extends in said or keys],
@@ -180,15 +215,20 @@ def test_two_equal_turns_are_two_actions_unless_one_continues_the_other(said, ac
 
 
 def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
-    """Advantages, which are the returns, too, of rows with masks, and a reward at the end of each."""
+    """Advantages, which are the returns, too, of rows with masks, and a reward at the end of
+    each."""
     fields = {
-        "rm_scores": [torch.tensor([0.0] * (len(m) - 1) + [r]) for r, m in zip(rewards, masks, strict=True)],
+        "rm_scores": [
+            torch.tensor([0.0] * (len(m) - 1) + [r]) for r, m in zip(rewards, masks, strict=True)
+        ],
         "old_log_probs": [torch.zeros(len(mask)) for mask in masks],
         "response_mask": [torch.tensor(mask) for mask in masks],
     }
     batch = put_rows([(2, len(mask)) for mask in masks], keys, **fields)
     compute(trainer, batch, {})
-    advantages, returns = ([row.tolist() for row in column] for column in read_columns(batch, "advantages", "returns"))
+    advantages, returns = (
+        [row.tolist() for row in column] for column in read_columns(batch, "advantages", "returns")
+    )
     assert returns == advantages
     return advantages
 
@@ -197,12 +237,17 @@ def test_a_session_whose_last_row_is_not_trained_has_an_advantage():
     keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
     masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
     rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
-    rewards_R, trainer = [rewards[session_of_key(key)] for key in keys], padded_trainer("algorithm.adv_estimator=grpo")
+    rewards_R, trainer = (
+        [rewards[session_of_key(key)] for key in keys],
+        padded_trainer("algorithm.adv_estimator=grpo"),
+    )
     verls, ours = (
         outcomes_of(trainer, keys, masks, rewards_R, kind._compute_advantage)
         for kind in (get_trainer_cls("sync"), type(trainer))
     )
-    assert verls[0] == [0, 0], "verl looks for a trained token now: repair_untrained_ends may go"
+    assert verls[0] == [0, 0], (
+        "verl looks for a trained token now: fix_sessions_ending_untrained may go"
+    )
     assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
     assert ours[1:] == verls[1:]
     assert ours[2][0] != ours[5][0] == ours[6][0] != 0
@@ -216,9 +261,12 @@ def test_a_session_whose_last_row_is_not_trained_has_an_advantage():
     ],
 )
 def test_a_session_whose_last_row_is_not_trained_has_verls_reward(rewards, masks):
-    """verl's reward of a session is that of its last row: the group's mean stays in the middle of its advantages."""
+    """verl's reward of a session is that of its last row: the group's mean stays in the middle of
+    its advantages."""
     trainer = padded_trainer("algorithm.adv_estimator=grpo")
-    found = outcomes_of(trainer, ["p_0_0", "p_0_1", "p_1_0"], masks, rewards, type(trainer)._compute_advantage)
+    found = outcomes_of(
+        trainer, ["p_0_0", "p_0_1", "p_1_0"], masks, rewards, type(trainer)._compute_advantage
+    )
     half = 0.5**0.5  # (x - mean) / std of two, with Bessel's correction
     assert found[0] == pytest.approx([half] * len(masks[0]), abs=1e-4)
     assert found[2] == pytest.approx([-half], abs=1e-4)
@@ -227,7 +275,10 @@ def test_a_session_whose_last_row_is_not_trained_has_verls_reward(rewards, masks
 def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
     by_row, by_session = by_row_and_by_session("rloo", kl_in_reward=True)
     assert by_row.rows != by_session.rows
-    assert (by_row.metrics, by_row.kl_coefficient) == (by_session.metrics, by_session.kl_coefficient)
+    assert (by_row.metrics, by_row.kl_coefficient) == (
+        by_session.metrics,
+        by_session.kl_coefficient,
+    )
 
 
 PRESETS = {
@@ -239,15 +290,26 @@ assert len(PRESETS) >= 5
 
 
 def overrides(preset: RolloutCorrectionConfig) -> list[str]:
-    fields = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
-    values = {name: "null" if getattr(preset, name) is None else getattr(preset, name) for name in fields}
+    fields = (
+        "rollout_is",
+        "rollout_is_threshold",
+        "rollout_is_batch_normalize",
+        "rollout_rs",
+        "rollout_rs_threshold",
+    )
+    values = {
+        name: "null" if getattr(preset, name) is None else getattr(preset, name) for name in fields
+    }
     return [f"algorithm.rollout_correction.{name}={value}" for name, value in values.items()]
 
 
 @pytest.mark.parametrize("normalize", [False, True], ids=["", "normalized"])
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_decoupled_correction_computes_from_real_rows(name, normalize):
-    settings = [*overrides(PRESETS[name]), f"algorithm.rollout_correction.rollout_is_batch_normalize={normalize}"]
+    settings = [
+        *overrides(PRESETS[name]),
+        f"algorithm.rollout_correction.rollout_is_batch_normalize={normalize}",
+    ]
     without, with_pads = without_and_with_pads("grpo", *settings)
     assert with_pads == without
     assert without.error is None
@@ -257,14 +319,24 @@ def test_a_decoupled_correction_computes_from_real_rows(name, normalize):
 @pytest.mark.parametrize("option", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
 def test_every_rejection_rejects_what_it_rejects_without_pads(option):
     two_sided = "0.5_1.5" if option.endswith("k1") else "0.5"
-    preset = RolloutCorrectionConfig(rollout_is=None, rollout_rs=option, rollout_rs_threshold=two_sided)
+    preset = RolloutCorrectionConfig(
+        rollout_is=None, rollout_rs=option, rollout_rs_threshold=two_sided
+    )
     without, with_pads = without_and_with_pads("grpo", *overrides(preset))
     assert with_pads == without
     rejected = [token for row in without.rows["response_mask"] for token in row if not token]
     assert rejected, "nothing was rejected"
 
 
-REWARDS = {"a_0_0": 1.0, "a_1_0": 0.0, "b_0_0": 1.0, "b_1_0": 1.0, "c_0_0": 0.5, "c_0_1": 0.5, "c_1_0": 0.2}
+REWARDS = {
+    "a_0_0": 1.0,
+    "a_1_0": 0.0,
+    "b_0_0": 1.0,
+    "b_1_0": 1.0,
+    "c_0_0": 0.5,
+    "c_0_1": 0.5,
+    "c_1_0": 0.2,
+}
 """By row; the sessions of prompt b tell nothing, since all have one reward."""
 
 
@@ -272,7 +344,11 @@ def put_finished_prompts():
     lengths = [(3 + i, 1) for i in range(len(REWARDS))]
     batch = put_rows(lengths, list(REWARDS))
     rewards = torch.tensor(list(REWARDS.values())).unsqueeze(1)
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({"rm_scores": rewards}, len(batch)))
+    tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=PARTITION,
+        fields=TensorDict({"rm_scores": rewards}, len(batch)),
+    )
     tags = [{"is_prompt": True, "status": "finished", "global_steps": 7}] * 3
     tq.kv_batch_put(keys=["a", "b", "c"], partition_id=PARTITION, tags=tags)
     return batch

@@ -1,4 +1,5 @@
-"""Zero effect on each engine in each shape: padded ranks end with the weights of one rank that never saw a pad."""
+"""Zero effect on each engine in each shape: padded ranks end with the weights of one rank that
+never saw a pad."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -24,21 +25,33 @@ from tests.support.updates import (
 )
 from verl_padding.worker.plan_packer import install
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("transfer_queue")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("transfer_queue"),
+]
 
 
 @pytest.mark.megatron
 def test_pads_of_megatron_are_as_long_as_its_ranks_of_a_row_ask():
     for name, shape in SHAPES.items():
         if shape.engine == "megatron":
-            asked = 4 * (shape.tensor if shape.kind == "qwen2" else 1) if shape.ranks_of_row > 1 else PAD_TOKENS
+            asked = (
+                4 * (shape.tensor if shape.kind == "qwen2" else 1)
+                if shape.ranks_of_row > 1
+                else PAD_TOKENS
+            )
             assert shape.planned["template"].length == asked, name
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(shape, marks=shape.marks, id=name) for name, shape in SHAPES.items()]
+    scope="module",
+    params=[pytest.param(shape, marks=shape.marks, id=name) for name, shape in SHAPES.items()],
 )
-def shape_and_both(request, model_of, one_rank_of) -> Iterator[tuple[Shape, RayWorkerGroup, RayWorkerGroup]]:
+def shape_and_both(
+    request, model_of, one_rank_of
+) -> Iterator[tuple[Shape, RayWorkerGroup, RayWorkerGroup]]:
     """A shape, its padded ranks, and one rank that does not see a pad."""
     shape: Shape = request.param
     with started(shape, model_of(shape)) as padded_ranks:
@@ -50,24 +63,31 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_a
     shape, *both = shape_and_both
     if cut not in shape.cuts:
         pytest.skip("its ranks share every row, or it refuses to share prefixes")
-    assert_updates_agree(*both, **cut, **shape.planned, update=shape.update, started=partial(after_start_over, shape))
+    assert_updates_agree(
+        *both, **cut, **shape.planned, update=shape.update, started=partial(after_start_over, shape)
+    )
 
 
 def test_rows_that_are_padded_to_the_longest_train_as_packed_ones(model_of, one_rank_of):
     shape = Shape()
-    with started(shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false") as padded_ranks:
+    with started(
+        shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false"
+    ) as padded_ranks:
         padded_ranks.execute_with_func_generator(install(shares=False))
         both = padded_ranks, one_rank_of(shape)
         start_over(both, "token-mean")
         batch = put_trained_rows()
-        assert_metrics_agree(update_both(*both, batch, plan_of(batch, "plan", padded_to="micro_batch")))
+        assert_metrics_agree(
+            update_both(*both, batch, plan_of(batch, "plan", padded_to="micro_batch"))
+        )
 
 
 TOP_K = 5
 
 
 def test_ranks_that_distill_end_with_the_weights_of_one_rank_without_pads(transfer_queue, model_of):
-    """verl's engine asks a top-k loss for its values token by token, pads and all, before the loss sums them up."""
+    """verl's engine asks a top-k loss for its values token by token, pads and all, before the loss
+    sums them up."""
     shape, teacher = Shape(), "distillation.teacher_models.teacher_model"
     distilling = (
         "distillation.enabled=true",
@@ -82,10 +102,18 @@ def test_ranks_that_distill_end_with_the_weights_of_one_rank_without_pads(transf
     )
     batch, draw = put_trained_rows(), torch.Generator().manual_seed(3)
     lengths = [tag["seq_len"] for tag in batch.tags]
-    top = [torch.randn(length, 256, generator=draw).log_softmax(-1).topk(TOP_K) for length in lengths]
-    columns = {"teacher_logprobs": [row.values for row in top], "teacher_ids": [row.indices for row in top]}
+    top = [
+        torch.randn(length, 256, generator=draw).log_softmax(-1).topk(TOP_K) for length in lengths
+    ]
+    columns = {
+        "teacher_logprobs": [row.values for row in top],
+        "teacher_ids": [row.indices for row in top],
+    }
     batch, model = put_columns(batch, **columns), model_of(shape)
-    with started(shape, model, *distilling) as padded_ranks, started(shape.reference, model, *distilling) as one_rank:
+    with (
+        started(shape, model, *distilling) as padded_ranks,
+        started(shape.reference, model, *distilling) as one_rank,
+    ):
         said = {"distillation_use_topk": True}
         both = update_both(padded_ranks, one_rank, batch, plan_of(batch, "verl"), said=said)
     names = ("distillation/loss", "actor/pg_loss", "grad_norm", "distillation/student_mass")
@@ -94,9 +122,12 @@ def test_ranks_that_distill_end_with_the_weights_of_one_rank_without_pads(transf
 
 
 def _names_of_weights(worker: Any) -> DataProto:
-    # As its update_weights() asks for them where the rollout is another process, as in separate_async.
+    # As its update_weights() asks for them where the rollout is another process, as in
+    # separate_async.
     weights, _ = worker.actor.engine.get_per_tensor_param()
-    return DataProto(non_tensor_batch={"names": np.array([name for name, _ in weights], dtype=object)})
+    return DataProto(
+        non_tensor_batch={"names": np.array([name for name, _ in weights], dtype=object)}
+    )
 
 
 def test_verl_still_sends_other_processes_no_adapter(one_rank_of):

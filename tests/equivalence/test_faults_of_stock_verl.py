@@ -1,7 +1,8 @@
 """What stock verl's padding does wrong, on stock verl's own functions: why the plug-in is there.
 
-Each test fails the day verl mends its fault, and tells what to do then. Pads, their order and the advantages come from
-verl's own methods on the real TransferQueue, the update from verl's engine in this process.
+Each test fails the day verl mends its fault, and tells what to do then. Pads, their order and the
+advantages come from verl's own methods on the real TransferQueue, the update from verl's engine in
+this process.
 """
 
 import json
@@ -36,13 +37,15 @@ STOCK = get_trainer_cls("sync")
 
 def assert_still(fault: bool, what: str) -> None:
     assert fault, (
-        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run `python -m "
-        "tests.equivalence.zero_effect --keep` and `python -m benchmarks.results_page`, and delete this test."
+        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
+        "`python -m tests.equivalence.zero_effect --keep` and `python -m "
+        "benchmarks.results_page`, and delete this test."
     )
 
 
 def balanced(n_rows: int, *, dp: int, actor: int, critic: int) -> list[list[bool]]:
-    """Of each rank's rows in verl's order, whether they are pads; the sizes are rows of a mini-batch."""
+    """Of each rank's rows in verl's order, whether they are pads; the sizes are rows of a
+    mini-batch."""
     trainer = padded_trainer(
         "algorithm.adv_estimator=gae",
         "critic.use_dynamic_bsz=true",
@@ -61,11 +64,14 @@ def balanced(n_rows: int, *, dp: int, actor: int, critic: int) -> list[list[bool
 
 
 def real_rows_of_steps(pads_D: list[list[bool]], mini_batch: int) -> list[int]:
-    """Real rows of each optimizer step: verl's workers cut a rank's rows by this function, in their order."""
+    """Real rows of each optimizer step: verl's workers cut a rank's rows by this function, in their
+    order."""
     cell, real_of_step = mini_batch // len(pads_D), Counter()
     for pads in pads_D:
         rows = TensorDict({"pad": torch.tensor(pads)}, batch_size=len(pads))
-        cut = tu.make_iterator(rows, mini_batch_size=cell, epochs=1, seed=0, dataloader_kwargs={"shuffle": False})
+        cut = tu.make_iterator(
+            rows, mini_batch_size=cell, epochs=1, seed=0, dataloader_kwargs={"shuffle": False}
+        )
         for step, of_rank in enumerate(cut):
             real_of_step[step] += int((~of_rank["pad"]).sum())
     return [real_of_step[step] for step in sorted(real_of_step)]
@@ -73,18 +79,23 @@ def real_rows_of_steps(pads_D: list[list[bool]], mini_batch: int) -> list[int]:
 
 def test_pads_gather_in_the_last_mini_batch():
     steps = real_rows_of_steps(balanced(121, dp=2, actor=120, critic=120), 120)
-    assert_still(steps == [120, 1], f"121 rows make steps of {steps} real rows where a mini-batch has 120")
+    assert_still(
+        steps == [120, 1], f"121 rows make steps of {steps} real rows where a mini-batch has 120"
+    )
 
 
 def test_different_mini_batches_make_steps_without_a_real_row():
     pads_D = balanced(25, dp=4, actor=8, critic=12)
     actor, critic = real_rows_of_steps(pads_D, 8), real_rows_of_steps(pads_D, 12)
     assert sum(actor) == sum(critic) == 25
-    assert_still(0 in actor and 0 in critic, f"25 rows make steps of {actor} and {critic} real rows")
+    assert_still(
+        0 in actor and 0 in critic, f"25 rows make steps of {actor} and {critic} real rows"
+    )
 
 
 def test_a_step_of_pads_alone_moves_the_weights_67_percent_as_far():
-    """AdamW's first update is lr; its second, with no gradient, lr x 0.9 / 1.9 / sqrt(0.999 / 1.999)."""
+    """AdamW's first update is lr; its second, with no gradient, lr x 0.9 / 1.9 / sqrt(0.999 /
+    1.999)."""
     config = FSDPOptimizerConfig(lr=1.0, weight_decay=0.0)
     weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
     optimizer, places = build_optimizer([weight], config), [0.0]
@@ -93,7 +104,10 @@ def test_a_step_of_pads_alone_moves_the_weights_67_percent_as_far():
         optimizer.step()
         places.append(float(weight))
     first, second = places[1] - places[0], places[2] - places[1]
-    assert_still(second / first == pytest.approx(0.67, abs=0.001), "an optimizer step of pads moves the weights")
+    assert_still(
+        second / first == pytest.approx(0.67, abs=0.001),
+        "an optimizer step of pads moves the weights",
+    )
 
 
 def test_the_seq_mean_modes_divide_by_rows_that_are_not_there():
@@ -126,7 +140,10 @@ def test_some_losses_raise_an_error_on_a_micro_batch_of_pads(name, loss):
     ("estimator", "n_rows"),
     [
         ("opo", HALF),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("grpo_passk", NOMINAL - 1), ("gpg", HALF))),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("grpo_passk", NOMINAL - 1), ("gpg", HALF))
+        ),
     ],
 )
 def test_some_estimators_count_pads(estimator, n_rows):
@@ -142,12 +159,16 @@ def test_the_kl_controller_and_metrics_of_the_correction_count_pads():
     stock, ours = told["stock verl"], told["verl_padding"]
     assert ours["kl_coefficient"] < 1e-12
     assert ours["rollout_corr_metrics_off"] == 0
-    assert_still(stock["kl_coefficient"] > 1e-3, f"the KL coefficient is off by {stock['kl_coefficient']}")
+    assert_still(
+        stock["kl_coefficient"] > 1e-3, f"the KL coefficient is off by {stock['kl_coefficient']}"
+    )
     assert_still(stock["rollout_corr_metrics_off"] > 0, "metrics of the rollout correction are off")
 
 
 def test_pads_are_in_the_rollout_dump_and_counted_among_the_tokens(tmp_path):
-    trainer = padded_trainer("data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6")
+    trainer = padded_trainer(
+        "data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6"
+    )
     metrics: dict[str, float] = {}
     trainer.use_critic = False
     trainer.tokenizer = make_byte_tokenizer()
@@ -160,7 +181,11 @@ def test_pads_are_in_the_rollout_dump_and_counted_among_the_tokens(tmp_path):
     lines = [json.loads(line) for line in dump.read_text().splitlines()]
     assert len(lines) == 12
     dumped = [line for line in lines if line["uid"].startswith(PAD_UID_PREFIX)]
-    assert_still(len(dumped) == 5, f"{len(dumped)} of {len(lines)} lines of the rollout dump are pads")
-    assert_still(all(line["gts"] == "42" for line in dumped), "a pad is dumped with the truth of a prompt")
+    assert_still(
+        len(dumped) == 5, f"{len(dumped)} of {len(lines)} lines of the rollout dump are pads"
+    )
+    assert_still(
+        all(line["gts"] == "42" for line in dumped), "a pad is dumped with the truth of a prompt"
+    )
     tokens = 2 * metrics["global_seqlen/mean"]
     assert_still(tokens == 47 + 5 * 128, f"{tokens:.0f} tokens are counted where rows have 47")

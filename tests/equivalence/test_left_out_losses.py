@@ -1,4 +1,5 @@
-"""Every loss that verl registers, without the rows that have no advantage, and with old log-probs of its own."""
+"""Every loss that verl registers, without the rows that have no advantage, and with old log-probs
+of its own."""
 
 import pytest
 import torch
@@ -21,17 +22,21 @@ EACH_LOSS = pytest.mark.parametrize("name", POLICY_LOSSES)
 
 
 def rows_of(*, masked: bool = False, advantage: float = 0.0, scale: float = 1.0) -> Rows:
-    """Rows of which two have no advantage, or no trained token; ``scale`` makes the others' ratios leave the clip."""
+    """Rows of which two have no advantage, or no trained token; ``scale`` makes the others' ratios
+    leave the clip."""
     rows = Rows(*(IDLE if masked else ()))
     for number, row in enumerate(rows.fields):
-        row["old_log_probs"] = row["output"][len(row["prompts"]) - 1 : -1] + scale * row["old_log_probs"]
+        row["old_log_probs"] = (
+            row["output"][len(row["prompts"]) - 1 : -1] + scale * row["old_log_probs"]
+        )
         if number in IDLE and not masked:
             row["advantages"] = torch.full_like(row["advantages"], advantage)
     return rows
 
 
 def with_and_without(loss, rows: Rows, denominator="rows", *, at_once: bool = False):
-    """Gradients and metrics of all rows, and of those that are not idle, in several micro-batches or in one."""
+    """Gradients and metrics of all rows, and of those that are not idle, in several micro-batches
+    or in one."""
     wrapped = RealRowsLoss(loss, denominator)
     every, some = ([[[0, 1, 2, 3, 4]]], [[[0, 2, 4]]]) if at_once else (ALL, WITHOUT)
     both = [run_as_verl_does(wrapped, rows, every, "log_probs")]
@@ -39,9 +44,13 @@ def with_and_without(loss, rows: Rows, denominator="rows", *, at_once: bool = Fa
 
 
 def farthest(all_rows, without, rows: Rows) -> float:
-    """How far gradients are from each other, relative to the largest; those of rows that are not computed are 0."""
+    """How far gradients are from each other, relative to the largest; those of rows that are not
+    computed are 0."""
     zeros = [torch.zeros_like(row["output"]) for row in rows.fields]
-    want, got = ([zero if g is None else g for g, zero in zip(of, zeros, strict=True)] for of in (all_rows, without))
+    want, got = (
+        [zero if g is None else g for g, zero in zip(of, zeros, strict=True)]
+        for of in (all_rows, without)
+    )
     largest = max(float(gradient.abs().max()) for gradient in want)
     assert largest > 0
     return max(float((a - b).abs().max()) for a, b in zip(want, got, strict=True)) / largest
@@ -51,11 +60,17 @@ def farthest(all_rows, without, rows: Rows) -> float:
 @EACH_MODE
 @pytest.mark.parametrize("name", MULTIPLIED)
 @pytest.mark.parametrize("masked", [False, True], ids=["no advantage", "no trained token"])
-def test_without_idle_rows_an_admitted_loss_and_its_gradients_are_the_same(name, mode, denominator, masked):
+def test_without_idle_rows_an_admitted_loss_and_its_gradients_are_the_same(
+    name, mode, denominator, masked
+):
     rows = rows_of(masked=masked)
-    (want, of_all), (got, of_some) = with_and_without(policy_loss(mode, name, terms=False), rows, denominator)
+    (want, of_all), (got, of_some) = with_and_without(
+        policy_loss(mode, name, terms=False), rows, denominator
+    )
     assert farthest(want, got, rows) <= RELATIVE_FLOAT64
-    assert of_some["actor/pg_loss"] == pytest.approx(of_all["actor/pg_loss"], rel=RELATIVE_FLOAT64, abs=1e-15)
+    assert of_some["actor/pg_loss"] == pytest.approx(
+        of_all["actor/pg_loss"], rel=RELATIVE_FLOAT64, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -85,13 +100,17 @@ def test_a_loss_is_admitted_just_where_idle_rows_add_nothing(name):
 
 @pytest.mark.parametrize("preset", BYPASS)
 def test_idle_rows_add_nothing_whatever_a_bypass_corrects_or_rejects(preset):
-    loss = policy_loss("seq-mean-token-mean", "bypass_mode", terms=False, rollout_correction=BYPASS[preset])
+    loss = policy_loss(
+        "seq-mean-token-mean", "bypass_mode", terms=False, rollout_correction=BYPASS[preset]
+    )
     rows = rows_of(scale=3e-4)  # within the narrowest bounds of a rejection, if not in all rows
     for row in rows.fields:
         row["rollout_log_probs"] = row["old_log_probs"]
     (want, of_all), (got, of_some) = with_and_without(loss, rows)
     assert farthest(want, got, rows) <= RELATIVE_FLOAT64
-    assert of_some["actor/pg_loss"] == pytest.approx(of_all["actor/pg_loss"], rel=RELATIVE_FLOAT64, abs=1e-15)
+    assert of_some["actor/pg_loss"] == pytest.approx(
+        of_all["actor/pg_loss"], rel=RELATIVE_FLOAT64, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize("setting", ["KL and entropy", "a mean over a micro-batch"])
@@ -99,7 +118,10 @@ def test_what_has_a_gradient_in_every_row_is_no_such_loss(setting):
     loss = policy_loss("token-mean")
     if setting != "KL and entropy":
         mean = RolloutCorrectionConfig(
-            bypass_mode=True, loss_type="reinforce", rollout_is="token", rollout_is_batch_normalize=True
+            bypass_mode=True,
+            loss_type="reinforce",
+            rollout_is="token",
+            rollout_is_batch_normalize=True,
         )
         loss = policy_loss("token-mean", "bypass_mode", terms=False, rollout_correction=mean)
     (want, _), (got, _) = with_and_without(loss, rows := rows_of(), at_once=True)
@@ -115,17 +137,28 @@ def test_an_advantage_that_is_not_exactly_0_has_a_gradient():
 
 @pytest.mark.parametrize("name", [*MULTIPLIED, "a bypass that rejects"])
 def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
-    same, rejection = pytest.approx, RolloutCorrectionConfig(rollout_rs="token_k1", rollout_rs_threshold="0.5_2.0")
-    settings = {"name": name} if name in MULTIPLIED else {"name": "bypass_mode", "rollout_correction": rejection}
+    same, rejection = (
+        pytest.approx,
+        RolloutCorrectionConfig(rollout_rs="token_k1", rollout_rs_threshold="0.5_2.0"),
+    )
+    settings = (
+        {"name": name}
+        if name in MULTIPLIED
+        else {"name": "bypass_mode", "rollout_correction": rejection}
+    )
     loss = policy_loss("token-mean", **settings, terms=False)
     clips_no_zero = True
     for scale in (0.3, 1.0, 3.0):
         rows = rows_of(scale=scale)
         (_, of_all), (_, of_some) = with_and_without(loss, rows)
         assert {each.removesuffix("_computed") for each in of_some} == set(of_all)
-        for each in (set(of_all) & set(of_some)) - {"actor/entropy_loss"}:  # which no such job computes
+        for each in (set(of_all) & set(of_some)) - {
+            "actor/entropy_loss"
+        }:  # which no such job computes
             assert of_some[each] == same(of_all[each], rel=RELATIVE_FLOAT32), each
-        _, counted = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, WITHOUT, "log_probs")  # over the tokens of all
+        _, counted = run_as_verl_does(
+            RealRowsLoss(loss, "rows"), rows, WITHOUT, "log_probs"
+        )  # over the tokens of all
         for each in CLIP_FRACTIONS & of_all.keys():
             clips_no_zero &= counted[each] == same(of_all[each], rel=RELATIVE_FLOAT32)
     assert clips_no_zero == (name in CLIPS_NO_ZERO or not CLIP_FRACTIONS & of_all.keys())
@@ -136,9 +169,13 @@ def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
 def test_in_token_modes_the_entropy_loss_is_the_entropy_of_the_pass(mode):
     for masked in (False, True):
         rows = rows_of(masked=masked)
-        _, metrics = run_as_verl_does(RealRowsLoss(policy_loss(mode), "rows"), rows, ALL, "log_probs")
+        _, metrics = run_as_verl_does(
+            RealRowsLoss(policy_loss(mode), "rows"), rows, ALL, "log_probs"
+        )
         lengths = [(len(row["prompts"]), row["output"] ** 2) for row in rows.fields]
-        entropy = nested(values[prompt - 1 : -1] for prompt, values in lengths).to_padded_tensor(0.0)
+        entropy = nested(values[prompt - 1 : -1] for prompt, values in lengths).to_padded_tensor(
+            0.0
+        )
         mask = nested(row["response_mask"] for row in rows.fields).to_padded_tensor(0)
         # verl: PPOTrainer._compute_old_log_prob
         want = agg_loss(loss_mat=entropy, loss_mask=mask, loss_agg_mode=mode, loss_scale_factor=8)
@@ -148,7 +185,9 @@ def test_in_token_modes_the_entropy_loss_is_the_entropy_of_the_pass(mode):
 
 @pytest.mark.parametrize("terms", [True, False], ids=["with KL and entropy", "alone"])
 @EACH_MODE
-@pytest.mark.parametrize("name", [name for name in POLICY_LOSSES if name != "bypass_mode"])  # it has no such pass
+@pytest.mark.parametrize(
+    "name", [name for name in POLICY_LOSSES if name != "bypass_mode"]
+)  # it has no such pass
 def test_the_updates_own_log_probs_give_the_gradients_of_a_pass(name, mode, terms):
     loss = RealRowsLoss(seeded(policy_loss(mode, name, terms=terms)), "rows")
     want, metrics = run_as_verl_does(loss, rows_of(scale=0.0), ALL, "log_probs")

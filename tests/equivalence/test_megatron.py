@@ -1,7 +1,9 @@
-"""Zero effect on what verl's Megatron engine alone does: denominators, lengths and vocabularies of its own, routes.
+"""Zero effect on what verl's Megatron engine alone does: denominators, lengths and vocabularies of
+its own, routes.
 
-test_engine_shapes.py has its updates in each shape. The rank without pads is one of FSDP2, which computes the model of
-Hugging Face; it is one of Megatron for a vocabulary that is padded, and where routes are replayed.
+test_engine_shapes.py has its updates in each shape. The rank without pads is one of FSDP2, which
+computes the model of Hugging Face; it is one of Megatron for a vocabulary that is padded, and where
+routes are replayed.
 """
 
 import math
@@ -56,15 +58,17 @@ BUCKET = 16
 ROUND_UP = (f"{MEGATRON}.pad_to_length=true", f"{MEGATRON}.pad_to_length_bucket={BUCKET}")
 """verl then fills the last row of each micro-batch up, to a multiple of so many tokens in all."""
 TOP_K = 2
-# With context parallelism, verl drops the fraction of a token that each rank would have of a micro-batch: lengths are
-# even here (docs/limits.md).
+# With context parallelism, verl drops the fraction of a token that each rank would have of a
+# micro-batch: lengths are even here (docs/limits.md).
 EVEN_LENGTHS = [(prompt, response + (prompt + response) % 2) for prompt, response in LENGTHS]
 
 
 @pytest.mark.parametrize("name", ["dp2", "cp2", "tp2"])
-def test_ranks_whose_gradients_are_divided_by_tokens_agree_with_one_rank(name, model_of, one_rank_of):
-    # Megatron-Bridge turns it on with context parallelism: a loss times all tokens, then gradients over all tokens,
-    # and those of pads are among both.
+def test_ranks_whose_gradients_are_divided_by_tokens_agree_with_one_rank(
+    name, model_of, one_rank_of
+):
+    # Megatron-Bridge turns it on with context parallelism: a loss times all tokens, then gradients
+    # over all tokens, and those of pads are among both.
     shape = SHAPES[f"Megatron: {name}"]
     even = {"mode": "token-mean", "put": lambda: with_trained_fields(put_rows(EVEN_LENGTHS))}
     with started(shape, model_of(shape), PER_TOKEN) as padded:
@@ -108,19 +112,26 @@ def assert_rounded_up(worker: Any) -> DataProto:
 
 
 def test_ranks_whose_vocabulary_is_padded_agree_with_one_that_pads_it_too(transfer_queue, tmp_path):
-    # Not with one of FSDP2: verl's softmax on Megatron has the tokens in it that fill the vocabulary up.
+    # Not with one of FSDP2: verl's softmax on Megatron has the tokens in it that fill the
+    # vocabulary up.
     model = with_shared_heads(make_tiny_model("qwen2", tmp_path), vocab_size=ODD_VOCABULARY)
     shape = SHAPES["Megatron: tp2"]
-    with on_megatron(shape, model, "actor_rollout_ref.model.external_lib=tests.support.padded_vocabulary") as both:
+    with on_megatron(
+        shape, model, "actor_rollout_ref.model.external_lib=tests.support.padded_vocabulary"
+    ) as both:
         for workers in both:
             workers.execute_with_func_generator(assert_pads_vocabulary)
         for cut in BY_SIZE:
             update = assert_updates_agree(*both, **cut, **shape.planned, mode="token-mean")
-            assert update.plain[0]["actor/entropy_loss"][0] > math.log(ODD_VOCABULARY), "it could be one of FSDP2 now"
+            assert update.plain[0]["actor/entropy_loss"][0] > math.log(ODD_VOCABULARY), (
+                "it could be one of FSDP2 now"
+            )
 
 
 @contextmanager
-def on_megatron(shape: Shape, model: Any, *more: str) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+def on_megatron(
+    shape: Shape, model: Any, *more: str
+) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
     """Padded ranks of a shape, and one rank without pads, both of Megatron."""
     alone = Shape(engine="megatron", kind=shape.kind, ranks=1)
     with started(shape, model, *more) as padded_ranks, started(alone, model, *more) as one_rank:
@@ -131,7 +142,11 @@ def assert_pads_vocabulary(worker: Any) -> DataProto:
     from tests.support.padded_vocabulary import MULTIPLE  # it takes the bridge
 
     engine = worker.actor.engine
-    (head,) = (weight for name, weight in engine.module[0].named_parameters() if name.endswith("output_layer.weight"))
+    (head,) = (
+        weight
+        for name, weight in engine.module[0].named_parameters()
+        if name.endswith("output_layer.weight")
+    )
     rows = len(head) * engine.engine_config.tensor_model_parallel_size
     assert rows == math.ceil(ODD_VOCABULARY / MULTIPLE) * MULTIPLE
     return DataProto()
@@ -150,7 +165,13 @@ def with_routes(batch: KVBatchMeta, routes: Sequence[torch.Tensor]) -> KVBatchMe
 
 @pytest.mark.parametrize(
     ("replay", "name"),
-    [("R2", "ep2"), *(("R3", name) for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice"))],
+    [
+        ("R2", "ep2"),
+        *(
+            ("R3", name)
+            for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice")
+        ),
+    ],
 )
 def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, model_of):
     shape = SHAPES[f"Megatron: experts, {name}"]
@@ -161,14 +182,18 @@ def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, model_of):
             )
         for layer in (0, LAYERS - 1):
             batch = with_drawn_routes(put_trained_rows())
-            assert_other_experts_give_another_update(layer, *both, shape, update, batch, plan_for(batch, "plan", shape))
+            assert_other_experts_give_another_update(
+                layer, *both, shape, update, batch, plan_for(batch, "plan", shape)
+            )
         if shape.dp_size > 1:
             few = {"few": True, "put": lambda: with_drawn_routes(put_few_rows())}
             assert_updates_agree(*both, "plan", **few, **shape.planned)
 
 
 @pytest.mark.parametrize("name", ["ep2", "pp2 x dp2", "pp2 vpp2"])
-def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(name, transfer_queue, model_of):
+def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(
+    name, transfer_queue, model_of
+):
     shape = SHAPES[f"Megatron: experts, {name}"]
     with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode=R2") as both:
         for packer, layer in zip(PACKERS, (0, LAYERS - 1), strict=True):
@@ -187,7 +212,9 @@ def assert_replays_what_was_recorded(
 
     batch = put_trained_rows()
     plan = plan_for(batch, packer, shape)
-    assert plan.layouts["log_prob"].n_pads > 0 or shape.dp_size == 1, "the pass was meant to have pads"
+    assert plan.layouts["log_prob"].n_pads > 0 or shape.dp_size == 1, (
+        "the pass was meant to have pads"
+    )
     template = shape.planned["template"]
     with_pads = upsample(batch, plan, template)
     batch = after_pass(padded_group(padded_ranks, with_pads), batch)
@@ -195,8 +222,12 @@ def assert_replays_what_was_recorded(
     assert all(map(torch.equal, recorded, want))
     update = update_both(padded_ranks, one_rank, batch, plan, template=template, padded=with_pads)
     assert_metrics_agree(update)
-    assert update.padded["actor/ppo_kl"][0] == pytest.approx(0, abs=1e-6), "of the pass and the first step"
-    assert_other_experts_give_another_update(layer, padded_ranks, one_rank, shape, update, batch, plan)
+    assert update.padded["actor/ppo_kl"][0] == pytest.approx(0, abs=1e-6), (
+        "of the pass and the first step"
+    )
+    assert_other_experts_give_another_update(
+        layer, padded_ranks, one_rank, shape, update, batch, plan
+    )
 
 
 def plan_for(batch: KVBatchMeta, packer: str, shape: Shape) -> BatchPlan:
@@ -213,12 +244,15 @@ def assert_other_experts_give_another_update(
     batch: KVBatchMeta,
     plan: BatchPlan,
 ) -> None:
-    """What is replayed is what rows have: with other experts in the layer, the first step has other log-probs."""
+    """What is replayed is what rows have: with other experts in the layer, the first step has other
+    log-probs."""
     (others,) = read_columns(batch, "routed_experts")
     for of_row in others:
         of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
     start_over((padded_ranks, one_rank), "token-mean")
-    other = update_both(padded_ranks, one_rank, with_routes(batch, others), plan, template=shape.planned["template"])
+    other = update_both(
+        padded_ranks, one_rank, with_routes(batch, others), plan, template=shape.planned["template"]
+    )
     assert_metrics_agree(other)
     first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))
     assert abs(changed - first) > 1e-4

@@ -1,4 +1,5 @@
-"""Rows of any fields, with pads between them, through the real TransferQueue: no micro-batch can tell."""
+"""Rows of any fields, with pads between them, through the real TransferQueue: no micro-batch can
+tell."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,10 +36,37 @@ class Verdict:
     passed: bool
 
 
-OBJECTS = [None, True, 3, 2.5, "text", b"bytes", (1, "two"), {1, 2}, range(3), [], {}, Verdict(True)]
-OBJECTS += [Decimal("0.1"), datetime(2026, 1, 1, tzinfo=UTC), [{"role": "user", "content": [b"bytes", None]}]]
-OBJECTS += [np.bool_(True), np.int64(3), np.float32(0.5), np.float64(0.5), np.str_("text"), np.bytes_(b"bytes")]
-OBJECTS += [np.datetime64("2026-01-01"), {"acc": np.float64(1.0), "nested": {"list": [1, None], "array": np.arange(3)}}]
+OBJECTS = [
+    None,
+    True,
+    3,
+    2.5,
+    "text",
+    b"bytes",
+    (1, "two"),
+    {1, 2},
+    range(3),
+    [],
+    {},
+    Verdict(True),
+]
+OBJECTS += [
+    Decimal("0.1"),
+    datetime(2026, 1, 1, tzinfo=UTC),
+    [{"role": "user", "content": [b"bytes", None]}],
+]
+OBJECTS += [
+    np.bool_(True),
+    np.int64(3),
+    np.float32(0.5),
+    np.float64(0.5),
+    np.str_("text"),
+    np.bytes_(b"bytes"),
+]
+OBJECTS += [
+    np.datetime64("2026-01-01"),
+    {"acc": np.float64(1.0), "nested": {"list": [1, None], "array": np.arange(3)}},
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +87,9 @@ class Field:
         if self.kind == "array":
             return value.float().numpy()
         if self.kind == "transposed":
-            return torch.ones(shape[::-1]).to(self.dtype).permute(tuple(reversed(range(len(shape)))))
+            return (
+                torch.ones(shape[::-1]).to(self.dtype).permute(tuple(reversed(range(len(shape)))))
+            )
         return [1.0] * shape[0] if self.kind == "list" else value
 
 
@@ -69,7 +99,9 @@ def fields_of_rows(draw):
     if role is Role.OBJECT:
         object_of = draw(st.sampled_from(range(len(OBJECTS))))
         return Field(role, "object", of_all_rows=draw(st.booleans()), object_of=object_of)
-    kind = draw(st.sampled_from(["tensor", "transposed", "array"] + ["list"] * (role is not Role.ROW)))
+    kind = draw(
+        st.sampled_from(["tensor", "transposed", "array"] + ["list"] * (role is not Role.ROW))
+    )
     trailing = () if kind == "list" else draw(st.sampled_from([(), (1,), (5,), (2, 3), (0,)]))
     return Field(role, kind, draw(st.sampled_from(DTYPES)), trailing, draw(st.booleans()))
 
@@ -86,7 +118,10 @@ def kind_of(value):
     return type(value), type(value[0]) if isinstance(value, list) and value else None
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(schema=SCHEMAS, lengths=LENGTHS, dp_size=st.integers(2, 3))
 @example(schema=SCALARS, lengths=[(5, 3), (5, 4), (2, 2)], dp_size=2)
 @example(schema=ALL_OBJECTS, lengths=[(5, 3), (5, 4), (2, 2)], dp_size=2)
@@ -95,9 +130,16 @@ def test_pads_between_rows_change_no_field_of_any_micro_batch(schema, lengths, d
     names = {f"custom_{number}": field for number, field in enumerate(schema)}
     in_some = {name for name, field in names.items() if field.of_all_rows}
     having = [set(names) if row % 2 == 0 else in_some for row in range(len(lengths))]
-    rows = [{name: names[name].value(*length) for name in sorted(having[row])} for row, length in enumerate(lengths)]
+    rows = [
+        {name: names[name].value(*length) for name in sorted(having[row])}
+        for row, length in enumerate(lengths)
+    ]
     batch = put_some_fields(lengths, rows)
-    declared = {name: FieldRole(field.role) for name, field in names.items() if field.role is not Role.OBJECT}
+    declared = {
+        name: FieldRole(field.role)
+        for name, field in names.items()
+        if field.role is not Role.OBJECT
+    }
     try:
         template = PadTemplate(eos_token_id=3, length=PAD_LENGTH, schema=Schema(declared))
         plan = plan_for(batch, dp_size=dp_size)
@@ -124,7 +166,9 @@ def check_micro_batch(keys, custom, names, alone):
     assert found == want, "a pad made a field appear or vanish"
     without_pads = tq.kv_batch_get(keys=real, partition_id=PARTITION) if real else data
     for name in found:
-        assert type(data.get(name)) is type(without_pads.get(name)), "a pad made another kind of column"
+        assert type(data.get(name)) is type(without_pads.get(name)), (
+            "a pad made another kind of column"
+        )
     for key, row in zip(keys, data.unbind(0), strict=True):
         for name in found:
             field, value = names[name], row[name]
@@ -132,8 +176,13 @@ def check_micro_batch(keys, custom, names, alone):
                 assert kind_of(value) == kind_of(alone[key][name]), name
                 assert_equal(comparable(value), comparable(alone[key][name]), name)
             elif field.role is Role.OBJECT:
-                # Of what TransferQueue makes of it: a Decimal comes back as text, a data class as a dict.
-                assert_equal(value, empty_value(next(row[name] for row in alone.values() if name in row)), name)
+                # Of what TransferQueue makes of it: a Decimal comes back as text, a data class as a
+                # dict.
+                assert_equal(
+                    value,
+                    empty_value(next(row[name] for row in alone.values() if name in row)),
+                    name,
+                )
             else:
                 assert kind_of(value) == kind_of(field.value(1, 1)), name
                 assert not np.any(as_list(value))
@@ -149,4 +198,8 @@ def comparable(value):
 
 
 def as_list(value):
-    return comparable(value).tolist() if isinstance(value, torch.Tensor) else np.asarray(value).tolist()
+    return (
+        comparable(value).tolist()
+        if isinstance(value, torch.Tensor)
+        else np.asarray(value).tolist()
+    )

@@ -1,7 +1,9 @@
-"""Before any weight has moved, an update computes the log-probs of the passes before it, bit by bit.
+"""Before any weight has moved, an update computes the log-probs of the passes before it, bit by
+bit.
 
-A plan of several mini-batches, ranks and micro-batches goes through verl's engine in this process: first a pass, in the
-engine's mode for evaluation and without gradients, then the update, with verl's own loss and metrics.
+A plan of several mini-batches, ranks and micro-batches goes through verl's engine in this process:
+first a pass, in the engine's mode for evaluation and without gradients, then the update, with
+verl's own loss and metrics.
 """
 
 import pytest
@@ -12,7 +14,14 @@ from verl.utils.py_functional import append_to_dict
 from verl.workers.utils.padding import response_from_nested
 
 from tests.equivalence.test_shared_gradients import batch_of
-from tests.support.engine_in_process import Actor, Row, Whole, cut_as_planned, start_engine, trained_rows
+from tests.support.engine_in_process import (
+    Actor,
+    Row,
+    Whole,
+    cut_as_planned,
+    start_engine,
+    trained_rows,
+)
 from tests.support.losses_on_rows import policy_loss
 from tests.support.sessions_that_grow import grown_sessions
 from verl_padding.plan import BatchPlan, Job, Pass, Update, plan_batch
@@ -33,7 +42,8 @@ def rows() -> dict[str, Row]:
 
 
 def planned(rows: dict[str, Row], sharing: str, packer: str = "plan") -> BatchPlan:
-    """With a pass that takes the update's micro-batches, where they are the plan's, and one that has its own."""
+    """With a pass that takes the update's micro-batches, where they are the plan's, and one that
+    has its own."""
     call = {"dp_size": 2, "token_budget": BUDGET}
     job = Job(
         strategy="prompt",
@@ -72,27 +82,40 @@ def engine_of(dtype: str, sharing: str) -> Whole:
     return engine
 
 
-def log_probs_of_a_pass(engine: Whole, rows: dict[str, Row], plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
+def log_probs_of_a_pass(
+    engine: Whole, rows: dict[str, Row], plan: BatchPlan, call: str
+) -> dict[str, torch.Tensor]:
     """Of the responses, by key; as verl's trainer asks for them and cuts them out."""
     engine.module.eval()
     found = {}
     for keys, micro_batch in cut_as_planned(rows, plan, call, 0, token_budget=BUDGET):
         with torch.no_grad():
             _, output = engine.forward_step(micro_batch, None, forward_only=True)
-        cut = response_from_nested(output["model_output"]["log_probs"], micro_batch["response_mask"])
-        found |= {key: row.clone() for key, row in zip(keys, cut.unbind(), strict=True) if key is not None}
+        cut = response_from_nested(
+            output["model_output"]["log_probs"], micro_batch["response_mask"]
+        )
+        found |= {
+            key: row.clone() for key, row in zip(keys, cut.unbind(), strict=True) if key is not None
+        }
     engine.module.train()
     return found
 
 
 def metrics_of_an_update(
-    engine: Whole, rows: dict[str, Row], plan: BatchPlan, old: dict[str, torch.Tensor], ref: dict[str, torch.Tensor]
+    engine: Whole,
+    rows: dict[str, Row],
+    plan: BatchPlan,
+    old: dict[str, torch.Tensor],
+    ref: dict[str, torch.Tensor],
 ) -> dict[str, float]:
     """Of both mini-batches, before any weight moves, with the log-probs that two passes have found.
 
     All ranks of this process are added up as one.
     """
-    rows = {key: row | {"old_log_probs": old[key], "ref_log_prob": ref[key]} for key, row in rows.items()}
+    rows = {
+        key: row | {"old_log_probs": old[key], "ref_log_prob": ref[key]}
+        for key, row in rows.items()
+    }
     inner = policy_loss("token-mean")
     # verl's default, low_var_kl, is a square: of last bits it would be 0 in float32.
     object.__setattr__(inner.keywords["config"], "kl_loss_type", "kl")
@@ -100,7 +123,9 @@ def metrics_of_an_update(
     for mini_batch in range(plan.layouts[UPDATE].n_mini_batches):
         # Other outputs than the pass asked for: log-probs must not depend on that.
         said = {"global_batch_size": 7, "calculate_entropy": False}
-        for _, micro_batch in cut_as_planned(rows, plan, UPDATE, mini_batch, token_budget=BUDGET, **said):
+        for _, micro_batch in cut_as_planned(
+            rows, plan, UPDATE, mini_batch, token_budget=BUDGET, **said
+        ):
             value, output = engine.forward_step(micro_batch, loss, forward_only=False)
             value.backward()
             append_to_dict(metrics, output["metrics"])

@@ -1,8 +1,10 @@
-"""Every loss that verl registers gives, with pads and untrained rows, what it gives without the pads.
+"""Every loss that verl registers gives, with pads and untrained rows, what it gives without the
+pads.
 
 The reference is verl's own loss, on one rank, in one call for all real rows, with their number as
-``global_batch_size``. Losses that choose tokens inside a micro-batch depend on how rows are packed: theirs is the same
-micro-batches with the pads taken out. Rows without a trained token count in denominators, and change nothing else.
+``global_batch_size``. Losses that choose tokens inside a micro-batch depend on how rows are packed:
+theirs is the same micro-batches with the pads taken out. Rows without a trained token count in
+denominators, and change nothing else.
 """
 
 import inspect
@@ -42,18 +44,22 @@ LAYOUTS = {
     "an untrained part of a micro-batch": [[[0, 1], [2, PAD]], [[3, 4], [PAD]]],
 }
 PADS_AND_UNTRAINED = ("a rank holds pads alone", "an untrained part of a micro-batch")
-# Rows are left out before a loss sees them: all layouts of one loss, of one that has no value without a trained token,
-# and of those that depend on how rows are packed.
+# Rows are left out before a loss sees them: all layouts of one loss, of one that has no value
+# without a trained token, and of those that depend on how rows are packed.
 LOSSES_ON_LAYOUTS = [
     (name, layout)
     for name in POLICY_LOSSES
-    for layout in (LAYOUTS if name in ("vanilla", "bypass_mode", *PACKING_MATTERS) else PADS_AND_UNTRAINED)
+    for layout in (
+        LAYOUTS if name in ("vanilla", "bypass_mode", *PACKING_MATTERS) else PADS_AND_UNTRAINED
+    )
 ]
 EACH_LAYOUT = pytest.mark.parametrize("name_of_layout", LAYOUTS)
 EACH_MODE = pytest.mark.parametrize("mode", MODES)
 
 
-def assert_trains_alike(loss, name_of_layout, output_name="log_probs", *, packing_matters=False, rejected=False):
+def assert_trains_alike(
+    loss, name_of_layout, output_name="log_probs", *, packing_matters=False, rejected=False
+):
     masked = (1, 3) if "untrained" in name_of_layout else ()
     rows = Rows(*masked, rejected=rejected)
     loss = seeded(loss) if packing_matters else loss
@@ -67,15 +73,20 @@ def assert_trains_alike(loss, name_of_layout, output_name="log_probs", *, packin
 @EACH_MODE
 @pytest.mark.parametrize(("name", "name_of_layout"), LOSSES_ON_LAYOUTS)
 def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, name_of_layout):
-    assert_trains_alike(policy_loss(mode, name), name_of_layout, packing_matters=name in PACKING_MATTERS)
+    assert_trains_alike(
+        policy_loss(mode, name), name_of_layout, packing_matters=name in PACKING_MATTERS
+    )
 
 
 @pytest.mark.parametrize(
-    ("name_of_layout", "task_rewards"), [("a rank holds pads alone", True), ("an untrained rank", False)]
+    ("name_of_layout", "task_rewards"),
+    [("a rank holds pads alone", True), ("an untrained rank", False)],
 )
 @EACH_MODE
 @pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
-def test_a_registered_distillation_loss_does_too(name, policy_gradient, mode, name_of_layout, task_rewards):
+def test_a_registered_distillation_loss_does_too(
+    name, policy_gradient, mode, name_of_layout, task_rewards
+):
     loss = distilling_loss(mode, name, policy_gradient=policy_gradient, task_rewards=task_rewards)
     assert_trains_alike(loss, name_of_layout)
 
@@ -94,7 +105,9 @@ def test_rows_whose_tokens_are_all_rejected_are_untrained(mode, name_of_layout):
 
 LOSSES = {
     **dict.fromkeys(POLICY_LOSSES, policy_loss),
-    **dict.fromkeys({name for name, policy_gradient in DISTILLING if not policy_gradient}, distilling_loss),
+    **dict.fromkeys(
+        {name for name, policy_gradient in DISTILLING if not policy_gradient}, distilling_loss
+    ),
 }
 
 
@@ -114,7 +127,9 @@ def test_a_mini_batch_without_a_trained_token_has_losses_of_zero(name, mode):
     _, trained = run_as_verl_does(loss, Rows(), layout, output_name)
     _, metrics = run_as_verl_does(loss, rows, layout, output_name)
     assert {name for name in metrics if name.endswith("loss")} >= {
-        name for name in trained if name.endswith(("pg_loss", "vf_loss", "kl_loss", "entropy_loss", "/loss"))
+        name
+        for name in trained
+        if name.endswith(("pg_loss", "vf_loss", "kl_loss", "entropy_loss", "/loss"))
     }
     assert set(metrics.values()) <= {0.0, 2.0}
 
@@ -147,10 +162,15 @@ def test_metrics_of_a_bypass_are_those_of_all_real_rows_at_once(option, rollout_
         rollout_rs=option,
         rollout_rs_threshold="0.9_1.1" if option.endswith("k1") else "0.05",
     )
-    # The mask of what is left after the rejection is known inside the loss only, so its tokens cannot weigh.
+    # The mask of what is left after the rejection is known inside the loss only, so its tokens
+    # cannot weigh.
     of_the_rest = ("ppo_kl", "pg_clipfrac", "pg_clipfrac_lower", "clipfrac")
     # Of rows with one way of weighting and of tokens with the other, under one name.
-    ambiguous = ("rollout_is_ratio_fraction_high", "rollout_is_ratio_fraction_low") if rollout_is == "sequence" else ()
+    ambiguous = (
+        ("rollout_is_ratio_fraction_high", "rollout_is_ratio_fraction_low")
+        if rollout_is == "sequence"
+        else ()
+    )
     loss = policy_loss("token-mean", "bypass_mode", rollout_correction=correction)
     metrics = metrics_where_gradients_agree(loss, layout)
     assert_metrics_are_those_of_the_rows_that_train(loss, metrics, but=(*of_the_rest, *ambiguous))

@@ -1,4 +1,5 @@
-"""What the engines that replay routes make of those of pads: their own code, on rows and pads out of TransferQueue."""
+"""What the engines that replay routes make of those of pads: their own code, on rows and pads out
+of TransferQueue."""
 
 import ast
 from pathlib import Path
@@ -38,7 +39,8 @@ def micro_batch():
 
 
 def test_veomnis_replay_gathers_the_scores_of_distinct_experts(micro_batch):
-    # workers/engine/veomni/transformer_impl.py, _prepare_router_replay_inputs; utils/veomni/router_replay.py
+    # workers/engine/veomni/transformer_impl.py, _prepare_router_replay_inputs;
+    # utils/veomni/router_replay.py
     targets = micro_batch["routed_experts"].values().to(torch.int64)
     assert len(targets) == len(micro_batch["input_ids"].values())
     replay = VeOmniRouterReplay()
@@ -54,7 +56,8 @@ def test_veomnis_replay_gathers_the_scores_of_distinct_experts(micro_batch):
 
 
 def test_megatrons_replay_takes_the_routes_of_pads(micro_batch):
-    # utils/megatron/router_replay_utils.py needs Megatron to be imported; these functions of it do not.
+    # utils/megatron/router_replay_utils.py needs Megatron to be imported; these functions of it do
+    # not.
     align = function_of("utils/megatron/router_replay_utils.py", "align_r3_router_replay_data")
     mask = function_of("utils/megatron/router_replay_utils.py", "build_r3_replay_mask")
     routes = align(micro_batch["routed_experts"], micro_batch["input_ids"])
@@ -67,7 +70,9 @@ def test_megatrons_replay_takes_the_routes_of_pads(micro_batch):
 def function_of(path: str, name: str):
     """A function of an installed file of verl, without importing the file."""
     tree = ast.parse((Path(verl.__file__).parent / path).read_text())
-    [definition] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    [definition] = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
     namespace = {"torch": torch}
     exec(compile(ast.Module([definition], []), path, "exec"), namespace)
     return namespace[name]

@@ -1,7 +1,9 @@
-"""Rows and sessions that weigh differently, in every loss that verl registers, against the formula written out.
+"""Rows and sessions that weigh differently, in every loss that verl registers, against the formula
+written out.
 
-The reference is verl's own loss on each row by itself, without a denominator; the sums over rows, and what they are
-divided by, are written out here. Where a loss is not that sum, a job that weighs rows differently is refused.
+The reference is verl's own loss on each row by itself, without a denominator; the sums over rows,
+and what they are divided by, are written out here. Where a loss is not that sum, a job that weighs
+rows differently is refused.
 """
 
 from contextlib import nullcontext
@@ -34,10 +36,21 @@ policy_loss, distilling_loss, critic_loss = map(
 
 MEANS_OVER_ROWS = losses_that(lambda loss: loss.is_mean_over_rows)
 WEIGHTS = [2.0, 0.5, 0.0, 1.0, 0.75]
-KEYS = ["a_0_0", "a_0_1", "a_0_2", "a_1_0", "b_0_0"]  # three sessions: one of three rows, two of one
-ALONE = Layout(n_rows=5, cells=(((0, 1, 2, 3, 4),),))  # the mini-batch, whatever its ranks and micro-batches
+KEYS = [
+    "a_0_0",
+    "a_0_1",
+    "a_0_2",
+    "a_1_0",
+    "b_0_0",
+]  # three sessions: one of three rows, two of one
+ALONE = Layout(
+    n_rows=5, cells=(((0, 1, 2, 3, 4),),)
+)  # the mini-batch, whatever its ranks and micro-batches
 NOMINAL = 7
-SETTINGS = [*[(mode, "rows") for mode in MODES], *[(mode, "nominal") for mode in MODES if mode not in TOKEN_MODES]]
+SETTINGS = [
+    *[(mode, "rows") for mode in MODES],
+    *[(mode, "nominal") for mode in MODES if mode not in TOKEN_MODES],
+]
 SETTING = pytest.mark.parametrize(("mode", "denominator"), SETTINGS)
 
 
@@ -58,7 +71,9 @@ class WeightedRows(Rows):
 
 
 def weighting(mode, denominator="rows", *, by_session=False) -> LossWeighting:
-    return LossWeighting(call="actor", mode=mode, by_rows=denominator == "rows", by_session=by_session)
+    return LossWeighting(
+        call="actor", mode=mode, by_rows=denominator == "rows", by_session=by_session
+    )
 
 
 @cache
@@ -71,7 +86,9 @@ def gradients_of_the_rows(loss, output_name) -> list[list[torch.Tensor]]:
         output, data = rows.micro_batch([row], leaves, output_name, **shape)
         tu.assign_non_tensor(data, batch_num_tokens=1)
         loss(model_output=output, data=data, dp_group=None)[0].backward()
-        gradients.append([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
+        gradients.append(
+            [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        )
     return gradients
 
 
@@ -88,15 +105,23 @@ def over(mode, denominator, weight_R, count_R) -> float:
     return sum(count_R) if denominator == "rows" else NOMINAL
 
 
-def assert_weighed(loss, output_name, layout, rows: WeightedRows, weight_R, mode, denominator, count_R=None) -> None:
+def assert_weighed(
+    loss, output_name, layout, rows: WeightedRows, weight_R, mode, denominator, count_R=None
+) -> None:
     gradients = gradients_of_the_rows(loss, output_name)
     below = over(mode, denominator, weight_R, count_R or weight_R)
-    got, metrics = run_as_verl_does(RealRowsLoss(loss, denominator), rows, layout, output_name, nominal=NOMINAL)
+    got, metrics = run_as_verl_does(
+        RealRowsLoss(loss, denominator), rows, layout, output_name, nominal=NOMINAL
+    )
     for leaf, got_leaf in enumerate(got):
-        want = sum(weight * row[leaf] for weight, row in zip(weight_R, gradients, strict=True)) / below
+        want = (
+            sum(weight * row[leaf] for weight, row in zip(weight_R, gradients, strict=True)) / below
+        )
         torch.testing.assert_close(got_leaf, want, rtol=RELATIVE_FLOAT64, atol=1e-15)
     assert any(grad.abs().max() > 0 for grad in got)
-    _, unweighted = run_as_verl_does(RealRowsLoss(loss, denominator), Rows(), layout, output_name, nominal=NOMINAL)
+    _, unweighted = run_as_verl_does(
+        RealRowsLoss(loss, denominator), Rows(), layout, output_name, nominal=NOMINAL
+    )
     assert metrics == unweighted, "metrics are those of rows that weigh the same"
 
 
@@ -112,19 +137,27 @@ def refusal(name, mode, *, by_session=False, **settings) -> str:
     actor.loss_agg_mode = mode
     with open_dict(actor.policy_loss):
         actor.policy_loss.update(loss_mode=name, **settings)
-    return loss_weightings(config, PaddingConfig(weighting="session" if by_session else "row"))[0].refusal
+    return loss_weightings(config, PaddingConfig(weighting="session" if by_session else "row"))[
+        0
+    ].refusal
 
 
 QUICK = ("vanilla", *MEANS_OVER_ROWS)
 NORMALIZED = {
-    "rollout_correction": {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_batch_normalize": True}
+    "rollout_correction": {
+        "loss_type": "reinforce",
+        "rollout_is": "token",
+        "rollout_is_batch_normalize": True,
+    }
 }
 """Settings with which a bypass is no sum over rows."""
 
 
 EACH_LOSS = [
     # What rows are divided by is no matter of the loss, but for means over rows.
-    pytest.param(name, *setting, marks=pytest.mark.slow if "nominal" in setting and name not in QUICK else ())
+    pytest.param(
+        name, *setting, marks=pytest.mark.slow if "nominal" in setting and name not in QUICK else ()
+    )
     for name in (*POLICY_LOSSES, "normalized bypass")
     for setting in SETTINGS
 ]
@@ -132,9 +165,15 @@ EACH_LOSS = [
 
 @pytest.mark.parametrize(("name", "mode", "denominator"), EACH_LOSS)
 @pytest.mark.parametrize("by_session", [False, True], ids=["rows", "sessions"])
-def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(name, by_session, mode, denominator):
+def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(
+    name, by_session, mode, denominator
+):
     named, settings = (name, {}) if name in POLICY_LOSSES else ("bypass_mode", NORMALIZED)
-    loss = policy_loss(mode, name) if name in POLICY_LOSSES else losses_on_rows.policy_loss(mode, named, **settings)
+    loss = (
+        policy_loss(mode, name)
+        if name in POLICY_LOSSES
+        else losses_on_rows.policy_loss(mode, named, **settings)
+    )
     refused = refusal(named, mode, by_session=by_session, **settings)
     rows = WeightedRows(weighting(mode, denominator, by_session=by_session))
     weight_R, count_R = parts_of_sessions(mode, WEIGHTS) if by_session else (WEIGHTS, WEIGHTS)
@@ -186,7 +225,9 @@ def test_each_session_counts_once(mode, denominator, layout):
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
     loss = RealRowsLoss(seeded(policy_loss(mode, name)), "rows")
-    got, metrics = run_as_verl_does(loss, WeightedRows(weighting(mode), [1.0] * 5), SPREAD, "log_probs")
+    got, metrics = run_as_verl_does(
+        loss, WeightedRows(weighting(mode), [1.0] * 5), SPREAD, "log_probs"
+    )
     want, unweighted = run_as_verl_does(loss, Rows(), SPREAD, "log_probs")
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert metrics == unweighted
@@ -203,11 +244,15 @@ def test_a_row_that_weighs_nothing_adds_nothing_even_if_not_finite():
 def test_a_gradient_of_low_precision_is_multiplied_in_32_bits():
     leaf = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
     factors = torch.tensor([1 / 3] * 3, dtype=torch.float64)  # 0.334 in bfloat16
-    (weighted_output(leaf * 1, factors) * torch.tensor([21.0, 123.0, 249.0], dtype=torch.bfloat16)).sum().backward()
+    (
+        weighted_output(leaf * 1, factors)
+        * torch.tensor([21.0, 123.0, 249.0], dtype=torch.bfloat16)
+    ).sum().backward()
     assert leaf.grad.tolist() == [7.0, 41.0, 83.0]
 
 
 def test_verl_does_not_weigh_rows_by_itself_yet():
-    """An open change of verl has a field of the same name: once verl reads it, a weight would count twice."""
+    """An open change of verl has a field of the same name: once verl reads it, a weight would count
+    twice."""
     files = Path(verl.__file__).parent.rglob("*.py")
     assert not [path for path in files if LOSS_WEIGHT in path.read_text()]

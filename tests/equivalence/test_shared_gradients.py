@@ -1,7 +1,9 @@
-"""Prefixes that are computed once give, in float64, the gradients of rows that are each computed alone.
+"""Prefixes that are computed once give, in float64, the gradients of rows that are each computed
+alone.
 
-A plan with pads, chains and two ranks goes through verl's engine, which shares, in this process. The reference is
-verl's own engine and loss on all real rows of a mini-batch at once, without a plan, pads or sharing.
+A plan with pads, chains and two ranks goes through verl's engine, which shares, in this process.
+The reference is verl's own engine and loss on all real rows of a mini-batch at once, without a
+plan, pads or sharing.
 """
 
 from collections.abc import Callable, Iterator
@@ -91,20 +93,27 @@ def engines(models) -> tuple[Whole, Whole]:
     return start_engine(Actor, model, shares=True), start_engine(Actor, model)
 
 
-Gradients = Iterator[torch.Tensor]  # of each mini-batch, (N,), at the weights that are there when it is asked for
+Gradients = Iterator[
+    torch.Tensor
+]  # of each mini-batch, (N,), at the weights that are there when it is asked for
 
 
 def blind_to_the_last(loss):
-    """A loss that gets NaN for the last output of each row, which belongs to whatever token is packed behind it."""
+    """A loss that gets NaN for the last output of each row, which belongs to whatever token is
+    packed behind it."""
 
     def told(**given):
-        if "model_output" not in given:  # verl's engine asks the loss of a top-k distillation for outputs
+        if (
+            "model_output" not in given
+        ):  # verl's engine asks the loss of a top-k distillation for outputs
             return loss(**given)
         spoiled = {}
         for name, value in given["model_output"].items():
             values = value.values().clone()
             # Counts of top-k have no NaN.
-            values[value.offsets()[1:] - 1] = torch.nan if values.is_floating_point() else torch.iinfo(values.dtype).min
+            values[value.offsets()[1:] - 1] = (
+                torch.nan if values.is_floating_point() else torch.iinfo(values.dtype).min
+            )
             spoiled[name] = torch.nested.nested_tensor_from_jagged(values, value.offsets())
         loss_value, metrics = loss(**given | {"model_output": spoiled})
         assert loss_value.isfinite(), "the loss reads the last output of a row"
@@ -114,10 +123,13 @@ def blind_to_the_last(loss):
 
 
 def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
-    """Those of the plan, of a loss that reads no last output of a row; only tips and pads are computed."""
+    """Those of the plan, of a loss that reads no last output of a row; only tips and pads are
+    computed."""
     before, figures, blind = engine.tokens, plan.figures[CALL], blind_to_the_last(loss)
     assert figures.sharing_factor > 1.3
-    yield from train_as_planned(engine, rows, plan, CALL, blind, token_budget=BUDGET, global_batch_size=NOMINAL, **said)
+    yield from train_as_planned(
+        engine, rows, plan, CALL, blind, token_budget=BUDGET, global_batch_size=NOMINAL, **said
+    )
     assert engine.tokens - before == figures.computed_tokens + 2 * plan.layouts[CALL].n_pads
 
 
@@ -130,14 +142,17 @@ def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said)
         yield train_at_once(engine, rows_M, loss, global_batch_size=n, **said)
 
 
-def assert_same_gradients(got: Gradients, want: Gradients, tolerance: float = RELATIVE_FLOAT64) -> None:
+def assert_same_gradients(
+    got: Gradients, want: Gradients, tolerance: float = RELATIVE_FLOAT64
+) -> None:
     got_MN, want_MN = torch.stack([*got]), torch.stack([*want])
     assert want_MN.norm(dim=1).min() > 1e-3
     assert ((got_MN - want_MN).norm(dim=1) / want_MN.norm(dim=1)).max() <= tolerance
 
 
 def by_real_rows(loss):
-    """verl's loss with the number of the mini-batch's real rows as its denominator, and nothing else of ours."""
+    """verl's loss with the number of the mini-batch's real rows as its denominator, and nothing
+    else of ours."""
 
     def told(model_output, data, dp_group=None):
         tu.assign_non_tensor(data, global_batch_size=int(data[REAL_ROWS][0]))
@@ -152,8 +167,11 @@ def further(cases, quick):
 
 
 OF_ITS_OWN = ("vanilla", *PACKING_MATTERS, *losses_that(lambda loss: loss.is_mean_over_rows))
-"""Losses that take what their rows are divided by in a way of their own, and one of those that do not."""
-DENOMINATORS = [(name, "rows") for name in POLICY_LOSSES] + [(name, "nominal") for name in OF_ITS_OWN]
+"""Losses that take what their rows are divided by in a way of their own, and one of those that do
+not."""
+DENOMINATORS = [(name, "rows") for name in POLICY_LOSSES] + [
+    (name, "nominal") for name in OF_ITS_OWN
+]
 LOSSES = further(
     [
         (name, mode, denominator)
@@ -168,7 +186,9 @@ LOSSES = further(
 
 
 @pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
-def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, mode, denominator, engines, rows, plan):
+def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(
+    name, mode, denominator, engines, rows, plan
+):
     sharing, plain = engines
     loss = policy_loss(mode, name)
     if name not in PACKING_MATTERS:
@@ -180,7 +200,9 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(name, 
         verls = by_real_rows(loss) if denominator == "rows" else loss
         same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
         want = train_as_planned(plain, rows, plan, CALL, verls, **same)
-    assert_same_gradients(shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator)), want)
+    assert_same_gradients(
+        shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator)), want
+    )
 
 
 SESSION_LOSSES = [
@@ -192,12 +214,18 @@ SESSION_LOSSES = [
 
 
 @pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
-def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(name, mode, engines, critics, rows, plan):
+def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(
+    name, mode, engines, critics, rows, plan
+):
     sharing, plain = critics if name == "critic" else engines
-    weighed = RealRowsLoss(critic_loss(mode) if name == "critic" else policy_loss(mode, name), "rows")
+    weighed = RealRowsLoss(
+        critic_loss(mode) if name == "critic" else policy_loss(mode, name), "rows"
+    )
     trained_R = [loss_tokens([row]) for row in rows.values()]
     equal_sessions = LossWeighting(call=CALL, mode=mode, by_session=True)
-    factor_R = loss_factors(plan.layouts[CALL], list(rows), [1.0] * len(rows), trained_R, equal_sessions)
+    factor_R = loss_factors(
+        plan.layouts[CALL], list(rows), [1.0] * len(rows), trained_R, equal_sessions
+    )
     said = {"factor_R": factor_R, "calculate_entropy": name != "critic"}
     got = shared_gradients(sharing, rows, plan, weighed, **said)
     said |= {"token_budget": 10 * BUDGET, "global_batch_size": NOMINAL}
@@ -205,7 +233,9 @@ def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(name, mode,
 
 
 def adapted(model: nn.Module) -> nn.Module:
-    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    model = get_peft_model(
+        model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
+    )
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(0))
@@ -240,31 +270,48 @@ CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
     "sum of pi squared": (lambda models: models("qwen2"), {}, {"calculate_sum_pi_squared": True}),
     "a temperature": (lambda models: models("qwen2"), {}, {"temperature": 0.7}),
 }
-"""The model, settings of the engine, and what each micro-batch says, of what an engine computes in another way."""
+"""The model, settings of the engine, and what each micro-batch says, of what an engine computes in
+another way."""
 THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transformers and verl
 
 
 def teachers(tokens: int) -> torch.return_types.topk:
-    # The same for every row of as many tokens, and up to there for a longer one, but for the line that verl fills in.
+    # The same for every row of as many tokens, and up to there for a longer one, but for the line
+    # that verl fills in.
     draw = torch.Generator().manual_seed(3)
-    return torch.randn(200, 256, generator=draw, dtype=torch.float64)[:tokens].log_softmax(-1).topk(TOP_K)
+    return (
+        torch.randn(200, 256, generator=draw, dtype=torch.float64)[:tokens]
+        .log_softmax(-1)
+        .topk(TOP_K)
+    )
 
 
 def taught_fields(tokens: int, *, use_topk: bool) -> Row:
     """What a teacher says of a row: its top-k, or the log-probs of the tokens alone."""
     values, indices = teachers(tokens)
-    return {"teacher_logprobs": values, "teacher_ids": indices} if use_topk else {"teacher_logprobs": values[:, :1]}
+    return (
+        {"teacher_logprobs": values, "teacher_ids": indices}
+        if use_topk
+        else {"teacher_logprobs": values[:, :1]}
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
     texts = grown_sessions([1] * 13, prompts=4).items()
     # Each begins with a token of its own.
-    rows = trained_rows({key: ([5 + number, *ids], response) for number, (key, (ids, response)) in enumerate(texts)})
+    rows = trained_rows(
+        {key: ([5 + number, *ids], response) for number, (key, (ids, response)) in enumerate(texts)}
+    )
     gradients = []
     for engine, sharing in zip(engines, ("on", "off"), strict=True):
-        loss, said = RealRowsLoss(policy_loss(mode), "rows"), {"token_budget": BUDGET, "global_batch_size": NOMINAL}
-        gradients.append([*train_as_planned(engine, rows, plan_of(rows, sharing=sharing), CALL, loss, **said)])
+        loss, said = (
+            RealRowsLoss(policy_loss(mode), "rows"),
+            {"token_budget": BUDGET, "global_batch_size": NOMINAL},
+        )
+        gradients.append(
+            [*train_as_planned(engine, rows, plan_of(rows, sharing=sharing), CALL, loss, **said)]
+        )
     shared, off = gradients
     assert min(gradient.norm() for gradient in off) > 1e-3
     assert all(map(torch.equal, shared, off))

@@ -1,4 +1,5 @@
-"""Rows that begin alike and part, computed once up to there, give in float64 what each row gives alone."""
+"""Rows that begin alike and part, computed once up to there, give in float64 what each row gives
+alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -109,7 +110,11 @@ def assert_same(got: torch.Tensor, want: torch.Tensor, tolerance: float = RELATI
 CASES = SHARED_CASES | {
     "grouped heads": (grouped_heads, {}, {}),
     "a sliding window": (sliding_window, {}, {}),
-    "gradient checkpointing, a sliding window": (lambda models: checkpointed(sliding_window(models)), {}, {}),
+    "gradient checkpointing, a sliding window": (
+        lambda models: checkpointed(sliding_window(models)),
+        {},
+        {},
+    ),
     "a critic": (
         lambda models: models("qwen2", AutoModelForTokenClassification, num_labels=1),
         {},
@@ -126,7 +131,10 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, m
     tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
     loss = normalize_over_mini_batch(loss("seq-mean-token-mean"))
     sharing, plain = start_engine(kind, both[0], shares=True, **settings), kind(both[1], **settings)
-    together, alone = micro_batch(rows, rows, shared=True, **said), [micro_batch([row], rows, **said) for row in rows]
+    together, alone = (
+        micro_batch(rows, rows, shared=True, **said),
+        [micro_batch([row], rows, **said) for row in rows],
+    )
     assert_same(gradient(sharing, loss, [together]), gradient(plain, loss, alone), tolerance)
     with torch.no_grad():
         got = sharing.forward_step(together, None, True)[1]["model_output"]
@@ -134,7 +142,9 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, m
     for output, values in got.items():
         for shared, each in zip(values.unbind(), want, strict=True):
             # The last output of a row belongs to no token.
-            torch.testing.assert_close(shared[:-1], each[output].values()[:-1], rtol=1e2 * tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                shared[:-1], each[output].values()[:-1], rtol=1e2 * tolerance, atol=tolerance
+            )
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +174,9 @@ def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_alone(mode, ranks
 
 
 @pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
-def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(name, policy_gradient, engines):
+def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(
+    name, policy_gradient, engines
+):
     loss = distilling_loss("token-mean", name, policy_gradient=policy_gradient)
     use_topk = loss.keywords["distillation_config"].distillation_loss.loss_settings.use_topk
     rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
@@ -178,19 +190,26 @@ def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(name, poli
 
 @pytest.mark.parametrize("branches", [8, 32, 128])
 def test_gradients_of_many_branches_add_up_in_float32(branches):
-    exact = torch.randn(branches, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
+    exact = (
+        torch.randn(branches, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        + 1
+    )
     states = torch.zeros(1, 64, dtype=torch.bfloat16, requires_grad=True)
     gathered = GatherTokens.apply(states, 0, torch.zeros(branches, dtype=torch.int64))
     gathered.backward(exact.to(torch.bfloat16))
     want = exact.to(torch.bfloat16).double().sum(0)
-    assert ((states.grad[0].double() - want) / want).abs().max() <= torch.finfo(torch.bfloat16).eps / 2 * 1.01
+    assert ((states.grad[0].double() - want) / want).abs().max() <= torch.finfo(
+        torch.bfloat16
+    ).eps / 2 * 1.01
 
 
 def test_a_layer_that_attends_in_another_way_ends_the_job(models, rows):
     model = models("qwen2")
     model.config._attn_implementation = "eager"
     with pytest.raises(PaddingError, match="the others mix branches"):
-        start_engine(Actor, model, shares=True).forward_step(micro_batch(rows, rows, shared=True), None, True)
+        start_engine(Actor, model, shares=True).forward_step(
+            micro_batch(rows, rows, shared=True), None, True
+        )
 
 
 def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
@@ -199,4 +218,6 @@ def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
     config = Qwen2MoeConfig(**SMALL, **experts, **window)
     model = Qwen2MoeForCausalLM(config)
     with pytest.raises(PaddingError, match=r"sliding window in a mask alone.*eager"):
-        start_engine(Actor, model, shares=True).forward_step(micro_batch(rows, rows, shared=True), None, True)
+        start_engine(Actor, model, shares=True).forward_step(
+            micro_batch(rows, rows, shared=True), None, True
+        )

@@ -1,4 +1,5 @@
-"""Zero effect on vision models: two ranks, one with pads alone, end with the weights of one rank without pads."""
+"""Zero effect on vision models: two ranks, one with pads alone, end with the weights of one rank
+without pads."""
 
 import json
 from collections.abc import Iterator
@@ -25,22 +26,34 @@ from verl_padding.worker import plan_packer
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
 BUDGET = 64
-POLICY_LOSS_ALONE = ("actor_rollout_ref.actor.use_kl_loss=false", "actor_rollout_ref.actor.entropy_coeff=0")
+POLICY_LOSS_ALONE = (
+    "actor_rollout_ref.actor.use_kl_loss=false",
+    "actor_rollout_ref.actor.entropy_coeff=0",
+)
 NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
-"""Families whose packed attention verl 0.9.1 has for flash-attn alone (models/transformers/qwen2_vl.py)."""
+"""Families whose packed attention verl 0.9.1 has for flash-attn alone
+(models/transformers/qwen2_vl.py)."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def actors(request, transfer_queue, tmp_path_factory) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
+def actors(
+    request, transfer_queue, tmp_path_factory
+) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
     """Family, config, two ranks that get pads, and one that does not."""
     model = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
-    packs = f"actor_rollout_ref.model.use_remove_padding={request.param not in NEED_FLASH_ATTENTION_TO_PACK}"
+    can_pack = request.param not in NEED_FLASH_ATTENTION_TO_PACK
+    packs = f"actor_rollout_ref.model.use_remove_padding={can_pack}"
     job = (*POLICY_LOSS_ALONE, packs)
     budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={BUDGET}"
     config = json.loads((model / "config.json").read_text())
-    with started(Shape(), model, *job, budget) as padded_ranks, started(Shape(ranks=1), model, *job) as one_rank:
+    with (
+        started(Shape(), model, *job, budget) as padded_ranks,
+        started(Shape(ranks=1), model, *job) as one_rank,
+    ):
         both = padded_ranks, one_rank
-        both[0].execute_with_func_generator(plan_packer.install(shares=True))  # lets pass what no plan has cut
+        both[0].execute_with_func_generator(
+            plan_packer.install(shares=True)
+        )  # lets pass what no plan has cut
         for workers in both:  # one row a mini-batch is a case of rows of one length
             for fix in (position_ids, text_without_image):
                 workers.execute_with_func_generator(fix.install_in_worker)
@@ -55,18 +68,29 @@ def template_for(config: dict, batch: KVBatchMeta) -> PadTemplate:
 
 
 def plan_for(
-    batch: KVBatchMeta, forest: Any = None, *, prompts_per_mini_batch: int = 1, multiple: int = 1, **of_job: Any
+    batch: KVBatchMeta,
+    forest: Any = None,
+    *,
+    prompts_per_mini_batch: int = 1,
+    multiple: int = 1,
+    **of_job: Any,
 ) -> BatchPlan:
     of_call = {"dp_size": 2, "token_budget": BUDGET, "micro_batch_multiple": multiple}
     update = Update(**of_call, prompts_per_mini_batch=prompts_per_mini_batch)
-    job = Job(strategy="prompt", sessions_per_prompt=1, updates={"actor": update}, inference={}, **of_job)
-    return plan_batch(Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags], forest), job)
+    job = Job(
+        strategy="prompt", sessions_per_prompt=1, updates={"actor": update}, inference={}, **of_job
+    )
+    return plan_batch(
+        Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags], forest), job
+    )
 
 
 def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors
     patterns = [[(True,), (True,), (True,)]]
-    if family != "gemma3":  # which leaves its tower out of a micro-batch without an image, pads or not
+    if (
+        family != "gemma3"
+    ):  # which leaves its tower out of a micro-batch without an image, pads or not
         patterns.append([(True,), (False,), (True,)])
     for images, packer in product(patterns, ("verl", "plan")):
         start_over((padded_ranks, one_rank), "token-mean")
@@ -75,37 +99,50 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
         template = template_for(config, batch)
         assert (template.length == 2) == (family in RUNS_WITHOUT_IMAGES)
         plan = plan_for(batch, prompts=3, packer=packer, pad_tokens=template.length)
-        assert plan.layouts["actor"].reporting_ranks_M == (1, 1, 1), "one rank was meant to have pads alone"
+        assert plan.layouts["actor"].reporting_ranks_M == (
+            1,
+            1,
+            1,
+        ), "one rank was meant to have pads alone"
         update_both(padded_ranks, one_rank, batch, plan, template=template)
 
 
-# Two rows of four axes of positions and two tokens: they have as many values as two rows of two axes and four tokens.
+# Two rows of four axes of positions and two tokens: they have as many values as two rows of two
+# axes and four tokens.
 @pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)
 def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
     family, config, padded_ranks, one_rank = actors
     for packer in ("verl", "plan"):
         start_over((padded_ranks, one_rank), "token-mean")
         torch.manual_seed(0)
-        batch = with_trained_fields(put_vision_rows(family, config, [(True, False, False), (True,)]))
+        batch = with_trained_fields(
+            put_vision_rows(family, config, [(True, False, False), (True,)])
+        )
         plan = plan_for(batch, prompts=2, packer=packer, multiple=2)
         cells = [cell for ranks in plan.layouts["actor"].cells for cell in ranks]
-        assert [len(cell) for cell in cells if min(cell) >= len(batch)] == [2], "one rank was meant to have two pads"
+        assert [len(cell) for cell in cells if min(cell) >= len(batch)] == [2], (
+            "one rank was meant to have two pads"
+        )
         update_both(padded_ranks, one_rank, batch, plan)
 
 
-# Two families are not packed here. Gemma's random weights have gradients of norm 2000, whose rounding, added up in
-# another order, moves weights by 1.1e-6.
+# Two families are not packed here. Gemma's random weights have gradients of norm 2000, whose
+# rounding, added up in another order, moves weights by 1.1e-6.
 @pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)
 def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
     family, config, sharing, one_rank = actors
     start_over((sharing, one_rank), "seq-mean-token-mean")
     torch.manual_seed(0)
-    rows = put_vision_rows(family, config, [(True, False, True), (True, True), (True,), (True, False, True)])
+    rows = put_vision_rows(
+        family, config, [(True, False, True), (True, True), (True,), (True, False, True)]
+    )
     batch = with_trained_fields(rows)
     prefixes = PrefixDetection(batch, [tag["seq_len"] for tag in batch.tags], may_have_images=True)
     assert prefixes.continued_R == [None, 0, 1, None, 3, None, None, 6, 7]
     template = template_for(config, batch)
     shared = {"packer": "plan", "sharing": "on", "pad_tokens": template.length}
-    plan = plan_for(batch, prefixes.by_outputs.whole_beginnings(), prompts=4, prompts_per_mini_batch=2, **shared)
+    plan = plan_for(
+        batch, prefixes.by_outputs.whole_beginnings(), prompts=4, prompts_per_mini_batch=2, **shared
+    )
     assert plan.figures["actor"].sharing_factor > 1.3
     assert_packed_as_planned(update_both(sharing, one_rank, batch, plan, template=template))

@@ -1,12 +1,14 @@
-"""What pads do to a training step: stock verl's padding and ours, each against the same rows without pads.
+"""What pads do to a training step: stock verl's padding and ours, each against the same rows
+without pads.
 
     python -m tests.equivalence.zero_effect [--keep]
 
-61 rows of a mini-batch for 120 on two ranks (for estimators 119 as well), in the real TransferQueue, in float64. Stock
-verl's pads, order and advantages come from verl's own methods, ours from the padded trainer; both go through verl's
-registered losses, in micro-batches of six. The reference is verl's loss on one rank, called once for all real rows,
-with their number as the batch size; for losses that choose tokens inside a micro-batch it is the same micro-batches
-with the pads taken out. An error is that of the gradient with respect to the model's outputs, the length of the
+61 rows of a mini-batch for 120 on two ranks (for estimators 119 as well), in the real
+TransferQueue, in float64. Stock verl's pads, order and advantages come from verl's own methods,
+ours from the padded trainer; both go through verl's registered losses, in micro-batches of six. The
+reference is verl's loss on one rank, called once for all real rows, with their number as the batch
+size; for losses that choose tokens inside a micro-batch it is the same micro-batches with the pads
+taken out. An error is that of the gradient with respect to the model's outputs, the length of the
 difference over the length of the reference.
 """
 
@@ -39,7 +41,13 @@ READ = (
     "teacher_logprobs",
 )
 SIDES = ("stock verl", "verl_padding")
-MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+MODES = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
 PACKING_MATTERS = ("clip_cov", "kl_cov")
 """Losses of verl that choose tokens inside a micro-batch."""
 Loss = Callable[..., Any]
@@ -58,22 +66,29 @@ class Side:
     metrics: dict[str, Any] = field(default_factory=dict)
 
     def micro_batches(self, *, with_pads: bool, at_once: bool = False) -> list[list[int]]:
-        """Row numbers of each micro-batch, rank after rank; without pads all in one if that is asked for."""
+        """Row numbers of each micro-batch, rank after rank; without pads all in one if that is
+        asked for."""
         if at_once:
             return [[row for row, pad in enumerate(self.pads) if not pad]]
-        cut = [[*range(len(self.keys))][start : start + MICRO] for start in range(0, len(self.keys), MICRO)]
+        cut = [
+            [*range(len(self.keys))][start : start + MICRO]
+            for start in range(0, len(self.keys), MICRO)
+        ]
         if with_pads:
             return cut
         return [rows for micro in cut if (rows := [row for row in micro if not self.pads[row]])]
 
 
 def put_rows_without_pads(n_rows: int) -> Any:
-    """Rows as they are before an advantage is computed, of 30 prompts with two to four sessions each."""
+    """Rows as they are before an advantage is computed, of 30 prompts with two to four sessions
+    each."""
     from tests.support.rows_in_queue import put_rows
 
     draw = torch.Generator().manual_seed(0)
     keys = [f"p{row % PROMPTS}_{row // PROMPTS}_0" for row in range(n_rows)]
-    lengths = [(int(torch.randint(2, 9, (), generator=draw)), 1 + row * 7 % 13) for row in range(n_rows)]
+    lengths = [
+        (int(torch.randint(2, 9, (), generator=draw)), 1 + row * 7 % 13) for row in range(n_rows)
+    ]
     teacher = [torch.randn(sum(length), 1, generator=draw).double() - 2 for length in lengths]
     torch.manual_seed(0)  # put_rows draws the rest, and both sides must get the same
     batch = put_rows(lengths, keys, teacher_logprobs=teacher)
@@ -90,10 +105,14 @@ def put_computed(keys: list[str], responses: list[int], draw: torch.Generator) -
     from tests.support.rows_in_queue import PARTITION
 
     columns = {
-        name: nested([torch.randn(length, generator=draw).double() * 0.3 - 1.0 for length in responses])
+        name: nested(
+            [torch.randn(length, generator=draw).double() * 0.3 - 1.0 for length in responses]
+        )
         for name in COMPUTED
     }
-    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=TensorDict(columns, batch_size=len(keys)))
+    tq.kv_batch_put(
+        keys=keys, partition_id=PARTITION, fields=TensorDict(columns, batch_size=len(keys))
+    )
 
 
 def make_trainer(estimator: str) -> Any:
@@ -119,13 +138,16 @@ def make_trainer(estimator: str) -> Any:
         f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={MICRO}",
         *([f"critic.ppo_mini_batch_size={PROMPTS}"] if estimator == "gae" else []),
     )
-    trainer.steps._planner._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), RANKS)
+    trainer.steps._planner._dp_sizes = lambda: dict.fromkeys(
+        (ACTOR, CRITIC, LOG_PROB, REF, VALUES), RANKS
+    )
     trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=1000)
     return trainer
 
 
 def pad_as_verl(estimator: str, n_rows: int) -> Side:
-    """Stock verl's pads and order, advantages of its padded batch; raises whatever verl's estimator raises on it."""
+    """Stock verl's pads and order, advantages of its padded batch; raises whatever verl's estimator
+    raises on it."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     stock, side = get_trainer_cls("sync"), Side("stock verl", make_trainer(estimator))
@@ -156,7 +178,9 @@ def without_pads(estimator: str, n_rows: int) -> Side:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     batch = put_rows_without_pads(n_rows)
-    side = Side("without pads", make_trainer(estimator), keys=list(batch.keys), pads=[False] * n_rows)
+    side = Side(
+        "without pads", make_trainer(estimator), keys=list(batch.keys), pads=[False] * n_rows
+    )
     torch.manual_seed(0)
     get_trainer_cls("sync")._compute_advantage(side.trainer, batch, side.metrics)
     return side
@@ -170,7 +194,8 @@ def read(side: Side, *, columns: bool) -> Any:
     from verl_padding.pads.columns import OWN_COLUMNS
 
     data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
-    # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or not.
+    # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or
+    # not.
     names = [*READ, *(OWN_COLUMNS if columns else ())]
     return data.select(*[name for name in names if name in data])
 
@@ -184,17 +209,29 @@ def clear_queue() -> None:
 
 
 def gradient(
-    loss: Loss, side: Side, data: Any, *, with_pads: bool, output_name: str = "log_probs", at_once: bool = False
+    loss: Loss,
+    side: Side,
+    data: Any,
+    *,
+    with_pads: bool,
+    output_name: str = "log_probs",
+    at_once: bool = False,
 ) -> torch.Tensor:
-    """The gradient of a step with respect to the model's outputs, real rows by key and then pads, (T,) float64."""
+    """The gradient of a step with respect to the model's outputs, real rows by key and then pads,
+    (T,) float64."""
     from verl.utils import tensordict_utils as tu
 
     from benchmarks.one_gpu.rows import nested
 
-    lengths = [len(p) + len(r) for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)]
+    lengths = [
+        len(p) + len(r)
+        for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
+    ]
     leaves = {
         key: (
-            torch.randn(length, generator=torch.Generator().manual_seed(sum(key.encode()))).double() * 0.3 - 1.0
+            torch.randn(length, generator=torch.Generator().manual_seed(sum(key.encode()))).double()
+            * 0.3
+            - 1.0
         ).requires_grad_()
         for key, length in zip(side.keys, lengths, strict=True)
     }
@@ -207,7 +244,9 @@ def gradient(
         outputs = [leaves[side.keys[row]] for row in rows]
         model_output = {output_name: nested(outputs)}
         if output_name == "log_probs":
-            model_output["distillation_losses"] = nested([output * output - output for output in outputs])
+            model_output["distillation_losses"] = nested(
+                [output * output - output for output in outputs]
+            )
             for mass in ("student_mass", "teacher_mass"):
                 model_output[mass] = nested([output.detach().exp() for output in outputs])
         # Some losses draw tokens: the same ones whenever they meet the same rows.
@@ -215,7 +254,9 @@ def gradient(
         value, _ = loss(model_output=model_output, data=micro, dp_group=None)
         (value / ranks).backward()
     in_order = [leaves[key] for _, key in sorted(zip(side.pads, side.keys, strict=True))]
-    return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in in_order])
+    return torch.cat(
+        [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in in_order]
+    )
 
 
 def padded_gradient(loss: Loss, side: Side, output_name: str = "log_probs") -> torch.Tensor:
@@ -223,7 +264,9 @@ def padded_gradient(loss: Loss, side: Side, output_name: str = "log_probs") -> t
     from verl_padding.worker.losses import RealRowsLoss
 
     wrapped = RealRowsLoss(loss, "rows") if side.wraps_loss else loss
-    return gradient(wrapped, side, read(side, columns=side.wraps_loss), with_pads=True, output_name=output_name)
+    return gradient(
+        wrapped, side, read(side, columns=side.wraps_loss), with_pads=True, output_name=output_name
+    )
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -233,7 +276,8 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def error_of_loss(inner: Loss, side: Side, output_name: str, *, at_once: bool) -> Outcome:
-    """Error of one loss on one side; the name of the exception if verl raises one because of the pads."""
+    """Error of one loss on one side; the name of the exception if verl raises one because of the
+    pads."""
     plain = read(side, columns=False)
     want = gradient(inner, side, plain, with_pads=False, output_name=output_name, at_once=at_once)
     try:
@@ -243,7 +287,8 @@ def error_of_loss(inner: Loss, side: Side, output_name: str, *, at_once: bool) -
 
 
 def registered_losses() -> dict[str, tuple[str, Callable[[str], Loss]]]:
-    """Name -> (model output, mode -> loss): verl's policy and distillation losses, and its value loss."""
+    """Name -> (model output, mode -> loss): verl's policy and distillation losses, and its value
+    loss."""
     from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
@@ -255,7 +300,9 @@ def registered_losses() -> dict[str, tuple[str, Callable[[str], Loss]]]:
         name: ("log_probs", partial(policy_loss, name=name)) for name in names
     }
     for name in sorted(DISTILLATION_LOSS_REGISTRY):
-        distilling = partial(distilling_loss, name=name, policy_gradient=name == "k1", task_rewards=False)
+        distilling = partial(
+            distilling_loss, name=name, policy_gradient=name == "k1", task_rewards=False
+        )
         losses[f"distillation {name}"] = ("log_probs", distilling)
     return losses | {"value loss": ("values", critic_loss)}
 
@@ -266,7 +313,10 @@ def measure_losses() -> list[dict[str, Any]]:
         side = make("grpo", HALF)
         for name, (output_name, loss) in registered_losses().items():
             at_once = name not in PACKING_MATTERS
-            errors = {mode: error_of_loss(loss(mode), side, output_name, at_once=at_once) for mode in MODES}
+            errors = {
+                mode: error_of_loss(loss(mode), side, output_name, at_once=at_once)
+                for mode in MODES
+            }
             lines.setdefault(name, {"loss": name})[side.name] = errors
         clear_queue()
     return list(lines.values())
@@ -294,13 +344,20 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
             continue
         finally:
             clear_queue()
-        corrected = {key: value for key, value in reference.metrics.items() if key.startswith("rollout_corr/")}
+        corrected = {
+            key: value
+            for key, value in reference.metrics.items()
+            if key.startswith("rollout_corr/")
+        }
         record[label] = {
             "gradient": relative_error(got, want),
-            "kl_coefficient": abs(side.trainer.kl_ctrl_in_reward.value / reference.trainer.kl_ctrl_in_reward.value - 1),
+            "kl_coefficient": abs(
+                side.trainer.kl_ctrl_in_reward.value / reference.trainer.kl_ctrl_in_reward.value - 1
+            ),
             # Sums of float32 in another order of the rows are off by their rounding.
             "rollout_corr_metrics_off": sum(
-                not isclose(side.metrics[key], value, rel_tol=RELATIVE_FLOAT32) for key, value in corrected.items()
+                not isclose(side.metrics[key], value, rel_tol=RELATIVE_FLOAT32)
+                for key, value in corrected.items()
             ),
         }
     return record
@@ -314,7 +371,10 @@ def main(keep: Keep = False) -> None:
         losses = measure_losses()
         estimators = [
             {"estimator": name}
-            | {f"{NOMINAL - n_rows} pads": measure_estimator(name, n_rows) for n_rows in (HALF, ALL_BUT_ONE)}
+            | {
+                f"{NOMINAL - n_rows} pads": measure_estimator(name, n_rows)
+                for n_rows in (HALF, ALL_BUT_ONE)
+            }
             for name in sorted(ADV_ESTIMATOR_REGISTRY)
         ]
     report("zero_effect", {"losses": losses, "estimators": estimators}, keep=keep)

@@ -1,7 +1,8 @@
-"""Whole jobs of the tiny recipes on GPUs, with vLLM as the rollout: ``pytest -m gpu tests/gpu/test_gpu_jobs.py``.
+"""Whole jobs of the tiny recipes on GPUs, with vLLM as the rollout: ``pytest -m gpu
+tests/gpu/test_gpu_jobs.py``.
 
-One GPU shows most (``-k "not two"``). One rank needs pads only where mini-batches have a fixed size, so these jobs pad
-as verl would, with ``+padding=lcm``.
+One GPU shows most (``-k "not two"``). One rank needs pads only where mini-batches have a fixed
+size, so these jobs pad as verl would, with ``+padding=lcm``.
 """
 
 import json
@@ -44,8 +45,12 @@ FSDP2 = f"{ACTOR}.strategy=fsdp2"
 
 
 def experts(folder: Path) -> list[str]:
-    """The tiny recipe on a mixture whose rollout records routes; a metric of verl's says whether rows have them."""
-    recorded = (f"{ROLLOUT}.enable_rollout_routing_replay=true", f"{ROLLOUT}.moe_load_balance_metrics_interval=1")
+    """The tiny recipe on a mixture whose rollout records routes; a metric of verl's says whether
+    rows have them."""
+    recorded = (
+        f"{ROLLOUT}.enable_rollout_routing_replay=true",
+        f"{ROLLOUT}.moe_load_balance_metrics_interval=1",
+    )
     model = make_tiny_model("qwen3_moe", folder)
     return [*context_reset.tiny_job(folder), f"actor_rollout_ref.model.path={model}", *recorded]
 
@@ -60,17 +65,30 @@ class Case:
 
     def job(self, folder: Path) -> list[str]:
         padding = "+padding=lcm" if self.gpus == 1 else "+padding=prompt"
-        return [*self.recipe(folder), *ON_GPUS, f"trainer.n_gpus_per_node={self.gpus}", padding, *self.overrides]
+        return [
+            *self.recipe(folder),
+            *ON_GPUS,
+            f"trainer.n_gpus_per_node={self.gpus}",
+            padding,
+            *self.overrides,
+        ]
 
 
 FLASH = "flash_attn"
 CASES = {
     "flash attention computes rows beside pads in bfloat16": Case(
         context_reset.tiny_job,
-        (FSDP2, *DYNAMIC, *BFLOAT16, "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"),
+        (
+            FSDP2,
+            *DYNAMIC,
+            *BFLOAT16,
+            "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
+        ),
         (FLASH,),
     ),
-    "the workers have the micro-batches of the plan": Case(context_reset.tiny_job, (FSDP2, *DYNAMIC, PLAN)),
+    "the workers have the micro-batches of the plan": Case(
+        context_reset.tiny_job, (FSDP2, *DYNAMIC, PLAN)
+    ),
     "prefixes that rows share are computed once": Case(
         every_call.tiny_job, (FSDP2, *DYNAMIC, PLAN, "padding.sharing=on")
     ),
@@ -89,7 +107,9 @@ CASES = {
         (FSDP2, *DYNAMIC),
         ("torchvision", "qwen_vl_utils"),
     ),
-    "rows with routes that vLLM has recorded are trained beside pads": Case(experts, (FSDP2, *DYNAMIC)),
+    "rows with routes that vLLM has recorded are trained beside pads": Case(
+        experts, (FSDP2, *DYNAMIC)
+    ),
     "so they are on two GPUs": Case(experts, (FSDP2, *DYNAMIC), gpus=2),
     "Megatron replays routes on two GPUs": Case(
         experts,
@@ -127,7 +147,9 @@ def test_the_plugin_reads_the_job_in_which(name, tmp_path):
     assert (reader.n_experts or 0) == (4 if case.recipe is experts else 0)
     assert padding.sharing == ("on" if "prefixes" in name else "off")
     if case.engine == "fsdp2":
-        assert reader.engines["actor"].attention == "flash_attention_2", "verl's default; without flash-attn, torch's"
+        assert reader.engines["actor"].attention == "flash_attention_2", (
+            "verl's default; without flash-attn, torch's"
+        )
 
 
 def is_there(module: str) -> bool:
@@ -145,10 +167,13 @@ def test_on_gpus(name, tmp_path):
     for step in steps:
         assert [name for name, value in step.items() if not math.isfinite(value)] == []
         assert step["actor/grad_norm"] > 0
-        assert step["training/rollout_probs_diff_max"] < 0.2, "rollout and trainer have other weights"
+        assert step["training/rollout_probs_diff_max"] < 0.2, (
+            "rollout and trainer have other weights"
+        )
         assert case.recipe is not experts or step["rollout/moe/routed_experts_found"] == 1
         if PLAN in case.overrides:
-            # Of the plan, which has the pass take over the micro-batches of the update, and of the workers.
+            # Of the plan, which has the pass take over the micro-batches of the update, and of the
+            # workers.
             done = step["padding/actor/micro_batches"] * step["padding/actor/optimizer_steps/total"]
             assert done == pytest.approx(step["padding/log_prob/micro_batches"])
     assert sum(step["padding/pad_rows/total"] for step in steps) > 0, "no pad was met"
@@ -160,8 +185,12 @@ def train_on_gpus(overrides: list[str], folder: Path) -> list[dict]:
     environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
     environment |= {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
-    job = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
+    job = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500
+    )
     assert job.returncode == 0, job.stdout[-5000:] + job.stderr[-5000:]
-    steps = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
     assert len(steps) == STEPS
     return steps

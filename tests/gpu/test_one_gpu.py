@@ -1,4 +1,5 @@
-"""Exactness on one GPU, without vLLM and flash-attn: ``pytest -m gpu tests/gpu/test_one_gpu.py``, four minutes."""
+"""Exactness on one GPU, without vLLM and flash-attn: ``pytest -m gpu tests/gpu/test_one_gpu.py``,
+four minutes."""
 
 import json
 import math
@@ -24,7 +25,9 @@ pytestmark = [
 @pytest.mark.parametrize("heads_of_keys", [2, 14])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_kernel_gives_what_flash_attn_documents(dtype, heads_of_keys, causal, window):
-    ends = [torch.tensor(each, dtype=torch.int32) for each in ([0, 100, 140, 141], [0, 100, 400, 700])]
+    ends = [
+        torch.tensor(each, dtype=torch.int32) for each in ([0, 100, 140, 141], [0, 100, 400, 700])
+    ]
     draw = torch.Generator().manual_seed(0)
     shapes = [(141, 14, 64), (700, heads_of_keys, 64), (700, heads_of_keys, 64)]
     states = [torch.randn(shape, generator=draw).to(dtype) for shape in shapes]
@@ -32,7 +35,14 @@ def test_the_kernel_gives_what_flash_attn_documents(dtype, heads_of_keys, causal
 
     def outputs_and_gradients(attend, dtype, device):
         inputs = [each.to(device, dtype).requires_grad_() for each in states]
-        out = attend(*inputs, *(each.to(device) for each in ends), 100, 300, causal=causal, window_size=window)
+        out = attend(
+            *inputs,
+            *(each.to(device) for each in ends),
+            100,
+            300,
+            causal=causal,
+            window_size=window,
+        )
         gradients = torch.autograd.grad(out, inputs, weights.to(device, dtype))
         return [each.double().cpu() for each in (out, *gradients)]
 
@@ -51,7 +61,9 @@ def test_gradients_of_pads_trees_and_skipped_rows_are_those_of_rows_alone(tmp_pa
     of_cases = [line for line in lines if line["what"] == "gradient"]
     assert len(of_cases) == 2 * 2 * 4
     alone = {
-        (line["model"], line["dtype"]): line["off_float32"] for line in of_cases if line["gradient_of"] == "rows alone"
+        (line["model"], line["dtype"]): line["off_float32"]
+        for line in of_cases
+        if line["gradient_of"] == "rows alone"
     }
     for line in of_cases:
         case = line["model"], line["dtype"]
@@ -68,5 +80,7 @@ def test_a_whole_job_trains_by_torchs_kernel(tmp_path):
     for step in steps:
         assert all(math.isfinite(value) for value in step.values())
         assert step["actor/grad_norm"] > 0
-        assert step["training/rollout_probs_diff_max"] < 0.2, "rollout and trainer have other weights"
+        assert step["training/rollout_probs_diff_max"] < 0.2, (
+            "rollout and trainer have other weights"
+        )
         assert step["padding/actor/sharing_factor"] > 2

@@ -1,4 +1,5 @@
-"""Models of a job attend by torch where flash-attn is not installed, and by what their config says otherwise."""
+"""Models of a job attend by torch where flash-attn is not installed, and by what their config says
+otherwise."""
 
 from importlib.util import find_spec
 
@@ -9,7 +10,10 @@ from tests.support.verl_config import compose_job
 from verl_padding.job import attention
 from verl_padding.job.attention import use_torch_attention
 
-MODELS = [f"{section}.override_config.attn_implementation" for section in ("actor_rollout_ref.model", "critic.model")]
+MODELS = [
+    f"{section}.override_config.attn_implementation"
+    for section in ("actor_rollout_ref.model", "critic.model")
+]
 GAE, GRPO = "algorithm.adv_estimator=gae", "algorithm.adv_estimator=grpo"
 
 
@@ -24,7 +28,9 @@ def attentions(*overrides: str) -> list[str | None]:
     before = [OmegaConf.select(config, name) for name in MODELS]
     changed = use_torch_attention(config)
     after = [OmegaConf.select(config, name) for name in MODELS]
-    assert changed == [name for name, *values in zip(MODELS, before, after, strict=True) if values[0] != values[1]]
+    assert changed == [
+        name for name, *values in zip(MODELS, before, after, strict=True) if values[0] != values[1]
+    ]
     return after
 
 

@@ -1,4 +1,5 @@
-"""A job's config is composed as Hydra composes it when the job runs, with the values that Hydra itself knows then."""
+"""A job's config is composed as Hydra composes it when the job runs, with the values that Hydra
+itself knows then."""
 
 from pathlib import Path
 

@@ -37,7 +37,10 @@ def check_megatron(*overrides):
     [
         [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss"],
         [f"{OVERRIDE}.moe_router_load_balancing_type=[seq_aux_loss,sinkhorn]"],
-        [f"{OVERRIDE}.moe_router_load_balancing_type=global_aux_loss", f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
+        [
+            f"{OVERRIDE}.moe_router_load_balancing_type=global_aux_loss",
+            f"{OVERRIDE}.moe_aux_loss_coeff=0.01",
+        ],
         [f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
         [f"{OVERRIDE}.moe_aux_loss_coeff=[0,0.01]"],
         [f"{OVERRIDE}.moe_z_loss_coeff=0.001"],
@@ -47,15 +50,21 @@ def check_megatron(*overrides):
 )
 def test_a_router_that_would_learn_from_pads_is_refused(overrides):
     name = overrides[0].partition("=")[0].removeprefix("+")
-    with pytest.raises(PaddingConfigError, match=rf"^{name}=.*: routers would count .* Leave it out"):
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{name}=.*: routers would count .* Leave it out"
+    ):
         check_megatron(*overrides)
 
 
 @pytest.mark.parametrize("section", [ACTOR, REF, CRITIC])
 def test_experts_whose_places_pads_would_take_are_refused_in_passes_too(section):
     setting = f"{section}.{OF_TRANSFORMER}.moe_expert_capacity_factor"
-    with pytest.raises(PaddingConfigError, match=rf"^{setting}=1\.5: routers would count .* Leave it out"):
-        check_megatron(*([] if section == ACTOR else WITH_ALL), f"+{setting}=1.5")  # a reference has what the actor has
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{setting}=1\.5: routers would count .* Leave it out"
+    ):
+        check_megatron(
+            *([] if section == ACTOR else WITH_ALL), f"+{setting}=1.5"
+        )  # a reference has what the actor has
 
 
 @pytest.mark.parametrize("section", [ACTOR, CRITIC])
@@ -70,13 +79,22 @@ def test_routes_that_depend_on_other_tokens_are_refused(section):
     [
         [],
         [f"{OVERRIDE}.moe_router_load_balancing_type=none", f"{OVERRIDE}.moe_aux_loss_coeff=0.01"],
-        [f"{OVERRIDE}.moe_router_load_balancing_type=[aux_loss]", f"{OVERRIDE}.moe_aux_loss_coeff=[0]"],
+        [
+            f"{OVERRIDE}.moe_router_load_balancing_type=[aux_loss]",
+            f"{OVERRIDE}.moe_aux_loss_coeff=[0]",
+        ],
         [f"{OVERRIDE}.moe_expert_capacity_factor=-1"],
         [f"+{REF}.{OF_TRANSFORMER}.moe_router_load_balancing_type=sinkhorn"],
         [f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss", f"{OVERRIDE}.moe_aux_loss_coeff=0"],
         [f"{OVERRIDE}.moe_z_loss_coeff=null"],
-        [f"{OVERRIDE}.moe_router_enable_expert_bias=true", f"{OVERRIDE}.moe_router_bias_update_rate=0"],
-        [f"{OVERRIDE}.moe_router_enable_expert_bias=false", f"{OVERRIDE}.moe_router_bias_update_rate=0.1"],
+        [
+            f"{OVERRIDE}.moe_router_enable_expert_bias=true",
+            f"{OVERRIDE}.moe_router_bias_update_rate=0",
+        ],
+        [
+            f"{OVERRIDE}.moe_router_enable_expert_bias=false",
+            f"{OVERRIDE}.moe_router_bias_update_rate=0.1",
+        ],
         [f"+{REF}.{OF_TRANSFORMER}.moe_z_loss_coeff=0.001"],
         [f"{OVERRIDE}.calculate_per_token_loss=true"],
         MTP[:1],
@@ -87,7 +105,10 @@ def test_what_changes_no_gradient_is_not(overrides):
 
 
 def test_a_loss_of_several_predicted_tokens_is_refused_with_megatron_alone():
-    with pytest.raises(PaddingConfigError, match=r"^actor_rollout_ref.model.mtp.enable_train=True: .* Set it to False"):
+    with pytest.raises(
+        PaddingConfigError,
+        match=r"^actor_rollout_ref.model.mtp.enable_train=True: .* Set it to False",
+    ):
         check_megatron(*MTP)
     check_megatron(*MTP[1:])  # without the layer
     check(*MTP)  # FSDP's engines leave the layer out
@@ -96,7 +117,9 @@ def test_a_loss_of_several_predicted_tokens_is_refused_with_megatron_alone():
 def test_buckets_that_ranks_of_a_row_cannot_share_are_refused():
     def check_bucket(bucket, *sizes):
         settings = ("pad_to_length=true", f"pad_to_length_bucket={bucket}", *sizes)
-        check_megatron(*(f"{section}.megatron.{setting}" for section in (ACTOR, REF) for setting in settings))
+        check_megatron(
+            *(f"{section}.megatron.{setting}" for section in (ACTOR, REF) for setting in settings)
+        )
 
     for sizes, multiple in (
         (("context_parallel_size=2",), 4),
@@ -106,7 +129,9 @@ def test_buckets_that_ranks_of_a_row_cannot_share_are_refused():
         (("tensor_model_parallel_size=2", "vanilla_mbridge=true", "sequence_parallel=false"), 2),
     ):
         check_bucket(3 * multiple, *sizes)
-        message = rf"\.megatron\.pad_to_length_bucket={2 * multiple + 1}: .* Set it to {3 * multiple}\.$"
+        message = (
+            rf"\.megatron\.pad_to_length_bucket={2 * multiple + 1}: .* Set it to {3 * multiple}\.$"
+        )
         with pytest.raises(PaddingConfigError, match=message):
             check_bucket(2 * multiple + 1, *sizes)
     check_bucket(3)
@@ -115,23 +140,38 @@ def test_buckets_that_ranks_of_a_row_cannot_share_are_refused():
 
 @pytest.mark.parametrize("override", ["padding.timing=true", "padding.packer=plan"])
 def test_a_scheduler_neither_follows_a_plan_nor_is_timed(override):
-    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.megatron\.dynamic_context_parallel=True: .* Set it to"):
+    with pytest.raises(
+        PaddingConfigError,
+        match=rf"^{ACTOR}\.megatron\.dynamic_context_parallel=True: .* Set it to",
+    ):
         check_megatron(*SCHEDULER, override)
 
 
-SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 
 
 def check_with(model, folder, *overrides):
     """Checks a padded job of this actor; a critic, where there is one, has another model."""
     model.save_pretrained(folder / "actor")
     transformers.Qwen2Config(**SMALL).save_pretrained(folder / "critic")
-    check(f"actor_rollout_ref.model.path={folder / 'actor'}", f"critic.model.path={folder / 'critic'}", *overrides)
+    check(
+        f"actor_rollout_ref.model.path={folder / 'actor'}",
+        f"critic.model.path={folder / 'critic'}",
+        *overrides,
+    )
 
 
 def with_sizes(*sizes):
     """Of the engines of all roles, which share their groups."""
-    return ["model_engine=megatron", *(f"{role}.megatron.{size}" for role in (ACTOR, REF, CRITIC) for size in sizes)]
+    return [
+        "model_engine=megatron",
+        *(f"{role}.megatron.{size}" for role in (ACTOR, REF, CRITIC) for size in sizes),
+    ]
 
 
 def mixture():
@@ -142,22 +182,31 @@ def mixture():
 def test_biases_of_experts_that_a_bridge_has_follow_tokens_are_refused(vanilla, tmp_path):
     model = transformers.DeepseekV3Config(**SMALL, n_routed_experts=8, n_group=2, topk_group=1)
     job = ("model_engine=megatron", f"{ACTOR}.megatron.vanilla_mbridge={vanilla}")
-    with pytest.raises(PaddingConfigError, match=rf"^{ACTOR}\.{RATE}=None: .* type deepseek_v3, .* Set it to 0\.$"):
+    with pytest.raises(
+        PaddingConfigError, match=rf"^{ACTOR}\.{RATE}=None: .* type deepseek_v3, .* Set it to 0\.$"
+    ):
         check_with(model, tmp_path, *job)
     check_with(model, tmp_path, *job, f"+{ACTOR}.{RATE}=0")
-    check_with(model, tmp_path, *job, f"+{ACTOR}.{OF_TRANSFORMER}.moe_router_enable_expert_bias=false")
+    check_with(
+        model, tmp_path, *job, f"+{ACTOR}.{OF_TRANSFORMER}.moe_router_enable_expert_bias=false"
+    )
     check_with(model, tmp_path)  # FSDP's engines leave them as they are
 
 
 def test_biases_of_experts_that_a_bridge_leaves_as_they_are_are_not(tmp_path):
-    check_with(transformers.Glm4MoeConfig(**SMALL, n_routed_experts=8), tmp_path, "model_engine=megatron")
+    check_with(
+        transformers.Glm4MoeConfig(**SMALL, n_routed_experts=8), tmp_path, "model_engine=megatron"
+    )
     check_with(mixture(), tmp_path, "model_engine=megatron")
 
 
 @pytest.mark.parametrize(("tensor", "of_expert"), [(2, 1), (1, 2)])
 def test_experts_whose_gradients_megatron_adds_up_wrongly_are_refused(tensor, of_expert, tmp_path):
     cut = f"tensor_model_parallel_size={tensor}", f"expert_tensor_parallel_size={of_expert}"
-    message = rf"^{ACTOR}\.megatron\.expert_tensor_parallel_size={of_expert}: with .* Set it to {tensor}\.$"
+    message = (
+        rf"^{ACTOR}\.megatron\.expert_tensor_parallel_size={of_expert}: with .* Set it to"
+        rf" {tensor}\.$"
+    )
     with pytest.raises(PaddingConfigError, match=message):
         check_with(mixture(), tmp_path, *with_sizes(*cut))
     check_with(mixture(), tmp_path, *with_sizes(*cut, "expert_model_parallel_size=2"))
@@ -186,22 +235,37 @@ DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
     [
         ({"llm_config": DYNAMIC_ROPE, "vision_config": {}}, "rope_type='dynamic'"),
         ({"thinker_config": {"text_config": DYNAMIC_ROPE}}, "rope_type='dynamic'"),
-        ({"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}}, "rope_type='longrope'"),
-        ({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}}, "rope_type='su'"),
+        (
+            {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}},
+            "rope_type='longrope'",
+        ),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
+            "rope_type='su'",
+        ),
         ({"use_dynamic_ntk": True, "rope_scaling": None}, "use_dynamic_ntk=True"),
     ],
 )
 def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, message):
     def refuse(sharing: str) -> None:
-        check_model("critic.model.path=a/model", model, [], PaddingConfig(packer="plan", sharing=sharing))
+        check_model(
+            "critic.model.path=a/model", model, [], PaddingConfig(packer="plan", sharing=sharing)
+        )
 
     refuse("off")
-    message = rf"^padding\.sharing='on': critic.model.path=a/model .*\({re.escape(message)}\).*sharing=off\.$"
+    message = (
+        r"^padding\.sharing='on': critic.model.path=a/model"
+        rf" .*\({re.escape(message)}\).*sharing=off\.$"
+    )
     with pytest.raises(PaddingConfigError, match=message):
         refuse("on")
 
 
-MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true"
+MODEL, GAE, KL = (
+    "actor_rollout_ref.model",
+    "algorithm.adv_estimator=gae",
+    f"{ACTOR}.use_kl_loss=true",
+)
 MEGATRON, MODE, PLAN = "model_engine=megatron", "trainer.v1.trainer_mode", "padding.packer=plan"
 ULYSSES = (f"{ACTOR}.ulysses_sequence_parallel_size=2",)
 VEOMNI = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2")
@@ -212,9 +276,20 @@ OF_VEOMNI = f"{ACTOR}.veomni.attn_implementation"
 @pytest.mark.parametrize(
     "overrides",
     [
-        *((*ULYSSES, f"{ATTENTION}={name}") for name in ("null", "{text_config: sdpa}", "'a/flash-attn:fn'")),
-        *((*VEOMNI, f"{OF_VEOMNI}='{name}'") for name in ("sdpa", "paged|sdpa", "kernels-community/flash-attn2")),
-        (*VEOMNI, GAE, "critic.veomni.ulysses_parallel_size=2", "critic.veomni.attn_implementation=eager"),
+        *(
+            (*ULYSSES, f"{ATTENTION}={name}")
+            for name in ("null", "{text_config: sdpa}", "'a/flash-attn:fn'")
+        ),
+        *(
+            (*VEOMNI, f"{OF_VEOMNI}='{name}'")
+            for name in ("sdpa", "paged|sdpa", "kernels-community/flash-attn2")
+        ),
+        (
+            *VEOMNI,
+            GAE,
+            "critic.veomni.ulysses_parallel_size=2",
+            "critic.veomni.attn_implementation=eager",
+        ),
     ],
 )
 def test_an_attention_past_the_exchange_is_refused(overrides):
@@ -230,11 +305,19 @@ PATH, VEOMNI_ENGINE = "lora_adapter_path=/adapter", "model_engine=veomni"
     ("overrides", "setting", "rank"),
     [
         ((MEGATRON, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"),
-        ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODEL}.{PATH}"), f"{MODEL}.lora_adapter_path", f"{MODEL}.lora.rank"),
+        (
+            (MEGATRON, f"{MODEL}.lora.rank=8", f"{MODEL}.{PATH}"),
+            f"{MODEL}.lora_adapter_path",
+            f"{MODEL}.lora.rank",
+        ),
         ((VEOMNI_ENGINE, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", None),
         ((VEOMNI_ENGINE, f"{MODEL}.{PATH}"), f"{MODEL}.lora_adapter_path", None),
         ((f"{MODEL}.lora.rank=8",), f"{MODEL}.lora.rank", f"{MODEL}.lora_rank"),
-        ((GAE, MEGATRON, "critic.model.lora_rank=8"), "critic.model.lora_rank", "critic.model.lora.rank"),
+        (
+            (GAE, MEGATRON, "critic.model.lora_rank=8"),
+            "critic.model.lora_rank",
+            "critic.model.lora.rank",
+        ),
     ],
 )
 def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting, rank):
@@ -253,6 +336,10 @@ def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting,
     ],
 )
 def test_an_adapter_that_would_not_reach_the_rollout_is_refused(overrides, reaches):
-    with nullcontext() if reaches else pytest.raises(PaddingConfigError, match=rf"^{MODEL}\.lora\.merge=False: "):
+    with (
+        nullcontext()
+        if reaches
+        else pytest.raises(PaddingConfigError, match=rf"^{MODEL}\.lora\.merge=False: ")
+    ):
         check(*overrides)
     check(*overrides, f"{MODEL}.lora.merge=true")

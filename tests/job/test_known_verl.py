@@ -1,4 +1,5 @@
-"""A later verl that would weigh rows twice, or send them past TransferQueue, is refused before a job starts."""
+"""A later verl that would weigh rows twice, or send them past TransferQueue, is refused before a
+job starts."""
 
 import pytest
 import verl

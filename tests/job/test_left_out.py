@@ -1,4 +1,5 @@
-"""Which jobs may leave out idle rows, or the pass that computes old log-probs, and what keeps the others from it."""
+"""Which jobs may leave out idle rows, or the pass that computes old log-probs, and what keeps the
+others from it."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +12,11 @@ import verl
 from omegaconf import OmegaConf
 from verl.protocol import DataProto
 from verl.trainer.ppo import core_algos
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, register_policy_loss
+from verl.trainer.ppo.core_algos import (
+    ADV_ESTIMATOR_REGISTRY,
+    POLICY_LOSS_REGISTRY,
+    register_policy_loss,
+)
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.support.loss_comparisons import POLICY_LOSSES
@@ -23,12 +28,21 @@ from verl_padding.job.verl_losses import ESTIMATORS
 from verl_padding.job.verl_losses import POLICY_LOSSES as VERL_LOSSES
 from verl_padding.plan.row_keys import row_key
 
-A, R, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "+algorithm.rollout_correction"
+A, R, CORRECTION = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.rollout",
+    "+algorithm.rollout_correction",
+)
 GRPO, LOSS = "algorithm.adv_estimator=grpo", f"{A}.policy_loss.loss_mode"
 SKIP = ("padding.zero_advantage_rows=skip", GRPO)
 V1, TWICE = "trainer.v1", "data.train_batch_size=16"
 ONE_STEP = ("data.train_batch_size=8", f"{A}.ppo_mini_batch_size=8")
-UPDATE = ("padding.recompute_old_log_probs=false", GRPO, f"{R}.calculate_log_probs=false", *ONE_STEP)
+UPDATE = (
+    "padding.recompute_old_log_probs=false",
+    GRPO,
+    f"{R}.calculate_log_probs=false",
+    *ONE_STEP,
+)
 
 
 def job_of(*overrides):
@@ -51,19 +65,28 @@ def test_a_lora_actor_keeps_the_pass_by_which_it_is_its_own_reference():
 @pytest.mark.parametrize(
     ("named", "overrides"),
     [
-        *((LOSS, [f"{LOSS}={name}"]) for name in POLICY_LOSSES if not VERL_LOSSES[name].is_zero_without_advantage),
+        *(
+            (LOSS, [f"{LOSS}={name}"])
+            for name in POLICY_LOSSES
+            if not VERL_LOSSES[name].is_zero_without_advantage
+        ),
         (f"{A}.use_kl_loss=True", [f"{A}.use_kl_loss=true"]),
         (f"{A}.entropy_coeff=0.01", [f"{A}.entropy_coeff=0.01"]),
         (f"{A}.calculate_entropy=True", [f"{A}.calculate_entropy=true"]),
         (
             "rollout_is_batch_normalize=True",
-            [f"{LOSS}=bypass_mode", f"+{A}.policy_loss.rollout_correction.rollout_is_batch_normalize=true"],
+            [
+                f"{LOSS}=bypass_mode",
+                f"+{A}.policy_loss.rollout_correction.rollout_is_batch_normalize=true",
+            ],
         ),
     ],
     ids=str,
 )
 def test_a_term_that_idle_rows_would_add_is_named(named, overrides):
-    with pytest.raises(PaddingConfigError, match=r"^padding\.zero_advantage_rows='skip': ") as refusal:
+    with pytest.raises(
+        PaddingConfigError, match=r"^padding\.zero_advantage_rows='skip': "
+    ) as refusal:
         job_of(*SKIP, *overrides)
     assert named in str(refusal.value)
 
@@ -79,24 +102,35 @@ def test_a_term_that_idle_rows_would_add_is_named(named, overrides):
         ("rollout_rs=token_k1", [f"{CORRECTION}.rollout_rs=token_k1"]),
         ("bypass_mode=True", ["algorithm.rollout_correction.bypass_mode=true"]),
         ("use_kl_in_reward=True", ["algorithm.use_kl_in_reward=true"]),
-        ("adv_estimator=optimal_token_baseline", ["algorithm.adv_estimator=optimal_token_baseline"]),
+        (
+            "adv_estimator=optimal_token_baseline",
+            ["algorithm.adv_estimator=optimal_token_baseline"],
+        ),
         ("adv_estimator=tir_optimal_token", ["algorithm.adv_estimator=tir_optimal_token_baseline"]),
         (
             "parameter_sync_step=2",
-            [f"{V1}.trainer_mode=separate_async", f"{V1}.separate_async.parameter_sync_step=2", TWICE],
+            [
+                f"{V1}.trainer_mode=separate_async",
+                f"{V1}.separate_async.parameter_sync_step=2",
+                TWICE,
+            ],
         ),
     ],
     ids=str,
 )
 def test_a_reader_of_old_log_probs_is_named(named, overrides):
-    with pytest.raises(PaddingConfigError, match=r"^padding\.recompute_old_log_probs=False: ") as refusal:
+    with pytest.raises(
+        PaddingConfigError, match=r"^padding\.recompute_old_log_probs=False: "
+    ) as refusal:
         job_of(*UPDATE, *overrides)
     assert named in str(refusal.value)
 
 
 @pytest.mark.parametrize("asked", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
 def test_a_loss_of_the_users_own_may_do_anything(asked, monkeypatch):
-    monkeypatch.setattr("verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY))
+    monkeypatch.setattr(
+        "verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY)
+    )
     for name in ("own_loss", "vanilla"):  # also by a name of verl's
 
         @register_policy_loss(name)
@@ -124,14 +158,21 @@ def test_an_unknown_loss_or_estimator_of_a_later_verl_is_refused(asked, monkeypa
 
 
 def advantages_of(estimator: str, rewards: list[float]) -> torch.Tensor:
-    """By verl's function, of the sessions of a prompt that earn these rewards, beside those of another prompt."""
+    """By verl's function, of the sessions of a prompt that earn these rewards, beside those of
+    another prompt."""
     keys = [row_key(uid, session, 0) for uid in "ab" for session in range(len(rewards))]
     scores = torch.zeros(len(keys), 3)
     scores[:, -1] = torch.tensor([*rewards, *np.linspace(0, 1, len(rewards))])
-    tensors = {"response_mask": torch.ones(len(keys), 3), "token_level_rewards": scores, "token_level_scores": scores}
+    tensors = {
+        "response_mask": torch.ones(len(keys), 3),
+        "token_level_rewards": scores,
+        "token_level_scores": scores,
+    }
     uids = {"uid": np.array([key.split("_")[0] for key in keys], dtype=object)}
     data = DataProto.from_dict(tensors=tensors, non_tensors=uids)
-    config = OmegaConf.create({"norm_adv_by_std_in_grpo": True, "gamma": 1.0, "lam": 1.0, "f_norm": 1.0})
+    config = OmegaConf.create(
+        {"norm_adv_by_std_in_grpo": True, "gamma": 1.0, "lam": 1.0, "f_norm": 1.0}
+    )
     computed = compute_advantage_for_multi_trajectories(
         data, keys, adv_estimator=estimator, num_repeat=len(rewards), config=config
     )
@@ -141,9 +182,13 @@ def advantages_of(estimator: str, rewards: list[float]) -> torch.Tensor:
 @pytest.mark.parametrize("estimator", sorted(map(str, ADV_ESTIMATOR_REGISTRY)))
 def test_an_estimator_is_admitted_where_it_makes_zeros_of_equal_rewards(estimator):
     try:
-        of_equal = [advantages_of(estimator, [reward] * n) for reward in (0.0, 1.0, -1.0) for n in (2, 4, 8)]
+        of_equal = [
+            advantages_of(estimator, [reward] * n) for reward in (0.0, 1.0, -1.0) for n in (2, 4, 8)
+        ]
     except Exception:
-        makes_zeros = False  # it reads what a pass computes, or what verl's trainer does not give it
+        makes_zeros = (
+            False  # it reads what a pass computes, or what verl's trainer does not give it
+        )
     else:
         makes_zeros = all((advantages == 0).all() for advantages in of_equal)
         assert (advantages_of(estimator, [0.0, 0.2, 0.5, 1.0]) != 0).any()
@@ -153,14 +198,19 @@ def test_an_estimator_is_admitted_where_it_makes_zeros_of_equal_rewards(estimato
 READERS = {
     "trainer/distillation/losses.py:distillation_loss": "distillation.enabled",
     "trainer/ppo/core_algos.py:compute_optimal_token_baseline_advantage": "adv_estimator",
-    "trainer/ppo/core_algos.py:compute_multi_turn_optimal_token_baseline_advantage": "adv_estimator",
-    "trainer/ppo/metric_utils.py:compute_variance_proxy_metrics": "of fields that the v1 trainer does not read",
+    "trainer/ppo/core_algos.py:compute_multi_turn_optimal_token_baseline_advantage": (
+        "adv_estimator"
+    ),
+    "trainer/ppo/metric_utils.py:compute_variance_proxy_metrics": (
+        "of fields that the v1 trainer does not read"
+    ),
     "trainer/ppo/ray_trainer.py:apply_kl_penalty": "use_kl_in_reward",
     "trainer/ppo/ray_trainer.py:compute_advantage": "adv_estimator, which it hands them to",
     "trainer/ppo/ray_trainer.py:RayPPOTrainer._compute_old_log_prob": "the older trainer",
     "trainer/ppo/ray_trainer.py:RayPPOTrainer.fit": "the older trainer",
-    "trainer/ppo/rollout_corr_helper.py:compute_rollout_correction_and_add_to_batch": "rollout_is, rollout_rs, and "
-    "metrics where calculate_log_probs",
+    "trainer/ppo/rollout_corr_helper.py:compute_rollout_correction_and_add_to_batch": (
+        "rollout_is, rollout_rs, and metrics where calculate_log_probs"
+    ),
     "trainer/ppo/rollout_corr_helper.py:apply_bypass_mode": "the older trainer",
     "trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_old_log_prob": "the pass itself",
     "trainer/ppo/v1/trainer_base.py:PPOTrainer._compute_ref_log_prob": "log-probs of the reference",
@@ -169,16 +219,26 @@ READERS = {
     "workers/utils/losses.py:ppo_loss": "the update",
     "workers/utils/losses.py:sft_loss": "no loss of a policy",
 }
-"""Functions of verl that read what the pass computes -> the setting with which they do, or why they do not matter."""
+"""Functions of verl that read what the pass computes -> the setting with which they do, or why they
+do not matter."""
 
 
 def readers_in_verl() -> Iterator[str]:
     root = Path(verl.__file__).parent
-    trainers = ("trainer/ppo/v1", "workers/utils")  # elsewhere, log_probs and entropy are an engine's outputs
-    for path in [path for part in ("trainer", "utils", "workers/utils") for path in (root / part).rglob("*.py")]:
+    trainers = (
+        "trainer/ppo/v1",
+        "workers/utils",
+    )  # elsewhere, log_probs and entropy are an engine's outputs
+    for path in [
+        path
+        for part in ("trainer", "utils", "workers/utils")
+        for path in (root / part).rglob("*.py")
+    ]:
         file = path.relative_to(root).as_posix()
         names = {"old_log_probs", *(("log_probs", "entropy") if file.startswith(trainers) else ())}
-        yield from (f"{file}:{function}" for function in _functions_with(ast.parse(path.read_text()), names))
+        yield from (
+            f"{file}:{function}" for function in _functions_with(ast.parse(path.read_text()), names)
+        )
 
 
 def _functions_with(node: ast.AST, names: set[str], inside: str = "") -> set[str]:
@@ -188,10 +248,13 @@ def _functions_with(node: ast.AST, names: set[str], inside: str = "") -> set[str
         named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         if getattr(child, "value", None) in names or getattr(child, "arg", None) in names:
             found.add(inside)
-        found |= _functions_with(child, names, f"{inside}.{child.name}".lstrip(".") if named else inside)
+        found |= _functions_with(
+            child, names, f"{inside}.{child.name}".lstrip(".") if named else inside
+        )
     return found
 
 
 def test_all_that_reads_old_log_probs_in_verl_is_known():
-    # When this fails, verl has a new reader: see with which setting it reads, and have job/left_out.py name that.
+    # When this fails, verl has a new reader: see with which setting it reads, and have
+    # job/left_out.py name that.
     assert set(readers_in_verl()) == set(READERS)

@@ -23,20 +23,32 @@ from verl_padding.job.verl_job import VerlJob
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 MEGATRON, VEOMNI = "model_engine=megatron", "model_engine=veomni"
-DYNAMIC = (f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.use_kl_loss=true", "algorithm.adv_estimator=gae")
+DYNAMIC = (
+    f"{ACTOR}.use_dynamic_bsz=true",
+    f"{ACTOR}.use_kl_loss=true",
+    "algorithm.adv_estimator=gae",
+)
 ROLE, FSDP = "ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"
 
 
 def of_both(strategy, *settings):
     """Settings of the engines of actor and critic."""
-    return (f"model_engine={strategy}", *(f"{role}.{strategy}.{each}" for role in (ACTOR, CRITIC) for each in settings))
+    return (
+        f"model_engine={strategy}",
+        *(f"{role}.{strategy}.{each}" for role in (ACTOR, CRITIC) for each in settings),
+    )
 
 
 JOBS = {
     "fsdp": (),
     "the role's Ulysses size alone": (f"{ACTOR}.{ROLE}=2", f"{CRITIC}.{ROLE}=4"),
     "the engine's Ulysses size alone": (f"{ACTOR}.{FSDP}=2", f"{CRITIC}.fsdp.{ROLE}=4"),
-    "both": (f"{ACTOR}.{ROLE}=2", f"{ACTOR}.{FSDP}=4", f"{CRITIC}.{ROLE}=2", f"{CRITIC}.fsdp.{ROLE}=4"),
+    "both": (
+        f"{ACTOR}.{ROLE}=2",
+        f"{ACTOR}.{FSDP}=4",
+        f"{CRITIC}.{ROLE}=2",
+        f"{CRITIC}.fsdp.{ROLE}=4",
+    ),
     "budgets": (
         f"{ACTOR}.strategy=fsdp2",
         f"{CRITIC}.strategy=fsdp2",
@@ -122,7 +134,10 @@ def engine_in_verls_trainer(config, monkeypatch):
 @pytest.mark.parametrize("overrides", JOBS.values(), ids=JOBS)
 def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monkeypatch):
     config = compose_job(
-        *DYNAMIC, f"actor_rollout_ref.model.path={tiny_model}", f"critic.model.path={tiny_model}", *overrides
+        *DYNAMIC,
+        f"actor_rollout_ref.model.path={tiny_model}",
+        f"critic.model.path={tiny_model}",
+        *overrides,
     )
     engines = VerlJob(config, PaddingConfig(packer="plan"), "sync").engines
     assert list(engines) == ["critic", "ref", "actor"]
@@ -130,7 +145,9 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
         made = engine_in_verls_trainer(config, monkeypatch) if role == "critic" else None
         theirs = made or engine_in_verls_worker(config, role)
         # What verl's TrainingWorker does first.
-        theirs.engine_config.use_remove_padding = theirs.model_config.get("use_remove_padding", False)
+        theirs.engine_config.use_remove_padding = theirs.model_config.get(
+            "use_remove_padding", False
+        )
         theirs.engine_config.use_fused_kernels = theirs.model_config.get("use_fused_kernels", False)
         assert engine.config == theirs.engine_config
         worker = SimpleNamespace(engine_config=theirs.engine_config)
@@ -153,7 +170,10 @@ def test_an_engine_that_was_made_otherwise_ends_the_job():
     check = check_engines({role: engine.config for role, engine in engines.items()})
     other = deepcopy(engines["ref"].config)
     other.infer_max_token_len_per_gpu = 7
-    with pytest.raises(PaddingConfigError, match=r"engine of ref .*infer_max_token_len_per_gpu=7 \(planned: 16384\)"):
+    with pytest.raises(
+        PaddingConfigError,
+        match=r"engine of ref .*infer_max_token_len_per_gpu=7 \(planned: 16384\)",
+    ):
         check(SimpleNamespace(ref=SimpleNamespace(engine_config=other)))
 
 
@@ -186,7 +206,10 @@ def test_ranks_synchronize_where_the_engine_has_them_wait(overrides, training, i
     assert engine.pass_fields(8, training=False)["sync_point"] == inference
 
 
-NOT_PACKED = ("actor_rollout_ref.model.use_remove_padding=false", "critic.model.use_remove_padding=false")
+NOT_PACKED = (
+    "actor_rollout_ref.model.use_remove_padding=false",
+    "critic.model.use_remove_padding=false",
+)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +220,11 @@ NOT_PACKED = ("actor_rollout_ref.model.use_remove_padding=false", "critic.model.
         (NOT_PACKED[1:], "row", "micro_batch"),
         ((VEOMNI, *NOT_PACKED), "micro_batch", "micro_batch"),
         ((MEGATRON, *NOT_PACKED), "cell", "cell"),
-        ((MEGATRON, *NOT_PACKED, f"{ACTOR}.megatron.pad_bshd_to_minibatch_max=false"), "micro_batch", "cell"),
+        (
+            (MEGATRON, *NOT_PACKED, f"{ACTOR}.megatron.pad_bshd_to_minibatch_max=false"),
+            "micro_batch",
+            "cell",
+        ),
         # verl's engine turns Megatron's fused forward off where rows are not packed.
         ((MEGATRON, *NOT_PACKED, "actor_rollout_ref.model.use_fused_kernels=true"), "cell", "cell"),
     ],
@@ -217,8 +244,11 @@ def test_rows_that_are_rounded_up_to_a_bucket_say_so():
 @pytest.mark.parametrize(("override", "multiple"), [("null", 4), ("2", 2)])
 def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(override, multiple):
     sizes = {"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 2}
-    overrides = [f"{role}.megatron.{name}={size}" for role in (ACTOR, CRITIC) for name, size in sizes.items()]
-    group = f"+{ACTOR}.megatron.override_transformer_config.microbatch_group_size_per_vp_stage={override}"
+    overrides = [
+        f"{role}.megatron.{name}={size}" for role in (ACTOR, CRITIC) for name, size in sizes.items()
+    ]
+    of_model = f"{ACTOR}.megatron.override_transformer_config"
+    group = f"+{of_model}.microbatch_group_size_per_vp_stage={override}"
     fields = engine_of("actor", MEGATRON, *overrides, group).pass_fields(2, training=True)
     assert (fields["micro_batch_multiple"], fields["has_pipeline"]) == (multiple, True)
     one = [f"{role}.megatron.virtual_pipeline_model_parallel_size=1" for role in (ACTOR, CRITIC)]
@@ -227,14 +257,21 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
 
 
 def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
-    sizes = ("dynamic_context_parallel=true", "max_seqlen_per_dp_cp_rank=16384", "tensor_model_parallel_size=2")
+    sizes = (
+        "dynamic_context_parallel=true",
+        "max_seqlen_per_dp_cp_rank=16384",
+        "tensor_model_parallel_size=2",
+    )
     settings = [f"{section}.megatron.{size}" for section in (ACTOR, REF) for size in sizes]
     engines = engines_of(MEGATRON, "algorithm.adv_estimator=grpo", *settings)
     for role, engine in engines.items():
         assert engine.dp_size == 1
         fields = engine.pass_fields(1, training=role == "actor")
         assert fields["token_budget"] == 4 * 16384
-        assert fields["budget_setting"] == f"actor_rollout_ref.{role}.megatron.max_seqlen_per_dp_cp_rank"
+        assert (
+            fields["budget_setting"]
+            == f"actor_rollout_ref.{role}.megatron.max_seqlen_per_dp_cp_rank"
+        )
 
 
 @pytest.mark.parametrize(
@@ -250,17 +287,29 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
         ),
         (
             (*of_both("veomni", "ulysses_parallel_size=2"), "trainer.device=cpu"),
-            r"critic.veomni.attn_implementation=veomni_flash_.*_sp: does not support Ulysses.* to sdpa, or",
+            (
+                r"critic.veomni.attn_implementation=veomni_flash_.*_sp: does not support Ulysses.*"
+                r" to sdpa, or"
+            ),
         ),
-        (NOT_PACKED[:1], r"actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan"),
+        (
+            NOT_PACKED[:1],
+            r"actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan",
+        ),
         (NOT_PACKED[1:], r"critic.model.use_remove_padding=False: .*padding.packer=plan"),
         (
             (MEGATRON, f"+{ACTOR}.optim.min_lr_ratio=0.1"),
-            rf"{ACTOR}: verl refuses this section \(.*McoreOptimizerConfig.*min_lr_ratio.*\)\. Correct it\.$",
+            (
+                rf"{ACTOR}: verl refuses this section \(.*McoreOptimizerConfig.*min_lr_ratio.*\)\."
+                r" Correct it\.$"
+            ),
         ),
         (
             (f"{ACTOR}.loss_agg_mode=nonsense",),
-            rf"{ACTOR}: verl refuses this section \(.*Invalid loss_agg_mode: nonsense.*\)\. Correct it\.$",
+            (
+                rf"{ACTOR}: verl refuses this section \(.*Invalid loss_agg_mode: nonsense.*\)\."
+                r" Correct it\.$"
+            ),
         ),
     ],
 )
@@ -278,7 +327,9 @@ def test_experts_are_cut_by_the_tensor_parallel_size_where_no_other_is_set():
 
 
 def test_veomnis_engines_share_the_ranks_that_share_weights():
-    with pytest.raises(PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4,"):
+    with pytest.raises(
+        PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4,"
+    ):
         engine_of("critic", VEOMNI, f"{CRITIC}.veomni.fsdp_size=4")
     engine_of("critic", VEOMNI, f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
 
@@ -298,8 +349,17 @@ def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
 def with_engines(pad_length, *configs) -> VerlJob:
     """A reader of a job with these engines, each a strategy and its settings."""
     reader = VerlJob(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
-    rest = {"section": "", "settings": {}, "n_gpus": 8, "attention": None, "device": "cuda", "trains_mtp": False}
-    reader.engines = {str(place): RoleEngine(config=config, **rest) for place, config in enumerate(configs)}
+    rest = {
+        "section": "",
+        "settings": {},
+        "n_gpus": 8,
+        "attention": None,
+        "device": "cuda",
+        "trains_mtp": False,
+    }
+    reader.engines = {
+        str(place): RoleEngine(config=config, **rest) for place, config in enumerate(configs)
+    }
     return reader
 
 
@@ -344,7 +404,8 @@ def test_a_length_that_an_engine_would_round_up_is_refused(length, fitting):
 
 
 def test_the_multiple_is_the_one_that_verl_computes():
-    # The rule is that of functions which need Megatron to be imported: this says when they have changed.
+    # The rule is that of functions which need Megatron to be imported: this says when they have
+    # changed.
     source = (Path(verl.__file__).parent / "models" / "mcore" / "util.py").read_text()
     assert "align_size = tp_size * cp_size * 2 if cp_size > 1 else tp_size" in source
     assert "return math.lcm(16, align_size), align_size * 128" in source
@@ -358,5 +419,8 @@ def test_a_critic_and_a_reference_are_where_verl_needs_them():
             config.algorithm.adv_estimator, config.critic.enable = estimator, enable
             assert has_critic(config) == need_critic(config)
     for in_reward, in_loss in product([True, False], repeat=2):
-        config.algorithm.use_kl_in_reward, config.actor_rollout_ref.actor.use_kl_loss = in_reward, in_loss
+        config.algorithm.use_kl_in_reward, config.actor_rollout_ref.actor.use_kl_loss = (
+            in_reward,
+            in_loss,
+        )
         assert has_reference(config) == need_reference_policy(config)

@@ -43,7 +43,9 @@ def job_of(*overrides, updates_actor=True):
     return check_job(padded(*overrides)).step_job(updates_actor=updates_actor)
 
 
-@pytest.mark.parametrize(("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})])
+@pytest.mark.parametrize(
+    ("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})]
+)
 def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_98_rows):
     config = compose_job(
         "+padding=lcm",
@@ -71,8 +73,14 @@ def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_
 
 
 def test_settings_of_a_padded_trainers_own_name_are_refused():
-    overrides = ["trainer.v1.trainer_mode=padded_separate_async", "+trainer.v1.padded_separate_async.rows=4"]
-    with pytest.raises(PaddingConfigError, match=r"padded_separate_async: verl does not read .*separate_async instead"):
+    overrides = [
+        "trainer.v1.trainer_mode=padded_separate_async",
+        "+trainer.v1.padded_separate_async.rows=4",
+    ]
+    with pytest.raises(
+        PaddingConfigError,
+        match=r"padded_separate_async: verl does not read .*separate_async instead",
+    ):
         job_of(*overrides)
 
 
@@ -140,7 +148,11 @@ def test_bypass_mode_runs_no_log_prob_pass_but_for_an_own_reference():
 
 
 SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_batch_size=16"]
-FIXED_REF = [KL, f"{REF_}.log_prob_use_dynamic_bsz=false", f"{REF_}.log_prob_micro_batch_size_per_gpu=2"]
+FIXED_REF = [
+    KL,
+    f"{REF_}.log_prob_use_dynamic_bsz=false",
+    f"{REF_}.log_prob_micro_batch_size_per_gpu=2",
+]
 
 
 @pytest.mark.parametrize(
@@ -150,20 +162,47 @@ FIXED_REF = [KL, f"{REF_}.log_prob_use_dynamic_bsz=false", f"{REF_}.log_prob_mic
             ["data.train_batch_size=100", f"{A}.ppo_mini_batch_size=30"],
             rf"{A}.ppo_mini_batch_size=30 of 'actor' does not divide data.train_batch_size=100: ",
         ),
-        ([f"{A}.strategy=megatron"], rf"{A}.strategy=megatron: the section's engine is a FSDPEngineConfig\. "),
+        (
+            [f"{A}.strategy=megatron"],
+            rf"{A}.strategy=megatron: the section's engine is a FSDPEngineConfig\. ",
+        ),
         ([MEGATRON, f"{A}.strategy=fsdp2"], rf"{A}.strategy=fsdp2: .* is a McoreEngineConfig\. "),
         (["trainer.use_v1=false"], r"trainer.use_v1=False: .*trainer.use_v1=True"),
-        (["+async_training={}"], r"trainer.use_v1=True: .* fully asynchronous one \(async_training\)"),
-        (["trainer.v1.trainer_mode=async"], r"trainer.v1.trainer_mode='async': .* Choices: sync, colocate_async,"),
-        ([GAE, "+critic.fsdp.use_dynamic_bsz=false"], r"\+critic.fsdp.micro_batch_size_per_gpu=None: .*_bsz=False"),
-        ([f"{A}.loss_agg_mode=seq-mean-token-sum-norm"], rf"{A}.loss_scale_factor=None: .*Set it to a constant"),
-        ([f"{A}.ppo_max_token_len_per_gpu=null"], rf"{A}.ppo_max_token_len_per_gpu=None: micro-batches are cut"),
+        (
+            ["+async_training={}"],
+            r"trainer.use_v1=True: .* fully asynchronous one \(async_training\)",
+        ),
+        (
+            ["trainer.v1.trainer_mode=async"],
+            r"trainer.v1.trainer_mode='async': .* Choices: sync, colocate_async,",
+        ),
+        (
+            [GAE, "+critic.fsdp.use_dynamic_bsz=false"],
+            r"\+critic.fsdp.micro_batch_size_per_gpu=None: .*_bsz=False",
+        ),
+        (
+            [f"{A}.loss_agg_mode=seq-mean-token-sum-norm"],
+            rf"{A}.loss_scale_factor=None: .*Set it to a constant",
+        ),
+        (
+            [f"{A}.ppo_max_token_len_per_gpu=null"],
+            rf"{A}.ppo_max_token_len_per_gpu=None: micro-batches are cut",
+        ),
         (SMALL_LCM, r"padding.strategy='lcm'.* = 2 rows, not a multiple of 8 data-parallel ranks"),
-        (["padding.sharing=on"], r"padding.sharing='on' with padding.packer='verl': only the plan keeps "),
+        (
+            ["padding.sharing=on"],
+            r"padding.sharing='on' with padding.packer='verl': only the plan keeps ",
+        ),
         ([*SHARING, MEGATRON], rf"padding.sharing='on': .* {A} has strategy=megatron"),
-        ([*SHARING, f"{MODEL}.use_remove_padding=false"], rf"padding.sharing=.* {A} has .*use_remove_padding=False"),
+        (
+            [*SHARING, f"{MODEL}.use_remove_padding=false"],
+            rf"padding.sharing=.* {A} has .*use_remove_padding=False",
+        ),
         ([*SHARING, *FIXED_REF], rf"padding.sharing='on': .* {REF_} has .*dynamic sizes=False"),
-        (["padding.pad_length=9", f"{A}.ppo_max_token_len_per_gpu=8"], r"padding.pad_length=9: a pad does not fit"),
+        (
+            ["padding.pad_length=9", f"{A}.ppo_max_token_len_per_gpu=8"],
+            r"padding.pad_length=9: a pad does not fit",
+        ),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_with_setting_value_and_fix(overrides, message):
@@ -184,8 +223,13 @@ def test_whole_parameters_on_each_rank_keep_reuse_and_sharing(synchronous):
     assert reuses_layout_of(job, job.inference[LOG_PROB]) == ACTOR
     keys = [f"p{prompt}_0_{turn}" for prompt in range(32) for turn in range(3)]
     tokens = [100, 200, 300] * 32
-    plan = plan_batch(Rows.from_keys(keys, tokens, forest_of_chains(tokens, [row // 3 for row in range(96)])), job)
-    assert {name: figures.sharing_factor for name, figures in plan.figures.items()} == {ACTOR: 2, LOG_PROB: 2}
+    plan = plan_batch(
+        Rows.from_keys(keys, tokens, forest_of_chains(tokens, [row // 3 for row in range(96)])), job
+    )
+    assert {name: figures.sharing_factor for name, figures in plan.figures.items()} == {
+        ACTOR: 2,
+        LOG_PROB: 2,
+    }
 
 
 def test_the_plans_micro_batches_are_refused_with_another_verl(monkeypatch):
@@ -206,15 +250,26 @@ def test_the_cost_of_a_row_is_that_of_its_roles_model(tmp_path):
     of_actor = TransformerCost.from_config(json.loads((actor / "config.json").read_text()))
     assert job.cost_model_of(job.updates[ACTOR]) == of_actor
     assert job.cost_model_of(job.inference[LOG_PROB]) == of_actor
-    of_critic = TransformerCost.from_config(json.loads((critic / "config.json").read_text()), lm_head=False)
+    of_critic = TransformerCost.from_config(
+        json.loads((critic / "config.json").read_text()), lm_head=False
+    )
     assert job.cost_model_of(job.updates[CRITIC]) == of_critic != of_actor
 
 
 def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     for path, message in (
-        (tmp_path / "nothing", rf"the config of actor_rollout_ref.model.path={tmp_path}/nothing cannot be read"),
-        (tmp_path, rf"hidden_size is missing.*\(actor_rollout_ref.model.path={tmp_path}\). .*cost_model=attention"),
+        (
+            tmp_path / "nothing",
+            rf"the config of actor_rollout_ref.model.path={tmp_path}/nothing cannot be read",
+        ),
+        (
+            tmp_path,
+            (
+                rf"hidden_size is missing.*\(actor_rollout_ref.model.path={tmp_path}\)."
+                r" .*cost_model=attention"
+            ),
+        ),
     ):
         with pytest.raises(PaddingConfigError, match=rf"^padding.cost_model='model': .*{message}"):
             job_of("padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
@@ -225,10 +280,16 @@ BYPASS = (f"{CORRECTION}.bypass_mode=true",)
 BYPASS_LOSS = (*BYPASS, f"{A}.policy_loss.loss_mode=bypass_mode")
 
 
-@pytest.mark.parametrize("given", ["loss_type=reinforce", "rollout_is=token", "rollout_rs=token_k1"])
+@pytest.mark.parametrize(
+    "given", ["loss_type=reinforce", "rollout_is=token", "rollout_rs=token_k1"]
+)
 def test_a_correction_that_no_loss_reads_is_refused(given):
-    message = rf"^{CORRECTION}.{given}: .*Set .*loss_mode=bypass_mode and \+{OF_LOSS}.{given}, or leave it out\.$"
-    beside = f"+{OF_LOSS}.{'rollout_rs_threshold=0.5_2' if given == 'rollout_is=token' else 'rollout_is=sequence'}"
+    message = (
+        rf"^{CORRECTION}.{given}: .*Set .*loss_mode=bypass_mode and \+{OF_LOSS}.{given}, or leave"
+        r" it out\.$"
+    )
+    of_tokens = given == "rollout_is=token"
+    beside = f"+{OF_LOSS}.{'rollout_rs_threshold=0.5_2' if of_tokens else 'rollout_is=sequence'}"
     for lost in (BYPASS, BYPASS_LOSS, (*BYPASS_LOSS, beside)):
         with pytest.raises(PaddingConfigError, match=message):
             job_of(*lost, f"{CORRECTION}.{given}")
@@ -239,23 +300,29 @@ def test_a_correction_that_no_loss_reads_is_refused(given):
 
 
 def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
-    # If this fails, verl's v1 trainer completes the loss's section, and the refusal of such corrections can go.
+    # If this fails, verl's v1 trainer completes the loss's section, and the refusal of such
+    # corrections can go.
     files = (Path(v1.__file__).parent.glob("*.py"), Path(verl.__file__).parent.glob("workers/*.py"))
     assert not [path for path in chain(*files) if "apply_bypass_mode" in path.read_text()]
 
 
 def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
-    for config, experts in ((transformers.Qwen3MoeConfig(num_experts=6), 6), (transformers.Qwen2Config(), None)):
+    for config, experts in (
+        (transformers.Qwen3MoeConfig(num_experts=6), 6),
+        (transformers.Qwen2Config(), None),
+    ):
         config.save_pretrained(tmp_path)
         assert check_job(padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
 
 
 def test_a_model_whose_rows_cannot_part_shares_whole_rows_said_once(tmp_path, caplog):
     for kind, branches in {"full_attention": True, "linear_attention": False}.items():
-        transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=[kind, "full_attention"]).save_pretrained(
-            tmp_path
+        transformers.Qwen3NextConfig(
+            num_hidden_layers=2, layer_types=[kind, "full_attention"]
+        ).save_pretrained(tmp_path)
+        reader = check_job(
+            padded(f"{MODEL}.path={tmp_path}", "padding.packer=plan", "padding.sharing=on")
         )
-        reader = check_job(padded(f"{MODEL}.path={tmp_path}", "padding.packer=plan", "padding.sharing=on"))
         assert reader.may_branch == branches
         assert caplog.text.count("linear_attention") == (not branches)
     actor = make_tiny_model("qwen2", tmp_path / "actor")
@@ -264,16 +331,30 @@ def test_a_model_whose_rows_cannot_part_shares_whole_rows_said_once(tmp_path, ca
 
 
 def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, monkeypatch):
-    actor, critic = make_tiny_model("qwen2", tmp_path / "actor"), make_tiny_model("qwen2", tmp_path / "critic")
+    actor, critic = (
+        make_tiny_model("qwen2", tmp_path / "actor"),
+        make_tiny_model("qwen2", tmp_path / "critic"),
+    )
     config = json.loads((critic / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     (critic / "config.json").write_text(json.dumps(config))
-    fetched = {"hdfs://models/critic": str(critic), "hdfs://models/nothing": str(tmp_path / "nothing")}
+    fetched = {
+        "hdfs://models/critic": str(critic),
+        "hdfs://models/nothing": str(tmp_path / "nothing"),
+    }
     monkeypatch.setattr("verl.utils.fs.copy_to_local", lambda path: fetched.get(path, path))
     overrides = [GAE, f"{MODEL}.path={actor}"]
     for path, settings, message in (
-        ("hdfs://models/critic", SHARING, r"critic.model.path=.* turns positions.*rope_type='dynamic'"),
-        ("hdfs://models/nothing", (), r"^the config of critic.model.path=hdfs://models/nothing cannot be read"),
+        (
+            "hdfs://models/critic",
+            SHARING,
+            r"critic.model.path=.* turns positions.*rope_type='dynamic'",
+        ),
+        (
+            "hdfs://models/nothing",
+            (),
+            r"^the config of critic.model.path=hdfs://models/nothing cannot be read",
+        ),
     ):
         job = padded(*overrides, f"critic.model.path={path}", *settings)
         padding = check_job(job).padding

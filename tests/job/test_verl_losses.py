@@ -1,4 +1,5 @@
-"""The table of verl's losses and estimators has a line for each that verl registers, and no other."""
+"""The table of verl's losses and estimators has a line for each that verl registers, and no
+other."""
 
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
@@ -7,8 +8,13 @@ from verl_padding.job.verl_losses import ESTIMATORS, POLICY_LOSSES, of_verl
 
 def test_each_loss_and_estimator_that_verl_registers_has_its_line():
     """What the lines say is computed by tests/job/test_left_out.py and tests/equivalence."""
-    for table, registry in ((POLICY_LOSSES, POLICY_LOSS_REGISTRY), (ESTIMATORS, ADV_ESTIMATOR_REGISTRY)):
-        registered = [str(name) for name, each in registry.items() if each.__module__.startswith("verl.")]
+    for table, registry in (
+        (POLICY_LOSSES, POLICY_LOSS_REGISTRY),
+        (ESTIMATORS, ADV_ESTIMATOR_REGISTRY),
+    ):
+        registered = [
+            str(name) for name, each in registry.items() if each.__module__.startswith("verl.")
+        ]
         assert sorted(table) == sorted(registered)
         assert of_verl(list(table), registry) == list(table)
         assert of_verl(list(table), dict.fromkeys(table, one_of_a_users_own)) == []

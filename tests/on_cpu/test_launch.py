@@ -12,8 +12,8 @@ import pytest
 
 from verl_padding.on_cpu.launch import LOG, job_environment, run_command
 
-# A job that does what Ray does: daemons in sessions of their own, orphaned at once. They write their process ids to a
-# file in the working directory.
+# A job that does what Ray does: daemons in sessions of their own, orphaned at once. They write
+# their process ids to a file in the working directory.
 JOB = """
 import os, signal, subprocess, sys, time
 def spawn(code):
@@ -32,7 +32,10 @@ while sum(1 for _ in open("pids")) < 2:
     time.sleep(0.01)
 print("spawned", os.environ["TMPDIR"], flush=True)
 """
-STUBBORN = 'spawn("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"); time.sleep(1)'
+STUBBORN = (
+    'spawn("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)");'
+    " time.sleep(1)"
+)
 """One more, that does not listen to SIGTERM."""
 
 
@@ -59,7 +62,8 @@ def left_of_job(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [(f"{STUBBORN}; sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
+    ("end", "code"),
+    [(f"{STUBBORN}; sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)],
 )
 def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path, end: str, code: int) -> None:
     lines: list[str] = []
@@ -71,7 +75,9 @@ def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path, end: str, cod
 
 def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="log"):
-        run_command([sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, timeout_s=10)
+        run_command(
+            [sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, timeout_s=10
+        )
 
     assert_all_gone(tmp_path)
 
@@ -81,7 +87,9 @@ def test_an_error_while_a_job_is_read_ends_it(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_command([sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, on_line=interrupt)
+        run_command(
+            [sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, on_line=interrupt
+        )
 
     assert_all_gone(tmp_path)
 
@@ -97,8 +105,12 @@ run_command([sys.executable, "-c", {JOB!r} + "time.sleep(600)"], folder=Path(sys
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path)], stderr=subprocess.DEVNULL)
+def test_the_job_ends_with_the_process_that_started_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path)], stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while not (tmp_path / LOG).exists() or "spawned" not in (tmp_path / LOG).read_text():
         assert time.monotonic() < deadline

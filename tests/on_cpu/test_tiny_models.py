@@ -7,15 +7,27 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 
-from verl_padding.on_cpu.tiny_models import OF_KIND, TinyModelKind, make_byte_tokenizer, make_tiny_model
+from verl_padding.on_cpu.tiny_models import (
+    OF_KIND,
+    TinyModelKind,
+    make_byte_tokenizer,
+    make_tiny_model,
+)
 
 TOKENIZER = make_byte_tokenizer()
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
-def test_a_model_is_made_and_loaded_without_a_network(kind: TinyModelKind, tmp_path, monkeypatch) -> None:
+def test_a_model_is_made_and_loaded_without_a_network(
+    kind: TinyModelKind, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(socket.socket, "connect", None)
     monkeypatch.setattr(socket, "getaddrinfo", None)
     place = make_tiny_model(kind, tmp_path)
@@ -33,7 +45,10 @@ def test_the_seed_decides_the_weights_and_the_caller_keeps_its_own(tmp_path: Pat
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    places = [make_tiny_model("qwen2", tmp_path / folder, seed=seed) for folder, seed in (("a", 0), ("b", 0), ("a", 1))]
+    places = [
+        make_tiny_model("qwen2", tmp_path / folder, seed=seed)
+        for folder, seed in (("a", 0), ("b", 0), ("a", 1))
+    ]
     assert torch.equal(torch.rand(3), expected)
     one, same, other = [(place / "model.safetensors").read_bytes() for place in places]
     assert one == same
@@ -53,7 +68,10 @@ def test_verl_finds_the_processor_of_a_model_that_sees(tmp_path: Path) -> None:
 
     processor = hf_processor(str(make_tiny_model("qwen3_vl", tmp_path)))
     image = Image.new("RGB", (64, 64))
-    message = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "what?"}]}
+    message = {
+        "role": "user",
+        "content": [{"type": "image", "image": image}, {"type": "text", "text": "what?"}],
+    }
     text = processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
     inputs = processor(text=[text], images=[image], return_tensors="pt")
     assert (inputs["input_ids"] == processor.image_token_id).sum() == 4

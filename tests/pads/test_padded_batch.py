@@ -33,9 +33,14 @@ def plain(batch):
     return batch.keys, batch.tags, batch.partition_id, batch.fields, batch.extra_info
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(lengths=LENGTHS, dp_size=st.integers(1, 3), multiple=st.integers(1, 2))
-def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(lengths, dp_size, multiple):
+def test_strip_is_the_inverse_of_upsample_and_leaves_the_queue_as_it_was(
+    lengths, dp_size, multiple
+):
     batch = put_rows(lengths)
     before, content = plain(batch), queue_content()
     plan = plan_for(batch, dp_size=dp_size, multiple=multiple)
@@ -62,7 +67,8 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     assert list(rows.extra_info[columns.OPTIMIZER_STEPS]) == [*enumerate(layout.cell_rows_M)] * 2
     assert batch.extra_info["mini_batch_size"] == 4
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-    # What verl's workers make of it: equal chunks a rank, and mini-batches as the batch_sampler says.
+    # What verl's workers make of it: equal chunks a rank, and mini-batches as the batch_sampler
+    # says.
     sampler = rows.extra_info["dataloader_kwargs"]["batch_sampler"]
     size = len(data) // layout.dp_size
     assert (
@@ -72,7 +78,9 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     )
     for mini_batch, places in enumerate(sampler):
         held_D = [[rank * size + place for place in places] for rank in range(layout.dp_size)]
-        real_D = [[place for place in held if not data[columns.IS_PADDING][place]] for held in held_D]
+        real_D = [
+            [place for place in held if not data[columns.IS_PADDING][place]] for held in held_D
+        ]
         want = {
             columns.MINI_BATCH: mini_batch,
             columns.REAL_ROWS: sum(map(len, real_D)),
@@ -85,16 +93,21 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     assert columns.LOSS_FACTOR not in data, "all rows weigh the same"
 
 
-@pytest.mark.parametrize("job", [{"budget": 40, "packer": "plan"}, {"strategy": "lcm", "packer": "plan", "mini": 8}])
+@pytest.mark.parametrize(
+    "job", [{"budget": 40, "packer": "plan"}, {"strategy": "lcm", "packer": "plan", "mini": 8}]
+)
 def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
-    # A row as long as the token budget, and three short ones beside it; or four rows in cells of four.
+    # A row as long as the token budget, and three short ones beside it; or four rows in cells of
+    # four.
     batch = put_rows([(20, 20), (4, 6), (5, 5), (3, 7)])
     padded = upsample(batch, plan_for(batch, **{"mini": 4} | job), TEMPLATE)
     layout, rows = padded.plan.layouts["actor"], padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     assert len(padded.pads) == layout.n_pads == data[columns.IS_PADDING].sum()
     assert set(data[columns.MINI_BATCH].tolist()) == {0}
-    micro_batches = [[k for k, of in enumerate(layout.micro_batches(0, rank)) for _ in of] for rank in (0, 1)]
+    micro_batches = [
+        [k for k, of in enumerate(layout.micro_batches(0, rank)) for _ in of] for rank in (0, 1)
+    ]
     assert data[columns.MICRO_BATCH].tolist() == [*micro_batches[0], *micro_batches[1]]
 
 
@@ -134,12 +147,21 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
         batch.reorder(order)
         rows = padded.update_call("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-        read.append([(key, *(float(data[name][i]) for name in COLUMNS_OF_A_ROW)) for i, key in enumerate(rows.keys)])
+        read.append(
+            [
+                (key, *(float(data[name][i]) for name in COLUMNS_OF_A_ROW))
+                for i, key in enumerate(rows.keys)
+            ]
+        )
         for key, factor, *_, number in read[-1]:
             assert factor == weight_of.get(key, 0.0)
-            assert number == -1 or padded.batch.keys[int(number)] == key, "timings are read by these keys"
+            assert number == -1 or padded.batch.keys[int(number)] == key, (
+                "timings are read by these keys"
+            )
     assert read[0] == read[1]
-    assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, "the mini-batches were meant to differ"
+    assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, (
+        "the mini-batches were meant to differ"
+    )
 
 
 def test_a_real_row_that_is_tagged_as_padding_is_refused():
@@ -159,7 +181,8 @@ BY_ROWS = LossWeighting(call="actor", mode="seq-mean-token-mean")
 
 
 def sent(batch, *loss_weightings) -> tuple[dict[str, float], list[float], object]:
-    """Factor of each real row, those of the pads, and all that an update sends; none if the loss is to read none."""
+    """Factor of each real row, those of the pads, and all that an update sends; none if the loss is
+    to read none."""
     padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=loss_weightings)
     padded.put_pads()
     rows = padded.update_call("actor", batch)
@@ -173,13 +196,27 @@ def sent(batch, *loss_weightings) -> tuple[dict[str, float], list[float], object
     return real, [factor for key, factor in factors.items() if key not in real], data
 
 
-@pytest.mark.parametrize("kind", [float, torch.tensor, np.float32], ids=["float", "tensor", "numpy"])
+@pytest.mark.parametrize(
+    "kind", [float, torch.tensor, np.float32], ids=["float", "tensor", "numpy"]
+)
 def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
-    batch = put_rows(WEIGHED_LENGTHS, loss_weight=[kind(weight) for weight in (2.0, 0.5, 0.0, 1.0, 1.5)])
+    batch = put_rows(
+        WEIGHED_LENGTHS, loss_weight=[kind(weight) for weight in (2.0, 0.5, 0.0, 1.0, 1.5)]
+    )
     real, pads, data = sent(batch, BY_ROWS)
-    assert list(real.values()) == [2.0, 0.5, 0.0, 1.0, 1.5]  # they add up to the rows: nothing is left to level
+    assert list(real.values()) == [
+        2.0,
+        0.5,
+        0.0,
+        1.0,
+        1.5,
+    ]  # they add up to the rows: nothing is left to level
     assert set(pads) == {0.0}
-    assert {float(weight) for weight, pad in zip(data["loss_weight"], data[IS_PADDING], strict=True) if pad} == {0.0}
+    assert {
+        float(weight)
+        for weight, pad in zip(data["loss_weight"], data[IS_PADDING], strict=True)
+        if pad
+    } == {0.0}
 
 
 def test_an_update_does_not_read_the_factors_of_an_earlier_one():
@@ -189,23 +226,32 @@ def test_an_update_does_not_read_the_factors_of_an_earlier_one():
     factors, _, data = sent(some, BY_ROWS)
     assert factors == {}
     names = {name for key in some.keys for name in read_rows([key], PARTITION)[0]}
-    assert LOSS_FACTOR in names - set(data.keys()), "rows have it and pads do not: only some ranks would read it"
+    assert LOSS_FACTOR in names - set(data.keys()), (
+        "rows have it and pads do not: only some ranks would read it"
+    )
 
 
 def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():
     batch = put_rows(WEIGHED_LENGTHS, extra_fields=[{"loss_weight": 2.0}] * 5)
     padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=[BY_ROWS])
     content = queue_content()
-    with pytest.raises(PaddingDataError, match=r"^field 'extra_fields': loss_weight=2.0 is in it, but a weight is a"):
+    with pytest.raises(
+        PaddingDataError,
+        match=r"^field 'extra_fields': loss_weight=2.0 is in it, but a weight is a",
+    ):
         padded.put_pads()
     assert queue_content() == content
 
 
-@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, "2", None, [1.0, 2.0], torch.ones(2)], ids=str)
+@pytest.mark.parametrize(
+    "weight", [-1.0, math.nan, math.inf, "2", None, [1.0, 2.0], torch.ones(2)], ids=str
+)
 def test_a_weight_that_is_none_is_refused_with_its_row(weight):
     batch = put_some_fields(WEIGHED_LENGTHS, [{"loss_weight": 1.0}] * 4 + [{"loss_weight": weight}])
     content = queue_content()
-    with pytest.raises(PaddingDataError, match=rf"^row '{batch.keys[4]}': loss_weight=.*: not a finite number"):
+    with pytest.raises(
+        PaddingDataError, match=rf"^row '{batch.keys[4]}': loss_weight=.*: not a finite number"
+    ):
         PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=[BY_ROWS])
     assert queue_content() == content
 
@@ -214,8 +260,12 @@ def test_weights_are_refused_where_the_loss_cannot_weigh_rows():
     weighting = LossWeighting(call="actor", mode="token-mean", refusal="the reason")
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
         sent(put_rows(WEIGHED_LENGTHS, loss_weight=[2.0] * 5), weighting)
-    assert set(sent(put_rows(WEIGHED_LENGTHS, loss_weight=[1.0] * 5), weighting)[0].values()) == {1.0}
+    assert set(sent(put_rows(WEIGHED_LENGTHS, loss_weight=[1.0] * 5), weighting)[0].values()) == {
+        1.0
+    }
     batch = put_rows(WEIGHED_LENGTHS, loss_weight=[2.0] * 5)
     warming_up = replace(plan_for(batch, mini=3), layouts={})
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
-        PaddedBatch(batch, warming_up, TEMPLATE, loss_weightings=[weighting])  # though it does not train that loss yet
+        PaddedBatch(
+            batch, warming_up, TEMPLATE, loss_weightings=[weighting]
+        )  # though it does not train that loss yet

@@ -1,4 +1,5 @@
-"""Uids that tell the order of the data set, and batches whose plan does not depend on which session ended first."""
+"""Uids that tell the order of the data set, and batches whose plan does not depend on which session
+ended first."""
 
 from collections import Counter
 
@@ -16,7 +17,8 @@ PLACES = st.tuples(st.integers(0, 10**7 - 1), st.integers(0, 10**7 - 1))
 
 @st.composite
 def prompts(draw) -> list[tuple[tuple[int, int], list[int]]]:
-    """Place of each prompt in the data set, and the number of rows of each of its sessions; some rows in all."""
+    """Place of each prompt in the data set, and the number of rows of each of its sessions; some
+    rows in all."""
     places = draw(st.lists(PLACES, min_size=1, max_size=10, unique=True))
     sessions = st.lists(st.sampled_from([0, 1, 2, 3, 4, 11]), min_size=1, max_size=3)
     rows = [draw(sessions) for _ in places]
@@ -43,10 +45,15 @@ def test_uids_tell_their_place_sort_by_it_and_no_two_are_alike(places):
     assert [place_of(uid) for uid in sorted(uids)] == sorted(places)
 
 
-VERSION_1, VERSION_4 = "1e8b6a3e-e922-11f1-b061-02fc00000001", "de027927-1339-40fb-94d5-61baf6654909"
+VERSION_1, VERSION_4 = (
+    "1e8b6a3e-e922-11f1-b061-02fc00000001",
+    "de027927-1339-40fb-94d5-61baf6654909",
+)
 
 
-@pytest.mark.parametrize("uid", ["", "p0", VERSION_1, VERSION_4, "step0000001-0000002-0123456789abcdef0"])
+@pytest.mark.parametrize(
+    "uid", ["", "p0", VERSION_1, VERSION_4, "step0000001-0000002-0123456789abcdef0"]
+)
 def test_uids_of_others_have_no_place(uid):
     assert place_of(uid) is None
 
@@ -55,7 +62,9 @@ def test_uids_of_others_have_no_place(uid):
 @given(prompts=prompts(), data=st.data())
 def test_rows_are_put_in_the_order_of_the_data_set(prompts, data):
     known = data.draw(st.lists(st.booleans(), min_size=len(prompts), max_size=len(prompts)))
-    uids = [ordered_uid(*p) if known[number] else f"p{number}" for number, (p, _) in enumerate(prompts)]
+    uids = [
+        ordered_uid(*p) if known[number] else f"p{number}" for number, (p, _) in enumerate(prompts)
+    ]
     keys = data.draw(st.permutations(keys_of(uids, prompts)))
     arrived = list(dict.fromkeys(key.split("_")[0] for key in keys))
 
@@ -98,11 +107,15 @@ def test_the_plan_of_a_shuffled_batch_is_the_plan_of_the_batch(prompts, job, dat
 
 
 def keys_of_plan(keys: list[str], tokens: dict[str, int], job: Job) -> dict[str, list]:
-    """Keys of each micro-batch, or of each cell where the workers cut it, of each layout: in the order of the call."""
+    """Keys of each micro-batch, or of each cell where the workers cut it, of each layout: in the
+    order of the call."""
     keys = [keys[row] for row in data_order(keys)]
     plan = plan_batch(Rows.from_keys(keys, [tokens[key] for key in keys]), job)
     names = [*keys, *(f"pad {number}" for number in range(plan.n_pads))]
     return {
-        name: [[[names[row] for row in cell] for ranks in layout.cells for cell in ranks], layout.micro_batch_rows]
+        name: [
+            [[names[row] for row in cell] for ranks in layout.cells for cell in ranks],
+            layout.micro_batch_rows,
+        ]
         for name, layout in plan.layouts.items()
     }

@@ -1,4 +1,5 @@
-"""Rows in the real TransferQueue: set aside and put back as they were; what earlier runs left is cleared."""
+"""Rows in the real TransferQueue: set aside and put back as they were; what earlier runs left is
+cleared."""
 
 import logging
 from uuid import uuid4
@@ -10,11 +11,24 @@ import transfer_queue as tq
 
 from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
-from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows, put_some_fields, queue_content
+from tests.support.rows_in_queue import (
+    PARTITION,
+    empty_queue,
+    put_rows,
+    put_some_fields,
+    queue_content,
+)
 from tests.support.storages import STORAGES, connected_to
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import queue
-from verl_padding.pads.queue import clear_leftovers, list_rows, put_columns, read_rows, set_aside, tags_of
+from verl_padding.pads.queue import (
+    clear_leftovers,
+    list_rows,
+    put_columns,
+    read_rows,
+    set_aside,
+    tags_of,
+)
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 
@@ -46,14 +60,24 @@ def test_rows_of_several_local_updates_come_back_even_after_an_error():
 def test_what_an_earlier_run_left_is_cleared_with_a_warning(caplog):
     waiting, trained, pad = uuid4().hex, uuid4().hex, f"pad{uuid4().hex}"
     put_rows([(5, 3), (7, 2)], keys=[f"{waiting}_0_0", f"{waiting}_1_0"])
-    tq.kv_put(key=waiting, partition_id=PARTITION, tag={"is_prompt": True, "status": "finished", "global_steps": 1})
+    tq.kv_put(
+        key=waiting,
+        partition_id=PARTITION,
+        tag={"is_prompt": True, "status": "finished", "global_steps": 1},
+    )
     put_rows([(5, 3)] * 3, keys=[f"{trained}_0_0", f"{trained}_0_1", f"{trained}_1_0"])
     pads = put_rows([(1, 1)] * 4, keys=[f"{pad}_{i}_0" for i in range(4)])
-    tq.kv_batch_put(keys=pads.keys, partition_id=PARTITION, tags=[{**tag, "is_padding": True} for tag in pads.tags])
+    tq.kv_batch_put(
+        keys=pads.keys,
+        partition_id=PARTITION,
+        tags=[{**tag, "is_padding": True} for tag in pads.tags],
+    )
     with caplog.at_level(logging.WARNING):
         clear_leftovers(PARTITION)
     assert set(tags_of(PARTITION)) == {waiting, f"{waiting}_0_0", f"{waiting}_1_0"}
-    [warning] = [record.getMessage() for record in caplog.records if record.name == queue.logger.name]
+    [warning] = [
+        record.getMessage() for record in caplog.records if record.name == queue.logger.name
+    ]
     assert "cleared 7 keys that an earlier trainer left" in warning
     caplog.clear()
     clear_leftovers(PARTITION)
@@ -73,7 +97,9 @@ def test_columns_leave_the_tags_of_rows_alone():
 def test_columns_of_a_row_that_was_cleared_are_refused_and_make_no_row():
     batch = put_rows([(5, 3), (7, 2)])
     tq.kv_clear(keys=batch.keys[1:], partition_id=PARTITION)
-    with pytest.raises(PaddingDataError, match=rf"^row '{batch.keys[1]}': not in TransferQueue \(1 of 2 rows"):
+    with pytest.raises(
+        PaddingDataError, match=rf"^row '{batch.keys[1]}': not in TransferQueue \(1 of 2 rows"
+    ):
         put_columns(batch, {"number": torch.arange(2)})
     assert list(queue_content()) == batch.keys[:1]
 
@@ -85,7 +111,10 @@ EXTRAS = {
     "text": lambda _length, _response: {},
     "vision": lambda length, _response: {
         "position_ids": torch.arange(4 * length).reshape(4, length),
-        "multi_modal_inputs": {"pixel_values": torch.rand(length, 6), "image_grid_thw": torch.tensor([[1, 2, 3]])},
+        "multi_modal_inputs": {
+            "pixel_values": torch.rand(length, 6),
+            "image_grid_thw": torch.tensor([[1, 2, 3]]),
+        },
     },
     "mixture of experts": lambda length, _response: {
         "routed_experts": torch.randint(0, 8, (length, 2, 3), dtype=torch.uint8)
@@ -131,7 +160,8 @@ def storage(one_storage):
 
 
 def alone_and_together(keys):
-    """Rows by themselves, and all in one read, where shapes and storages decide what a column is."""
+    """Rows by themselves, and all in one read, where shapes and storages decide what a column
+    is."""
     alone = [read_rows([key], PARTITION)[0] for key in keys]
     together = read_rows(keys, PARTITION)
     return alone, together
@@ -159,7 +189,9 @@ def test_pads_lie_beside_the_rows_with_all_their_fields(kind, storage):
 
 
 def test_rows_with_fields_of_their_own_are_listed(storage):
-    batch = put_some_fields(LENGTHS_IN_STORAGES[:3], [{"note": "a"}, {}, {"note": "b", "score": 1.5}])
+    batch = put_some_fields(
+        LENGTHS_IN_STORAGES[:3], [{"note": "a"}, {}, {"note": "b", "score": 1.5}]
+    )
     listing = list_rows(batch.keys, PARTITION)
     own = [sorted(names & {"note", "score"}) for names in listing.keys_by_fields]
     assert sorted(own) == [[], ["note"], ["note", "score"]]

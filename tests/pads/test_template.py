@@ -22,7 +22,8 @@ LENGTHS = [(5, 3), (9, 2), (4, 6)]
 def rows_with(**fields):
     """Rows of different lengths, each with extra fields: name -> function of (prompt, response)."""
     return [
-        row_fields(prompt, response, "u") | {name: make(prompt, response) for name, make in fields.items()}
+        row_fields(prompt, response, "u")
+        | {name: make(prompt, response) for name, make in fields.items()}
         for prompt, response in LENGTHS
     ]
 
@@ -59,12 +60,17 @@ def test_a_field_that_fits_two_roles_or_none_is_refused():
     refused(alike, r"^field 'custom': its role is unclear.* \[\(4,\)\].* fit prompt and response")
     odd = rows_with(custom=lambda p, r: torch.ones(p * r))
     refused(odd, r"^field 'custom': .* \[\(15,\), .* fit no role\. .*\+padding\.fields\.custom=")
-    refused([row_fields(4, r, "u") | {"custom": torch.ones(4)} for r in (2, 3)], r"fit prompt and row\.")
+    refused(
+        [row_fields(4, r, "u") | {"custom": torch.ones(4)} for r in (2, 3)], r"fit prompt and row\."
+    )
 
 
 def test_a_declared_role_goes_before_what_shapes_say():
     shared_prompt = [row_fields(4, r, "u") | {"custom": torch.full((4,), 9)} for r in (2, 3)]
-    assert pad_of(shared_prompt, declared={"custom": FieldRole(Role.ROW)})["custom"].tolist() == [0] * 4
+    assert (
+        pad_of(shared_prompt, declared={"custom": FieldRole(Role.ROW)})["custom"].tolist()
+        == [0] * 4
+    )
     prompt = FieldRole(Role.PROMPT, Fill.EOS)
     assert pad_of(shared_prompt, declared={"custom": prompt})["custom"].tolist() == [EOS] * 3
     with pytest.raises(PaddingDataError, match=r"are not those of its declared role, response\."):
@@ -75,7 +81,9 @@ def test_lists_stay_lists_and_hold_a_value_a_token_if_they_are_said_to():
     rows = rows_with(custom=lambda p, r: [1.5] * r, tools=lambda p, r: [{"name": "search"}])
     assert pad_of(rows)["custom"] == pad_of(rows)["tools"] == []
     assert pad_of(rows, declared={"custom": FieldRole(Role.RESPONSE)})["custom"] == [0.0]
-    with pytest.raises(PaddingDataError, match=r"^field 'tools': a list cannot hold one value per token"):
+    with pytest.raises(
+        PaddingDataError, match=r"^field 'tools': a list cannot hold one value per token"
+    ):
         pad_of(rows_with(tools=lambda p, r: [{}] * r), declared={"tools": FieldRole(Role.RESPONSE)})
 
 
@@ -97,18 +105,25 @@ def test_routes_are_distinct_in_range_and_even_over_the_experts(as_array):
         load = np.bincount(routes[:, :, layer].ravel(), minlength=128)
         assert len(load) == 128
         assert load.max() - load.min() <= 1
-        # The 16 slots of two tokens: no expert-parallel rank of 16 experts gets more than its share by more than one.
+        # The 16 slots of two tokens: no expert-parallel rank of 16 experts gets more than its share
+        # by more than one.
         few = np.bincount(routes[0, :2, layer].ravel() // 16, minlength=8)
         assert few.max() <= 3
 
 
 def test_routes_of_a_model_of_unknown_size_stay_among_known_experts():
     rows = rows_with(routed_experts=lambda p, r: torch.tensor([3, 11, 6, 9]).expand(p + r, 2, 4))
-    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"])["routed_experts"]
+    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"])[
+        "routed_experts"
+    ]
     assert int(routes.max()) <= 11
     for n_experts in (0, 3):
-        too_few = PadTemplate(eos_token_id=EOS, length=4, n_experts=lambda experts=n_experts: experts)
-        with pytest.raises(PaddingDataError, match=rf"^field 'routed_experts': 4 experts .* has {n_experts}"):
+        too_few = PadTemplate(
+            eos_token_id=EOS, length=4, n_experts=lambda experts=n_experts: experts
+        )
+        with pytest.raises(
+            PaddingDataError, match=rf"^field 'routed_experts': 4 experts .* has {n_experts}"
+        ):
             too_few.fields(rows, ["routed_experts"])
 
 
@@ -172,13 +187,19 @@ def test_a_field_that_is_empty_in_some_rows_is_shaped_from_the_others():
 
 
 def test_roles_between_which_a_pad_makes_no_difference_need_no_choice():
-    one_token = [row_fields(p, 1, "u") | {"custom": torch.ones(1, dtype=torch.uint8)} for p in (4, 5)]
+    one_token = [
+        row_fields(p, 1, "u") | {"custom": torch.ones(1, dtype=torch.uint8)} for p in (4, 5)
+    ]
     made = pad_of(one_token)["custom"]  # one value a response token, or one a row
     assert (made.tolist(), made.dtype) == ([0], torch.uint8)
     alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4, 2)}]
-    assert pad_of(alike, pad_length=2)["custom"].tolist() == [[0.0, 0.0]]  # a prompt of one token, a response of one
+    assert pad_of(alike, pad_length=2)["custom"].tolist() == [
+        [0.0, 0.0]
+    ]  # a prompt of one token, a response of one
     schema = Schema()
     PadTemplate(eos_token_id=EOS, length=2, schema=schema).fields(alike, ["custom"])
     later = rows_with(custom=lambda p, r: torch.ones(p, 2))
-    made = values_of(PadTemplate(eos_token_id=EOS, length=4, schema=schema).fields(later, ["custom"]))["custom"]
+    made = values_of(
+        PadTemplate(eos_token_id=EOS, length=4, schema=schema).fields(later, ["custom"])
+    )["custom"]
     assert made.shape == (3, 2), "what made no difference then decides nothing now"

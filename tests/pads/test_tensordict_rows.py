@@ -38,13 +38,21 @@ ALL_SHAPES = set(FIELDS) - {"four axes", SAID_OTHERWISE}
 @example(lengths=FIVE, tried=ALL_SHAPES, multiple=8, jagged=False, length=2)
 @example(lengths=[(4, 2)] * 3, tried=ALL_SHAPES, multiple=4, jagged=False, length=6)
 @example(lengths=[(4, 2)] * 3, tried={"four axes"}, multiple=4, jagged=True, length=2)
-@example(lengths=[(2, 1), (2, 2), (4, 1), (6, 1), (1, 1)], tried={"often none"}, multiple=3, jagged=False, length=2)
+@example(
+    lengths=[(2, 1), (2, 2), (4, 1), (6, 1), (1, 1)],
+    tried={"often none"},
+    multiple=3,
+    jagged=False,
+    length=2,
+)
 def test_strip_gives_back_what_upsample_got(lengths, tried, multiple, jagged, length):
     if not any(prompt % 2 for prompt, _ in lengths):
         tried = tried - {"often none"}  # a declared role wants a value
     rows = rows_of(lengths, tried)
     batch, before = in_tensordict(rows, jagged=jagged), in_tensordict(rows, jagged=jagged)
-    padded = upsample(batch, multiple, eos_token_id=7, length=length, roles=ROLES, n_experts=N_EXPERTS)
+    padded = upsample(
+        batch, multiple, eos_token_id=7, length=length, roles=ROLES, n_experts=N_EXPERTS
+    )
     assert_same_rows(batch, before)
     assert len(padded) % multiple == 0 <= len(padded) - len(batch) < multiple
     for name, column in padded.items():
@@ -62,8 +70,12 @@ def test_strip_gives_back_what_upsample_got(lengths, tried, multiple, jagged, le
 @pytest.mark.parametrize("lengths", [FIVE, [(5, 2)] * 5, [(1, 1)] * 5])
 def test_pads_are_those_of_the_template(lengths, jagged):
     rows = rows_of(lengths, ALL_SHAPES)
-    padded = upsample(in_tensordict(rows, jagged=jagged), 8, eos_token_id=7, roles=ROLES, n_experts=N_EXPERTS)
-    template = PadTemplate(eos_token_id=7, length=2, schema=Schema(ROLES), n_experts=lambda: N_EXPERTS)
+    padded = upsample(
+        in_tensordict(rows, jagged=jagged), 8, eos_token_id=7, roles=ROLES, n_experts=N_EXPERTS
+    )
+    template = PadTemplate(
+        eos_token_id=7, length=2, schema=Schema(ROLES), n_experts=lambda: N_EXPERTS
+    )
     wanted = template.fields(rows, n_pads=3)
     for name in rows[0].keys() - {"uid", "is_padding"}:
         for got, want in zip(values(padded.get(name))[5:], values(wanted[name]), strict=True):
@@ -105,7 +117,12 @@ def test_a_batch_that_divides_gets_no_pad_and_no_column():
     assert_same_rows(same, batch)
 
 
-QWEN = {"model_type": "qwen2_vl", "vision_start_token_id": 90, "image_token_id": 91, "vision_end_token_id": 92}
+QWEN = {
+    "model_type": "qwen2_vl",
+    "vision_start_token_id": 90,
+    "image_token_id": 91,
+    "vision_end_token_id": 92,
+}
 QWEN |= {"vision_config": {"spatial_merge_size": 2}}
 
 
@@ -120,10 +137,18 @@ REFUSED = {
     "no prompts": (lambda: without("prompts"), {}, "^row 0: has no field 'prompts'"),
     "no responses": (lambda: without("responses"), {}, "^row 0: has no field 'responses'"),
     "experts": (lambda: in_tensordict(rows_of(FIVE, ["routes"])), {}, "^n_experts=None: "),
-    "empty prompt": (lambda: in_tensordict(rows_of([(3, 1), (0, 2)])), {}, "^row 1: its prompt has no"),
+    "empty prompt": (
+        lambda: in_tensordict(rows_of([(3, 1), (0, 2)])),
+        {},
+        "^row 1: its prompt has no",
+    ),
     "no row": (lambda: TensorDict({}, batch_size=0), {}, "^a batch without a row"),
     "pads": (lambda: upsample(without(), 8), {}, "^row 5: tagged is_padding"),
-    "no role": (lambda: in_tensordict(rows_of(FIVE, ["odd length"])), {}, r"^field 'odd'.* roles=\{'odd': FieldRole"),
+    "no role": (
+        lambda: in_tensordict(rows_of(FIVE, ["odd length"])),
+        {},
+        r"^field 'odd'.* roles=\{'odd': FieldRole",
+    ),
     "Python's truth": (lambda: marked(NonTensorStack(*[False] * 5)), {}, "^field 'is_padding': "),
 }
 

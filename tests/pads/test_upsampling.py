@@ -32,7 +32,12 @@ from verl_padding.pads.queue import read_fields, read_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
-QWEN = {"model_type": "qwen2_vl", "vision_start_token_id": 90, "image_token_id": 91, "vision_end_token_id": 92}
+QWEN = {
+    "model_type": "qwen2_vl",
+    "vision_start_token_id": 90,
+    "image_token_id": 91,
+    "vision_end_token_id": 92,
+}
 QWEN |= {"vision_config": {"spatial_merge_size": 2}}
 NOT_IN_A_QUEUE = {"no pad, said otherwise", "two axes", "odd length"}
 IN_A_QUEUE = sorted(set(FIELDS) - NOT_IN_A_QUEUE)
@@ -40,7 +45,9 @@ IN_A_QUEUE = sorted(set(FIELDS) - NOT_IN_A_QUEUE)
 
 @pytest.mark.parametrize("verb", [upsample, strip, real_rows])
 def test_the_example_of_each_verb_runs_as_it_is_printed(verb):
-    found = doctest.DocTestFinder(recurse=False).find(verb, globs=vars(upsampling) | {"batch": put_rows([(5, 3)] * 5)})
+    found = doctest.DocTestFinder(recurse=False).find(
+        verb, globs=vars(upsampling) | {"batch": put_rows([(5, 3)] * 5)}
+    )
     results = [doctest.DocTestRunner().run(example) for example in found]
     assert [(result.failed, result.attempted > 0) for result in results] == [(0, True)]
 
@@ -70,8 +77,14 @@ def worker_data_of(batch):
     return read_fields(batch.keys, batch.partition_id, batch.fields)
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(tried=SHAPES.map(lambda shapes: shapes - NOT_IN_A_QUEUE), selected=st.sampled_from([None, "most", "marked"]))
+@settings(
+    max_examples=10,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    tried=SHAPES.map(lambda shapes: shapes - NOT_IN_A_QUEUE),
+    selected=st.sampled_from([None, "most", "marked"]),
+)
 @example(tried=set(IN_A_QUEUE) - {"four axes"}, selected=None)
 @example(tried=set(IN_A_QUEUE) - {"three axes", "no pad"}, selected="most")
 def test_strip_leaves_rows_in_the_queue_as_they_were(tried, selected):
@@ -106,7 +119,9 @@ def test_a_tensordict_gets_the_pads_that_the_queue_gets(five_rows):
     held = worker_data_of(batch)
     said = {"eos_token_id": 7, "length": 4, "roles": ROLES, "n_experts": N_EXPERTS}
     in_queue = worker_data_of(upsample(batch, 8, **said))
-    assert_same_rows(upsample(held, 8, **said).exclude("uid", "verl_padding_layouts"), in_queue.exclude("uid"))
+    assert_same_rows(
+        upsample(held, 8, **said).exclude("uid", "verl_padding_layouts"), in_queue.exclude("uid")
+    )
 
 
 def test_pads_are_cleared_again_where_rows_cannot_be_marked(monkeypatch):
@@ -140,14 +155,18 @@ def test_rows_without_prompts_or_responses_are_refused(name, lacking):
         tq.kv_batch_put(keys=[key], partition_id=PARTITION, fields=fields, tags=[tag])
     batch = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION)
     before = queue_content()
-    with pytest.raises(PaddingDataError, match=f"^row '{batch.keys[lacking][0]}': has no field '{name}'"):
+    with pytest.raises(
+        PaddingDataError, match=f"^row '{batch.keys[lacking][0]}': has no field '{name}'"
+    ):
         upsample(batch, 8)
     assert queue_content() == before
 
 
 IS_PAD = [False, True, False, True, True, False]
 REAL = [row for row, is_pad in enumerate(IS_PAD) if not is_pad]
-TAGS = [{"seq_len": row} | ({"is_padding": True} if is_pad else {}) for row, is_pad in enumerate(IS_PAD)]
+TAGS = [
+    {"seq_len": row} | ({"is_padding": True} if is_pad else {}) for row, is_pad in enumerate(IS_PAD)
+]
 
 
 def worker_data(is_padding):
@@ -162,7 +181,9 @@ def worker_data(is_padding):
 
 
 def test_a_batch_of_keys_keeps_its_real_ones_with_their_tags():
-    batch = KVBatchMeta(keys=[f"p_{row}_0" for row in range(6)], tags=TAGS, partition_id="train", fields=["ids"])
+    batch = KVBatchMeta(
+        keys=[f"p_{row}_0" for row in range(6)], tags=TAGS, partition_id="train", fields=["ids"]
+    )
     kept = real_rows(batch)
     assert kept.keys == [f"p_{row}_0" for row in REAL]
     assert [tag["seq_len"] for tag in kept.tags] == REAL
@@ -184,7 +205,9 @@ def test_worker_data_keeps_rows_of_every_kind_of_field(is_padding):
 
 def test_a_data_proto_is_filtered_wherever_its_column_is():
     batch = TensorDict({"row": torch.arange(6), "is_padding": torch.tensor(IS_PAD)}, batch_size=6)
-    kept = real_rows(DataProto(batch=batch, non_tensor_batch={"uid": np.array(list("abcdef"), dtype=object)}))
+    kept = real_rows(
+        DataProto(batch=batch, non_tensor_batch={"uid": np.array(list("abcdef"), dtype=object)})
+    )
     assert kept.batch["row"].tolist() == REAL
     assert kept.non_tensor_batch["uid"].tolist() == ["a", "c", "f"]
     arrays = {"uid": np.array(list("ab"), dtype=object), "is_padding": np.array([True, False])}

@@ -1,4 +1,5 @@
-"""Balance over the ranks and even groups of prompts, against trying everything; and the examples in docstrings."""
+"""Balance over the ranks and even groups of prompts, against trying everything; and the examples in
+docstrings."""
 
 import doctest
 import importlib
@@ -21,17 +22,27 @@ def costliest_bin(costs, bins):
 
 
 def cheapest_possible(costs, n_bins, most):
-    """The least that the costliest bin can cost, found by trying every way to share the items out."""
+    """The least that the costliest bin can cost, found by trying every way to share the items
+    out."""
     return min(
-        max(sum(cost for cost, bin_ in zip(costs, way, strict=True) if bin_ == number) for number in range(n_bins))
+        max(
+            sum(cost for cost, bin_ in zip(costs, way, strict=True) if bin_ == number)
+            for number in range(n_bins)
+        )
         for way in product(range(n_bins), repeat=len(costs))
         if max(Counter(way).values()) <= most
     )
 
 
 @settings(max_examples=200)
-@given(costs=st.lists(st.integers(0, 1000), min_size=1, max_size=60), n_bins=st.integers(1, 8), spare=st.integers(0, 3))
-def test_every_item_is_in_one_bin_none_overflows_and_none_is_empty_without_need(costs, n_bins, spare):
+@given(
+    costs=st.lists(st.integers(0, 1000), min_size=1, max_size=60),
+    n_bins=st.integers(1, 8),
+    spare=st.integers(0, 3),
+)
+def test_every_item_is_in_one_bin_none_overflows_and_none_is_empty_without_need(
+    costs, n_bins, spare
+):
     most = -(-len(costs) // n_bins) + spare
     bins = balance(np.array(costs, dtype=np.int64), n_bins, most)
     assert sorted(item for items in bins for item in items) == list(range(len(costs)))
@@ -49,7 +60,10 @@ def test_the_costliest_bin_is_nearly_as_cheap_as_can_be(spare):
         most = -(-n_items // n_bins) + spare
         cost_I = attention_cost(np.clip(rng.lognormal(7, 1, n_items), 16, 30000).astype(np.int64))
         costs = cost_I.tolist()
-        over.append(costliest_bin(costs, balance(cost_I, n_bins, most)) / cheapest_possible(costs, n_bins, most))
+        over.append(
+            costliest_bin(costs, balance(cost_I, n_bins, most))
+            / cheapest_possible(costs, n_bins, most)
+        )
     assert min(over) >= 1, "the oracle is not the optimum"
     assert max(over) < 1.1
     assert np.mean(over) < 1.01
@@ -61,7 +75,10 @@ def test_groups_of_prompts_keep_both_bounds(rows_P, n_groups):
     n_groups = min(n_groups, len(rows_P))
     groups = even_groups(rows_P, n_groups)
     assert sorted(prompt for group in groups for prompt in group) == list(range(len(rows_P)))
-    sizes, rows_G = [len(group) for group in groups], [sum(rows_P[prompt] for prompt in group) for group in groups]
+    sizes, rows_G = (
+        [len(group) for group in groups],
+        [sum(rows_P[prompt] for prompt in group) for group in groups],
+    )
     assert max(sizes) - min(sizes) <= 1
     assert max(rows_G) - min(rows_G) <= max(rows_P)
 
@@ -71,11 +88,14 @@ def test_prompts_of_one_size_stay_in_order():
 
 
 def test_prompts_leave_their_order_only_to_even_out_the_rows():
-    # In order: 1 + 1 against 9 + 9 rows. No prompt may change sides alone, so a small one is swapped for a large one.
+    # In order: 1 + 1 against 9 + 9 rows. No prompt may change sides alone, so a small one is
+    # swapped for a large one.
     assert even_groups([1, 1, 9, 9], 2) == [[1, 2], [0, 3]]
 
 
-@pytest.mark.parametrize("module", ["planner", "rows", "mini_batches", "row_keys", "counted", "strategies.lcm"])
+@pytest.mark.parametrize(
+    "module", ["planner", "rows", "mini_batches", "row_keys", "plural", "strategies.lcm"]
+)
 def test_examples_in_docstrings_run(module):
     result = doctest.testmod(importlib.import_module(f"verl_padding.plan.{module}"))
     assert result.attempted > 0

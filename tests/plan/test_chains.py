@@ -1,4 +1,5 @@
-"""Plans for engines that compute a chain of rows as its tip: forests of chains, and every cut of small ones."""
+"""Plans for engines that compute a chain of rows as its tip: forests of chains, and every cut of
+small ones."""
 
 import random
 from dataclasses import dataclass, replace
@@ -41,7 +42,9 @@ def forests(draw, most_prompts: int = 8) -> ChainedRows:
     random_.shuffle(rows)
     place = {key: number for number, (key, _, _) in enumerate(rows)}
     tokens = [tokens for _, tokens, _ in rows]
-    return chained(list(place), tokens, [None if earlier is None else place[earlier] for _, _, earlier in rows])
+    return chained(
+        list(place), tokens, [None if earlier is None else place[earlier] for _, _, earlier in rows]
+    )
 
 
 def chained(keys: list[str], tokens: list[int], extends_R: list[int | None]) -> ChainedRows:
@@ -56,7 +59,9 @@ def chained(keys: list[str], tokens: list[int], extends_R: list[int | None]) -> 
     return replace(rows, extends_R=tuple(extends_R), chain_R=tuple(chain_R))
 
 
-def job_of(strategy="prompt", dp_size=2, sharing="on", budget=BUDGET, mini=4, sync_point="micro_batch") -> Job:
+def job_of(
+    strategy="prompt", dp_size=2, sharing="on", budget=BUDGET, mini=4, sync_point="micro_batch"
+) -> Job:
     call = {"dp_size": dp_size, "token_budget": budget, "sync_point": sync_point}
     return Job(
         strategy=strategy,
@@ -79,7 +84,11 @@ def extends(rows: ChainedRows, longer: int, shorter: int) -> bool:
 
 def tips(rows: Rows, numbers) -> list[int]:
     """Rows that no other of these extends."""
-    return [row for row in numbers if not any(other != row and extends(rows, other, row) for other in numbers)]
+    return [
+        row
+        for row in numbers
+        if not any(other != row and extends(rows, other, row) for other in numbers)
+    ]
 
 
 @settings(max_examples=150)
@@ -102,19 +111,27 @@ def test_the_budget_and_the_bound_are_those_of_the_tips(rows, strategy, dp_size,
             tokens_I = np.array([rows.tokens_R[row] for row in least])
             bound += micro_batch_bound(tokens_I, attention_cost(tokens_I), dp_size, BUDGET)
         assert bound <= time_of(rows, layout)
-        assert plan.figures[name].micro_over_lower_bound == pytest.approx(time_of(rows, layout) / bound)
+        assert plan.figures[name].micro_over_lower_bound == pytest.approx(
+            time_of(rows, layout) / bound
+        )
 
 
 def time_of(rows: Rows, layout: Layout) -> int:
-    """Cost of the slowest rank of each micro-batch, counted from the tips, each within the budget."""
+    """Cost of the slowest rank of each micro-batch, counted from the tips, each within the
+    budget."""
     time = 0
     for m in range(layout.n_mini_batches):
-        held_KD = zip(*(layout.micro_batches(m, rank) for rank in range(layout.dp_size)), strict=True)
+        held_KD = zip(
+            *(layout.micro_batches(m, rank) for rank in range(layout.dp_size)), strict=True
+        )
         for held_D in held_KD:
             loads = [0]
             for held in held_D:
                 real = [row for row in held if row < len(rows)]
-                tokens = [*(rows.tokens_R[row] for row in tips(rows, real)), *[2] * (len(held) - len(real))]
+                tokens = [
+                    *(rows.tokens_R[row] for row in tips(rows, real)),
+                    *[2] * (len(held) - len(real)),
+                ]
                 assert sum(tokens) <= BUDGET
                 loads.append(int(attention_cost(np.array(tokens)).sum()))
             time += max(loads)
@@ -136,7 +153,12 @@ def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, sync_point
 
 @pytest.mark.parametrize("sync_point", get_args(SyncPoint))
 def test_chains_stay_whole_and_few_pads_are_needed_where_sessions_are_alike(sync_point):
-    keys = [f"p{prompt}_{session}_{turn}" for prompt in range(8) for session in range(2) for turn in range(4)]
+    keys = [
+        f"p{prompt}_{session}_{turn}"
+        for prompt in range(8)
+        for session in range(2)
+        for turn in range(4)
+    ]
     tokens = [10 * (turn + 1) for _ in range(16) for turn in range(4)]
     rows = chained(keys, tokens, [None if row % 4 == 0 else row - 1 for row in range(64)])
     plan = plan_batch(rows, job_of(sync_point=sync_point))
@@ -169,21 +191,32 @@ def test_no_cut_of_a_few_chains_is_faster_than_the_bound_and_the_plan_is_near_th
 
 
 def _fastest(rows: Rows, cost, *, n_ranks: int, budget: int) -> int:
-    """The least sum of the heights over all ways to put rows into however many micro-batches, pads left out."""
+    """The least sum of the heights over all ways to put rows into however many micro-batches, pads
+    left out."""
     chain, order = rows.chain_R, sorted(range(len(rows)), key=lambda row: -rows.tokens_R[row])
-    # Rows of a chain in one place cost what the longest of them does: look at whole chains only, which are no costlier.
-    heads = [row for row in order if all(chain[row] != chain[other] for other in order[: order.index(row)])]
+    # Rows of a chain in one place cost what the longest of them does: look at whole chains only,
+    # which are no costlier.
+    heads = [
+        row
+        for row in order
+        if all(chain[row] != chain[other] for other in order[: order.index(row)])
+    ]
     empty = ((0, 0),) * n_ranks
 
     def least(row: int, levels: tuple[tuple[tuple[int, int], ...], ...]) -> int:
-        """With the chains from one on still to be put. A level is the cost and the tokens of each rank."""
+        """With the chains from one on still to be put. A level is the cost and the tokens of each
+        rank."""
         if row == len(heads):
             return sum(max(load for load, _ in level) for level in levels)
         tokens, times = rows.tokens_R[heads[row]], []
         for number, level in enumerate((*levels, empty)):
             for rank, (load, used) in enumerate(level):
                 if used + tokens <= budget:
-                    bins = (*level[:rank], (load + int(cost[heads[row]]), used + tokens), *level[rank + 1 :])
+                    bins = (
+                        *level[:rank],
+                        (load + int(cost[heads[row]]), used + tokens),
+                        *level[rank + 1 :],
+                    )
                     times.append(least(row + 1, (*levels[:number], bins, *levels[number + 1 :])))
         return min(times)
 

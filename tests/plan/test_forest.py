@@ -12,7 +12,10 @@ TOKEN_ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_s
 
 
 def alike(one, other):
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def forest_of(rows):
@@ -28,24 +31,31 @@ def test_a_forest_of_tokens_is_found_by_comparing_each_pair(rows, data):
     for one in range(len(rows)):
         for other in range(one):
             shared = forest.shared_by_pairs(np.array([one]), np.array([other]))
-            assert shared == (alike(rows[one], rows[other]) if group_R[one] == group_R[other] else 0)
+            assert shared == (
+                alike(rows[one], rows[other]) if group_R[one] == group_R[other] else 0
+            )
 
 
 @given(TOKEN_ROWS)
 def test_arrays_are_alike_up_to_the_first_entry_that_differs(rows):
     for one, other in pairwise(rows):
         as_lines = [np.array(row)[:, None, None].repeat(2, axis=2) for row in (one, other)]
-        assert common_prefix_length(*as_lines) == common_prefix_length(np.array(one), np.array(other))
+        assert common_prefix_length(*as_lines) == common_prefix_length(
+            np.array(one), np.array(other)
+        )
         assert common_prefix_length(*as_lines) == alike(one, other)
 
 
 def tokens_computed(rows):
-    """Each beginning of a row once, and once more the last token before each further branch: tokens of a trie."""
+    """Each beginning of a row once, and once more the last token before each further branch: tokens
+    of a trie."""
     beginnings = {tuple(row[:n]) for row in rows for n in range(1, len(row) + 1)}
     further = {}
     for each in beginnings:
         further.setdefault(each[:-1], set()).add(each)
-    return len(beginnings) + sum(len(after) - 1 for before, after in further.items() if len(before) >= 2)
+    return len(beginnings) + sum(
+        len(after) - 1 for before, after in further.items() if len(before) >= 2
+    )
 
 
 @given(TOKEN_ROWS, st.data())
@@ -57,7 +67,8 @@ def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
     assert len(set(numbers)) == len(numbers)
     assert set(numbers) <= set(some)
     computed = sum(len(rows[row]) - start for row, start in zip(numbers, start_I, strict=True))
-    # A beginning of one token is not worth sharing: each row that parts there computes it by itself.
+    # A beginning of one token is not worth sharing: each row that parts there computes it by
+    # itself.
     one_token = {}
     for row in {tuple(rows[row]) for row in some}:
         one_token.setdefault(row[0], set()).add(row[1:2])
@@ -77,7 +88,9 @@ def test_whole_beginnings_share_whole_rows_alone(rows):
 
 @given(TOKEN_ROWS, st.data())
 def test_rows_of_several_micro_batches_compute_what_each_of_them_does(rows, data):
-    batch_R = np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows))))
+    batch_R = np.array(
+        data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
+    )
     forest, numbers = forest_of(rows), np.arange(len(rows))
     at, start_I = forest.segments(numbers, batch_R)
     together = {(int(row), int(start)) for row, start in zip(at, start_I, strict=True)}
@@ -85,5 +98,7 @@ def test_rows_of_several_micro_batches_compute_what_each_of_them_does(rows, data
     for batch in range(3):
         own = numbers[batch_R == batch]
         places, starts = forest.segments(own)
-        apart |= {(int(own[place]), int(start)) for place, start in zip(places, starts, strict=True)}
+        apart |= {
+            (int(own[place]), int(start)) for place, start in zip(places, starts, strict=True)
+        }
     assert together == apart

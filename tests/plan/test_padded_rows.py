@@ -1,4 +1,5 @@
-"""Engines that pad rows: against every way there is on small mini-batches, and beside verl's own layout."""
+"""Engines that pad rows: against every way there is on small mini-batches, and beside verl's own
+layout."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -41,7 +42,9 @@ def blocks_of(layout: Layout, tokens_R: list[int]) -> Blocks:
     ]
 
 
-def planned_calls(tokens: list[int], steps: int, update: Update, strategy="rows", sessions=1, inference=None):
+def planned_calls(
+    tokens: list[int], steps: int, update: Update, strategy="rows", sessions=1, inference=None
+):
     job = Job(
         strategy=strategy,
         prompts=steps,
@@ -54,12 +57,17 @@ def planned_calls(tokens: list[int], steps: int, update: Update, strategy="rows"
     return plan_batch(Rows.from_keys([f"{row}_0_0" for row in range(len(tokens))], tokens), job)
 
 
-def planned(tokens: list[int], *, steps: int, strategy: str = "rows", sessions: int = 1, **call) -> Layout:
-    return planned_calls(tokens, steps, Update(prompts_per_mini_batch=1, **call), strategy, sessions).layouts["actor"]
+def planned(
+    tokens: list[int], *, steps: int, strategy: str = "rows", sessions: int = 1, **call
+) -> Layout:
+    return planned_calls(
+        tokens, steps, Update(prompts_per_mini_batch=1, **call), strategy, sessions
+    ).layouts["actor"]
 
 
 def random_batches(number: int) -> Iterator[tuple[list[int], int, int, int]]:
-    """(tokens of each row, ranks, rows of a mini-batch by verl's count, token budget), long-tailed and even ones."""
+    """(tokens of each row, ranks, rows of a mini-batch by verl's count, token budget), long-tailed
+    and even ones."""
     rng = np.random.default_rng(7)
     for index in range(number):
         n_ranks = int(2 ** rng.integers(0, 4))
@@ -76,14 +84,22 @@ def random_batches(number: int) -> Iterator[tuple[list[int], int, int, int]]:
 
 
 def test_never_more_is_computed_than_by_stock_verl_nor_in_a_larger_micro_batch(monkeypatch):
-    # verl's packer decides as it does; only the tensors that it would cut out, its slowest part, are left away.
+    # verl's packer decides as it does; only the tensors that it would cut out, its slowest part,
+    # are left away.
     packer_without_tensors = SimpleNamespace(index_select_tensor_dict=lambda batch, rows: rows)
     monkeypatch.setattr("verl.utils.seqlen_balancing.tu", packer_without_tensors)
     shares, largest = [], []
     for tokens, n_ranks, mini_batch_rows, budget in random_batches(200):
-        stock = verl_layout(tokens, dp_size=n_ranks, mini_batch_rows=mini_batch_rows, token_budget=budget)
+        stock = verl_layout(
+            tokens, dp_size=n_ranks, mini_batch_rows=mini_batch_rows, token_budget=budget
+        )
         padded = [*tokens, *[VERL_PAD_TOKENS] * mini_batch_rows]
-        theirs = [[padded[row] for row in block] for ranks in stock for blocks in ranks for block in blocks]
+        theirs = [
+            [padded[row] for row in block]
+            for ranks in stock
+            for blocks in ranks
+            for block in blocks
+        ]
         layout = planned(
             tokens,
             steps=1,
@@ -96,15 +112,20 @@ def test_never_more_is_computed_than_by_stock_verl_nor_in_a_larger_micro_batch(m
         ours = blocks_of(layout, tokens)
         assert max(area([block]) for block in ours) <= budget
         shares.append(area(ours) / area(theirs))
-        largest.append(max(area([block]) for block in ours) / max(area([block]) for block in theirs))
+        largest.append(
+            max(area([block]) for block in ours) / max(area([block]) for block in theirs)
+        )
     print(f"area of stock verl's: {np.mean(shares):.3f} on average, {max(shares):.3f} at most")
     print(f"largest micro-batch: {np.mean(largest):.3f} on average, {max(largest):.3f} at most")
     assert max(shares) <= 1
     assert max(largest) <= 1
 
 
-def candidate_cuts(tokens: list[int], n_ranks: int, size: int, limit: int) -> Iterator[tuple[list[int], Blocks]]:
-    """Every way to put rows into levels of equal blocks, one a rank: rows of a block by level, and the blocks."""
+def candidate_cuts(
+    tokens: list[int], n_ranks: int, size: int, limit: int
+) -> Iterator[tuple[list[int], Blocks]]:
+    """Every way to put rows into levels of equal blocks, one a rank: rows of a block by level, and
+    the blocks."""
     for rows_K in compositions(size):
         for blocks in fillings(tuple(tokens), [rows for rows in rows_K for _ in range(n_ranks)]):
             if all(area([block]) <= limit for block in blocks):
@@ -123,7 +144,10 @@ def fillings(tokens: tuple[int, ...], sizes: list[int]) -> Iterator[Blocks]:
     if not sizes:
         yield []
         return
-    for chosen in {tuple(tokens[place] for place in places) for places in combinations(range(len(tokens)), sizes[0])}:
+    for chosen in {
+        tuple(tokens[place] for place in places)
+        for places in combinations(range(len(tokens)), sizes[0])
+    }:
         rest = list(tokens)
         for row in chosen:
             rest.remove(row)
@@ -132,7 +156,10 @@ def fillings(tokens: tuple[int, ...], sizes: list[int]) -> Iterator[Blocks]:
 
 
 def time_of(rows_K: list[int], blocks: Blocks, n_ranks: int) -> int:
-    heights = [max(map(cost, blocks[level * n_ranks : (level + 1) * n_ranks])) for level in range(len(rows_K))]
+    heights = [
+        max(map(cost, blocks[level * n_ranks : (level + 1) * n_ranks]))
+        for level in range(len(rows_K))
+    ]
     return sum(heights) + len(rows_K) * OVERHEAD
 
 
@@ -145,9 +172,13 @@ def test_small_mini_batches_are_cut_as_well_as_trying_everything_does():
         budget = int(max(tokens) * rng.choice([1, 1.5, 2.5]))
         ways = [time_of(*way, n_ranks) for way in candidate_cuts(tokens, n_ranks, size, budget)]
         tried += len(ways)
-        layout = planned(tokens, steps=1, dp_size=n_ranks, token_budget=budget, padded_to="micro_batch")
+        layout = planned(
+            tokens, steps=1, dp_size=n_ranks, token_budget=budget, padded_to="micro_batch"
+        )
         levels = list(zip(*(layout.micro_batches(0, rank) for rank in range(n_ranks)), strict=True))
-        found = sum(max(cost([tokens[row] for row in block]) for block in level) for level in levels)
+        found = sum(
+            max(cost([tokens[row] for row in block]) for block in level) for level in levels
+        )
         found += len(levels) * OVERHEAD
         assert min(ways) <= found <= min(ways) * (1 + 1 / LESS_MEMORY)
     assert tried > 1000
@@ -158,12 +189,22 @@ def test_micro_batches_of_fixed_rows_are_the_best_there_are():
     for _ in range(20):
         n_ranks, levels, block = 2, int(rng.integers(1, 3)), int(rng.integers(1, 3))
         tokens = [int(t) for t in rng.integers(16, 9000, n_ranks * levels * block)]
-        layout = planned(tokens, steps=1, dp_size=n_ranks, micro_batch_rows=block, padded_to="micro_batch")
+        layout = planned(
+            tokens, steps=1, dp_size=n_ranks, micro_batch_rows=block, padded_to="micro_batch"
+        )
         everything = list(fillings(tuple(tokens), [block] * (n_ranks * levels)))
         assert area(blocks_of(layout, tokens)) == min(map(area, everything))
-        by_level = list(zip(*(layout.micro_batches(0, rank) for rank in range(n_ranks)), strict=True))
-        height = sum(max(cost([tokens[row] for row in rows]) for rows in level) for level in by_level)
-        assert height == min(time_of([block] * levels, blocks, n_ranks) for blocks in everything) - levels * OVERHEAD
+        by_level = list(
+            zip(*(layout.micro_batches(0, rank) for rank in range(n_ranks)), strict=True)
+        )
+        height = sum(
+            max(cost([tokens[row] for row in rows]) for rows in level) for level in by_level
+        )
+        assert (
+            height
+            == min(time_of([block] * levels, blocks, n_ranks) for blocks in everything)
+            - levels * OVERHEAD
+        )
 
 
 @st.composite
@@ -181,7 +222,11 @@ def calls(draw):
 
 
 @EXAMPLES
-@given(tokens=st.lists(st.integers(1, 500), min_size=1, max_size=80), steps=st.integers(1, 4), call=calls())
+@given(
+    tokens=st.lists(st.integers(1, 500), min_size=1, max_size=80),
+    steps=st.integers(1, 4),
+    call=calls(),
+)
 def test_what_is_computed_holds_the_budget_and_the_promises_of_a_layout_hold(tokens, steps, call):
     update = Update(prompts_per_mini_batch=1, **call)
     plan = planned_calls(tokens, steps, update, inference={"pass": Pass(**call)})
@@ -193,7 +238,9 @@ def test_what_is_computed_holds_the_budget_and_the_promises_of_a_layout_hold(tok
             assert size == -(-real // (update.dp_size * multiple)) * multiple  # as small as can be
         slowest = total = 0
         for mini_batch in range(layout.n_mini_batches):
-            assert layout.reporting_ranks_M[mini_batch] == min(layout.real_rows_M[mini_batch], update.dp_size)
+            assert layout.reporting_ranks_M[mini_batch] == min(
+                layout.real_rows_M[mini_batch], update.dp_size
+            )
             by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(update.dp_size)]
             assert len({len(blocks) for blocks in by_rank}) == 1
             assert len(by_rank[0]) % update.micro_batch_multiple == 0
@@ -204,10 +251,14 @@ def test_what_is_computed_holds_the_budget_and_the_promises_of_a_layout_hold(tok
                 if update.padded_to == "cell":
                     longest_K = [cell] * len(blocks)
                 for block, longest in zip(blocks, longest_K, strict=True):
-                    assert update.token_budget is None or len(block) * longest <= update.token_budget
+                    assert (
+                        update.token_budget is None or len(block) * longest <= update.token_budget
+                    )
                     assert update.token_budget is not None or len(block) == update.micro_batch_rows
                 costs = attention_cost(np.array(longest_K))
-                load_D.append(sum(len(block) * int(c) for block, c in zip(blocks, costs, strict=True)))
+                load_D.append(
+                    sum(len(block) * int(c) for block, c in zip(blocks, costs, strict=True))
+                )
             slowest, total = slowest + max(load_D), total + sum(load_D)
         figures = plan.figures[name]
         assert figures.over_lower_bound >= 1
@@ -230,13 +281,26 @@ def test_one_long_row_does_not_make_short_ones_dear():
 def test_verls_packer_is_refused_for_rows_that_are_padded():
     update = Update(dp_size=2, prompts_per_mini_batch=1, token_budget=100, padded_to="micro_batch")
     with pytest.raises(PlanError, match=r"padded_to='micro_batch' of 'actor'.*packer='plan'"):
-        Job(strategy="rows", prompts=1, sessions_per_prompt=1, updates={"actor": update}, inference={})
+        Job(
+            strategy="rows",
+            prompts=1,
+            sessions_per_prompt=1,
+            updates={"actor": update},
+            inference={},
+        )
 
 
 def test_micro_batches_that_are_rounded_up_to_a_bucket_become_fewer():
     tokens = [int(t) for t in np.random.default_rng(0).integers(100, 900, 64)]
     few, many = (
-        planned(tokens, steps=1, dp_size=1, token_budget=4096, padded_to="micro_batch", bucket_tokens=bucket)
+        planned(
+            tokens,
+            steps=1,
+            dp_size=1,
+            token_budget=4096,
+            padded_to="micro_batch",
+            bucket_tokens=bucket,
+        )
         for bucket in (4096, 1)
     )
     assert few.n_micro_batches < many.n_micro_batches

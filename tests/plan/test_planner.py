@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from benchmarks.jobs import five_jobs
-from verl_padding.plan import Job, Layout, NoRealRowError, Pass, PlanError, Rows, RowTooLongError, Update, plan_batch
+from verl_padding.plan import (
+    Job,
+    Layout,
+    NoRealRowError,
+    Pass,
+    PlanError,
+    Rows,
+    RowTooLongError,
+    Update,
+    plan_batch,
+)
 from verl_padding.plan.planner import reuses_layout_of
 
 
@@ -15,7 +25,9 @@ def batch(tokens):
     return Rows.from_keys([f"p{i}_0_0" for i in range(len(tokens))], tokens)
 
 
-def job_of(strategy="prompt", *, prompts=1, sessions=1, inference=None, packer="verl", seed=0, **updates):
+def job_of(
+    strategy="prompt", *, prompts=1, sessions=1, inference=None, packer="verl", seed=0, **updates
+):
     return Job(
         strategy=strategy,
         prompts=prompts,
@@ -28,7 +40,10 @@ def job_of(strategy="prompt", *, prompts=1, sessions=1, inference=None, packer="
 
 
 def lcm_job(dp_size=1, **mini_batches):
-    updates = {name: Update(dp_size=dp_size, prompts_per_mini_batch=size) for name, size in mini_batches.items()}
+    updates = {
+        name: Update(dp_size=dp_size, prompts_per_mini_batch=size)
+        for name, size in mini_batches.items()
+    }
     return job_of("lcm", **updates)
 
 
@@ -53,7 +68,10 @@ def test_a_pass_has_the_micro_batches_of_all_mini_batches_and_after_them_those_o
     assert [taken.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,)], [(2, 6), (7,)]]
     rest = Layout(n_rows=6, cells=(((4, 5), (6, 7)),), micro_batch_rows=(((1, 1), (1, 1)),))
     both = taken.concat(rest)
-    assert [both.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,), (4,), (5,)], [(2, 6), (7,), (8,), (9,)]]
+    assert [both.micro_batches(0, rank) for rank in (0, 1)] == [
+        [(0, 1), (3,), (4,), (5,)],
+        [(2, 6), (7,), (8,), (9,)],
+    ]
     assert (both.n_pads, both.left_out) == (4, ())
 
 
@@ -85,8 +103,12 @@ def test_lcm_gives_all_calls_the_same_rows_and_all_pads_a_micro_batch(packer):
     # 25 rows, multiples of lcm(2, 2 x 4, 2 x 6) = 24. The long row would take a rank alone, and
     # a pass that is balanced freely more pads than the update has.
     call = {"dp_size": 2, "token_budget": 400}
-    updates = {name: Update(**call, prompts_per_mini_batch=size) for name, size in (("a", 8), ("c", 12))}
-    job = job_of("lcm", packer=packer, inference={"p": Pass(**call), "q": Pass(dp_size=3)}, **updates)
+    updates = {
+        name: Update(**call, prompts_per_mini_batch=size) for name, size in (("a", 8), ("c", 12))
+    }
+    job = job_of(
+        "lcm", packer=packer, inference={"p": Pass(**call), "q": Pass(dp_size=3)}, **updates
+    )
     plan = plan_batch(batch([400, *[10] * 24]), job)
     assert plan.n_pads == 48 - 25
     for layout in plan.layouts.values():
@@ -117,8 +139,9 @@ def assert_even(figures):
 
 @pytest.mark.parametrize("packer", ["verl", "plan"])
 def test_400_prompts_of_3509_rows_make_the_five_steps_that_are_configured(packer):
-    # 400 / 80 = 5 steps. 309 prompts have nine rows and 91 have eight. A rank holds 702 / 8 rows of a step, rounded up
-    # to 88: 5 x 8 x 88 = 3520 = 3509 + 11 pads. The plan's packer makes cells a row larger where that is faster.
+    # 400 / 80 = 5 steps. 309 prompts have nine rows and 91 have eight. A rank holds 702 / 8 rows of
+    # a step, rounded up to 88: 5 x 8 x 88 = 3520 = 3509 + 11 pads. The plan's packer makes cells a
+    # row larger where that is faster.
     plan = plan_3509("prompt", packer)
     layout = plan.layouts["actor"]
     assert sorted(layout.real_rows_M) == [701, 702, 702, 702, 702]
@@ -129,7 +152,8 @@ def test_400_prompts_of_3509_rows_make_the_five_steps_that_are_configured(packer
 
 @pytest.mark.parametrize("packer", ["verl", "plan"])
 def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_can_be(packer):
-    # 3509 rows fill six mini-batches of 640. verl: five of 640 real rows, and one of 309 real rows and 331 pads.
+    # 3509 rows fill six mini-batches of 640. verl: five of 640 real rows, and one of 309 real rows
+    # and 331 pads.
     plan = plan_3509("lcm", packer)
     layout = plan.layouts["actor"]
     assert layout.real_rows_M == (585, 585, 585, 585, 585, 584)
@@ -139,9 +163,11 @@ def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_c
 
 
 def test_mini_batches_have_the_pads_that_their_own_rows_need_and_many_are_told():
-    # One prompt of 400 rows and 15 of 8, in micro-batches of 4 on 8 ranks: 416 + 15 x 32 = 520 rows + 376 pads. In
-    # mini-batches of one size, the largest, there would be 16 x 416 - 520 = 6136.
-    rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(16) for s in range(400 if p == 7 else 8)], [10] * 520)
+    # One prompt of 400 rows and 15 of 8, in micro-batches of 4 on 8 ranks: 416 + 15 x 32 = 520 rows
+    # + 376 pads. In mini-batches of one size, the largest, there would be 16 x 416 - 520 = 6136.
+    rows = Rows.from_keys(
+        [f"p{p}_{s}_0" for p in range(16) for s in range(400 if p == 7 else 8)], [10] * 520
+    )
     update = Update(dp_size=8, micro_batch_rows=4, prompts_per_mini_batch=1)
     plan = plan_batch(rows, job_of(prompts=16, sessions=8, actor=update))
     layout = plan.layouts["actor"]
@@ -152,7 +178,10 @@ def test_mini_batches_have_the_pads_that_their_own_rows_need_and_many_are_told()
     assert plan.n_pads == 16 * 32 - 128
     assert "use_dynamic_bsz" in plan.hint
     wide = replace(update, micro_batch_rows=1, dp_size=32)
-    assert "Raise prompts_per_mini_batch, now 1" in plan_batch(few, job_of(prompts=16, sessions=8, actor=wide)).hint
+    assert (
+        "Raise prompts_per_mini_batch, now 1"
+        in plan_batch(few, job_of(prompts=16, sessions=8, actor=wide)).hint
+    )
 
 
 def test_what_the_updates_micro_batches_cost_a_pass_is_told():
@@ -177,7 +206,9 @@ def test_what_the_updates_micro_batches_cost_a_pass_is_told():
     assert micro_batches == [(20, 19), (10, 10), (33, 30), (12, 10), (19, 18), (16, 5)]
 
 
-@pytest.mark.parametrize(("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("cell", None)])
+@pytest.mark.parametrize(
+    ("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("cell", None)]
+)
 def test_a_pass_does_not_take_micro_batches_over_whose_rows_would_be_longer_there(padded_to, taken):
     call = {"dp_size": 2, "token_budget": 100, "padded_to": padded_to}
     inference = {"log_prob": Pass(**call, as_update="actor")}
@@ -204,19 +235,27 @@ def test_a_long_row_buys_balance_with_a_few_pads_and_not_with_hundreds():
 
 def test_a_single_row_is_one_step_with_the_fewest_pads():
     update = Update(dp_size=2, token_budget=100, prompts_per_mini_batch=1)
-    job = job_of(prompts=4, sessions=2, inference={"log_prob": Pass(dp_size=2, micro_batch_rows=2)}, actor=update)
+    job = job_of(
+        prompts=4,
+        sessions=2,
+        inference={"log_prob": Pass(dp_size=2, micro_batch_rows=2)},
+        actor=update,
+    )
     plan = plan_batch(batch([10]), job)
     assert plan.layouts["actor"].n_mini_batches == 1
     assert plan.layouts["actor"].n_pads == 1
     assert plan.layouts["log_prob"].n_pads == 3
     assert plan.warnings == (
-        "actor: only 1 of 4 optimizer steps, because each step needs a prompt and only 1 of 4 arrived",
+        "actor: only 1 of 4 optimizer steps, because each step needs a prompt and only 1 of 4 "
+        "arrived",
     )
 
 
 def test_shuffle_changes_the_mini_batches_with_the_seed_and_nothing_else():
     def mini_batches(seed, shuffle):
-        job = job_of(prompts=16, seed=seed, a=Update(dp_size=1, prompts_per_mini_batch=4, shuffle=shuffle))
+        job = job_of(
+            prompts=16, seed=seed, a=Update(dp_size=1, prompts_per_mini_batch=4, shuffle=shuffle)
+        )
         return plan_batch(batch([10] * 16), job).layouts["a"].cells
 
     assert mini_batches(1, False) == mini_batches(2, False)
@@ -233,20 +272,28 @@ def test_a_row_over_the_token_budget_is_refused_with_its_key_length_and_setting(
     call = Pass(dp_size=1, token_budget=50, budget_setting="ref.max_tokens")
     job = job_of("rows", inference={"ref": call})
     rows = Rows.from_keys(["a_0_0", "a_0_1"], [50, 51])
-    with pytest.raises(RowTooLongError, match=r"row 'a_0_1' has 51 tokens.* 50 .*'ref'.*raise ref.max_tokens"):
+    with pytest.raises(
+        RowTooLongError, match=r"row 'a_0_1' has 51 tokens.* 50 .*'ref'.*raise ref.max_tokens"
+    ):
         plan_batch(rows, job)
 
 
 @pytest.mark.parametrize("key", ["plain", "a_b", "a_0_x", "a_x_0", "_0_0", "a_-1_0", "a_0_1.5"])
 def test_a_key_of_another_form_is_refused_by_name(key):
-    with pytest.raises(PlanError, match=r"not of the form \{uid\}_\{session\}_\{index\}") as refusal:
+    with pytest.raises(
+        PlanError, match=r"not of the form \{uid\}_\{session\}_\{index\}"
+    ) as refusal:
         Rows.from_keys(["a_0_0", key], [3, 3])
     assert repr(key) in str(refusal.value)
 
 
-@pytest.mark.parametrize("tokens", [None, float("inf"), float("nan"), 7.9, 8.0, "8", 0, -1, True, 2**26 + 1, 2**70])
+@pytest.mark.parametrize(
+    "tokens", [None, float("inf"), float("nan"), 7.9, 8.0, "8", 0, -1, True, 2**26 + 1, 2**70]
+)
 def test_a_row_without_a_whole_number_of_tokens_is_refused_by_name_with_the_number(tokens):
-    with pytest.raises(PlanError, match=r"^row 'b_0_0' has .* tokens: a whole number from 1 to 67108864") as refusal:
+    with pytest.raises(
+        PlanError, match=r"^row 'b_0_0' has .* tokens: a whole number from 1 to 67108864"
+    ) as refusal:
         Rows.from_keys(["a_0_0", "b_0_0"], [3, tokens])
     assert f"has {tokens!r} tokens" in str(refusal.value)
 
@@ -258,7 +305,10 @@ def test_numpys_whole_numbers_are_tokens_too():
 @pytest.mark.parametrize("cost_model", ["tokens", "attention"])
 def test_rows_whose_costs_do_not_fit_int64_are_refused_with_the_longest(cost_model):
     longest = 2**26
-    job = replace(job_of("rows", inference={"ref": Pass(dp_size=2, token_budget=longest)}), cost_model=cost_model)
+    job = replace(
+        job_of("rows", inference={"ref": Pass(dp_size=2, token_budget=longest)}),
+        cost_model=cost_model,
+    )
     few, many = (batch([longest, *[5] * (n - 1)]) for n in (4, 300))
     figures = plan_batch(few, job).figures["ref"]
     assert figures.imbalance >= 1
@@ -266,7 +316,10 @@ def test_rows_whose_costs_do_not_fit_int64_are_refused_with_the_longest(cost_mod
     if cost_model == "tokens":
         assert plan_batch(many, job).n_rows == 300
     else:
-        with pytest.raises(PlanError, match=r"^row 'p0_0_0' has 67108864 tokens: 300 rows .*choose cost_model=tokens"):
+        with pytest.raises(
+            PlanError,
+            match=r"^row 'p0_0_0' has 67108864 tokens: 300 rows .*choose cost_model=tokens",
+        ):
             plan_batch(many, job)
 
 
@@ -276,7 +329,9 @@ def test_a_uid_may_hold_underscores():
 
 
 def test_a_mini_batch_that_does_not_divide_is_refused_with_those_that_do():
-    with pytest.raises(PlanError, match=r"prompts_per_mini_batch=5 of 'actor' does not divide prompts=12.* 4 or 6"):
+    with pytest.raises(
+        PlanError, match=r"prompts_per_mini_batch=5 of 'actor' does not divide prompts=12.* 4 or 6"
+    ):
         job_of(prompts=12, actor=Update(dp_size=1, prompts_per_mini_batch=5))
 
 

@@ -15,7 +15,9 @@ def times(rows: Rows, job: Job) -> dict[str, int]:
     """What each call takes that has a layout of its own, by the plan's own cost."""
     layouts = plan_batch(rows, job).layouts
     own = {name: call for name, call in job.calls() if reuses_layout_of(job, call) is None}
-    return {name: layout_time(layouts[name], costs_of(rows, job, call)) for name, call in own.items()}
+    return {
+        name: layout_time(layouts[name], costs_of(rows, job, call)) for name, call in own.items()
+    }
 
 
 @settings(max_examples=200)
@@ -29,12 +31,21 @@ def test_no_call_takes_longer_than_with_whole_rows_or_without_sharing(rows, job)
 
 
 def test_the_lower_bound_of_rows_that_part_is_one_where_short_ends_of_long_rows_cost_most_a_token():
-    # A row of 150, and eight of about 85 whose first 79 are the same, beside eight of 15 alone; thousands of tokens.
+    # A row of 150, and eight of about 85 whose first 79 are the same, beside eight of 15 alone;
+    # thousands of tokens.
     tokens = [thousands * 1000 for thousands in (150, 80, *[89] * 7, *[15] * 8)]
-    keys = ["a_0_0", *[f"b_{session}_0" for session in range(8)], *[f"c{prompt}_0_0" for prompt in range(8)]]
+    keys = [
+        "a_0_0",
+        *[f"b_{session}_0" for session in range(8)],
+        *[f"c{prompt}_0_0" for prompt in range(8)],
+    ]
     forest = Forest.in_order(tokens, range(17), [0, 0, *[79_000] * 7, *[0] * 8])
     update = Update(dp_size=2, token_budget=150_010, prompts_per_mini_batch=10)
-    job = Job(strategy="rows", prompts=10, sessions_per_prompt=1, updates={"actor": update}, inference={})
-    plan = plan_batch(Rows.from_keys(keys, tokens, forest=forest), replace(job, packer="plan", sharing="on"))
+    job = Job(
+        strategy="rows", prompts=10, sessions_per_prompt=1, updates={"actor": update}, inference={}
+    )
+    plan = plan_batch(
+        Rows.from_keys(keys, tokens, forest=forest), replace(job, packer="plan", sharing="on")
+    )
     assert plan.figures["actor"].sharing_factor > 2
     assert plan.figures["actor"].micro_over_lower_bound >= 1

@@ -1,4 +1,5 @@
-"""MicroSteps of micro-batches: against every way there is on small mini-batches, and against the lower bound on all."""
+"""MicroSteps of micro-batches: against every way there is on small mini-batches, and against the
+lower bound on all."""
 
 from collections.abc import Iterator
 
@@ -50,7 +51,9 @@ def best_of_all(packer: MicroStepPacker) -> tuple[int, int]:
     """Least time and least height, found by trying everything."""
     times, heights = [], []
     for bins in partitions(list(range(len(packer.tokens_I)))):
-        if all(sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins):
+        if all(
+            sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins
+        ):
             steps = packer.group_into_micro_steps(bins)
             times.append(steps.time)
             heights.append(steps.height)
@@ -61,7 +64,9 @@ def small_mini_batches(seed: int, number: int) -> Iterator[MicroStepPacker]:
     rng = np.random.default_rng(seed)
     for _ in range(number):
         n_ranks = int(rng.integers(1, 4))
-        tokens = np.clip(rng.lognormal(np.log(1500), rng.uniform(0.2, 1.2), rng.integers(1, 9)), 16, 16384).astype(int)
+        tokens = np.clip(
+            rng.lognormal(np.log(1500), rng.uniform(0.2, 1.2), rng.integers(1, 9)), 16, 16384
+        ).astype(int)
         yield packer_of(tokens.tolist(), n_ranks, int(tokens.max() * rng.choice([1, 1.5, 2, 4])))
 
 
@@ -77,7 +82,10 @@ def test_small_mini_batches_are_packed_as_well_as_trying_everything_does_but_for
         assert found.time >= best or not all(found.bins_KD[0])
         over.append(found.time / best)
     exact = np.mean(np.array(over) == 1)
-    print(f"over the best: {np.mean(over):.4f} on average, {max(over):.4f} at most, exact in {exact:.0%}")
+    print(
+        f"over the best: {np.mean(over):.4f} on average, {max(over):.4f} at most, exact in "
+        f"{exact:.0%}"
+    )
     assert np.mean(over) < 1.005
     assert max(over) < 1.06
 
@@ -90,17 +98,24 @@ def mini_batches(draw) -> MicroStepPacker:
 
 @EXAMPLES
 @given(packer=mini_batches(), multiple=st.integers(1, 3))
-def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_what_it_says(packer, multiple):
+def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_what_it_says(
+    packer, multiple
+):
     packer = packer_of(packer.tokens_I, packer.n_ranks, packer.token_budget, multiple)
     ways = list(packer.candidates())
     assert ways
     for steps in ways:
         bins = [items for step in steps.bins_KD for items in step]
         assert sorted(item for items in bins for item in items) == list(range(len(packer.tokens_I)))
-        assert all(sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins)
+        assert all(
+            sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins
+        )
         assert all(len(step) == packer.n_ranks for step in steps.bins_KD)
         assert len(steps.bins_KD) % multiple == 0
-        heights = [max(sum(packer.cost_I[item] for item in items) for items in step) for step in steps.bins_KD]
+        heights = [
+            max(sum(packer.cost_I[item] for item in items) for items in step)
+            for step in steps.bins_KD
+        ]
         assert steps.height == sum(heights) >= packer.bound
 
 

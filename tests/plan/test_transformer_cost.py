@@ -23,14 +23,20 @@ MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 CONFIGS = {
     "qwen2": transformers.Qwen2Config(**SHAPE),
     "qwen2 tied": transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True),
-    "qwen2 sliding": transformers.Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "qwen2 sliding": transformers.Qwen2Config(
+        **SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1
+    ),
     "qwen3, wide heads": transformers.Qwen3Config(**SHAPE, head_dim=16),
     "llama, one key head": transformers.LlamaConfig(**SHAPE | {"num_key_value_heads": 1}),
     "mistral": transformers.MistralConfig(**SHAPE, sliding_window=8),
     "gemma2": transformers.Gemma2Config(**SHAPE, head_dim=8, sliding_window=8),
     "qwen3_moe": transformers.Qwen3MoeConfig(**SHAPE, **MOE, head_dim=8),
-    "qwen3_moe, one dense layer": transformers.Qwen3MoeConfig(**SHAPE, **MOE, head_dim=8, mlp_only_layers=[1]),
-    "qwen2_moe, shared expert": transformers.Qwen2MoeConfig(**SHAPE, **MOE, shared_expert_intermediate_size=40),
+    "qwen3_moe, one dense layer": transformers.Qwen3MoeConfig(
+        **SHAPE, **MOE, head_dim=8, mlp_only_layers=[1]
+    ),
+    "qwen2_moe, shared expert": transformers.Qwen2MoeConfig(
+        **SHAPE, **MOE, shared_expert_intermediate_size=40
+    ),
     "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
 }
 LENGTHS = (1, 7, 8, 9, 40)
@@ -39,9 +45,12 @@ LENGTHS = (1, 7, 8, 9, 40)
 def measured(config: transformers.PretrainedConfig, length: int) -> int:
     """Operations of a forward pass, counted by torch; its kernels compute masked pairs as well."""
     torch.manual_seed(0)
-    # Experts one after the other, each on its tokens: then all of their products are seen by the counter.
+    # Experts one after the other, each on its tokens: then all of their products are seen by the
+    # counter.
     experts = {"experts_implementation": "eager"} if hasattr(config, "num_experts_per_tok") else {}
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", **experts).eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", **experts
+    ).eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.randint(0, config.vocab_size, (1, length)))
     return counter.get_total_flops()
@@ -65,7 +74,9 @@ def test_a_query_sees_itself_and_the_keys_before_it_within_its_window(window):
         return sum(min(at, window or length) for at in range(1, length + 1))
 
     sliding = 0 if window is None else 2
-    cost = TransformerCost(linear=1000, attention=7, full_layers=3, sliding_layers=sliding, window=window)
+    cost = TransformerCost(
+        linear=1000, attention=7, full_layers=3, sliding_layers=sliding, window=window
+    )
     for length in (1, 4, 5, 6, 60, 200):
         full = length * (length + 1) // 2
         want = 1000 * length + 7 * (3 * full + sliding * (pairs(length) if sliding else 0))
@@ -73,16 +84,29 @@ def test_a_query_sees_itself_and_the_keys_before_it_within_its_window(window):
 
 
 def test_layers_slide_where_the_config_says_so():
-    layers = {name: TransformerCost.from_config(config.to_dict()) for name, config in CONFIGS.items()}
+    layers = {
+        name: TransformerCost.from_config(config.to_dict()) for name, config in CONFIGS.items()
+    }
     found = [layers[name] for name in ("qwen2", "qwen2 sliding", "mistral", "gemma2")]
-    assert [(cost.full_layers, cost.sliding_layers) for cost in found] == [(3, 0), (1, 2), (0, 3), (1, 2)]
-    plain = {key: value for key, value in CONFIGS["qwen2 sliding"].to_dict().items() if key != "layer_types"}
+    assert [(cost.full_layers, cost.sliding_layers) for cost in found] == [
+        (3, 0),
+        (1, 2),
+        (0, 3),
+        (1, 2),
+    ]
+    plain = {
+        key: value
+        for key, value in CONFIGS["qwen2 sliding"].to_dict().items()
+        if key != "layer_types"
+    }
     assert TransformerCost.from_config(plain) == layers["qwen2 sliding"]
     assert TransformerCost.from_config(plain | {"use_sliding_window": False}) == layers["qwen2"]
 
 
 def test_a_tied_head_takes_what_a_head_takes_and_a_critic_has_none():
-    tied, free = (TransformerCost.from_config(CONFIGS[name].to_dict()) for name in ("qwen2 tied", "qwen2"))
+    tied, free = (
+        TransformerCost.from_config(CONFIGS[name].to_dict()) for name in ("qwen2 tied", "qwen2")
+    )
     assert tied == free
     critic = TransformerCost.from_config(CONFIGS["qwen2"].to_dict(), lm_head=False)
     assert free.linear - critic.linear == 2 * SHAPE["hidden_size"] * SHAPE["vocab_size"]
@@ -100,13 +124,17 @@ def test_of_a_vision_language_model_the_text_counts():
     causal=st.booleans(),
 )
 def test_longer_rows_cost_more_and_no_less_a_token(lengths, name, causal):
-    cost = TransformerCost(**{**TransformerCost.from_config(CONFIGS[name].to_dict()).__dict__, "causal": causal})
+    cost = TransformerCost(
+        **{**TransformerCost.from_config(CONFIGS[name].to_dict()).__dict__, "causal": causal}
+    )
     tokens = np.array(sorted(lengths))
     costs = cost(tokens)
     assert costs.dtype == np.int64
     assert costs[0] >= UNIT
     assert (np.diff(costs) > 0).all()
-    assert (np.diff(costs / tokens) > -1 / tokens[:-1]).all(), "but for the rounding to whole numbers"
+    assert (np.diff(costs / tokens) > -1 / tokens[:-1]).all(), (
+        "but for the rounding to whole numbers"
+    )
 
 
 def test_a_million_of_the_longest_rows_do_not_overflow():
@@ -118,7 +146,10 @@ def test_a_million_of_the_longest_rows_do_not_overflow():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kv_lora_rank": 512}, r"model_type='qwen2' .*kv_lora_rank=512; choose cost_model=attention"),
+        (
+            {"kv_lora_rank": 512},
+            r"model_type='qwen2' .*kv_lora_rank=512; choose cost_model=attention",
+        ),
         ({"layer_types": ["linear_attention"]}, r"layer_types holds 'linear_attention'"),
         ({"hidden_size": None}, r"hidden_size is missing"),
         ({"mamba_d_state": 16}, r"mamba_d_state=16"),

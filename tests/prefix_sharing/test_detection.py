@@ -1,4 +1,5 @@
-"""How far the rows of a batch in the real TransferQueue begin alike, against a comparison of every pair."""
+"""How far the rows of a batch in the real TransferQueue begin alike, against a comparison of every
+pair."""
 
 from itertools import pairwise
 
@@ -31,8 +32,15 @@ def continued(rows, **fields) -> list[int | None]:
     return found
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(turns=st.lists(st.integers(1, 5), min_size=1, max_size=5), seed=st.integers(0, 99), draw=st.randoms())
+@settings(
+    max_examples=12,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    turns=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    seed=st.integers(0, 99),
+    draw=st.randoms(),
+)
 def test_a_turn_continues_the_longest_one_before_it_in_any_order(turns, seed, draw):
     rows = grown_sessions(turns, prompts=2, seed=seed)
     keys = list(rows)
@@ -63,7 +71,7 @@ def test_rows_of_a_prompt_share_up_to_where_tokens_or_routes_part(routed, at_onc
     routes = [(torch.rand(len(row), 2, 1, generator=draw) < 0.05).to(torch.int64) for row in ids]
     prefixes = detect(rows, **({"routed_experts": routes} if routed else {}))
     keys, forest = list(rows), prefixes.by_outputs
-    order = np.argsort(forest.place_R)
+    order = np.argsort(forest.dfs_position_R)
     for before, row in pairwise(order):
         want = 0
         if uid_of_key(keys[before]) == uid_of_key(keys[row]):
@@ -71,7 +79,10 @@ def test_rows_of_a_prompt_share_up_to_where_tokens_or_routes_part(routed, at_onc
                 list(zip(ids[each], routes[each].tolist() if routed else ids[each], strict=True))
                 for each in (before, row)
             ]
-            want = next((n for n, (a, b) in enumerate(zip(*lines, strict=False)) if a != b), min(map(len, lines)))
+            want = next(
+                (n for n, (a, b) in enumerate(zip(*lines, strict=False)) if a != b),
+                min(map(len, lines)),
+            )
         assert forest.shared_R[row] == want
     assert forest.shared_R[order[0]] == 0
     assert forest.shared_R.sum() > (30 if routed else 100)
@@ -85,7 +96,9 @@ def test_a_batch_of_one_row_sessions_continues_nothing_unread(monkeypatch):
 
 def test_token_ids_are_read_once_for_the_plan_the_advantages_and_the_record(monkeypatch):
     prefixes, read, seen = detect(grown_sessions([3, 2], prompts=2)), detection.read_fields, []
-    monkeypatch.setattr(detection, "read_fields", lambda *asked: seen.append(asked[2]) or read(*asked))
+    monkeypatch.setattr(
+        detection, "read_fields", lambda *asked: seen.append(asked[2]) or read(*asked)
+    )
     for _ in range(2):
         assert prefixes.by_outputs is prefixes.by_tokens
         assert prefixes.continued_R == [None, 0, 1, None, 3]
@@ -93,12 +106,19 @@ def test_token_ids_are_read_once_for_the_plan_the_advantages_and_the_record(monk
 
 
 def test_rows_of_two_sessions_with_numbers_of_equal_digits_are_apart():
-    rows = {f"p0_{session}_{turn}": ([1, 2], [3, *range(turn)]) for session in (2, 10) for turn in range(2)}
+    rows = {
+        f"p0_{session}_{turn}": ([1, 2], [3, *range(turn)])
+        for session in (2, 10)
+        for turn in range(2)
+    }
     assert continued(rows) == [None, 0, None, 2]
 
 
 def declared(rows, extends: dict[str, object]) -> list[int | None]:
-    extra = [{"min_global_steps": 1} | ({"extends": extends[key]} if key in extends else {}) for key in rows]
+    extra = [
+        {"min_global_steps": 1} | ({"extends": extends[key]} if key in extends else {})
+        for key in rows
+    ]
     return continued(rows, extra_fields=extra)
 
 
@@ -112,8 +132,18 @@ def test_a_row_continues_the_beginning_that_its_agent_loop_names():
     ("extends", "left_out", "expected"),
     [
         pytest.param({"p0_0_2": 1}, [], [None, None, 1, None, 3], id="another session is searched"),
-        pytest.param({"p0_0_1": np.int64(0), "p0_1_1": None}, [], [None, 0, None, None, None], id="silent rows, None"),
-        pytest.param({"p0_0_1": 0, "p0_0_2": 1}, ["p0_0_0"], [None, 0, None, 2], id="a named row was left out"),
+        pytest.param(
+            {"p0_0_1": np.int64(0), "p0_1_1": None},
+            [],
+            [None, 0, None, None, None],
+            id="silent rows, None",
+        ),
+        pytest.param(
+            {"p0_0_1": 0, "p0_0_2": 1},
+            ["p0_0_0"],
+            [None, 0, None, 2],
+            id="a named row was left out",
+        ),
     ],
 )
 def test_a_silent_row_continues_none_in_a_session_that_says_something(extends, left_out, expected):
@@ -133,36 +163,47 @@ def test_a_silent_row_continues_none_in_a_session_that_says_something(extends, l
 )
 def test_a_row_that_does_not_begin_with_the_named_one_continues_none(rows, caplog):
     assert declared(rows, {"p0_0_1": 0}) == [None, None]
-    assert "of rows p0_0_1 (1 in all) names a row of the session that they do not begin with" in caplog.text
+    assert (
+        "of rows p0_0_1 (1 in all) names a row of the session that they do not begin with"
+        in caplog.text
+    )
 
 
 def test_extra_fields_that_are_something_else_say_nothing():
-    assert continued(grown_sessions([2], prompts=1), extra_fields=[None, "a word of the user's own"]) == [None, 0]
+    assert continued(
+        grown_sessions([2], prompts=1), extra_fields=[None, "a word of the user's own"]
+    ) == [None, 0]
 
 
 def test_routes_forbid_sharing_and_leave_what_happened_as_it_is():
     rows = grown_sessions([2], prompts=1)
-    routes = [torch.full((len(a) + len(b), 1, 1), turn) for turn, (a, b) in enumerate(rows.values())]
+    routes = [
+        torch.full((len(a) + len(b), 1, 1), turn) for turn, (a, b) in enumerate(rows.values())
+    ]
     prefixes = detect(rows, routed_experts=routes)
-    assert prefixes.by_tokens.saves
-    assert not prefixes.by_outputs.saves
+    assert prefixes.by_tokens.has_shared_tokens
+    assert not prefixes.by_outputs.has_shared_tokens
     assert prefixes.continued_R == [None, 0]
 
 
-@pytest.mark.parametrize(("values", "continues"), [((0.0, 1.0), [None, None]), ((1.0, 1.0), [None, 0])])
+@pytest.mark.parametrize(
+    ("values", "continues"), [((0.0, 1.0), [None, None]), ((1.0, 1.0), [None, 0])]
+)
 def test_rows_of_other_images_neither_share_nor_continue(values, continues):
-    images = [{"pixel_values": torch.full((turn + 1, 2), value)} for turn, value in enumerate(values)]
+    images = [
+        {"pixel_values": torch.full((turn + 1, 2), value)} for turn, value in enumerate(values)
+    ]
     prefixes = detect(grown_sessions([2], prompts=1), images=True, multi_modal_inputs=images)
     assert prefixes.has_images
     assert prefixes.continued_R == continues
-    assert prefixes.by_outputs.saves == (continues != [None, None])
+    assert prefixes.by_outputs.has_shared_tokens == (continues != [None, None])
 
 
 def test_rows_of_text_of_a_model_that_sees_images_share_across_sessions():
     rows = branching_rows(prompts=2, rollouts=2)
     prefixes = detect(rows, images=True, multi_modal_inputs=[{}] * len(rows))
     assert not prefixes.has_images
-    assert prefixes.by_outputs.parts
+    assert prefixes.by_outputs.has_branches
 
 
 def test_images_are_read_of_few_sessions_at_a_time(monkeypatch):
@@ -175,12 +216,17 @@ def test_images_are_read_of_few_sessions_at_a_time(monkeypatch):
 
     monkeypatch.setattr(detection, "read_fields", counted_read)
     monkeypatch.setattr(detection, "MAX_LARGE_TOKENS_READ", 1)
-    found = continued(rows, images=True, multi_modal_inputs=[{"pixel_values": torch.ones(2, 4)} for _ in rows])
+    found = continued(
+        rows, images=True, multi_modal_inputs=[{"pixel_values": torch.ones(2, 4)} for _ in rows]
+    )
     assert sum(earlier is not None for earlier in found) == 6
     assert seen == [3, 2, 4]
 
 
 @pytest.mark.parametrize("place", ["0", -1, True, 1.0])
 def test_what_no_row_can_be_is_refused_with_the_row(place):
-    with pytest.raises(PaddingDataError, match=r"row 'p0_0_1': extra_fields\['extends'\] is .*number of a row of its"):
+    with pytest.raises(
+        PaddingDataError,
+        match=r"row 'p0_0_1': extra_fields\['extends'\] is .*number of a row of its",
+    ):
         declared(grown_sessions([2], prompts=1), {"p0_0_1": place})

@@ -1,4 +1,5 @@
-"""Tips of micro-batches, and outputs expanded to all rows; on verl's engine, before it has anything to run."""
+"""Tips of micro-batches, and outputs expanded to all rows; on verl's engine, before it has anything
+to run."""
 
 import functools
 import inspect
@@ -37,7 +38,9 @@ def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
 
 def test_a_row_shares_with_an_earlier_one_of_its_routes():
     routes = [torch.full((4, 2, 2), route) for route in (0, 1, 0)]
-    tree = find_tree(rows_of([[1, 2, 3, 6], [1, 2, 3, 5], [1, 2, 3, 4]], routed_experts=routes), branches=True)
+    tree = find_tree(
+        rows_of([[1, 2, 3, 6], [1, 2, 3, 5], [1, 2, 3, 4]], routed_experts=routes), branches=True
+    )
     assert tree.tokens == 4 + 4 + 2
 
 
@@ -45,7 +48,9 @@ def test_a_row_shares_with_an_earlier_one_of_its_routes():
 def test_rows_with_one_beginning_are_each_compared_with_few_others(branches, monkeypatch):
     compared = []
     alike = engine_module.common_prefix_length
-    monkeypatch.setattr(engine_module, "common_prefix_length", lambda *two: compared.append(two) or alike(*two))
+    monkeypatch.setattr(
+        engine_module, "common_prefix_length", lambda *two: compared.append(two) or alike(*two)
+    )
     rows = [[7, 7, 7, row, row, row] for row in range(100)]
     find_tree(rows_of(rows), branches=branches)
     find_tree(rows_of(rows, temperature=[float(row) for row in range(100)]), branches=branches)
@@ -92,10 +97,25 @@ def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
     [
         {"position_ids": [torch.arange(3) + 1, torch.arange(5)]},
         {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1) + 1]},
-        {"routed_experts": [torch.zeros(3, 2, 2, dtype=torch.int64), torch.ones(5, 2, 2, dtype=torch.int64)]},
-        {"teacher_ids": [torch.zeros(3, 4, dtype=torch.int64), torch.ones(5, 4, dtype=torch.int64)]},
+        {
+            "routed_experts": [
+                torch.zeros(3, 2, 2, dtype=torch.int64),
+                torch.ones(5, 2, 2, dtype=torch.int64),
+            ]
+        },
+        {
+            "teacher_ids": [
+                torch.zeros(3, 4, dtype=torch.int64),
+                torch.ones(5, 4, dtype=torch.int64),
+            ]
+        },
         {"teacher_logprobs": [torch.zeros(3, 4), torch.ones(5, 4)]},
-        {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {"pixel_values": torch.ones(2, 4)}]},
+        {
+            "multi_modal_inputs": [
+                {"pixel_values": torch.zeros(2, 4)},
+                {"pixel_values": torch.ones(2, 4)},
+            ]
+        },
         {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {}]},
         {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(1.0)}]},
         {"multi_modal_inputs": [{}, {"boxes": [1]}]},
@@ -113,10 +133,25 @@ def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields)
     "fields",
     [
         {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1)]},
-        {"routed_experts": [torch.ones(3, 2, 2, dtype=torch.int64), torch.ones(5, 2, 2, dtype=torch.int64)]},
+        {
+            "routed_experts": [
+                torch.ones(3, 2, 2, dtype=torch.int64),
+                torch.ones(5, 2, 2, dtype=torch.int64),
+            ]
+        },
         # verl ends each row's with a line of zeros.
-        {"teacher_logprobs": [torch.tensor([[1.0], [1.0], [0.0]]), torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]])]},
-        {"multi_modal_inputs": [{"pixel_values": torch.ones(2, 4)}, {"pixel_values": torch.ones(6, 4)}]},
+        {
+            "teacher_logprobs": [
+                torch.tensor([[1.0], [1.0], [0.0]]),
+                torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]]),
+            ]
+        },
+        {
+            "multi_modal_inputs": [
+                {"pixel_values": torch.ones(2, 4)},
+                {"pixel_values": torch.ones(6, 4)},
+            ]
+        },
         {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4)}]},
         {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4), "mm_token_type_ids": None}]},
         {"temperature": [0.5, 0.5]},
@@ -129,15 +164,21 @@ def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
 
 @pytest.mark.parametrize("branches", [False, True])
 def test_rows_of_other_images_between_them_keep_no_rows_from_sharing(branches):
-    images = [{"pixel_values": torch.full((n, 4), value)} for value, n in ((1.0, 2), (2.0, 2), (1.0, 4), (2.0, 4))]
-    data = rows_of([[5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5]], multi_modal_inputs=images)
+    images = [
+        {"pixel_values": torch.full((n, 4), value)}
+        for value, n in ((1.0, 2), (2.0, 2), (1.0, 4), (2.0, 4))
+    ]
+    data = rows_of(
+        [[5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5]], multi_modal_inputs=images
+    )
     assert tips_of(data, branches=branches) == (2, 3, 2, 3)
     assert find_tree(data, branches=branches).tokens == 10
 
 
 def test_rows_with_images_beside_them_share_no_more_than_chains():
     data = rows_of(
-        [[5, 6, 7, 8], [5, 6, 7, 9], [9, 9]], multi_modal_inputs=[{}, {}, {"pixel_values": torch.ones(2, 4)}]
+        [[5, 6, 7, 8], [5, 6, 7, 9], [9, 9]],
+        multi_modal_inputs=[{}, {}, {"pixel_values": torch.ones(2, 4)}],
     )
     assert not find_tree(data, branches=True).branches
 
@@ -170,21 +211,35 @@ class Engine(FSDPEngineWithLMHead):
         ids = micro_batch["input_ids"]
         weight = output
         return {
-            "log_probs": torch.nested.nested_tensor_from_jagged(ids.values() * weight, ids.offsets()),
+            "log_probs": torch.nested.nested_tensor_from_jagged(
+                ids.values() * weight, ids.offsets()
+            ),
             "values": torch.nested.nested_tensor_from_jagged(ids.values() + 0.5, ids.offsets()),
             "log_probs_of_nothing": None,
         }
 
 
-def cut(tokens: list[list[int]], *, budget: int = 12, chained: bool = True, packed: bool = True) -> TensorDict:
-    """The one micro-batch of these rows, as the plan cuts it, by which row 3 extends rows 0 and 2."""
+def cut(
+    tokens: list[list[int]], *, budget: int = 12, chained: bool = True, packed: bool = True
+) -> TensorDict:
+    """The one micro-batch of these rows, as the plan cuts it, by which row 3 extends rows 0 and
+    2."""
     data = rows_of(tokens)
     if chained:
         data[SHARED] = torch.tensor(
-            [len(row) if len(tokens) > 3 and number in (0, 2) else 0 for number, row in enumerate(tokens)]
+            [
+                len(row) if len(tokens) > 3 and number in (0, 2) else 0
+                for number, row in enumerate(tokens)
+            ]
         )
     data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
-    tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=budget, sp_size=1, use_remove_padding=packed)
+    tu.assign_non_tensor(
+        data,
+        use_dynamic_bsz=True,
+        max_token_len_per_gpu=budget,
+        sp_size=1,
+        use_remove_padding=packed,
+    )
     tu.assign_non_tensor(data, cut_by_plan=True, **({BRANCHES: False} if chained else {}))
     (micro_batch,), _ = follow_plan(prepare_micro_batches)(data)
     return micro_batch
@@ -208,8 +263,14 @@ def test_the_engine_computes_tips_and_every_row_gets_its_outputs():
     outputs = outputs_of(engine, micro_batch, weight)
     of_inputs, of_outputs = engine.seen
     assert of_inputs is of_outputs, "selecting rows takes as long as the loss"
-    assert [row.tolist() for row in of_inputs["input_ids"].unbind()] == [CHAIN[1], CHAIN[4], CHAIN[3]]
-    assert [row.tolist() for row in outputs["log_probs"].unbind()] == [[2.0 * id for id in row] for row in CHAIN]
+    assert [row.tolist() for row in of_inputs["input_ids"].unbind()] == [
+        CHAIN[1],
+        CHAIN[4],
+        CHAIN[3],
+    ]
+    assert [row.tolist() for row in outputs["log_probs"].unbind()] == [
+        [2.0 * id for id in row] for row in CHAIN
+    ]
     assert values_of(outputs) == VALUES
     assert outputs["log_probs_of_nothing"] is None
     outputs["log_probs"].values().sum().backward()
@@ -219,7 +280,11 @@ def test_the_engine_computes_tips_and_every_row_gets_its_outputs():
 
 @pytest.mark.parametrize(
     "output",
-    [torch.ones(3, 8), [1.0, 2.0], torch.nested.as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged)],
+    [
+        torch.ones(3, 8),
+        [1.0, 2.0],
+        torch.nested.as_nested_tensor([torch.ones(1)] * 3, layout=torch.jagged),
+    ],
     ids=["values per row", "a list", "responses alone"],
 )
 def test_an_output_that_is_not_one_value_per_token_is_refused(output):
@@ -230,7 +295,9 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output):
 
     engine = Scoring()
     share_in(engine)
-    with pytest.raises(PaddingError, match=r"Scoring's 'scores' must be nested, .* that is computed"):
+    with pytest.raises(
+        PaddingError, match=r"Scoring's 'scores' must be nested, .* that is computed"
+    ):
         outputs_of(engine, cut(CHAIN), output)
 
 
@@ -246,7 +313,9 @@ def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
     class OwnCritic(OwnEngine):
         @instead_of_verls_outputs
         def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
-            outputs = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+            outputs = super().prepare_model_outputs(
+                output, output_args, micro_batch, logits_processor_func
+            )
             return {"values": outputs["values"]}
 
     actor, critic = OwnEngine(), OwnCritic()
@@ -278,7 +347,10 @@ def test_a_chain_that_is_none_in_a_full_micro_batch_is_told_and_computed(caplog)
     micro_batch = cut([[1, 2, 3], [5], [1, 2, 4], [1, 2, 5, 6]], budget=8)
     assert TREE not in micro_batch
     assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 1, 3, 4]
-    assert "a micro-batch computes 11 tokens, where 5 were planned and the budget is 8: its rows do not" in caplog.text
+    assert (
+        "a micro-batch computes 11 tokens, where 5 were planned and the budget is 8: its rows do "
+        "not" in caplog.text
+    )
 
 
 def test_rows_that_are_not_packed_do_not_share():
@@ -291,7 +363,9 @@ def test_it_is_installed_once_and_refuses_other_engines():
     once = Engine.prepare_model_inputs
     share_in(engine)
     assert Engine.prepare_model_inputs is once
-    with pytest.raises(PaddingError, match=r"'on': object has a prepare_model_inputs of its own, .*sharing=off"):
+    with pytest.raises(
+        PaddingError, match=r"'on': object has a prepare_model_inputs of its own, .*sharing=off"
+    ):
         share_in(object())
 
 
@@ -301,22 +375,34 @@ def test_an_engine_that_may_read_fields_which_are_not_compared_is_refused(name):
         raise NotImplementedError
 
     refused = type("WithAdapters", (FSDPEngineWithLMHead,), {name: with_adapters})
-    with pytest.raises(PaddingError, match=rf"WithAdapters has a {name} of its own, .* or set padding\.sharing=off\.$"):
+    with pytest.raises(
+        PaddingError,
+        match=rf"WithAdapters has a {name} of its own, .* or set padding\.sharing=off\.$",
+    ):
         share_in(object.__new__(refused))
     assert getattr(refused, name) is with_adapters
     verls = functools.wraps(getattr(FSDPEngineWithLMHead, name))(with_adapters)
     share_in(object.__new__(type("Profiled", (FSDPEngineWithLMHead,), {name: verls})))
 
 
-@pytest.mark.parametrize("engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead])
+@pytest.mark.parametrize(
+    "engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead]
+)
 def test_verls_own_engines_are_not(engine):
     share_in(object.__new__(type("Subclass", (engine,), {})))
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():
-    """When this fails: see whether verl shares prefixes by itself by now; then delete worker/plan_packer.py."""
+    """When this fails: see whether verl shares prefixes by itself by now; then delete
+    worker/plan_packer.py."""
     for engine in (FSDPEngineWithLMHead, FSDPEngineWithValueHead):
         inputs = inspect.signature(inspect.unwrap(engine.prepare_model_inputs)).parameters
         outputs = inspect.signature(inspect.unwrap(engine.prepare_model_outputs)).parameters
         assert list(inputs) == ["self", "micro_batch"]
-        assert list(outputs) == ["self", "output", "output_args", "micro_batch", "logits_processor_func"]
+        assert list(outputs) == [
+            "self",
+            "output",
+            "output_args",
+            "micro_batch",
+            "logits_processor_func",
+        ]

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_padding.recipes.subagents.arithmetic import LONGEST, CalculateTool, NotArithmeticError, as_text, evaluate
+from verl_padding.recipes.subagents.arithmetic import (
+    LONGEST,
+    CalculateTool,
+    NotArithmeticError,
+    as_text,
+    evaluate,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +31,30 @@ def test_expressions_have_the_value_of_arithmetic(text, value):
     assert evaluate(text) == value
 
 
-NO_NUMBERS = ["", "1 +", "1..2", "1 2", "1\n2", "abs(-1)", "a", "().__class__", "[1]", "\u0661", "(" * 99 + ")" * 99]
-NO_ARITHMETIC = ["2 ** 9", "9 // 2", "1_0", "1e9", "0x10", "1, 2", "1; 2", "1 if 1 else 2", "(1)(2)"]
+NO_NUMBERS = [
+    "",
+    "1 +",
+    "1..2",
+    "1 2",
+    "1\n2",
+    "abs(-1)",
+    "a",
+    "().__class__",
+    "[1]",
+    "\u0661",
+    "(" * 99 + ")" * 99,
+]
+NO_ARITHMETIC = [
+    "2 ** 9",
+    "9 // 2",
+    "1_0",
+    "1e9",
+    "0x10",
+    "1, 2",
+    "1; 2",
+    "1 if 1 else 2",
+    "(1)(2)",
+]
 NO_VALUE = ["1 / 0", "1" * (LONGEST + 1)]
 
 
@@ -44,7 +72,12 @@ def test_no_text_does_anything_but_give_a_number_or_a_refusal(text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(Fraction(3), "3"), (Fraction(-3, 4), "-0.75"), (Fraction(1, 3), "1/3"), (Fraction(1, 100000), "0.00001")],
+    [
+        (Fraction(3), "3"),
+        (Fraction(-3, 4), "-0.75"),
+        (Fraction(1, 3), "1/3"),
+        (Fraction(1, 100000), "0.00001"),
+    ],
 )
 def test_values_are_written_as_people_write_them(value, text):
     assert as_text(value) == text
@@ -57,7 +90,9 @@ def test_what_is_written_is_exact_and_can_be_read_again(value):
 
 def test_the_tool_adds_up_what_sub_agents_replied_and_answers_a_mistake():
     desk = SimpleNamespace(replies=["1", "2"], calculated=None)
-    tool = CalculateTool({}, SimpleNamespace(function=SimpleNamespace(name="calculate"), model_dump=lambda **_: {}))
+    tool = CalculateTool(
+        {}, SimpleNamespace(function=SimpleNamespace(name="calculate"), model_dump=lambda **_: {})
+    )
 
     def calculate(expression):
         call = tool.execute("", {"expression": expression}, agent_data=SimpleNamespace(desk=desk))

@@ -47,7 +47,11 @@ def test_each_turn_is_a_row_in_a_context_of_its_own():
         assert output.extra_fields["global_steps"] == 3
     assert outputs[0].reward_score is None
     assert outputs[-1].reward_score == pytest.approx(1.0)
-    assert outputs[-1].extra_fields["reward_extra_info"] == {"acc": 1.0, "walked": 1.0, "turns": 2.0}
+    assert outputs[-1].extra_fields["reward_extra_info"] == {
+        "acc": 1.0,
+        "walked": 1.0,
+        "turns": 2.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,9 @@ def test_a_session_without_a_reply_has_no_row():
 
 
 def test_a_first_context_that_is_too_long_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"data\.max_prompt_length=20: row 7 of .* a context of \d+ tokens"):
+    with pytest.raises(
+        ValueError, match=r"data\.max_prompt_length=20: row 7 of .* a context of \d+ tokens"
+    ):
         play(["2"], prompt_length=20, row=ROW | {"index": 7})
 
 
@@ -119,7 +125,9 @@ def test_a_path_is_walked_until_the_first_wrong_reply(path, right):
     assert task.info["acc"] == float(walked == len(path))
 
 
-@pytest.mark.parametrize(("reply", "reward"), [("x", 0.0), ("", 0.0), ("4", 0.1), ("\u0664", 0.0), ("1", 1.0)])
+@pytest.mark.parametrize(
+    ("reply", "reward"), [("x", 0.0), ("", 0.0), ("4", 0.1), ("\u0664", 0.0), ("1", 1.0)]
+)
 def test_form_is_worth_a_little_and_the_right_number_all(reply, reward):
     task = SymbolPath("1")
     task.react(reply)
@@ -151,7 +159,8 @@ def test_math_carries_notes_from_turn_to_turn_and_nothing_else():
 def test_each_source_has_its_task_and_an_unknown_one_is_refused():
     assert isinstance(task_of(MATH_ROW), NotedMath)
     with pytest.raises(
-        ValueError, match=r"data_source='other': no task for it\. Choices: verl_padding/symbol_path, "
+        ValueError,
+        match=r"data_source='other': no task for it\. Choices: verl_padding/symbol_path, ",
     ) as refusal:
         task_of(MATH_ROW | {"data_source": "other"})
     assert all(source in str(refusal.value) for source in TASKS)

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from tests.support import played
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
-from verl_padding.recipes.every_call.tasks import GSM8K_SOURCE, TINY_SOURCE, CheckedMath, Doors, task_of
+from verl_padding.recipes.every_call.tasks import (
+    GSM8K_SOURCE,
+    TINY_SOURCE,
+    CheckedMath,
+    Doors,
+    task_of,
+)
 from verl_padding.recipes.every_call.thinking import ThinkingLoop
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "3"}}
@@ -54,7 +60,9 @@ def test_calls_are_limited_and_an_empty_reply_ends_the_session():
 def test_a_context_that_outgrows_the_prompt_ends_the_session():
     outputs, server = play([f"1{END}", f"2{END}", f"4{END}"], prompt_length=len(FIRST) + 10)
     assert len(outputs) == len(server.requests) < 3
-    with pytest.raises(ValueError, match=r"data\.max_prompt_length=5: row 7 of .* a context of \d+ tokens"):
+    with pytest.raises(
+        ValueError, match=r"data\.max_prompt_length=5: row 7 of .* a context of \d+ tokens"
+    ):
         play(["1"], prompt_length=5, row=ROW | {"index": 7})
 
 
@@ -72,7 +80,9 @@ def test_what_was_thought_is_left_out_of_the_next_prompt():
     prompts = [tokenizer.decode(output.prompt_ids) for output in outputs]
     assert prompts == [f"{said}<think>" for said in (first, second, third)]
     thoughts = ["hmm</think>", "so 2</think>", "3</think>"]
-    assert server.prompts[1::2] == [prompt + thought for prompt, thought in zip(prompts, thoughts, strict=True)]
+    assert server.prompts[1::2] == [
+        prompt + thought for prompt, thought in zip(prompts, thoughts, strict=True)
+    ]
     rows = [tokenizer.decode(output.response_ids) for output in outputs]
     assert rows == ["hmm</think>1", "so 2</think>2", "3</think>3"]
     # The second thought was ended for the model: no token of its own.
@@ -107,7 +117,8 @@ def test_trying_every_door_once_always_finds_the_prize(prize, doors):
 
 
 @pytest.mark.parametrize(
-    ("replies", "reward"), [(["x"], 0.0), ([""], 0.0), (["5"], 0.0), (["1", "1"], 1 / 8), (["1", "2", "1"], 2 / 8)]
+    ("replies", "reward"),
+    [(["x"], 0.0), ([""], 0.0), (["5"], 0.0), (["1", "1"], 1 / 8), (["1", "2", "1"], 2 / 8)],
 )
 def test_no_door_or_an_empty_one_again_ends_the_search(replies, reward):
     task = Doors("3")
@@ -140,7 +151,13 @@ def test_wrong_answers_are_told_and_cost_a_tenth():
 
 def test_a_task_is_chosen_by_the_data_source():
     assert isinstance(task_of(ROW), Doors)
-    math = {"data_source": GSM8K_SOURCE, "reward_model": {"ground_truth": "42"}, "raw_prompt": [{"content": "?"}]}
+    math = {
+        "data_source": GSM8K_SOURCE,
+        "reward_model": {"ground_truth": "42"},
+        "raw_prompt": [{"content": "?"}],
+    }
     assert isinstance(task_of(math), CheckedMath)
-    with pytest.raises(ValueError, match=r"data_source='other': no task for it\. Choices: verl_padding/doors, "):
+    with pytest.raises(
+        ValueError, match=r"data_source='other': no task for it\. Choices: verl_padding/doors, "
+    ):
         task_of({"data_source": "other"})

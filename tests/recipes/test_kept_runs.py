@@ -1,4 +1,5 @@
-"""Runs of the recipes over several seeds, as last measured: of the recipes as they are, and as good as promised."""
+"""Runs of the recipes over several seeds, as last measured: of the recipes as they are, and as good
+as promised."""
 
 from inspect import signature
 
@@ -28,7 +29,11 @@ def test_kept_runs_are_of_the_recipe_as_it_is(name):
         ("demo", "padded", 10),
         ("subagents", "padded", 3),
         ("every_call", "shared", 3),
-        *(("source_job", f"{estimator}_{side}", 3) for estimator in ("grpo", "gae") for side in ("lcm", "prompt")),
+        *(
+            ("source_job", f"{estimator}_{side}", 3)
+            for estimator in ("grpo", "gae")
+            for side in ("lcm", "prompt")
+        ),
     ],
 )
 def test_every_seed_learns(name, side, seeds):
@@ -59,7 +64,9 @@ def test_the_source_job_takes_the_steps_that_each_side_promises():
         else:
             assert taken == [-(-rows // (MINI_BATCH * SESSIONS)) for rows in run["rows"]]
         if "_lcm_" in name:
-            assert run["fewest_real_rows"] == [rows // steps for rows, steps in zip(run["rows"], taken, strict=True)]
+            assert run["fewest_real_rows"] == [
+                rows // steps for rows, steps in zip(run["rows"], taken, strict=True)
+            ]
 
 
 def test_the_page_of_the_subagents_says_what_is_kept():

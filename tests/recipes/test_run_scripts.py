@@ -1,4 +1,5 @@
-"""The recipes' data, jobs and run scripts: all fit verl's config, and scripts look at a job before they start it."""
+"""The recipes' data, jobs and run scripts: all fit verl's config, and scripts look at a job before
+they start it."""
 
 import os
 import re
@@ -32,7 +33,9 @@ def test_there_are_scripts_for_each_recipe_and_both_kinds_of_machine():
         assert sorted({path.parent.name for path in scripts}) == RECIPE_NAMES
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.sh")), ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize(
+    "path", sorted(RECIPES.glob("*/*.sh")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
 def test_the_shell_can_read_it(path):
     subprocess.run(["bash", "-n", path], check=True)
 
@@ -41,7 +44,10 @@ def test_the_shell_can_read_it(path):
 def test_doctor_comes_before_the_job_and_the_page_after_it(path):
     script = path.read_text()
     doctor = script.index('\nverl-padding doctor "${job[@]}"\n')
-    job = 'python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra" 2>&1 | tee -a "${out}/log"\n'
+    job = (
+        'python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra" 2>&1 | tee -a'
+        ' "${out}/log"\n'
+    )
     assert doctor < script.index(job) < script.index('\nverl-padding report "${out}"')
     assert "rollout_data_dir=" in script
     assert re.search(FLAG, script)
@@ -59,7 +65,9 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     padding = check_job(config).padding
     assert padding.strategy == "prompt"
     engine = VerlJob(config, padding).engines["actor"]
-    assert (engine.strategy, engine.dp_size) == (("megatron", 2) if "megatron" in path.name else ("fsdp2", 8))
+    assert (engine.strategy, engine.dp_size) == (
+        ("megatron", 2) if "megatron" in path.name else ("fsdp2", 8)
+    )
     assert config.actor_rollout_ref.rollout.name == "vllm"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == path.parent.name
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 24576
@@ -70,19 +78,28 @@ def test_a_relative_out_is_one_place_for_everything(recipe, tmp_path):
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     for name, script in {
-        "python": "#!/bin/bash\nif [[ $2 == *.job ]]; then echo made=$3; exit ${FAIL:-0}; fi\n"
-        'echo "metrics=$VERL_FILE_LOGGER_PATH" "$@" > "$TOLD"\n',
+        "python": (
+            "#!/bin/bash\nif [[ $2 == *.job ]]; then echo made=$3; exit ${FAIL:-0}; fi\n"
+            'echo "metrics=$VERL_FILE_LOGGER_PATH" "$@" > "$TOLD"\n'
+        ),
         "verl-padding": "#!/bin/bash\n",
     }.items():
         (bin_folder / name).write_text(script)
         (bin_folder / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "TOLD": str(tmp_path / "told")}
+    environment = os.environ | {
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "TOLD": str(tmp_path / "told"),
+    }
     environment |= {"OUT": "runs/one", "PADDING": ""}
     command = ["/bin/bash", str(RECIPES / recipe / "run_tiny_cpu.sh"), "data.seed=1"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     told, out = (tmp_path / "told").read_text().split(), tmp_path / "runs" / "one"
     assert told[0] == f"metrics={out}/metrics.jsonl"
-    assert {f"made={out}/assets", f"trainer.rollout_data_dir={out}/rollouts", f"hydra.run.dir={out}/hydra"} <= set(told)
+    assert {
+        f"made={out}/assets",
+        f"trainer.rollout_data_dir={out}/rollouts",
+        f"hydra.run.dir={out}/hydra",
+    } <= set(told)
     assert "data.seed=1" in told
     assert "+padding=prompt" not in told
 
@@ -95,7 +112,10 @@ def test_a_relative_out_is_one_place_for_everything(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("data", "answers"),
     [
-        (context_reset_data, lambda answer: len(answer) in range(1, 5) and set(answer) <= set("12")),
+        (
+            context_reset_data,
+            lambda answer: len(answer) in range(1, 5) and set(answer) <= set("12"),
+        ),
         (every_call_data, lambda answer: answer in "1234"),
         (subagents_data, lambda answer: len(answer) in range(1, 4)),
     ],

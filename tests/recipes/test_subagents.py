@@ -1,4 +1,5 @@
-"""The recipe's lead and sub-agents on verl's own tool agent loop, with a scripted server in the place of a model."""
+"""The recipe's lead and sub-agents on verl's own tool agent loop, with a scripted server in the
+place of a model."""
 
 import json
 
@@ -15,7 +16,12 @@ from verl_padding.recipes.subagents.job import HERE
 from verl_padding.recipes.subagents.session_metrics import session_metrics
 from verl_padding.recipes.subagents.tasks import GSM8K_SOURCE, TINY_SOURCE, SymbolSum, task_of
 
-ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "ba"}, "raw_prompt": [], "index": 7}
+ROW = {
+    "data_source": TINY_SOURCE,
+    "reward_model": {"ground_truth": "ba"},
+    "raw_prompt": [],
+    "index": 7,
+}
 MATH_ROW = {
     "data_source": GSM8K_SOURCE,
     "reward_model": {"ground_truth": "42"},
@@ -24,11 +30,21 @@ MATH_ROW = {
 FORM = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def play(script, *, row=ROW, call_format="terse", prompt_length=600, response_length=400, **settings):
-    multi_turn = OmegaConf.structured(MultiTurnConfig(format=call_format, max_parallel_calls=9, max_assistant_turns=4))
-    rollout = {"prompt_length": prompt_length, "response_length": response_length, "full_determinism": False}
+def play(
+    script, *, row=ROW, call_format="terse", prompt_length=600, response_length=400, **settings
+):
+    multi_turn = OmegaConf.structured(
+        MultiTurnConfig(format=call_format, max_parallel_calls=9, max_assistant_turns=4)
+    )
+    rollout = {
+        "prompt_length": prompt_length,
+        "response_length": response_length,
+        "full_determinism": False,
+    }
     tools = ToolListWrap(load_all_tools(str(HERE / "tools.yaml"), None))
-    return played.play(SubagentsLoop, script, row, rollout | {"multi_turn": multi_turn}, tools=tools, **settings)
+    return played.play(
+        SubagentsLoop, script, row, rollout | {"multi_turn": multi_turn}, tools=tools, **settings
+    )
 
 
 def own_words(output):
@@ -37,11 +53,15 @@ def own_words(output):
 
 
 def test_a_session_is_a_short_row_of_each_sub_agent_and_one_of_the_lead():
-    rows, server = play([("#|#", "2"), ("bbbb", "2"), ("aaaa", "1"), ("1<|im_end|>", "0")], reply_tokens=2)
+    rows, server = play(
+        [("#|#", "2"), ("bbbb", "2"), ("aaaa", "1"), ("1<|im_end|>", "0")], reply_tokens=2
+    )
     assert [own_words(row) for row in rows] == ["2", "1", "20"]
     lead, *subagents = server.prompts[:3]
     assert lead == FORM.format("####|####")
-    assert sorted(subagents) == [FORM.format("a" * 8), FORM.format("b" * 8)], "asked at once, in any order"
+    assert sorted(subagents) == [FORM.format("a" * 8), FORM.format("b" * 8)], (
+        "asked at once, in any order"
+    )
     assert len(rows[-1].response_ids) > 10 * len(rows[0].response_ids)
     assert 0 in rows[-1].response_mask, "the replies of tools are not the model's own"
     assert all(params["max_tokens"] == 2 for _, _, params in server.requests)
@@ -70,7 +90,13 @@ def test_a_sub_agent_that_fails_costs_its_row_and_the_lead_is_told():
 
 
 def test_what_a_sub_agent_calculates_is_no_result_of_the_lead():
-    script = [("#|#", "2"), ("bbbb", "0"), ("error: only numbers", "2"), ("aaaa", "1"), ("tool\n1", "0")]
+    script = [
+        ("#|#", "2"),
+        ("bbbb", "0"),
+        ("error: only numbers", "2"),
+        ("aaaa", "1"),
+        ("tool\n1", "0"),
+    ]
     rows, server = play(script)
     assert server.script == []
     assert [own_words(row) for row in rows] == ["02", "1", "20"]
@@ -78,7 +104,9 @@ def test_what_a_sub_agent_calculates_is_no_result_of_the_lead():
 
 
 def test_there_are_no_more_sub_agents_than_the_limit_says():
-    rows, server = play([("#|#", "2"), ("bbbb", "2"), ("error: no sub-agent is left", "0")], max_subagents=1)
+    rows, server = play(
+        [("#|#", "2"), ("bbbb", "2"), ("error: no sub-agent is left", "0")], max_subagents=1
+    )
     assert len(rows) == 2
     assert len(server.requests) == 3
 
@@ -91,10 +119,15 @@ def test_a_session_whose_lead_is_not_answered_has_no_row():
 
 
 def test_a_task_that_is_too_long_is_refused_by_name():
-    with pytest.raises(PromptTooLongError, match=r"data\.max_prompt_length=20: row 7 of .* a context of \d+ tokens"):
+    with pytest.raises(
+        PromptTooLongError, match=r"data\.max_prompt_length=20: row 7 of .* a context of \d+ tokens"
+    ):
         play([], prompt_length=20)
     call = {"name": "ask", "arguments": {"question": "very " * 200}}
-    script = [("You lead a team", f"<tool_call>{json.dumps(call)}</tool_call>"), ("error: a context of", "#### 42")]
+    script = [
+        ("You lead a team", f"<tool_call>{json.dumps(call)}</tool_call>"),
+        ("error: a context of", "#### 42"),
+    ]
     rows, _ = play(script, row=MATH_ROW, call_format="hermes", response_length=2000)
     assert len(rows) == 1
     assert rows[0].extra_fields["reward_extra_info"]["failed_subagents"] == 1.0
@@ -124,7 +157,9 @@ def test_parts_that_are_none_are_refused(parts):
 
 
 def test_a_row_without_a_task_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match=r"data_source='x': no task .* verl_padding/symbol_sum, openai/gsm8k"):
+    with pytest.raises(
+        ValueError, match=r"data_source='x': no task .* verl_padding/symbol_sum, openai/gsm8k"
+    ):
         task_of({"data_source": "x"})
 
 

@@ -44,12 +44,17 @@ ALONE = replace(LONGER, row=3, key="b_0_0", age=None, idle=False, advantage=0.0,
 
 def made_step(**values) -> RecordedStep:
     rows = [ROW, LONGER, PARTED, ALONE]
-    return RecordedStep(**{"step": 3, "update": 0, "keys": [row.key for row in rows], "rows": rows} | values)
+    return RecordedStep(
+        **{"step": 3, "update": 0, "keys": [row.key for row in rows], "rows": rows} | values
+    )
 
 
 @pytest.mark.parametrize("leave_out", ["nothing", "rows", "timings"])
 def test_a_file_reads_as_it_was_written(leave_out: str, tmp_path: Path):
-    updates = [made_step(timings=two_ranks()), made_step(update=1, timings=two_ranks(told_apart=False))]
+    updates = [
+        made_step(timings=two_ranks()),
+        made_step(update=1, timings=two_ranks(told_apart=False)),
+    ]
     if leave_out != "nothing":
         updates = [replace(update, **{leave_out: []}) for update in updates]
     path = tmp_path / "steps" / "3.jsonl"
@@ -60,7 +65,12 @@ def test_a_file_reads_as_it_was_written(leave_out: str, tmp_path: Path):
 def test_a_line_of_a_row_has_this_form(tmp_path: Path):
     write_steps([made_step()], tmp_path / "3.jsonl")
     header, row, *_ = map(json.loads, (tmp_path / "3.jsonl").read_text().splitlines())
-    assert header == {"form": 1, "step": 3, "update": 0, "keys": ["a_0_0", "a_0_1", "a_1_0", "b_0_0"]}
+    assert header == {
+        "form": 1,
+        "step": 3,
+        "update": 0,
+        "keys": ["a_0_0", "a_0_1", "a_1_0", "b_0_0"],
+    }
     assert row == {
         "row": 0,
         "key": "a_0_0",
@@ -80,7 +90,13 @@ def test_a_line_of_a_row_has_this_form(tmp_path: Path):
 def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path: Path):
     path = tmp_path / "3.jsonl"
     write_steps(
-        [made_step(rows=[replace(ROW, reward=math.nan, advantage=-math.inf, shares_with=None)], keys=[ROW.key])], path
+        [
+            made_step(
+                rows=[replace(ROW, reward=math.nan, advantage=-math.inf, shares_with=None)],
+                keys=[ROW.key],
+            )
+        ],
+        path,
     )
     row = json.loads(path.read_text().splitlines()[1])
     assert (row["reward"], row["advantage"], row["weight"]) == (None, None, 1.0)
@@ -97,9 +113,11 @@ def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path: Path):
 def test_what_rows_share_is_a_forest_again():
     forest = made_step().forest()
     order, shared = forest.shared_among(np.array([0, 2, 1]))
-    assert order.tolist() == [2, 0, 1], "row 1, then row 0, which it begins with, then row 2, which parts from that"
+    assert order.tolist() == [2, 0, 1], (
+        "row 1, then row 0, which it begins with, then row 2, which parts from that"
+    )
     assert shared.tolist() == [0, 12, 7]
-    assert sorted(forest.place_R.tolist()) == [0, 1, 2, 3]
+    assert sorted(forest.dfs_position_R.tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -120,11 +138,15 @@ def test_a_file_that_holds_no_step_is_refused(text: str | None, tmp_path: Path):
     path = tmp_path / "3.jsonl"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(PaddingDataError, match=r"3\.jsonl: .*Name one that padding.record=true has written"):
+    with pytest.raises(
+        PaddingDataError, match=r"3\.jsonl: .*Name one that padding.record=true has written"
+    ):
         read_steps(path)
 
 
-@pytest.mark.parametrize("header", ['{"step": 1, "keys": []}', '{"form": 2, "step": 1, "keys": [], "new": 1}'])
+@pytest.mark.parametrize(
+    "header", ['{"step": 1, "keys": []}', '{"form": 2, "step": 1, "keys": [], "new": 1}']
+)
 def test_a_file_of_another_form_is_refused(header: str, tmp_path: Path):
     path = tmp_path / "3.jsonl"
     path.write_text(header + "\n")

@@ -4,7 +4,14 @@ import json
 import math
 
 from verl_padding.job.metric_names import ROW_REWARD
-from verl_padding.runs.run_files import METRICS, ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
+from verl_padding.runs.run_files import (
+    METRICS,
+    ROLLOUTS,
+    StepRows,
+    dumps_in,
+    read_metrics,
+    read_step,
+)
 
 
 def test_metrics_are_read_as_far_as_they_are_written(tmp_path):
@@ -36,7 +43,10 @@ def test_rows_are_counted_by_line_whatever_the_replies_hold(tmp_path):
     (folder / "notes.jsonl").write_text("mine")
     uids_of = {10: ["ab_0_0", "ab_0_1", "cd_1_0"], 2: ["cd_0_0", "pad12_0_0", "pad12_1_0"]}
     for step, uids in uids_of.items():
-        rows = [{"output": "a\u2028b\x85c", "uid": uid, "score": 0.5 if uid[0] == "a" else 1.0} for uid in uids]
+        rows = [
+            {"output": "a\u2028b\x85c", "uid": uid, "score": 0.5 if uid[0] == "a" else 1.0}
+            for uid in uids
+        ]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{step}.jsonl").write_text(text)
     assert [read_step(path) for path in dumps_in(tmp_path / ROLLOUTS)] == [

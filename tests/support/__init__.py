@@ -1,1 +1,1 @@
-"""What tests share: rows, losses, trainers, workers, whole jobs, engines on a CPU. No test stands here."""
+"""What tests share: rows, losses, trainers, workers, whole jobs, engines on a CPU; no tests."""

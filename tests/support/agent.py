@@ -1,4 +1,5 @@
-"""An agent whose sessions have no, one or several rows, by its place in the data: the same in every run."""
+"""An agent whose sessions have no, one or several rows, by its place in the data: the same in every
+run."""
 
 import asyncio
 import hashlib
@@ -12,7 +13,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from tests.support.probe import text_of
 
-MOST_TURNS = 4
+MAX_TURNS = 4
 LONELY_STEP = 2  # step in which a single session of a single prompt yields a single row
 FAILING_STEP = 3  # step in which some sessions raise
 
@@ -21,7 +22,9 @@ def _hash(*parts: object) -> int:
     return int(hashlib.md5("-".join(map(str, parts)).encode()).hexdigest(), 16)
 
 
-def fields_of(prompt_ids: Sequence[int], response_ids: list[int], answer: TokenOutput) -> dict[str, Any]:
+def fields_of(
+    prompt_ids: Sequence[int], response_ids: list[int], answer: TokenOutput
+) -> dict[str, Any]:
     """Of a row, from the rollout's answer."""
     return {
         "prompt_ids": list(prompt_ids),
@@ -41,26 +44,31 @@ def reward_letters(tokenizer: Any, output: AgentLoopOutput) -> None:
 
 
 class VaryingTurns(AgentLoopBase):
-    """Each turn is a row of its own, with a longer context than the one before; a picture is in the first alone.
+    """Each turn is a row of its own, with a longer context than the one before; a picture is in the
+    first alone.
 
     Args:
         mishaps: whether the lonely and the failing step are as their names say.
         routes: (layers, top-k, experts) of a mixture whose routes each row records; None for none.
     """
 
-    def __init__(self, *args: Any, mishaps: bool, routes: tuple[int, int, int] | None = None, **kwargs: Any):
+    def __init__(
+        self, *args: Any, mishaps: bool, routes: tuple[int, int, int] | None = None, **kwargs: Any
+    ):
         super().__init__(*args, **kwargs)
         self.mishaps, self.routes = mishaps, routes
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
-        turns = 1 + _hash(index, session, step) % MOST_TURNS
+        turns = 1 + _hash(index, session, step) % MAX_TURNS
         if self.mishaps and step == LONELY_STEP:
             turns = int(session == 0 and index == min(self.first_prompts_of(step)))
         if self.mishaps and step == FAILING_STEP and _hash("fail", index, session) % 5 == 0:
             raise RuntimeError("this session fails on purpose")
         first = kwargs["raw_prompt"][-1]
-        outputs = await self._play([self._turn(sampling_params, self._message(first, turn)) for turn in range(turns)])
+        outputs = await self._play(
+            [self._turn(sampling_params, self._message(first, turn)) for turn in range(turns)]
+        )
         for turn, output in enumerate(outputs):
             tokens = len(output.prompt_ids) + len(output.response_ids)
             output.routed_experts = self._draw_routes(tokens, index, session, turn)
@@ -68,13 +76,17 @@ class VaryingTurns(AgentLoopBase):
             reward_letters(self.tokenizer, outputs[-1])
         return outputs
 
-    async def _play(self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]) -> list[AgentLoopOutput]:
+    async def _play(
+        self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]
+    ) -> list[AgentLoopOutput]:
         return [await turn for turn in turns]
 
     def _message(self, first: dict[str, Any], turn: int) -> dict[str, Any]:
         return {"role": "user", "content": text_of(first) + "x" * (7 * turn)} if turn else first
 
-    async def _turn(self, sampling_params: dict[str, Any], message: dict[str, Any]) -> AgentLoopOutput:
+    async def _turn(
+        self, sampling_params: dict[str, Any], message: dict[str, Any]
+    ) -> AgentLoopOutput:
         media = await self.process_multi_modal_info([message])
         prompt_ids = await self.ct_build_initial_tokens([message], images=media.get("images"))
         answer = await self.server_manager.generate(
@@ -94,27 +106,34 @@ class VaryingTurns(AgentLoopBase):
         return [[draw.sample(range(experts), top_k) for _ in range(layers)] for _ in range(tokens)]
 
     def first_prompts_of(self, step: int) -> range:
-        """Indices of the prompts of a training step (no shuffle; validation does not get here at such a step)."""
+        """Indices of the prompts of a training step (no shuffle; validation does not get here at
+        such a step)."""
         size = self.config.data.train_batch_size
         return range((step - 1) * size, step * size)
 
 
 class SubagentsInAnyOrder(VaryingTurns):
-    """The turns of a session side by side: sub-agents who are all asked the same, after a while that no run repeats."""
+    """The turns of a session side by side: sub-agents who are all asked the same, after a while
+    that no run repeats."""
 
-    async def _play(self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]) -> list[AgentLoopOutput]:
+    async def _play(
+        self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]
+    ) -> list[AgentLoopOutput]:
         return [*await asyncio.gather(*turns)]
 
     def _message(self, first: dict[str, Any], turn: int) -> dict[str, Any]:
         return first
 
-    async def _turn(self, sampling_params: dict[str, Any], message: dict[str, Any]) -> AgentLoopOutput:
+    async def _turn(
+        self, sampling_params: dict[str, Any], message: dict[str, Any]
+    ) -> AgentLoopOutput:
         await asyncio.sleep(random.SystemRandom().uniform(0, 0.3))
         return await super()._turn(sampling_params, message)
 
 
 def rows_of_step(step: int, most: int = 500) -> int:
-    """Rows of a training step of the soak: anything from 1 to ``most``, the smallest and the largest among them."""
+    """Rows of a training step of the soak: anything from 1 to ``most``, the smallest and the
+    largest among them."""
     return {1: 1, 2: most}.get(step, 1 + _hash("soak", step) % most)
 
 
@@ -123,7 +142,8 @@ class ManyRows(AgentLoopBase):
 
     Args:
         most: largest number of rows of a step.
-        fewest: of a session. With 0, a step whose prompts come from several steps may meet only empty sessions.
+        fewest: of a session. With 0, a step whose prompts come from several steps may meet only
+            empty sessions.
     """
 
     def __init__(self, *args: Any, most: int = 500, fewest: int = 0, **kwargs: Any):
@@ -132,14 +152,20 @@ class ManyRows(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
-        prompts, sessions = self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n
+        prompts, sessions = (
+            self.config.data.train_batch_size,
+            self.config.actor_rollout_ref.rollout.n,
+        )
         place = index % prompts * sessions + session
         whole, left = divmod(rows_of_step(step, self.most), prompts * sessions)
         draw = random.Random(_hash(index, session, step))
         outputs = []
         for _ in range(max(self.fewest, whole + (place < left))):
             prompt_ids = [draw.randrange(200) for _ in range(draw.randint(1, 60))]
-            ids = [draw.randrange(200) for _ in range(draw.randint(1, self.rollout_config.response_length))]
+            ids = [
+                draw.randrange(200)
+                for _ in range(draw.randint(1, self.rollout_config.response_length))
+            ]
             outputs.append(
                 AgentLoopOutput(
                     prompt_ids=prompt_ids,
@@ -179,12 +205,16 @@ class GrowingContext(AgentLoopBase):
         draw = random.Random(_hash("grow", index, session, step))
         context = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
         outputs: list[AgentLoopOutput] = []
-        for _ in range(draw.randint(1, MOST_TURNS)):
+        for _ in range(draw.randint(1, MAX_TURNS)):
             answer = await self.server_manager.generate(
                 request_id=uuid4().hex, prompt_ids=context, sampling_params=dict(sampling_params)
             )
             ids = answer.token_ids[: self.rollout_config.response_length]
-            outputs.append(WeightedOutput(**fields_of(context, ids, answer), loss_weight=1 / (1 + len(outputs))))
+            outputs.append(
+                WeightedOutput(
+                    **fields_of(context, ids, answer), loss_weight=1 / (1 + len(outputs))
+                )
+            )
             context = context + ids + [draw.randrange(5, 200) for _ in range(draw.randint(1, 3))]
         reward_letters(self.tokenizer, outputs[-1])
         if index % 3 < self.equal_of_three:

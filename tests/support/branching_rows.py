@@ -1,13 +1,20 @@
-"""Rows that begin alike and part: rollouts of a prompt, and turns whose thinking the template leaves out later."""
+"""Rows that begin alike and part: rollouts of a prompt, and turns whose thinking the template
+leaves out later."""
 
 import random
 from collections.abc import Sequence
 
 
 def branching_rows(
-    seed: int = 0, *, prompts: int = 3, rollouts: int = 3, turns: Sequence[int] = (1, 3, 2), system: int = 3
+    seed: int = 0,
+    *,
+    prompts: int = 3,
+    rollouts: int = 3,
+    turns: Sequence[int] = (1, 3, 2),
+    system: int = 3,
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Prompt and response of each row, by its key; the thinking of earlier turns is left out in every other session.
+    """Prompt and response of each row, by its key; the thinking of earlier turns is left out in
+    every other session.
 
     Args:
         turns: rows of each session, in turn.

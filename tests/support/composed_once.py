@@ -1,7 +1,7 @@
 """Has Hydra read each installed config once in this process, and put the same ones together once.
 
-Tests compose verl's config a thousand times. Values that are overridden, and folders that a test has written, are dealt
-with anew each time.
+Tests compose verl's config a thousand times. Values that are overridden, and folders that a test
+has written, are dealt with anew each time.
 """
 
 import sysconfig
@@ -13,7 +13,10 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigSource
 
-ROOTS = (sysconfig.get_path("purelib"), str(Path(__file__).parent.parent))  # folders whose configs no test changes
+ROOTS = (
+    sysconfig.get_path("purelib"),
+    str(Path(__file__).parent.parent),
+)  # folders whose configs no test changes
 _load, _compose = ConfigRepository.load_config, ConfigLoaderImpl._compose_config_from_defaults_list
 _loaded, _composed = {}, {}
 
@@ -44,4 +47,7 @@ def _compose_once(self, defaults, repo):
     return config
 
 
-ConfigRepository.load_config, ConfigLoaderImpl._compose_config_from_defaults_list = _load_once, _compose_once
+ConfigRepository.load_config, ConfigLoaderImpl._compose_config_from_defaults_list = (
+    _load_once,
+    _compose_once,
+)

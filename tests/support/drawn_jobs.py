@@ -12,7 +12,7 @@ from verl_padding.plan.calls import Call
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import parts_of_key
 
-MOST_TOKENS = 400
+MAX_TOKENS = 400
 """Of a row."""
 Text = tuple[tuple[int, int], ...]
 """Tokens that tell all tokens before them: (row that has it first, position from 1)."""
@@ -27,8 +27,8 @@ class DrawnRows(Rows):
 
 
 def computed_once(texts: Sequence[Text]) -> list[int]:
-    """Positions of the tokens that are computed where rows share what they begin with: each token of a trie, and once
-    more the last one before each further branch."""
+    """Positions of the tokens that are computed where rows share what they begin with: each token
+    of a trie, and once more the last one before each further branch."""
     tokens = {token for text in texts for token in text}
     edges = {edge for text in texts for edge in pairwise(text)}
     branched = [before for before, _ in edges]
@@ -41,20 +41,23 @@ def computed_once(texts: Sequence[Text]) -> list[int]:
 def batches(
     draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 4, known: str | None = None
 ) -> DrawnRows:
-    """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any order.
+    """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any
+    order.
 
-    It is ``known`` what rows of a prompt begin with ("forest"), which of them begin with all of another one ("whole"),
-    or "nothing"; by default any of these.
+    It is ``known`` what rows of a prompt begin with ("forest"), which of them begin with all of
+    another one ("whole"), or "nothing"; by default any of these.
     """
     n_prompts = draw(st.integers(1, max_prompts))
     keys = []
     for prompt in range(n_prompts):
         n_rows = draw(st.lists(st.integers(0, max_rows), min_size=1, max_size=max_sessions))
-        keys += [f"p{prompt}_{session}_{index}" for session, n in enumerate(n_rows) for index in range(n)]
+        keys += [
+            f"p{prompt}_{session}_{index}" for session, n in enumerate(n_rows) for index in range(n)
+        ]
     if not keys:
         keys = ["p0_0_0"]
     keys = draw(st.permutations(keys))
-    tokens = draw(st.lists(st.integers(2, MOST_TOKENS), min_size=len(keys), max_size=len(keys)))
+    tokens = draw(st.lists(st.integers(2, MAX_TOKENS), min_size=len(keys), max_size=len(keys)))
     known = known or draw(st.sampled_from(["forest", "whole", "nothing", "whole", "forest"]))
     if known == "nothing":
         return DrawnRows.from_keys(keys, tokens)
@@ -66,34 +69,54 @@ def batches(
 
 
 def forest_of_chains(tokens_R: Sequence[int], chain_R: Sequence[int]) -> Forest:
-    """Of rows that are one chain, the longer ones begin with all of the shorter ones; others share nothing."""
+    """Of rows that are one chain, the longer ones begin with all of the shorter ones; others share
+    nothing."""
     order = sorted(range(len(tokens_R)), key=lambda row: (chain_R[row], -tokens_R[row], -row))
-    shared_I = [0, *[tokens_R[row] if chain_R[row] == chain_R[before] else 0 for before, row in pairwise(order)]]
+    shared_I = [
+        0,
+        *[
+            tokens_R[row] if chain_R[row] == chain_R[before] else 0
+            for before, row in pairwise(order)
+        ],
+    ]
     return Forest.in_order(tokens_R, order, shared_I)
 
 
-def _growing_from_each_other(keys: Sequence[str], tokens: Sequence[int], random: Random) -> DrawnRows:
-    """Each row begins with some of the tokens of a row of its prompt before it, with all, or with none."""
+def _growing_from_each_other(
+    keys: Sequence[str], tokens: Sequence[int], random: Random
+) -> DrawnRows:
+    """Each row begins with some of the tokens of a row of its prompt before it, with all, or with
+    none."""
     texts: list[Text] = []
     of_prompt: dict[str, list[Text]] = {}
     for row, (key, length) in enumerate(zip(keys, tokens, strict=True)):
         earlier = of_prompt.setdefault(parts_of_key(key)[0], [])
         text = random.choice([(), *earlier])
-        shared = text[: random.choice([0, 1, 2, len(text), *random.choices(range(len(text) + 1), k=4)])][:length]
-        texts.append(shared + tuple((row, position) for position in range(len(shared) + 1, length + 1)))
+        shared = text[
+            : random.choice([0, 1, 2, len(text), *random.choices(range(len(text) + 1), k=4)])
+        ][:length]
+        texts.append(
+            shared + tuple((row, position) for position in range(len(shared) + 1, length + 1))
+        )
         earlier.append(texts[-1])
     order = sorted(range(len(keys)), key=texts.__getitem__, reverse=True)
     shared_I = [
         0,
-        *[sum(a == b for a, b in zip(texts[one], texts[next_], strict=False)) for one, next_ in pairwise(order)],
+        *[
+            sum(a == b for a, b in zip(texts[one], texts[next_], strict=False))
+            for one, next_ in pairwise(order)
+        ],
     ]
     rows = DrawnRows.from_keys(keys, tokens, forest=Forest.in_order(tokens, order, shared_I))
     return dataclasses.replace(rows, text_R=tuple(texts))
 
 
 @st.composite
-def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, sharing: str | None = None) -> Job:
-    """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is cut as its update."""
+def jobs(
+    draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, sharing: str | None = None
+) -> Job:
+    """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is
+    cut as its update."""
     strategy = draw(st.sampled_from(strategies))
     prompts = draw(st.sampled_from([12, 24]))
     sessions = draw(st.integers(1, 4))
@@ -106,21 +129,31 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, s
             size = fields["prompts_per_mini_batch"] * sessions
             dp_size = draw(st.sampled_from([d for d in range(1, 5) if size % d == 0]))
             multiple = draw(st.sampled_from([c for c in range(1, 4) if size // dp_size % c == 0]))
-        shape = {"micro_batch_rows": multiple} if budget is None else {"micro_batch_multiple": multiple}
+        shape = (
+            {"micro_batch_rows": multiple} if budget is None else {"micro_batch_multiple": multiple}
+        )
         meet = draw(st.sampled_from(["mini_batch", "micro_batch"]))
         return kind(dp_size=dp_size, token_budget=budget, sync_point=meet, **shape, **fields)
 
     updates = {
         name: call(
-            Update, prompts_per_mini_batch=draw(st.sampled_from([1, 2, 3, 4, 6, 12])), shuffle=draw(st.booleans())
+            Update,
+            prompts_per_mini_batch=draw(st.sampled_from([1, 2, 3, 4, 6, 12])),
+            shuffle=draw(st.booleans()),
         )
         for name in draw(st.sampled_from([("actor",), ("actor", "critic")]))
     }
-    names = draw(st.sampled_from([("log_prob",), ("log_prob", "values")] + [()] * (not pass_cut_as_update)))
-    inference = {name: call(Pass, as_update="actor" if name == "log_prob" else None) for name in names}
+    names = draw(
+        st.sampled_from([("log_prob",), ("log_prob", "values")] + [()] * (not pass_cut_as_update))
+    )
+    inference = {
+        name: call(Pass, as_update="actor" if name == "log_prob" else None) for name in names
+    }
     if pass_cut_as_update or (inference and draw(st.booleans())):
         # A pass that is cut by the rules of the update, as most are.
-        shared = {field.name: getattr(updates["actor"], field.name) for field in dataclasses.fields(Call)}
+        shared = {
+            field.name: getattr(updates["actor"], field.name) for field in dataclasses.fields(Call)
+        }
         shared["sync_point"] = draw(st.sampled_from(["mini_batch", "micro_batch"]))
         inference["log_prob"] = Pass(as_update="actor", **shared)
     packer = "plan" if pass_cut_as_update else draw(st.sampled_from(["verl", "plan"]))
@@ -133,7 +166,8 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, s
         row_multiple=draw(st.sampled_from([1, 1, 3, 10])),
         seed=draw(st.integers(0, 3)),
         packer=packer,
-        sharing=sharing or (draw(st.sampled_from(["on", "on", "off"])) if packer == "plan" else "off"),
+        sharing=sharing
+        or (draw(st.sampled_from(["on", "on", "off"])) if packer == "plan" else "off"),
         pad_tokens=draw(st.sampled_from([2, 2, 2, 30, 250])),
         cost_model=draw(st.sampled_from(["tokens", "attention"])),
     )

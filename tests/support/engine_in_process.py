@@ -1,7 +1,8 @@
 """verl's FSDP engines around a whole model in this process, in float64.
 
-What they make of a micro-batch, and of the model's output, is verl's own code; only their start, which needs a process
-group, is not. transformers computes norms in float32 whatever a model's dtype is: they are torch's own here.
+What they make of a micro-batch, and of the model's output, is verl's own code; only their start,
+which needs a process group, is not. transformers computes norms in float32 whatever a model's dtype
+is: they are torch's own here.
 """
 
 import functools
@@ -40,7 +41,8 @@ Loss = Callable[..., Any]
 
 
 class Whole:
-    """An engine whose model is neither sharded nor on a device; it counts the tokens that the model computes."""
+    """An engine whose model is neither sharded nor on a device; it counts the tokens that the model
+    computes."""
 
     def __init__(self, module: nn.Module, **settings: Any):
         self.module = module
@@ -58,7 +60,8 @@ class Whole:
         return None
 
     def backward(self, micro_batch: TensorDict, loss: Loss) -> None:
-        """One micro-batch, forwards and backwards, as an engine of one of ``dp_size`` ranks does it."""
+        """One micro-batch, forwards and backwards, as an engine of one of ``dp_size`` ranks does
+        it."""
         value, _ = self.forward_step(micro_batch, loss, forward_only=False)
         (value / micro_batch["dp_size"]).backward()  # FSDP averages gradients over the ranks
 
@@ -70,7 +73,9 @@ class Whole:
 
     def take_gradient(self) -> torch.Tensor:
         """All gradients in one vector, and none is left."""
-        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        parameters = [
+            parameter for parameter in self.module.parameters() if parameter.requires_grad
+        ]
         flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         self.module.zero_grad(set_to_none=True)
         return torch.cat([gradient.flatten() for gradient in flat])
@@ -82,12 +87,16 @@ class Actor(Whole, FSDPEngineWithLMHead): ...
 class Critic(Whole, FSDPEngineWithValueHead): ...
 
 
-def start_engine(engine: type[Whole], module: nn.Module, *, shares: bool = False, **settings: Any) -> Whole:
+def start_engine(
+    engine: type[Whole], module: nn.Module, *, shares: bool = False, **settings: Any
+) -> Whole:
     """An engine; if it ``shares``, one of a class of its own that computes what rows share once."""
     if not shares:
         return engine(module, **settings)
     use_packed_attention(module)
-    flash_attention._flash_attention_forward = _ulysses_flash_attention_forward  # verl's apply_monkey_patch
+    flash_attention._flash_attention_forward = (
+        _ulysses_flash_attention_forward  # verl's apply_monkey_patch
+    )
     started = type(f"Sharing{engine.__name__}", (engine,), {})(module, **settings)
     share_in(started)
     return started
@@ -106,11 +115,19 @@ def in_float64(module: nn.Module) -> nn.Module:
 
 
 def train_as_planned(
-    engine: Whole, rows: Mapping[str, Row], plan: BatchPlan, call: str, loss: Loss, *, pads: bool = True, **given: Any
+    engine: Whole,
+    rows: Mapping[str, Row],
+    plan: BatchPlan,
+    call: str,
+    loss: Loss,
+    *,
+    pads: bool = True,
+    **given: Any,
 ) -> Iterator[torch.Tensor]:
     """Gradient (N,) of each mini-batch, at the weights that are there when it is asked for.
 
-    It is summed over micro-batches and ranks, all of which the engine plays in turn, as verl and FSDP do it.
+    It is summed over micro-batches and ranks, all of which the engine plays in turn, as verl and
+    FSDP do it.
 
     Args:
         pads: False for the plan's micro-batches without their pads, and none that is empty then.
@@ -137,7 +154,8 @@ def cut_as_planned(
     factor_R: Sequence[float] | None = None,
     **said: Any,
 ) -> Iterator[tuple[list[str | None], TensorDict]]:
-    """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a pad.
+    """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a
+    pad.
 
     Args:
         factor_R: of each row, if rows weigh differently.
@@ -168,7 +186,10 @@ def cut_as_planned(
         micro_batches, places = cut(data)
         assert places is not None
         for micro_batch, of_cell in zip(micro_batches, places, strict=True):
-            yield [keys[cell[place]] if cell[place] < len(rows) else None for place in of_cell], micro_batch
+            yield (
+                [keys[cell[place]] if cell[place] < len(rows) else None for place in of_cell],
+                micro_batch,
+            )
 
 
 def train_at_once(
@@ -176,7 +197,11 @@ def train_at_once(
 ) -> torch.Tensor:
     """Gradient (N,) of some rows in one micro-batch on one rank."""
     data = micro_batch_of(rows)
-    shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(rows), "global_batch_size": global_batch_size}
+    shape = {
+        "dp_size": 1,
+        "batch_num_tokens": loss_tokens(rows),
+        "global_batch_size": global_batch_size,
+    }
     tu.assign_non_tensor(data, **COMMON | shape | said)
     engine.backward(data, loss)
     return engine.take_gradient()

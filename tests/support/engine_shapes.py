@@ -71,8 +71,8 @@ class Shape:
         role = ROLES[self.update]
         match self.engine:
             case "fsdp":
-                name = f"{role}{'.fsdp' if self.update == 'critic' else ''}.ulysses_sequence_parallel_size"
-                sizes = {name: self.ranks_of_row}
+                section = f"{role}.fsdp" if self.update == "critic" else role
+                sizes = {f"{section}.ulysses_sequence_parallel_size": self.ranks_of_row}
             case "veomni":
                 sizes = {f"{role}.veomni.ulysses_parallel_size": self.ranks_of_row}
             case _:
@@ -83,13 +83,18 @@ class Shape:
                     "context": self.ranks_of_row,
                     "expert_model": self.expert,
                 }
-                sizes = {f"{role}.megatron.{name}_parallel_size": size for name, size in of_model.items()}
-        whole_experts = [f"{role}.megatron.expert_tensor_parallel_size=1"] if self.expert > 1 else []
+                sizes = {
+                    f"{role}.megatron.{name}_parallel_size": size for name, size in of_model.items()
+                }
+        whole_experts = (
+            [f"{role}.megatron.expert_tensor_parallel_size=1"] if self.expert > 1 else []
+        )
         return [f"{name}={size}" for name, size in sizes.items() if size > 1] + whole_experts
 
     @cached_property
     def planned(self) -> dict[str, Any]:
-        """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of its parts."""
+        """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of
+        its parts."""
         of_actor = replace(self, update="actor")
         local = "cpu" if self.engine == "fsdp" else f"cpu_{self.engine}"
         engine = worker_engine(compose_job(f"+local={local}", *of_actor.settings), ACTOR_SECTION)
@@ -98,20 +103,24 @@ class Shape:
             "ranks_of_row": self.ranks_of_row,
             "micro_batch_multiple": self.pipeline if self.virtual_pipeline > 1 else 1,
             "template": PadTemplate(
-                eos_token_id=3, length=max(MIN_PAD_LENGTH, engine.row_multiple), n_experts=lambda: EXPERTS
+                eos_token_id=3,
+                length=max(MIN_PAD_LENGTH, engine.row_multiple),
+                n_experts=lambda: EXPERTS,
             ),
         }
 
     @property
     def cuts(self) -> list[dict[str, Any]]:
-        """Where its ranks share every row, none of them holds pads alone; FSDP2's alone share prefixes."""
+        """Where its ranks share every row, none of them holds pads alone; FSDP2's alone share
+        prefixes."""
         without = {"few"} if self.dp_size == 1 else set()
         without |= {"sharing"} if self.engine != "fsdp" else set()
         return [cut for cut in CUTS.values() if not without & cut.keys()]
 
     @property
     def reference(self) -> "Shape":
-        """One rank of FSDP2, which computes the model of Hugging Face; of Megatron where its critics draw a head."""
+        """One rank of FSDP2, which computes the model of Hugging Face; of Megatron where its
+        critics draw a head."""
         engine = "megatron" if self.engine == "megatron" and self.update == "critic" else "fsdp"
         return Shape(engine=engine, kind=self.kind, update=self.update, ranks=1, lora=self.lora)
 
@@ -121,10 +130,17 @@ def overrides_of(shape: Shape) -> list[str]:
     role = ROLES[shape.update]
     eps = {"fsdp": ["eps"], "megatron": ["adam_eps"], "veomni": []}[shape.engine]
     found = [f"+{role}.optim.override_optimizer_config.{name}=1e-5" for name in eps]
-    found += [*TERMS[shape.update], f"{role}.optim.weight_decay=0"]  # Megatron leaves norms and biases out of it
+    found += [
+        *TERMS[shape.update],
+        f"{role}.optim.weight_decay=0",
+    ]  # Megatron leaves norms and biases out of it
     if shape.update == "critic":
-        found.append(f"+critic.ppo_infer_max_token_len_per_gpu={4096 if shape.ranks == 1 else BUDGET}")
-        found.append("critic.optim.lr=3e-4")  # a mean of values that is nearly zero shows how rounding grows
+        found.append(
+            f"+critic.ppo_infer_max_token_len_per_gpu={4096 if shape.ranks == 1 else BUDGET}"
+        )
+        found.append(
+            "critic.optim.lr=3e-4"
+        )  # a mean of values that is nearly zero shows how rounding grows
     elif shape.ranks > 1:
         found += [f"{setting}={BUDGET}" for setting in BUDGETS]
     if shape.engine != "fsdp":
@@ -136,7 +152,8 @@ def overrides_of(shape: Shape) -> list[str]:
 
 @contextmanager
 def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
-    """Workers that see real rows alone, and are ended with the block; ``model`` is that of ``model_of``."""
+    """Workers that see real rows alone, and are ended with the block; ``model`` is that of
+    ``model_of``."""
     if shape.lora:
         adapter = make_adapter(model, model.parent / f"{model.name}_adapter")
         of_adapter = f"+actor_rollout_ref.model.lora_adapter_path={adapter}"
@@ -169,8 +186,13 @@ def set_adam_eps(worker: Any) -> DataProto:
 
 
 def with_shared_heads(folder: Path, vocab_size: int = 320) -> Path:
-    """The tiny model of a folder, with layers, heads and a vocabulary that ranks of each shape can share."""
-    shared = {"num_key_value_heads": 2, "num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}
+    """The tiny model of a folder, with layers, heads and a vocabulary that ranks of each shape can
+    share."""
+    shared = {
+        "num_key_value_heads": 2,
+        "num_hidden_layers": LAYERS,
+        "layer_types": ["full_attention"] * LAYERS,
+    }
     config = AutoConfig.from_pretrained(folder, vocab_size=vocab_size, **shared)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -180,7 +202,9 @@ def with_shared_heads(folder: Path, vocab_size: int = 320) -> Path:
 
 def make_adapter(model: Path, folder: Path) -> Path:
     """An adapter with weights other than zero, on all linear layers."""
-    config = LoraConfig(task_type="CAUSAL_LM", r=LORA_RANK, lora_alpha=8, target_modules="all-linear")
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=LORA_RANK, lora_alpha=8, target_modules="all-linear"
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
@@ -222,8 +246,8 @@ DENSE: dict[str, dict[str, int]] = {
     "tp2 x dp2": {"ranks": 4, "tensor": 2},
     "cp2 x dp2": {"ranks": 4, "ranks_of_row": 2},
 }
-# Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send those to experts, which
-# are cut themselves where they are not shared out.
+# Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send
+# those to experts, which are cut themselves where they are not shared out.
 MIXTURES = DENSE | {
     "ep2": {"expert": 2},
     "tp2 with ep2": {"tensor": 2, "expert": 2},
@@ -232,10 +256,18 @@ MIXTURES = DENSE | {
 DENSE = DENSE | {"tp2 x cp2": {"ranks": 4, "tensor": 2, "ranks_of_row": 2}}
 MEGATRON = {
     **{name: Shape(engine="megatron", **sizes) for name, sizes in DENSE.items()},
-    **{f"critic, {name}": Shape(engine="megatron", update="critic", **sizes) for name, sizes in DENSE.items()},
-    **{f"experts, {name}": Shape(engine="megatron", kind="qwen3_moe", **sizes) for name, sizes in MIXTURES.items()},
     **{
-        f"critic of experts, {name}": Shape(engine="megatron", kind="qwen3_moe", update="critic", **MIXTURES[name])
+        f"critic, {name}": Shape(engine="megatron", update="critic", **sizes)
+        for name, sizes in DENSE.items()
+    },
+    **{
+        f"experts, {name}": Shape(engine="megatron", kind="qwen3_moe", **sizes)
+        for name, sizes in MIXTURES.items()
+    },
+    **{
+        f"critic of experts, {name}": Shape(
+            engine="megatron", kind="qwen3_moe", update="critic", **MIXTURES[name]
+        )
         for name in ("ep2", "tp2 with ep2, twice")
     },
 }

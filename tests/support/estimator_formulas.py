@@ -1,4 +1,5 @@
-"""The formula of each advantage estimator of verl's v1 trainer, written out for samples that are lists of actions."""
+"""The formula of each advantage estimator of verl's v1 trainer, written out for samples that are
+lists of actions."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ class Sample:
         return [*given[:-1], given[-1] + self.reward] if given else []
 
 
-def advantages(estimator: str, samples: Sequence[Sample], gamma: float, lam: float) -> list[list[float]]:
+def advantages(
+    estimator: str, samples: Sequence[Sample], gamma: float, lam: float
+) -> list[list[float]]:
     """Of each trained token of each sample."""
     match estimator:
         case "gae":
@@ -40,11 +43,15 @@ def advantages(estimator: str, samples: Sequence[Sample], gamma: float, lam: flo
     return whitened(found) if estimator == "reinforce_plus_plus_baseline" else found
 
 
-def returns(estimator: str, samples: Sequence[Sample], gamma: float, lam: float) -> list[list[float]]:
+def returns(
+    estimator: str, samples: Sequence[Sample], gamma: float, lam: float
+) -> list[list[float]]:
     """Of each trained token of each sample."""
     match estimator:
         case "gae":
-            return [[a + v for a, v in zip(_gae(s, gamma, lam), s.values, strict=True)] for s in samples]
+            return [
+                [a + v for a, v in zip(_gae(s, gamma, lam), s.values, strict=True)] for s in samples
+            ]
         case "reinforce_plus_plus":
             return [_discounted(sample.rewards, gamma) for sample in samples]
     return advantages(estimator, samples, gamma, lam)
@@ -52,13 +59,17 @@ def returns(estimator: str, samples: Sequence[Sample], gamma: float, lam: float)
 
 def _gae(sample: Sample, gamma: float, lam: float) -> list[float]:
     following = [*sample.values, 0.0][1:]
-    deltas = [r + gamma * n - v for r, n, v in zip(sample.rewards, following, sample.values, strict=True)]
+    deltas = [
+        r + gamma * n - v for r, n, v in zip(sample.rewards, following, sample.values, strict=True)
+    ]
     return _discounted(deltas, gamma * lam)
 
 
 def _discounted(numbers: Sequence[float], by: float) -> list[float]:
     """The sum of each number and all later ones."""
-    return list(itertools.accumulate(reversed(numbers), lambda later, number: number + by * later))[::-1]
+    return list(itertools.accumulate(reversed(numbers), lambda later, number: number + by * later))[
+        ::-1
+    ]
 
 
 def _outcome(estimator: str, sample: Sample, samples: Sequence[Sample]) -> float:
@@ -73,7 +84,9 @@ def _outcome(estimator: str, sample: Sample, samples: Sequence[Sample]) -> float
             lengths = [len(other.values) for other in of_prompt]
             return score - sum(map(math.prod, zip(lengths, scores, strict=True))) / sum(lengths)
         case "gpg":
-            return len(samples) / max(sum(s.score != 0 for s in samples), 1) * (score - mean(scores))
+            return (
+                len(samples) / max(sum(s.score != 0 for s in samples), 1) * (score - mean(scores))
+            )
         case "grpo_passk":
             best, second = sorted(scores, reverse=True)[:2]
             return (best - second) / (stdev(scores) + 1e-6) if score == best else 0.0

@@ -9,7 +9,8 @@ from pathlib import Path
 def run_fresh(
     code: str, *arguments: str, platform: str | None, folder: Path | str = "."
 ) -> subprocess.CompletedProcess[str]:
-    """Runs code to its end in a process of its own, with these arguments and this VERL_PLATFORM, or none."""
+    """Runs code to its end in a process of its own, with these arguments and this VERL_PLATFORM, or
+    none."""
     environment = os.environ | {"VERL_PLATFORM": platform}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],

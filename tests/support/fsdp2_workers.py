@@ -26,7 +26,8 @@ __all__ = ["start_actor", "stop"]
 
 
 def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
-    """A critic of ``n_ranks`` ranks, from the weights of a model with a value head, as verl's trainer does it.
+    """A critic of ``n_ranks`` ranks, from the weights of a model with a value head, as verl's
+    trainer does it.
 
     Megatron's takes any language model and draws a head, see :func:`give_same_head`.
     """
@@ -55,10 +56,13 @@ def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
 
 
 def make_value_model(language_model: Path, folder: Path) -> Path:
-    """A model with a value head, of a language model's weights: every worker then starts from the same head."""
+    """A model with a value head, of a language model's weights: every worker then starts from the
+    same head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        AutoModelForTokenClassification.from_pretrained(language_model, num_labels=1).save_pretrained(folder)
+        AutoModelForTokenClassification.from_pretrained(
+            language_model, num_labels=1
+        ).save_pretrained(folder)
     AutoTokenizer.from_pretrained(language_model).save_pretrained(folder)
     return folder
 
@@ -70,7 +74,8 @@ def start_over(
     policy_loss: str = "vanilla",
     terms: bool = True,
 ) -> None:
-    """Gives workers the model's weights and a new optimizer again, and verl's loss with other modes.
+    """Gives workers the model's weights and a new optimizer again, and verl's loss with other
+    modes.
 
     What was wrapped around verl's loss is made anew around it.
 
@@ -80,10 +85,10 @@ def start_over(
     """
 
     def reset(worker: Any) -> DataProto:
-        trainee = getattr(worker, "actor", worker)
-        trainee.reset()
-        wrapper = trainee.loss_fn if hasattr(trainee.loss_fn, "inner") else None
-        verls_loss = wrapper.inner if wrapper else trainee.loss_fn
+        training_worker = getattr(worker, "actor", worker)
+        training_worker.reset()
+        wrapper = training_worker.loss_fn if hasattr(training_worker.loss_fn, "inner") else None
+        verls_loss = wrapper.inner if wrapper else training_worker.loss_fn
         config = verls_loss.keywords["config"]
         object.__setattr__(config, "loss_agg_mode", loss_agg_mode)
         if hasattr(config, "policy_loss"):
@@ -91,9 +96,13 @@ def start_over(
             object.__setattr__(config, "use_kl_loss", terms)
             object.__setattr__(config, "entropy_coeff", 0.01 if terms else 0.0)
         if wrapper:
-            trainee.set_loss_fn(type(wrapper)(verls_loss, wrapper.denominator))
-        object.__setattr__(trainee.engine_config, "use_dynamic_bsz", micro_batch_rows is None)
-        object.__setattr__(trainee.engine_config, "micro_batch_size_per_gpu", micro_batch_rows)
+            training_worker.set_loss_fn(type(wrapper)(verls_loss, wrapper.denominator))
+        object.__setattr__(
+            training_worker.engine_config, "use_dynamic_bsz", micro_batch_rows is None
+        )
+        object.__setattr__(
+            training_worker.engine_config, "micro_batch_size_per_gpu", micro_batch_rows
+        )
         return DataProto()
 
     for workers in groups:
@@ -101,7 +110,8 @@ def start_over(
 
 
 def follow_no_plan(worker: Any) -> DataProto:
-    """Has an actor's engine cut its micro-batches as verl does, which ``plan_packer.install`` may have changed."""
+    """Has an actor's engine cut its micro-batches as verl does, which ``plan_packer.install`` may
+    have changed."""
     module = inspect.unwrap(type(worker.actor.engine).forward_backward_batch).__globals__
     module[PATCHED] = inspect.unwrap(module[PATCHED])
     return DataProto()
@@ -112,7 +122,9 @@ def give_same_head(workers: RayWorkerGroup) -> None:
 
     def give(worker: Any) -> DataProto:
         draw = torch.Generator().manual_seed(0)
-        for name, weight in chain.from_iterable(part.named_parameters() for part in worker.engine.module):
+        for name, weight in chain.from_iterable(
+            part.named_parameters() for part in worker.engine.module
+        ):
             if name.endswith("output_layer.weight"):
                 weight.data.copy_(torch.randn(weight.shape, generator=draw) * 0.1)
         return DataProto()
@@ -123,7 +135,9 @@ def give_same_head(workers: RayWorkerGroup) -> None:
 def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
     """All parameters, (N,) float32, gathered from the ranks; each rank must have the same."""
     of_ranks = workers.execute_with_func_generator(_gather_weights).batch["weights"]
-    assert all(torch.equal(weights, of_ranks[0]) for weights in of_ranks), "copies of weights differ between ranks"
+    assert all(torch.equal(weights, of_ranks[0]) for weights in of_ranks), (
+        "copies of weights differ between ranks"
+    )
     return of_ranks[0]
 
 
@@ -132,7 +146,11 @@ def moments_of(workers: RayWorkerGroup) -> torch.Tensor:
 
     def gather(worker: Any) -> DataProto:
         states = getattr(worker, "actor", worker).engine.optimizer.state.values()
-        flat = [state[name].full_tensor().reshape(-1) for name in ("exp_avg", "exp_avg_sq") for state in states]
+        flat = [
+            state[name].full_tensor().reshape(-1)
+            for name in ("exp_avg", "exp_avg_sq")
+            for state in states
+        ]
         return DataProto(batch=TensorDict({"moments": torch.cat(flat).unsqueeze(0)}, batch_size=1))
 
     return workers.execute_with_func_generator(gather).batch["moments"][0]
@@ -151,8 +169,11 @@ def _gather_weights(worker: Any) -> DataProto:
     return DataProto(batch=TensorDict({"weights": flat.unsqueeze(0)}, batch_size=1))
 
 
-def _with_a_weight_for_each_expert(named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """As they are named in a folder of a model, and by bridges; transformers keeps those of a layer in one tensor."""
+def _with_a_weight_for_each_expert(
+    named: Mapping[str, torch.Tensor],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """As they are named in a folder of a model, and by bridges; transformers keeps those of a layer
+    in one tensor."""
     for name, weight in named.items():
         layer, experts, kind = name.partition(".experts.")
         parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind)
@@ -171,7 +192,14 @@ def _weights_of_value_model(engine: Any) -> dict[str, torch.Tensor]:
 
     named, of_experts = {}, {}
     for part in engine.module:  # several of a virtual pipeline
-        first = next(module.layer_number for module in part.modules() if isinstance(module, TransformerLayer)) - 1
+        first = (
+            next(
+                module.layer_number
+                for module in part.modules()
+                if isinstance(module, TransformerLayer)
+            )
+            - 1
+        )
         for name, weight in part.named_parameters():
             is_of_expert = ".experts." in name
             tensor_ranks = (
@@ -182,9 +210,13 @@ def _weights_of_value_model(engine: Any) -> dict[str, torch.Tensor]:
             parts = [torch.empty_like(weight) for _ in range(tensor_ranks.size())]
             torch.distributed.all_gather(parts, weight.detach().contiguous(), group=tensor_ranks)
             if not getattr(weight, "tensor_model_parallel", False):
-                assert all(torch.equal(copy, weight) for copy in parts), f"copies of {name} differ between ranks"
+                assert all(torch.equal(copy, weight) for copy in parts), (
+                    f"copies of {name} differ between ranks"
+                )
                 whole = parts[0]
-            elif re.search(r"linear_fc1\.weight\d*$", name):  # of each rank's gate, then of its own up projection
+            elif re.search(
+                r"linear_fc1\.weight\d*$", name
+            ):  # of each rank's gate, then of its own up projection
                 halves = zip(*(of_rank.chunk(2) for of_rank in parts), strict=True)
                 whole = torch.cat([of_rank for half in halves for of_rank in half])
             else:
@@ -192,7 +224,9 @@ def _weights_of_value_model(engine: Any) -> dict[str, torch.Tensor]:
             (of_experts if is_of_expert else named)[_with_layer_from(name, first)] = whole
     named |= _with_experts_of_all_ranks(of_experts)
     of_stages: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
-    torch.distributed.all_gather_object(of_stages, named, group=parallel_state.get_pipeline_model_parallel_group())
+    torch.distributed.all_gather_object(
+        of_stages, named, group=parallel_state.get_pipeline_model_parallel_group()
+    )
     return {name: weight for stage in of_stages for name, weight in stage.items()}
 
 

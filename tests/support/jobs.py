@@ -1,4 +1,5 @@
-"""Runs verl's trainer for a few steps on a tiny model, and collects what the probe and verl have written."""
+"""Runs verl's trainer for a few steps on a tiny model, and collects what the probe and verl have
+written."""
 
 import io
 import json
@@ -33,7 +34,9 @@ class OptimizerStep:
     rows: int
     real_rows: int  # those that had a token with a loss
     moved: bool  # whether the weights changed, on any rank
-    pad_routes: list[list[int]]  # experts of each token and layer of rows without a loss, where routes are recorded
+    pad_routes: list[
+        list[int]
+    ]  # experts of each token and layer of rows without a loss, where routes are recorded
     images: list[bool]  # whether each real row holds an image, where rows can
     nodes: list[str] = field(compare=False)  # Ray's node of each rank: another one in each job
 
@@ -49,14 +52,21 @@ class JobFacts:
     batches: list[dict]  # the batch after each local update
     queue: list[dict]  # TransferQueue after each step, before its rows are cleared
     sampled: list[dict]
-    """Each batch as it was sampled, validation included: its rows in the order in which their sessions ended."""
+    """Each batch as it was sampled, validation included: its rows in the order in which their
+    sessions ended."""
     levels: list[dict]  # what was left after each step, if that was asked for
     killed_at: float | None  # when an actor was killed, in seconds since the epoch
     log: str
 
     def trained_questions(self, steps: Iterable[int]) -> list[str]:
-        """What the prompts trained in some steps ask, each once a local update that trained a row of it."""
-        return [text for note in self.batches if note["step"] in steps for text in sorted(set(note["questions"]))]
+        """What the prompts trained in some steps ask, each once a local update that trained a row
+        of it."""
+        return [
+            text
+            for note in self.batches
+            if note["step"] in steps
+            for text in sorted(set(note["questions"]))
+        ]
 
 
 def run_job(
@@ -72,7 +82,8 @@ def run_job(
 
     Args:
         probed: variables of :mod:`tests.support.probe`: what is to be killed or noted.
-        plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by name.
+        plugin: whether verl loads the plug-in; without it, what runs verl on a CPU is loaded by
+            name.
         local: choice of the config group ``local``.
     """
     facts = folder / PROBE
@@ -97,7 +108,9 @@ def run_job(
     pd.DataFrame(rows[:5]).to_parquet(folder / "val.parquet")
     environment = {
         probe.FOLDER: str(facts),
-        "VERL_USE_EXTERNAL_MODULES": ",".join([*([] if plugin else [ON_A_CPU]), "tests.support.probe"]),
+        "VERL_USE_EXTERNAL_MODULES": ",".join(
+            [*([] if plugin else [ON_A_CPU]), "tests.support.probe"]
+        ),
         "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
         "PYTHONPATH": str(ROOT),
         **probed,
@@ -152,7 +165,11 @@ def _picture(seed: int) -> bytes:
 
 def read_probe(folder: Path, *, torn: bool) -> dict:
     """What the probe has noted; ``torn``: the job may have ended between the notes of two ranks."""
-    notes = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    notes = [
+        json.loads(line)
+        for path in sorted(folder.glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
 
     by_rank = defaultdict(list)
     for note in notes:
@@ -168,7 +185,9 @@ def read_probe(folder: Path, *, torn: bool) -> dict:
                 images=[image for note in of_ranks for image in note["images"]],
                 nodes=[note["node"] for note in of_ranks],
             )
-            for of_ranks in zip(*(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn)
+            for of_ranks in zip(
+                *(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn
+            )
         ]
         for model in {model for model, _ in by_rank}
     }

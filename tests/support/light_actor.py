@@ -1,4 +1,5 @@
-"""An actor whose process imports nothing but Ray: the module of an actor's class is imported there."""
+"""An actor whose process imports nothing but Ray: the module of an actor's class is imported
+there."""
 
 import os
 import time

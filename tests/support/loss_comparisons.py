@@ -10,16 +10,20 @@ from verl.utils.metric import Metric
 
 from tests.support.losses_on_rows import Rows, run_as_verl_does
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
-from verl_padding.worker.losses import MICRO_BATCHES, PREFIX, RealRowsLoss, names_of_sums
+from verl_padding.worker.losses import MICRO_BATCHES, PREFIX, RealRowsLoss, summed_metrics
 
 POLICY_LOSSES = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX))
 DISTILLING = [
     (name, policy_gradient)
     for name in sorted(DISTILLATION_LOSS_REGISTRY)
     for policy_gradient in (True, False)
-    if (name, policy_gradient) != ("k1", False)  # refused by verl: supervised, k1 knows nothing of the teacher
+    if (name, policy_gradient)
+    != ("k1", False)  # refused by verl: supervised, k1 knows nothing of the teacher
 ]
-NOT_ADDITIVE = ("_std", "_eff_sample_size")  # ends of the names of metrics that those of micro-batches do not add up to
+NOT_ADDITIVE = (
+    "_std",
+    "_eff_sample_size",
+)  # ends of the names of metrics that those of micro-batches do not add up to
 PACKING_MATTERS = ("clip_cov", "kl_cov")
 """Losses of verl that choose tokens inside a micro-batch, and so depend on how rows are packed."""
 
@@ -34,11 +38,13 @@ def seeded(loss):
     return told
 
 
-def metrics_where_gradients_agree(loss, layout, output_name="log_probs", *, rows=None, packing_matters=False) -> dict:
+def metrics_where_gradients_agree(
+    loss, layout, output_name="log_probs", *, rows=None, packing_matters=False
+) -> dict:
     """Metrics of the padded layout, whose gradients must be those of verl's own loss on all rows.
 
-    verl's loss is called once for all rows, on one rank; or, if their packing matters to it, for the micro-batches of
-    the layout, without pads and rows that have no trained token.
+    verl's loss is called once for all rows, on one rank; or, if their packing matters to it, for
+    the micro-batches of the layout, without pads and rows that have no trained token.
     """
     rows = rows or Rows()
     at_once = [[list(range(rows.n_real))]]
@@ -46,7 +52,9 @@ def metrics_where_gradients_agree(loss, layout, output_name="log_probs", *, rows
         ranks = [[[row for row in micro if rows.trains(row)] for micro in rank] for rank in layout]
         at_once = [[micro for micro in rank if micro] for rank in ranks]
 
-    def without_metrics(**kwargs):  # verl cannot add them up where ranks have different numbers of micro-batches
+    def without_metrics(
+        **kwargs,
+    ):  # verl cannot add them up where ranks have different numbers of micro-batches
         return loss(**kwargs)[0], {}
 
     want, _ = run_as_verl_does(without_metrics, rows, at_once, output_name, nominal=rows.n_real)
@@ -61,17 +69,27 @@ def metrics_where_gradients_agree(loss, layout, output_name="log_probs", *, rows
     return metrics
 
 
-def assert_metrics_are_those_of_the_rows_that_train(loss, metrics, output_name="log_probs", *, rows=None, but=()):
+def assert_metrics_are_those_of_the_rows_that_train(
+    loss, metrics, output_name="log_probs", *, rows=None, but=()
+):
     """Means are verl's over the rows that train alone; sums are divided by all rows."""
     rows = rows or Rows()
 
     def of_verl(some) -> dict[str, Any]:
-        shape = {"dp_size": 1, "real_rows": rows.n_real, "reporting_ranks": 1, "nominal": rows.n_real}
+        shape = {
+            "dp_size": 1,
+            "real_rows": rows.n_real,
+            "reporting_ranks": 1,
+            "nominal": rows.n_real,
+        }
         output, data = rows.micro_batch(some, rows.leaves(), output_name, **shape)
         return loss(model_output=output, data=data, dp_group=None)[1]
 
-    of_all, want = of_verl(range(rows.n_real)), of_verl(list(filter(rows.trains, range(rows.n_real))))
-    want |= {name: of_all[name] for name in names_of_sums(of_all)}
+    of_all, want = (
+        of_verl(range(rows.n_real)),
+        of_verl(list(filter(rows.trains, range(rows.n_real)))),
+    )
+    want |= {name: of_all[name] for name in summed_metrics(of_all)}
     assert metrics.keys() - {MICRO_BATCHES} == want.keys()
     compared = [name for name in want if not name.endswith((*NOT_ADDITIVE, *but))]
     assert len(compared) >= 3

@@ -36,7 +36,13 @@ PAD = "pad"
 SPREAD = [[[0, PAD], [1, 2]], [[PAD, PAD], [3, 4]]]
 IDLE_RANK = [[[0, 1], [2, 3, 4]], [[PAD, PAD], [PAD]]]
 LAYOUTS = pytest.mark.parametrize("layout", [SPREAD, IDLE_RANK], ids=["spread", "idle_rank"])
-MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+MODES = [
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+]
 
 
 SETTINGS = {
@@ -44,7 +50,9 @@ SETTINGS = {
     "dro": {"dro_beta": 0.5},
     "clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -5.0, "clip_cov_ub": 5.0},
     "kl_cov": {"kl_cov_ratio": 0.3},
-    "bypass_mode": {"rollout_correction": RolloutCorrectionConfig(bypass_mode=True, rollout_is="token")},
+    "bypass_mode": {
+        "rollout_correction": RolloutCorrectionConfig(bypass_mode=True, rollout_is="token")
+    },
 }
 
 
@@ -52,7 +60,8 @@ class Rows:
     """Five real rows and any number of pads, with everything that verl's losses read, in float64.
 
     Args:
-        masked: rows without a trained token, as an agent loop gives them, or as rejection leaves them.
+        masked: rows without a trained token, as an agent loop gives them, or as rejection leaves
+            them.
     """
 
     def __init__(self, *masked, rejected=False):
@@ -62,7 +71,9 @@ class Rows:
         self.n_real, self.masked = len(self.fields), masked
         for row in masked:
             zeros = torch.zeros_like(self.fields[row]["response_mask"])
-            self.fields[row] |= {"response_mask": zeros} | ({} if rejected else {"loss_mask": zeros})
+            self.fields[row] |= {"response_mask": zeros} | (
+                {} if rejected else {"loss_mask": zeros}
+            )
 
     @staticmethod
     def _row(prompt, response, gen):
@@ -91,9 +102,20 @@ class Rows:
         row = cls._row(1, 1, torch.Generator().manual_seed(9))
         zeros = torch.zeros(1, dtype=torch.float64)
         mask = torch.zeros(1, dtype=torch.int64)
-        for name in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages", "values", "returns"):
+        for name in (
+            "old_log_probs",
+            "ref_log_prob",
+            "rollout_log_probs",
+            "advantages",
+            "values",
+            "returns",
+        ):
             row[name] = zeros
-        return row | {"response_mask": mask, "loss_mask": mask, "teacher_logprobs": zeros.new_zeros(2, 1)}
+        return row | {
+            "response_mask": mask,
+            "loss_mask": mask,
+            "teacher_logprobs": zeros.new_zeros(2, 1),
+        }
 
     def trains(self, row):
         """Whether a row has a trained token; a pad has none."""
@@ -106,7 +128,17 @@ class Rows:
         return [row["output"].clone().requires_grad_() for row in self.fields]
 
     def micro_batch(
-        self, rows, leaves, output_name, *, dp_size, real_rows, reporting_ranks, nominal=7, left_out=(), **said
+        self,
+        rows,
+        leaves,
+        output_name,
+        *,
+        dp_size,
+        real_rows,
+        reporting_ranks,
+        nominal=7,
+        left_out=(),
+        **said,
     ):
         picked = [self.pad() if row is PAD else self.fields[row] for row in rows]
         outputs = [
@@ -114,7 +146,9 @@ class Rows:
             for name, row in zip(rows, picked, strict=True)
         ]
         names = [name for name in picked[0] if name != "output"]
-        data = TensorDict({name: nested(row[name] for row in picked) for name in names}, batch_size=len(rows))
+        data = TensorDict(
+            {name: nested(row[name] for row in picked) for name in names}, batch_size=len(rows)
+        )
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
         data[REAL_ROWS] = torch.full((len(rows),), real_rows)
         data[REPORTING_RANKS] = torch.full((len(rows),), reporting_ranks)
@@ -122,7 +156,9 @@ class Rows:
         data[LOSS_TOKENS] = torch.full((len(rows),), self.tokens("response_mask", computed))
         data[TRAINED_ROWS] = torch.full((len(rows),), sum(map(self.trains, computed)))
         tokens = self.tokens("loss_mask", computed)  # as verl counts them: of the rows that it gets
-        tu.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=nominal, **said)
+        tu.assign_non_tensor(
+            data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=nominal, **said
+        )
         if left_out:
             tu.assign_non_tensor(data, leaves_out=True)
             for name, mask in zip(OF_ALL_ROWS, ("loss_mask", "response_mask"), strict=True):
@@ -138,7 +174,8 @@ class Rows:
 
 
 def policy_loss(mode, name="vanilla", *, terms=True, **settings):
-    """verl's actor loss with a registered policy loss, with KL and entropy terms or without them."""
+    """verl's actor loss with a registered policy loss, with KL and entropy terms or without
+    them."""
     config = FSDPActorConfig(
         strategy="fsdp2",
         rollout_n=1,
@@ -165,29 +202,43 @@ def distilling_loss(mode, name="k3", *, policy_gradient=False, task_rewards=True
     )
     actor = policy_loss(mode).keywords["config"]
     return partial(
-        distillation_ppo_loss, config=actor, distillation_config=DistillationConfig(distillation_loss=settings)
+        distillation_ppo_loss,
+        config=actor,
+        distillation_config=DistillationConfig(distillation_loss=settings),
     )
 
 
 def critic_loss(mode):
     """verl's value loss."""
     config = FSDPCriticConfig(
-        strategy="fsdp2", use_dynamic_bsz=True, loss_agg_mode=mode, loss_scale_factor=8, cliprange_value=0.5
+        strategy="fsdp2",
+        use_dynamic_bsz=True,
+        loss_agg_mode=mode,
+        loss_scale_factor=8,
+        cliprange_value=0.5,
     )
     return partial(value_loss, config=config)
 
 
 def run_as_verl_does(loss, rows, layout, output_name, nominal=7, left_out=(), **said):
-    """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them up.
+    """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them
+    up.
 
     Args:
         left_out: rows that no micro-batch holds, though they belong to the mini-batch.
         said: goes to the loss with each micro-batch.
     """
     leaves = rows.leaves()
-    real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro) + len(left_out)
+    real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro) + len(
+        left_out
+    )
     reporting = sum(any(rows.trains(row) for micro in rank for row in micro) for rank in layout)
-    shape = {"dp_size": len(layout), "real_rows": real_rows, "reporting_ranks": reporting, "nominal": nominal}
+    shape = {
+        "dp_size": len(layout),
+        "real_rows": real_rows,
+        "reporting_ranks": reporting,
+        "nominal": nominal,
+    }
     shape |= {"left_out": left_out} | said
     by_rank = []
     for rank in layout:

@@ -1,4 +1,5 @@
-"""An actor or a critic in this process, trained by verl's own functions on rows that no pad is beside.
+"""An actor or a critic in this process, trained by verl's own functions on rows that no pad is
+beside.
 
 No worker, no FSDP, no packing: each row is computed alone, and the rows of a mini-batch are one
 micro-batch of verl's loss, with their number as ``global_batch_size``.
@@ -22,7 +23,8 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 from benchmarks.one_gpu.rows import nested
 
 Row = Mapping[str, Any]
-"""Fields of a row, as a worker has them: ``input_ids`` (L,), ``responses`` (T,), ``advantages`` (T,), .."""
+"""Fields of a row, as a worker has them: ``input_ids`` (L,), ``responses`` (T,), ``advantages``
+(T,), .."""
 
 
 class OneProcess:
@@ -45,16 +47,21 @@ class OneProcess:
             auto = transformers.AutoModelForImageTextToText
         self.model = auto.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
         self.optimizer = build_optimizer(self.model.parameters(), self.config.optim)
-        self.schedule = get_cosine_schedule_with_warmup(self.optimizer, num_warmup_steps=0, num_training_steps=steps)
+        self.schedule = get_cosine_schedule_with_warmup(
+            self.optimizer, num_warmup_steps=0, num_training_steps=steps
+        )
         self.loss = partial(value_loss if self.is_critic else ppo_loss, config=self.config)
 
     def outputs(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """What verl's engine makes of each row, jagged (R, L): of a token, what is said of the next one."""
+        """What verl's engine makes of each row, jagged (R, L): of a token, what is said of the next
+        one."""
         found: dict[str, list[torch.Tensor]] = {}
         for row in rows:
             ids = row["input_ids"]
             positions = row["position_ids"].unsqueeze(-2)
-            logits = self.model(input_ids=ids[None], position_ids=positions, **row["images"]).logits[0]
+            logits = self.model(
+                input_ids=ids[None], position_ids=positions, **row["images"]
+            ).logits[0]
             if self.is_critic:
                 found.setdefault("values", []).append(logits.squeeze(-1))
                 continue
@@ -73,8 +80,14 @@ class OneProcess:
 
     def optimizer_step(self, rows: Sequence[Row], n_rows: int) -> dict[str, float]:
         """Trains on a mini-batch that counts as ``n_rows`` rows; metrics by verl's names."""
-        names = [name for name, value in rows[0].items() if isinstance(value, torch.Tensor) and value.dim() == 1]
-        data = TensorDict({name: nested([row[name] for row in rows]) for name in names}, batch_size=len(rows))
+        names = [
+            name
+            for name, value in rows[0].items()
+            if isinstance(value, torch.Tensor) and value.dim() == 1
+        ]
+        data = TensorDict(
+            {name: nested([row[name] for row in rows]) for name in names}, batch_size=len(rows)
+        )
         tokens = int(sum(row["loss_mask"].sum() for row in rows))
         tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=n_rows)
         self.optimizer.zero_grad()

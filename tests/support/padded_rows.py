@@ -13,7 +13,12 @@ from verl_padding.plan.row_keys import uid_of_key
 def plan_for(batch, *, dp_size=2, mini=1, multiple=1, budget=512, strategy="prompt", packer="verl"):
     rows = Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags])
     prompts = len({uid_of_key(key) for key in batch.keys})
-    actor = Update(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=budget, prompts_per_mini_batch=mini)
+    actor = Update(
+        dp_size=dp_size,
+        micro_batch_multiple=multiple,
+        token_budget=budget,
+        prompts_per_mini_batch=mini,
+    )
     passes = {"log_prob": Pass(dp_size=dp_size, micro_batch_multiple=multiple, token_budget=budget)}
     job = Job(
         strategy=strategy,
@@ -28,7 +33,8 @@ def plan_for(batch, *, dp_size=2, mini=1, multiple=1, budget=512, strategy="prom
 
 
 def upsample(batch, plan: BatchPlan, template: PadTemplate, **of_batch: Any) -> PaddedBatch:
-    """The batch with its pads in TransferQueue; `strip` takes them out. ``of_batch`` is what else it is made of."""
+    """The batch with its pads in TransferQueue; `strip` takes them out. ``of_batch`` is what else
+    it is made of."""
     padded = PaddedBatch(batch, plan, template, **of_batch)
     padded.put_pads()
     return padded
@@ -36,5 +42,8 @@ def upsample(batch, plan: BatchPlan, template: PadTemplate, **of_batch: Any) -> 
 
 def values_of(columns, row: int = 0) -> dict:
     """Fields of one of the pads that a template makes."""
-    plain = {name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()}
+    plain = {
+        name: column if isinstance(column, torch.Tensor) else column.tolist()
+        for name, column in columns.items()
+    }
     return {name: column[row] for name, column in plain.items()}

@@ -1,4 +1,5 @@
-"""Has the vanilla bridge pad vocabularies in this process, which verl does not ask of it; for a model's external_lib.
+"""Has the vanilla bridge pad vocabularies in this process, which verl does not ask of it; for a
+model's external_lib.
 
 Megatron-Bridge, which does not run on a CPU, pads them by itself.
 """

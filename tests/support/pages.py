@@ -15,7 +15,9 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)]
 
-FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>.*?)\n(?P<code>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"^(?P<fence>`{3,})(?P<language>.*?)\n(?P<code>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE
+)
 COMMENT = re.compile(r"^%.*$", re.MULTILINE)
 
 
@@ -28,7 +30,8 @@ FILE_NAME = re.compile(r"# (?P<name>\w+\.(?:py|sh|yaml))\n")
 
 
 def files_of(page: Path) -> dict[str, str]:
-    """Name -> text of the files that a page prints: blocks whose first line is a comment with a name."""
+    """Name -> text of the files that a page prints: blocks whose first line is a comment with a
+    name."""
     blocks = [match["code"] for match in FENCE.finditer(read(page))]
     return {named["name"]: code for code in blocks if (named := FILE_NAME.match(code))}
 
@@ -40,10 +43,13 @@ def commands_of(page: Path) -> list[str]:
 
 
 def make_own_recipe(place: Path) -> Path:
-    """Writes the files of docs/own_recipe.md and runs its commands up to the job, in ``place``; returns the folder."""
+    """Writes the files of docs/own_recipe.md and runs its commands up to the job, in ``place``;
+    returns the folder."""
     page, folder = DOCS / "own_recipe.md", place / "guess"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    make_folder, make_data, *_ = (["/bin/bash", "-euo", "pipefail", "-c", code] for code in commands_of(page))
+    make_folder, make_data, *_ = (
+        ["/bin/bash", "-euo", "pipefail", "-c", code] for code in commands_of(page)
+    )
     subprocess.run(make_folder, cwd=place, env=environment, check=True)
     for name, text in files_of(page).items():
         (folder / name).write_text(text)

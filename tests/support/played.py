@@ -1,4 +1,5 @@
-"""Sessions of a recipe's agent loop, with a server that answers by a script in the place of a model."""
+"""Sessions of a recipe's agent loop, with a server that answers by a script in the place of a
+model."""
 
 import asyncio
 from collections.abc import Iterable
@@ -14,7 +15,8 @@ TOKENIZER = make_byte_tokenizer()
 
 
 class ScriptedServer:
-    """Answers each request with the first reply that fits and is not used up, and remembers what it was asked.
+    """Answers each request with the first reply that fits and is not used up, and remembers what it
+    was asked.
 
     Args:
         script: replies, or (part of the prompt that it is for, reply).
@@ -35,7 +37,9 @@ class ScriptedServer:
         assert fitting, f"nobody was meant to be asked {prompt!r}"
         self.script.remove(fitting[0])
         ids = self.tokenizer.encode(fitting[0][1])
-        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3})
+        return TokenOutput(
+            token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 3}
+        )
 
     @property
     def prompts(self) -> list[str]:
@@ -60,7 +64,9 @@ def play(
 
     async def run() -> list[AgentLoopOutput]:
         loop = kind(
-            trainer_config=DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})),
+            trainer_config=DictConfigWrap(
+                OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+            ),
             server_manager=server,
             tokenizer=tokenizer,
             processor=None,

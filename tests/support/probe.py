@@ -1,7 +1,9 @@
-"""Watches a verl job from inside: loaded by verl itself (VERL_USE_EXTERNAL_MODULES) in each process of the job.
+"""Watches a verl job from inside: loaded by verl itself (VERL_USE_EXTERNAL_MODULES) in each process
+of the job.
 
-It asks nothing of the plug-in: what an optimizer step holds is read off the loss masks that reach verl's worker,
-and what is left in TransferQueue off its own listing. So it watches stock verl just as well.
+It asks nothing of the plug-in: what an optimizer step holds is read off the loss masks that reach
+verl's worker, and what is left in TransferQueue off its own listing. So it watches stock verl just
+as well.
 """
 
 import functools
@@ -21,21 +23,25 @@ import tests.support.engines  # noqa: F401  (jobs on these engines have no other
 FOLDER = "VERL_PADDING_PROBE"  # where the notes go
 LEVELS = "VERL_PADDING_PROBE_LEVELS"  # if it is there, what each step leaves behind is noted
 KILL = "VERL_PADDING_PROBE_KILL"
-"""``update:4`` kills the trainer's process after the update of step 4, before anything is saved; ``save:4`` while its
-checkpoint is being written, the weights done."""
+"""``update:4`` kills the trainer's process after the update of step 4, before anything is saved;
+``save:4`` while its checkpoint is being written, the weights done."""
 KILL_ACTOR = "VERL_PADDING_PROBE_KILL_ACTOR"
-"""``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts of step 2 are being
-generated."""
+"""``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts
+of step 2 are being generated."""
 TRAINED = "VERL_PADDING_PROBE_TRAINED"
-"""If it is there, each rank saves the rows and metrics of its optimizer steps, ``<model>_<rank>_<number>.pt``."""
+"""If it is there, each rank saves the rows and metrics of its optimizer steps,
+``<model>_<rank>_<number>.pt``."""
 LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
-"""If it is there, the trainer's log-probs of each row are noted, and how far the rollout's are from them."""
+"""If it is there, the trainer's log-probs of each row are noted, and how far the rollout's are from
+them."""
 
 
 def text_of(message: dict) -> str:
     """What a message says, without its images."""
     content = message["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    )
 
 
 def _note(**facts) -> None:
@@ -54,8 +60,13 @@ def _watch_optimizer_steps(module) -> None:
         rows_with_loss = sum(bool(mask.sum() > 0) for mask in data["loss_mask"].unbind())
         before = [local.detach().clone() for local in _local_parameters(self.engine)]
         output = train_batch(self, data, *args, **kwargs)
-        moved = any(not torch.equal(a, b) for a, b in zip(before, _local_parameters(self.engine), strict=True))
-        if not self.engine.is_mp_src_rank_with_outputs():  # ranks that share rows would tell of them once each
+        moved = any(
+            not torch.equal(a, b)
+            for a, b in zip(before, _local_parameters(self.engine), strict=True)
+        )
+        if (
+            not self.engine.is_mp_src_rank_with_outputs()
+        ):  # ranks that share rows would tell of them once each
             return output
         if TRAINED in os.environ:
             rank = self.engine.get_data_parallel_rank()
@@ -88,7 +99,9 @@ def _save_trained(worker: str, data, metrics) -> None:
     for row, inputs in zip(rows, data.get("multi_modal_inputs", [None] * len(rows)), strict=True):
         row["images"] = getattr(inputs, "data", inputs) or {}
     metrics = {
-        name: Metric.aggregate_dp(value) if isinstance(value, list) and isinstance(value[0], Metric) else value
+        name: Metric.aggregate_dp(value)
+        if isinstance(value, list) and isinstance(value[0], Metric)
+        else value
         for name, value in metrics.items()
     }
     folder = Path(os.environ[FOLDER])
@@ -103,11 +116,14 @@ def _local_parameters(engine) -> list:
 
 
 def _routes_of_pads(data) -> list:
-    """Experts of each token and layer of the rows without a loss, if routes came along: what pads say they took."""
+    """Experts of each token and layer of the rows without a loss, if routes came along: what pads
+    say they took."""
     if "routed_experts" not in data:
         return []
     pairs = zip(data["routed_experts"].unbind(), data["loss_mask"].unbind(), strict=True)
-    return [slots for routes, mask in pairs if not mask.any() for slots in routes.flatten(0, 1).tolist()]
+    return [
+        slots for routes, mask in pairs if not mask.any() for slots in routes.flatten(0, 1).tolist()
+    ]
 
 
 def _images_of(data) -> list[bool]:
@@ -115,7 +131,9 @@ def _images_of(data) -> list[bool]:
     if "multi_modal_inputs" not in data:
         return []
     pairs = zip(data["multi_modal_inputs"], data["loss_mask"].unbind(), strict=True)
-    return ["pixel_values" in getattr(inputs, "data", inputs) for inputs, mask in pairs if mask.any()]
+    return [
+        "pixel_values" in getattr(inputs, "data", inputs) for inputs, mask in pairs if mask.any()
+    ]
 
 
 def _watch_steps(module) -> None:
@@ -182,7 +200,8 @@ def _watch_sampling(module) -> None:
 
 
 def _log_probs(keys) -> dict:
-    """Of the tokens with a loss: the trainer's, row by row, and the most by which the rollout's differ."""
+    """Of the tokens with a loss: the trainer's, row by row, and the most by which the rollout's
+    differ."""
     import transfer_queue as tq
 
     fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
@@ -190,7 +209,9 @@ def _log_probs(keys) -> dict:
     rows = list(zip(*(data[field].unbind() for field in fields), strict=True))
     return {
         "log_probs": [trainer[mask.bool()].tolist() for _, trainer, mask in rows],
-        "log_prob_gap": max(float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows),
+        "log_prob_gap": max(
+            float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows
+        ),
     }
 
 
@@ -206,8 +227,13 @@ def _questions(keys) -> list[str]:
 def _kill_actors(name: str) -> None:
     import psutil
 
-    # Named by their class and the method that they run: those of this job have this process's parent, the raylet.
-    actors = [p for p in psutil.Process().parent().children() if "".join(p.cmdline()).startswith(f"ray::{name}")]
+    # Named by their class and the method that they run: those of this job have this process's
+    # parent, the raylet.
+    actors = [
+        p
+        for p in psutil.Process().parent().children()
+        if "".join(p.cmdline()).startswith(f"ray::{name}")
+    ]
     assert actors, f"no actor {name}"
     _note(kind="killed", time=time.time())
     for process in actors:

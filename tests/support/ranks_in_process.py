@@ -26,8 +26,9 @@ SHAPES: dict[str, tuple[int, Callable[[int], int], Callable[[int], bool]]] = {
     "16 x 4 neighbours": (16, lambda rank: rank // 4, lambda rank: rank % 4 == 0),
     "16 x 4 stages": (16, lambda rank: rank % 16, lambda rank: rank >= 48),
 }
-"""Of 64 ranks: data-parallel size, data-parallel rank of each, and whether it answers. Ranks that share rows are
-neighbours with Ulysses and tensor parallelism, and far apart in a pipeline, where the last stage answers."""
+"""Of 64 ranks: data-parallel size, data-parallel rank of each, and whether it answers. Ranks that
+share rows are neighbours with Ulysses and tensor parallelism, and far apart in a pipeline, where
+the last stage answers."""
 
 
 class Rank(TrainingWorker):
@@ -37,9 +38,18 @@ class Rank(TrainingWorker):
         numbers: the number of each row of worker data; None for a row without.
     """
 
-    def __init__(self, dp_rank: int, dp_size: int, answers: bool, numbers: Callable[[TensorDict], list[int | None]]):
+    def __init__(
+        self,
+        dp_rank: int,
+        dp_size: int,
+        answers: bool,
+        numbers: Callable[[TensorDict], list[int | None]],
+    ):
         # verl's own starts a process group, and an engine with a model.
-        self._Worker__dispatch_dp_rank, self._Worker__collect_dp_rank = {MESH: dp_rank}, {MESH: answers}
+        self._Worker__dispatch_dp_rank, self._Worker__collect_dp_rank = (
+            {MESH: dp_rank},
+            {MESH: answers},
+        )
         self.numbers = numbers
         self.engine = SimpleNamespace(
             get_data_parallel_size=lambda: dp_size,
@@ -67,7 +77,9 @@ class Rank(TrainingWorker):
 
     def train_batch(self, data: TensorDict) -> TensorDict:
         self.mini_batches.append(self.numbers(data))
-        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": {"rows": [[len(data)]]}})
+        return tu.get_tensordict(
+            tensor_dict={}, non_tensor_dict={"metrics": {"rows": [[len(data)]]}}
+        )
 
 
 class RanksInProcess(RayWorkerGroup):
@@ -80,12 +92,16 @@ class RanksInProcess(RayWorkerGroup):
         self._bind_worker_method(type(ranks[0]), func_generator)
 
     @classmethod
-    def of_shape(cls, shape: str, numbers: Callable[[TensorDict], list[int | None]]) -> RanksInProcess:
+    def of_shape(
+        cls, shape: str, numbers: Callable[[TensorDict], list[int | None]]
+    ) -> RanksInProcess:
         """64 ranks of a shape of :data:`SHAPES`."""
         dp_size, dp_rank_of, answers = SHAPES[shape]
         return cls([Rank(dp_rank_of(rank), dp_size, answers(rank), numbers) for rank in range(64)])
 
-    def _execute_remote_single_worker(self, worker: Rank, method_name: str, *args: Any, **kwargs: Any) -> Any:
+    def _execute_remote_single_worker(
+        self, worker: Rank, method_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
         here = [ray.get(value) if isinstance(value, ray.ObjectRef) else value for value in args]
         return ray.put(getattr(worker, method_name)(*here, **kwargs))
 

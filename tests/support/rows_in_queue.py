@@ -16,7 +16,8 @@ PARTITION = "train"
 
 
 def row_fields(prompt: int, response: int, uid: str) -> dict:
-    """Fields of a text row of ``prompt`` + ``response`` tokens (verl, trainer/ppo/v1/agent_loop_tq.py)."""
+    """Fields of a text row of ``prompt`` + ``response`` tokens (verl,
+    trainer/ppo/v1/agent_loop_tq.py)."""
     ids = torch.randint(5, 200, (prompt + response,))
     mask = torch.ones(response, dtype=torch.int64)
     return {
@@ -43,7 +44,13 @@ def row_fields(prompt: int, response: int, uid: str) -> dict:
 def row_tag(prompt: int, response: int) -> dict:
     """What verl's agent loop says of a row."""
     lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
-    return {"status": "success", **lengths, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
+    return {
+        "status": "success",
+        **lengths,
+        "global_steps": 1,
+        "min_global_steps": 1,
+        "max_global_steps": 1,
+    }
 
 
 def default_keys(n_rows: int) -> list[str]:
@@ -61,27 +68,41 @@ def put_rows(
     """
     rows = [{name: values[i] for name, values in extra_fields.items()} for i in range(len(lengths))]
     keys = default_keys(len(lengths)) if keys is None else list(keys)
-    fields = [row_fields(*length, uid_of_key(key)) | row for length, key, row in zip(lengths, keys, rows, strict=True)]
+    fields = [
+        row_fields(*length, uid_of_key(key)) | row
+        for length, key, row in zip(lengths, keys, rows, strict=True)
+    ]
     tags = [row_tag(*length) for length in lengths]
-    meta = tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags)
+    meta = tq.kv_batch_put(
+        keys=keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags
+    )
     return KVBatchMeta(
-        keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info=dict(meta.extra_info or {})
+        keys=keys,
+        tags=tags,
+        partition_id=PARTITION,
+        fields=None,
+        extra_info=dict(meta.extra_info or {}),
     )
 
 
 def put_columns(batch: KVBatchMeta, **columns: Sequence[torch.Tensor]) -> KVBatchMeta:
-    """Puts a tensor of each row, by the name of its field, as trainer and workers put what they have computed.
+    """Puts a tensor of each row, by the name of its field, as trainer and workers put what they
+    have computed.
 
     Calls with the batch that it gives read them.
     """
     fields = {name: nested(rows) for name, rows in columns.items()}
     return tq.kv_batch_put(
-        keys=batch.keys, partition_id=PARTITION, fields=TensorDict(fields, batch_size=len(batch)), tags=batch.tags
+        keys=batch.keys,
+        partition_id=PARTITION,
+        fields=TensorDict(fields, batch_size=len(batch)),
+        tags=batch.tags,
     )
 
 
 def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) -> KVBatchMeta:
-    """Puts rows one by one, as sessions end, each with fields of its own beside those of a text row."""
+    """Puts rows one by one, as sessions end, each with fields of its own beside those of a text
+    row."""
     keys, tags = default_keys(len(lengths)), [row_tag(*length) for length in lengths]
     for length, key, tag, row in zip(lengths, keys, tags, rows, strict=True):
         fields = list_of_dict_to_tensordict([row_fields(*length, uid_of_key(key)) | row])

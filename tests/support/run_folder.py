@@ -28,6 +28,8 @@ def write_run(folder, *, padded, real_rows=(5, 8)):
         rows = [{"uid": f"p{row}_0_0", "score": 0.25 * step} for row in range(real)]
         if not padded:
             rows += [{"uid": f"padding_{row}_0_0", "score": 0.0} for row in range(-real % 6)]
-        (folder / "rollouts" / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "rollouts" / f"{step}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     (folder / "metrics.jsonl").write_text("".join(lines))
     return folder

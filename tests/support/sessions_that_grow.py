@@ -1,4 +1,5 @@
-"""Sessions whose every turn is a row that begins with the whole row before it, and an observation."""
+"""Sessions whose every turn is a row that begins with the whole row before it, and an
+observation."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +10,9 @@ from transfer_queue import KVBatchMeta
 from tests.support.rows_in_queue import put_rows
 
 
-def grown_sessions(turns: Sequence[int], *, prompts: int, seed: int = 0) -> dict[str, tuple[list[int], list[int]]]:
+def grown_sessions(
+    turns: Sequence[int], *, prompts: int, seed: int = 0
+) -> dict[str, tuple[list[int], list[int]]]:
     """Prompt and response of each row, by its key.
 
     Args:
@@ -27,7 +30,9 @@ def grown_sessions(turns: Sequence[int], *, prompts: int, seed: int = 0) -> dict
     return rows
 
 
-def put_grown_sessions(rows: dict[str, tuple[list[int], list[int]]], **extra_fields: Sequence) -> KVBatchMeta:
+def put_grown_sessions(
+    rows: dict[str, tuple[list[int], list[int]]], **extra_fields: Sequence
+) -> KVBatchMeta:
     """Puts them into TransferQueue as verl's agent loop does."""
     lengths = [(len(prompt), len(response)) for prompt, response in rows.values()]
     return put_rows(

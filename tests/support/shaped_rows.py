@@ -16,8 +16,14 @@ N_EXPERTS = 8
 FIELDS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
     "three axes": ("position_ids", lambda p, r: torch.arange(p + r).expand(3, -1).clone()),
     "four axes": ("position_ids", lambda p, r: torch.arange(p + r).expand(4, -1).clone()),
-    "images": ("multi_modal_inputs", lambda p, r: {"pixel_values": torch.rand(4 * p, 24)} if p % 2 else {}),
-    "routes": ("routed_experts", lambda p, r: torch.rand(p + r, 3, N_EXPERTS).topk(2).indices.to(torch.int16)),
+    "images": (
+        "multi_modal_inputs",
+        lambda p, r: {"pixel_values": torch.rand(4 * p, 24)} if p % 2 else {},
+    ),
+    "routes": (
+        "routed_experts",
+        lambda p, r: torch.rand(p + r, 3, N_EXPERTS).topk(2).indices.to(torch.int16),
+    ),
     "teacher": ("teacher_logprobs", lambda p, r: torch.rand(p + r, 5, dtype=torch.float64)),
     "values": ("values", lambda p, r: torch.rand(r, dtype=torch.bfloat16)),
     "one number": ("reward", lambda p, r: torch.tensor(1.0)),
@@ -33,21 +39,32 @@ FIELDS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
     "no pad, said otherwise": ("is_padding", lambda p, r: False),
 }
 """What is tried -> name of a field, and its value in a row of a prompt and a response."""
-ROLES = {"scores": FieldRole(Role.PROMPT), "grid": FieldRole(Role.OBJECT), "features": FieldRole(Role.SEQUENCE)}
+ROLES = {
+    "scores": FieldRole(Role.PROMPT),
+    "grid": FieldRole(Role.OBJECT),
+    "features": FieldRole(Role.SEQUENCE),
+}
 ROLES |= {"notes": FieldRole(Role.RESPONSE), "odd": FieldRole(Role.OBJECT)}
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=7)
 SHAPES = st.sets(st.sampled_from(sorted(FIELDS)))
 
 
-def rows_of(lengths: Sequence[tuple[int, int]], tried: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Rows of (prompt, response) lengths, with the fields of some keys of :data:`FIELDS` beside those of text."""
+def rows_of(
+    lengths: Sequence[tuple[int, int]], tried: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Rows of (prompt, response) lengths, with the fields of some keys of :data:`FIELDS` beside
+    those of text."""
     extra = [FIELDS[each] for each in sorted(tried)]
     texts = [row_fields(*length, f"prompt {row}") for row, length in enumerate(lengths)]
-    return [row | {name: make(*length) for name, make in extra} for row, length in zip(texts, lengths, strict=True)]
+    return [
+        row | {name: make(*length) for name, make in extra}
+        for row, length in zip(texts, lengths, strict=True)
+    ]
 
 
 def in_tensordict(rows: Sequence[dict[str, Any]], *, jagged: bool = True) -> TensorDict:
-    """Rows as TransferQueue hands them out; or as verl joins them, with fields of one shape in plain tensors."""
+    """Rows as TransferQueue hands them out; or as verl joins them, with fields of one shape in
+    plain tensors."""
     columns = {name: _column([row[name] for row in rows], jagged) for name in rows[0]}
     return TensorDict(columns, batch_size=len(rows))
 

@@ -39,7 +39,8 @@ class Row:
     values: list[float] = field(default_factory=list)
     penalties: list[float] = field(default_factory=list)
     actions: list[tuple[int, int] | None] = field(default_factory=list)
-    """Of each token of the response: number of its turn in the session, and its own in the turn; None if untrained."""
+    """Of each token of the response: number of its turn in the session, and its own in the turn;
+    None if untrained."""
     extends: int | None = None  # number of the row of its session that it continues
 
     def add(self, tokens: list[int], values=(), penalties=(), turn: int | None = None) -> None:
@@ -63,11 +64,15 @@ class Session:
 
     @property
     def sample(self) -> Sample:
-        of = {name: [x for turn in self.trained for x in getattr(turn, name)] for name in ("values", "penalties")}
+        of = {
+            name: [x for turn in self.trained for x in getattr(turn, name)]
+            for name in ("values", "penalties")
+        }
         return Sample(self.name.split("_")[0], self.reward, **of)
 
     def in_one_row(self) -> Row:
-        """Contexts one after the other; prompts of all but the first are as if they were observed."""
+        """Contexts one after the other; prompts of all but the first are as if they were
+        observed."""
         row, number = Row(f"{self.name}_0", self.contexts[0].prompt), 0
         for context in self.contexts:
             if number:
@@ -87,8 +92,8 @@ def sessions(draw, *, said: bool) -> list[Session]:
     """Two prompts of two or three sessions each.
 
     Args:
-        said: whether the agent loop says which rows continue others. If it does, any tokens may be equal by chance; if
-            not, only those of contexts of one turn, which an agent meets twice.
+        said: whether the agent loop says which rows continue others. If it does, any tokens may be
+            equal by chance; if not, only those of contexts of one turn, which an agent meets twice.
     """
     fresh = iter(range(100, 1 << 20))
 
@@ -99,7 +104,9 @@ def sessions(draw, *, said: bool) -> list[Session]:
     def turn(trained: bool) -> Turn:
         response = tokens(1, 3)
         values, penalties = ([draw(EIGHTHS) for _ in response] for _ in range(2))
-        return Turn(response, tokens(0, 2), trained and draw(st.integers(0, 4)) > 0, values, penalties)
+        return Turn(
+            response, tokens(0, 2), trained and draw(st.integers(0, 4)) > 0, values, penalties
+        )
 
     found = []
     names = [f"{uid}_{number}" for uid in "ab" for number in range(draw(st.integers(2, 3)))]
@@ -111,7 +118,8 @@ def sessions(draw, *, said: bool) -> list[Session]:
             if met and draw(st.booleans()):
                 again = draw(st.sampled_from(met))
                 turns = [
-                    Turn(t.tokens, t.observed, t.trained, [v + 1 for v in t.values], t.penalties) for t in again.turns
+                    Turn(t.tokens, t.observed, t.trained, [v + 1 for v in t.values], t.penalties)
+                    for t in again.turns
                 ]
                 contexts.append(Context(again.prompt, turns))
             else:
@@ -148,14 +156,22 @@ def split(draw, session: Session, *, said: bool, again: bool = True) -> list[Row
         done, before = 0, None
         while done < len(context.turns):
             untrained_row()
-            end = draw(st.integers(done + 1, len(context.turns))) if said or len(context.turns) > 1 else 1
+            end = (
+                draw(st.integers(done + 1, len(context.turns)))
+                if said or len(context.turns) > 1
+                else 1
+            )
             start = draw(st.integers(0, done))
-            asked = [token for turn in context.turns[:start] for token in turn.tokens + turn.observed]
+            asked = [
+                token for turn in context.turns[:start] for token in turn.tokens + turn.observed
+            ]
             row = Row("", context.prompt + asked, extends=before)
             for place in range(start, end):
                 turn = context.turns[place]
                 trains = turn.trained and (place >= done or (again and draw(st.booleans())))
-                row.add(turn.tokens, turn.values, turn.penalties, number + place if trains else None)
+                row.add(
+                    turn.tokens, turn.values, turn.penalties, number + place if trains else None
+                )
                 row.add(turn.observed)
             before, done = len(rows), end
             rows.append(row)

@@ -17,7 +17,9 @@ from transfer_queue.utils.zmq_utils import process_zmq_server_info
 
 from verl_padding.pads.queue import controller
 
-HAS_DISK = hasattr(simple_storage, "HybridStorageUnitData")  # TransferQueue 0.1.10 has no SimpleStorage on disk
+HAS_DISK = hasattr(
+    simple_storage, "HybridStorageUnitData"
+)  # TransferQueue 0.1.10 has no SimpleStorage on disk
 
 
 @dataclass
@@ -47,7 +49,9 @@ def start_simple_storage(folder: Path, *, on_disk: bool = False) -> Storage:
     def n_values() -> int:
         return len([path for path in folder.rglob("*") if path.is_file()]) if on_disk else 0
 
-    return Storage(config | {"zmq_info": process_zmq_server_info(units)}, n_values, list(units.values()))
+    return Storage(
+        config | {"zmq_info": process_zmq_server_info(units)}, n_values, list(units.values())
+    )
 
 
 STORAGES: dict[str, Callable[[Path], Storage]] = {
@@ -61,7 +65,9 @@ def connected_to(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> It
     """This process's TransferQueue with another storage behind the same controller."""
     storage = STORAGES[name](folder)
     config = ray.get(controller().get_config.remote())
-    client = TransferQueueClient(client_id=f"client {uuid4().hex}", controller_info=config.controller.zmq_info)
+    client = TransferQueueClient(
+        client_id=f"client {uuid4().hex}", controller_info=config.controller.zmq_info
+    )
     client.initialize_storage_manager(manager_type="SimpleStorage", config=storage.config)
     monkeypatch.setattr(tq_interface, "_TQ_CLIENT", client)
     try:

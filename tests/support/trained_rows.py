@@ -26,12 +26,16 @@ class MadeRow:
 
 def trained_rows(rows: Mapping[str, MadeRow]) -> TrainedRows:
     """The rows of a local update, by their keys."""
-    masks = [torch.tensor(list(map(int, row.mask or "1" * len(row.response)))) for row in rows.values()]
+    masks = [
+        torch.tensor(list(map(int, row.mask or "1" * len(row.response)))) for row in rows.values()
+    ]
     ids = [torch.tensor(list(map(ord, row.prompt + row.response))) for row in rows.values()]
     pairs = list(zip(rows.values(), masks, strict=True))
     fields = {
         "advantages": nested([row.advantage * mask.float() for row, mask in pairs]),
-        "rm_scores": nested([torch.tensor([0.0] * (len(mask) - 1) + [row.score]) for row, mask in pairs]),
+        "rm_scores": nested(
+            [torch.tensor([0.0] * (len(mask) - 1) + [row.score]) for row, mask in pairs]
+        ),
         "num_turns": torch.tensor([row.turns for row in rows.values()]),
     }
     lengths = list(map(len, ids))

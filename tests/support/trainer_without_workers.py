@@ -11,12 +11,14 @@ from verl_padding.driver.training_steps import TrainingSteps
 
 
 def make_trainer(config: DictConfig) -> PPOTrainer:
-    """The trainer of a job as ``verl.trainer.main_ppo`` makes it; it has not started anything yet."""
+    """The trainer of a job as ``verl.trainer.main_ppo`` makes it; it has not started anything
+    yet."""
     return get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
 
 
 def padded_trainer(*overrides, dp_size=2):
-    """A padded_sync trainer after its set-up, without workers: 4 prompts a step, 2 a mini-batch, 2 sessions each."""
+    """A padded_sync trainer after its set-up, without workers: 4 prompts a step, 2 a mini-batch, 2
+    sessions each."""
     config = compose_job(
         "+padding=prompt",
         "algorithm.adv_estimator=grpo",
@@ -35,7 +37,8 @@ def padded_trainer(*overrides, dp_size=2):
     trainer.ref_in_actor = False  # verl says so when it makes the workers
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
     trainer.actor_rollout_wg = SimpleNamespace(
-        execute_with_func_generator=lambda function: None, _dispatch_info={"actor": list(range(dp_size))}
+        execute_with_func_generator=lambda function: None,
+        _dispatch_info={"actor": list(range(dp_size))},
     )
     trainer.steps = TrainingSteps(trainer, trainer._job)
     trainer.steps.has_probed = True  # there is no model whose rows could leak

@@ -1,8 +1,8 @@
 """The same rows through two padded ranks and through one rank that never sees a pad.
 
-The reference has no pads and no layout: one FSDP2 rank, verl's own loss, the real rows of each mini-batch in one call,
-and in one micro-batch, with their number as ``global_batch_size``. Both sides start from the same weights and take the
-same AdamW steps.
+The reference has no pads and no layout: one FSDP2 rank, verl's own loss, the real rows of each
+mini-batch in one call, and in one micro-batch, with their number as ``global_batch_size``. Both
+sides start from the same weights and take the same AdamW steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +35,33 @@ from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.worker.plan_packer import install
 
-LENGTHS = [(9, 5), (14, 2), (4, 12), (6, 1), (20, 9), (8, 8), (5, 3), (11, 4), (3, 3), (17, 6), (6, 2)]
-TURNS = [3, 2, 5, 4, 5, 2, 1, 3, 1, 2, 3, 2]  # rows of each session that grows; two sessions of each of six prompts
+LENGTHS = [
+    (9, 5),
+    (14, 2),
+    (4, 12),
+    (6, 1),
+    (20, 9),
+    (8, 8),
+    (5, 3),
+    (11, 4),
+    (3, 3),
+    (17, 6),
+    (6, 2),
+]
+TURNS = [
+    3,
+    2,
+    5,
+    4,
+    5,
+    2,
+    1,
+    3,
+    1,
+    2,
+    3,
+    2,
+]  # rows of each session that grows; two sessions of each of six prompts
 EPOCHS = 2
 PAD_TOKENS = 2  # what engines ask for that round no row up
 TEMPLATE = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
@@ -46,11 +71,16 @@ test_shared_gradients.py have all modes of all losses, without workers."""
 PACKERS = ("verl", "plan")
 CUTS: dict[str, dict[str, Any]] = {
     f"{name}, {packer}": {"packer": packer} | cut
-    for name, cut in (("budget", {}), ("two rows", {"micro_batch_rows": 2}), ("pads alone", {"few": True}))
+    for name, cut in (
+        ("budget", {}),
+        ("two rows", {"micro_batch_rows": 2}),
+        ("pads alone", {"few": True}),
+    )
     for packer in PACKERS
 } | {name: {"packer": "plan", "sharing": name} for name in ("whole", "branches")}
-"""Arguments of :func:`assert_updates_agree`: micro-batches by a token budget or a number of rows, whoever cuts them;
-batches of which all ranks but one get pads alone; and prefixes that are computed once."""
+"""Arguments of :func:`assert_updates_agree`: micro-batches by a token budget or a number of rows,
+whoever cuts them; batches of which all ranks but one get pads alone; and prefixes that are computed
+once."""
 EACH_CUT = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 BUDGET = 32
 Shared = Literal["off", "whole", "branches"]
@@ -64,7 +94,8 @@ def put_trained_rows() -> KVBatchMeta:
 
 
 def put_few_rows() -> KVBatchMeta:
-    """Rows of three prompts, of which the first two have one row: too few for all ranks of a mini-batch each."""
+    """Rows of three prompts, of which the first two have one row: too few for all ranks of a
+    mini-batch each."""
     torch.manual_seed(0)
     return with_trained_fields(put_rows(LENGTHS[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
 
@@ -72,7 +103,14 @@ def put_few_rows() -> KVBatchMeta:
 def put_full_rows() -> KVBatchMeta:
     """Rows of which some fill a rank's micro-batch, so that no pad fits beside them."""
     torch.manual_seed(0)
-    lengths = {"a_0_0": (16, 16), "a_0_1": (3, 3), "a_0_2": (2, 4), "b_0_0": (4, 4), "c_0_0": (10, 22), "d_0_0": (3, 5)}
+    lengths = {
+        "a_0_0": (16, 16),
+        "a_0_1": (3, 3),
+        "a_0_2": (2, 4),
+        "b_0_0": (4, 4),
+        "c_0_0": (10, 22),
+        "d_0_0": (3, 5),
+    }
     lengths |= {"d_0_1": (2, 2), "e_0_0": (5, 6), "f_0_0": (7, 8), "f_0_1": (3, 3)}
     return with_trained_fields(put_rows([*lengths.values()], [*lengths]))
 
@@ -96,7 +134,10 @@ def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
     generator = torch.Generator().manual_seed(0)
 
     def column(scale: float, shift: float) -> list[torch.Tensor]:
-        return [torch.randn(tag["response_len"], generator=generator) * scale + shift for tag in batch.tags]
+        return [
+            torch.randn(tag["response_len"], generator=generator) * scale + shift
+            for tag in batch.tags
+        ]
 
     return put_columns(
         batch,
@@ -110,7 +151,9 @@ def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
 
 def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
     """Of the responses, as verl's trainer cuts them out of what a pass has written."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs", "response_mask"])
+    data = tq.kv_batch_get(
+        keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs", "response_mask"]
+    )
     return [*response_from_nested(data["log_probs"], data["response_mask"]).unbind()]
 
 
@@ -152,21 +195,30 @@ def plan_of(
     """Three mini-batches; and, by a token budget, a pass that is cut as they are.
 
     Args:
-        few: for :func:`put_few_rows`: in two of the mini-batches, one rank (or group of them) alone has a real row.
+        few: for :func:`put_few_rows`: in two of the mini-batches, one rank (or group of them) alone
+            has a real row.
         idle: rows that the update leaves out.
         mini_batch: prompts of a mini-batch, where they are not cut into three.
         ranks_of_row: how many ranks share a row, and their budgets.
         shape: of the calls, other than two ranks'.
     """
     by_tokens = micro_batch_rows is None
-    size = {"token_budget": BUDGET * ranks_of_row} if by_tokens else {"micro_batch_rows": micro_batch_rows}
+    size = (
+        {"token_budget": BUDGET * ranks_of_row}
+        if by_tokens
+        else {"micro_batch_rows": micro_batch_rows}
+    )
     of_call: dict[str, Any] = {"dp_size": 2} | size | shape
     job = Job(
         strategy=strategy,
         prompts=3 if few else 6,
         sessions_per_prompt=2,
         updates={
-            update: Update(**of_call, prompts_per_mini_batch=mini_batch or (1 if few else 2), skips_idle=bool(idle))
+            update: Update(
+                **of_call,
+                prompts_per_mini_batch=mini_batch or (1 if few else 2),
+                skips_idle=bool(idle),
+            )
         },
         inference={"log_prob": Pass(**of_call, as_update=update)} if by_tokens and not few else {},
         packer=packer,
@@ -179,10 +231,14 @@ def plan_of(
         forest = forest.whole_beginnings()
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, idle), job)
     layout = plan.layouts[update]
-    assert layout.n_pads > 0 or of_call["dp_size"] == 1, "one rank needs none beside its token budget"
+    assert layout.n_pads > 0 or of_call["dp_size"] == 1, (
+        "one rank needs none beside its token budget"
+    )
     assert layout.n_mini_batches == (3 if mini_batch is None else 1) or strategy != "prompt"
     assert sharing == "off" or plan.figures[update].sharing_factor > 1.4
-    assert not few or layout.reporting_ranks_M[:2] == (1, 1), "all ranks but one were meant to hold pads alone"
+    assert not few or layout.reporting_ranks_M[:2] == (1, 1), (
+        "all ranks but one were meant to hold pads alone"
+    )
     return plan
 
 
@@ -214,23 +270,31 @@ def assert_updates_agree(
     started: Callable[[RayWorkerGroup, RayWorkerGroup], None] = lambda padded_ranks, one_rank: None,
     **planned: Any,
 ) -> BothUpdates:
-    """Trains both on the same rows from the same start, and asserts that they end with the same weights and metrics.
+    """Trains both on the same rows from the same start, and asserts that they end with the same
+    weights and metrics.
 
     Args:
-        mode: None for one that divides by rows where micro-batches are cut by rows, and by tokens otherwise.
+        mode: None for one that divides by rows where micro-batches are cut by rows, and by tokens
+            otherwise.
         put: puts the rows; None for those that the plan is made for.
         started: what else both are given for their new start.
         planned: what else :func:`plan_of` takes.
     """
     if mode is None:
         by_rows = micro_batch_rows is not None or (few and update == "actor")
-        mode = ("seq-mean-token-mean" if update == "actor" else "seq-mean-token-sum") if by_rows else "token-mean"
+        mode = (
+            ("seq-mean-token-mean" if update == "actor" else "seq-mean-token-sum")
+            if by_rows
+            else "token-mean"
+        )
     start_over([one_rank], mode, policy_loss=policy_loss)
     start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
     started(padded_ranks, one_rank)
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install(shares=sharing != "off"))
-    rows = {"off": put_trained_rows, "whole": put_grown_rows, "branches": put_branching_rows}[sharing]
+    rows = {"off": put_trained_rows, "whole": put_grown_rows, "branches": put_branching_rows}[
+        sharing
+    ]
     batch = (put or (put_few_rows if few else rows))()
     cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
     plan = plan_of(batch, packer, update=update, pad_tokens=template.length, **cut, **planned)
@@ -262,28 +326,42 @@ def update_both(
     Args:
         said: goes to the workers with each call.
         padded: the batch with its pads in the queue, where a call has had them before.
-        copies: the rows that the one rank trains instead of the batch's, and which of them each row is.
+        copies: the rows that the one rank trains instead of the batch's, and which of them each row
+            is.
     """
     layout, method = plan.layouts[update], METHODS[update]
     before = weights_of(padded_ranks)
     said_plain = {name: value for name, value in said.items() if name != OLD_LOG_PROBS_OF_UPDATE}
     assert torch.equal(before, weights_of(one_rank))
 
-    padded = padded or upsample(batch, plan, template, branches=True if plan.sharing == "on" else None)
+    padded = padded or upsample(
+        batch, plan, template, branches=True if plan.sharing == "on" else None
+    )
     group = padded_group(padded_ranks, padded)
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(
-        getattr(group, method)(call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=EPOCHS, **said))
+        getattr(group, method)(
+            call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=EPOCHS, **said)
+        )
     )
     strip(padded.pads)
 
-    assert len(got["lr"]) == 1, "the scheduler takes its step after the last mini-batch of the last epoch"
+    assert len(got["lr"]) == 1, (
+        "the scheduler takes its step after the last mini-batch of the last epoch"
+    )
     plain, keys_of = copies or (batch, {key: [key] for key in batch.keys})
     want = []
     for _ in range(EPOCHS):
         for rows in layout.rows_M:
             keys = [key for row in rows for key in keys_of[batch.keys[row]]]
-            alone = call(plain, keys, global_batch_size=len(keys), mini_batch_size=len(keys), epochs=1, **said_plain)
+            alone = call(
+                plain,
+                keys,
+                global_batch_size=len(keys),
+                mini_batch_size=len(keys),
+                epochs=1,
+                **said_plain,
+            )
             want.append(_metrics(getattr(one_rank, method)(alone)))
 
     after, reference = weights_of(padded_ranks), weights_of(one_rank)
@@ -293,15 +371,26 @@ def update_both(
 
 
 METRICS = {
-    "actor": ("actor/pg_loss", "kl_loss", "actor/entropy_loss", "grad_norm", "actor/ppo_kl", "actor/pg_clipfrac"),
+    "actor": (
+        "actor/pg_loss",
+        "kl_loss",
+        "actor/entropy_loss",
+        "grad_norm",
+        "actor/ppo_kl",
+        "actor/pg_clipfrac",
+    ),
     "critic": ("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean", "grad_norm"),
 }
 
 
-def assert_metrics_agree(both: BothUpdates, update: str = "actor", names: Sequence[str] | None = None) -> None:
+def assert_metrics_agree(
+    both: BothUpdates, update: str = "actor", names: Sequence[str] | None = None
+) -> None:
     for name in METRICS[update] if names is None else names:
         plain = [np.ravel(step[name])[0] for step in both.plain]
-        np.testing.assert_allclose(both.padded[name], plain, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name)
+        np.testing.assert_allclose(
+            both.padded[name], plain, rtol=RELATIVE_METRIC, atol=5e-7, err_msg=name
+        )
     if update == "critic":
         assert max(np.ravel(step["critic/vf_clipfrac"])[0] for step in both.plain) > 0
 

@@ -17,12 +17,17 @@ IMAGE_SIDE = 28  # pixels of a side, for the family that takes whole images
 
 
 def make_vision_model(family: str, folder: Path) -> Path:
-    """A random model of two text and two vision layers, with the byte tokenizer and a few ids for images behind it."""
+    """A random model of two text and two vision layers, with the byte tokenizer and a few ids for
+    images behind it."""
     tokenizer = make_byte_tokenizer()
     names = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
     tokenizer.add_tokens(names, special_tokens=True)
     start, image, end, video = tokenizer.convert_tokens_to_ids(names)
-    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    special = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     text: dict[str, Any] = special | {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -43,21 +48,37 @@ def make_vision_model(family: str, folder: Path) -> Path:
             vision = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14}
             kinds = transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration
         case "qwen2_5_vl":
-            vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 14}
+            vision = {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "out_hidden_size": 64,
+                "patch_size": 14,
+            }
             vision |= {"window_size": 112, "fullatt_block_indexes": [1]}
             kinds = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
         case "qwen3_vl":
-            vision = {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16}
+            vision = {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "out_hidden_size": 64,
+                "patch_size": 16,
+            }
             vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
             text["head_dim"], rope["mrope_interleaved"] = 16, True
             kinds = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
         case "gemma3":
-            vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+            vision = {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+            }
             vision |= {"image_size": IMAGE_SIDE, "patch_size": 14}
             text |= {"head_dim": 16, "sliding_window": 512}
             ids |= {"mm_tokens_per_image": 4, "boi_token_index": start, "eoi_token_index": end}
             ids |= {"image_token_index": image}
-            # Tied, as Google's are: untied, verl's FSDP2 wrapping shards the vision tower's embedding twice.
+            # Tied, as Google's are: untied, verl's FSDP2 wrapping shards the vision tower's
+            # embedding twice.
             ids["tie_word_embeddings"] = True
             kinds = transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration
     if family != "gemma3":
@@ -72,8 +93,11 @@ def make_vision_model(family: str, folder: Path) -> Path:
     return folder
 
 
-def put_vision_rows(family: str, config: dict[str, Any], images: Sequence[Sequence[bool]]) -> KVBatchMeta:
-    """One session a prompt; each of its rows begins with the whole row before it, and may bring one more image.
+def put_vision_rows(
+    family: str, config: dict[str, Any], images: Sequence[Sequence[bool]]
+) -> KVBatchMeta:
+    """One session a prompt; each of its rows begins with the whole row before it, and may bring one
+    more image.
 
     An image has 4 x 4 patches, or is a whole one; positions are of the family's rank.
 
@@ -87,7 +111,10 @@ def put_vision_rows(family: str, config: dict[str, Any], images: Sequence[Sequen
         for turn, brings_image in enumerate(with_image):
             if brings_image:
                 inputs, image_ids = _image(family, config, draw)
-                seen = {name: torch.cat([seen[name], value]) if seen else value for name, value in inputs.items()}
+                seen = {
+                    name: torch.cat([seen[name], value]) if seen else value
+                    for name, value in inputs.items()
+                }
                 context = torch.cat([context, torch.tensor(image_ids)])
             context = torch.cat([context, torch.randint(5, 200, (2,), generator=draw)])
             response = torch.randint(5, 200, (3,), generator=draw)
@@ -102,17 +129,33 @@ def put_vision_rows(family: str, config: dict[str, Any], images: Sequence[Sequen
         prompts=[prompt for prompt, _, _ in rows],
         responses=[response for _, response, _ in rows],
         input_ids=whole,
-        position_ids=positions if family == "gemma3" else [ids.expand(4, -1).clone() for ids in positions],
+        position_ids=positions
+        if family == "gemma3"
+        else [ids.expand(4, -1).clone() for ids in positions],
         multi_modal_inputs=[inputs for _, _, inputs in rows],
     )
 
 
-def _image(family: str, config: dict[str, Any], draw: torch.Generator) -> tuple[dict[str, torch.Tensor], list[int]]:
+def _image(
+    family: str, config: dict[str, Any], draw: torch.Generator
+) -> tuple[dict[str, torch.Tensor], list[int]]:
     if family == "gemma3":
-        ids = [config["boi_token_index"], *[config["image_token_index"]] * 4, config["eoi_token_index"]]
+        ids = [
+            config["boi_token_index"],
+            *[config["image_token_index"]] * 4,
+            config["eoi_token_index"],
+        ]
         return {"pixel_values": torch.randn(1, 3, IMAGE_SIDE, IMAGE_SIDE, generator=draw)}, ids
-    dimension = 3 * config["vision_config"]["temporal_patch_size"] * config["vision_config"]["patch_size"] ** 2
-    ids = [config["vision_start_token_id"], *[config["image_token_id"]] * 4, config["vision_end_token_id"]]
+    dimension = (
+        3
+        * config["vision_config"]["temporal_patch_size"]
+        * config["vision_config"]["patch_size"] ** 2
+    )
+    ids = [
+        config["vision_start_token_id"],
+        *[config["image_token_id"]] * 4,
+        config["vision_end_token_id"],
+    ]
     return {
         "pixel_values": torch.randn(16, dimension, generator=draw),
         "image_grid_thw": torch.tensor([[1, 4, 4]]),

@@ -1,4 +1,5 @@
-"""Pages that ``report`` and ``plan --page`` have written: their data, and what a browser makes of them."""
+"""Pages that ``report`` and ``plan --page`` have written: their data, and what a browser makes of
+them."""
 
 import base64
 import gzip
@@ -14,11 +15,14 @@ import pytest
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-needs_a_browser = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed")
+needs_a_browser = pytest.mark.skipif(
+    BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed"
+)
 
 
 class Page(HTMLParser):
-    """The data of a page, the cells of each line of its table of steps, its links, and its notes."""
+    """The data of a page, the cells of each line of its table of steps, its links, and its
+    notes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +46,9 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._id and self._id.startswith("packed-"):
-            self.packed[self._id.removeprefix("packed-")] = json.loads(gzip.decompress(base64.b64decode(data)))
+            self.packed[self._id.removeprefix("packed-")] = json.loads(
+                gzip.decompress(base64.b64decode(data))
+            )
             self._id = None
         elif self._in_cell:
             self.lines[-1].append(data.strip())
@@ -61,8 +67,20 @@ class Opened:
 
     def __init__(self, page: Path, folder: Path, *, at: str = ""):
         command = [
-            *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"),
-            *(f"--user-data-dir={folder}", "--timeout=20000", "--virtual-time-budget=20000", f"{page.as_uri()}{at}"),
+            *(
+                str(BROWSER),
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--enable-logging=stderr",
+                "--dump-dom",
+            ),
+            *(
+                f"--user-data-dir={folder}",
+                "--timeout=20000",
+                "--virtual-time-budget=20000",
+                f"{page.as_uri()}{at}",
+            ),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=80)
         self.dom = done.stdout

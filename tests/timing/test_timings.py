@@ -11,7 +11,12 @@ from verl_padding.timing.timings import (
 
 
 def timing(
-    rank: int, micro_batch: int, seconds: float, busy_s: float | None, tokens: tuple[int, ...], **values
+    rank: int,
+    micro_batch: int,
+    seconds: float,
+    busy_s: float | None,
+    tokens: tuple[int, ...],
+    **values,
 ) -> MicroBatchTiming:
     made = {
         "call": "actor",
@@ -32,7 +37,8 @@ def timing(
 
 
 def two_ranks(told_apart: bool = True) -> list[MicroBatchTiming]:
-    """Rank 0 takes 3 and 2 seconds, rank 1 takes 1 and 2: micro-batch 0 lasts 3 seconds, micro-batch 1 lasts 2."""
+    """Rank 0 takes 3 and 2 seconds, rank 1 takes 1 and 2: micro-batch 0 lasts 3 seconds,
+    micro-batch 1 lasts 2."""
     busy = [3.0, 2.0, 1.0, 2.0] if told_apart else [None] * 4
     return [
         timing(0, 0, 3.0, busy[0], (30,)),
@@ -47,7 +53,9 @@ def error_of(timings: list[MicroBatchTiming]) -> float:
 
 
 def test_figures_of_laps_made_by_hand():
-    assert imbalance_and_waiting(two_ranks()) == pytest.approx(((3 + 2) / ((5 + 3) / 2), (0 + 2) / 2))
+    assert imbalance_and_waiting(two_ranks()) == pytest.approx(
+        ((3 + 2) / ((5 + 3) / 2), (0 + 2) / 2)
+    )
     assert error_of(two_ranks()) == pytest.approx(0), "seconds are a tenth of the tokens"
 
 
@@ -56,11 +64,16 @@ def test_costs_that_foretell_other_seconds_are_told_as_a_share_of_the_seconds():
     assert error_of(timings) == pytest.approx((1 + 1) / 4)
 
 
-def test_where_waiting_is_not_told_apart_the_slowest_rank_of_a_micro_batch_is_compared_with_the_costliest():
+def test_without_known_waiting_the_slowest_rank_is_compared_with_the_costliest():
     assert imbalance_and_waiting(two_ranks(told_apart=False)) is None
-    assert error_of(two_ranks(told_apart=False)) == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
+    assert error_of(two_ranks(told_apart=False)) == pytest.approx(0), (
+        "30 and 20 tokens in 3 and 2 seconds"
+    )
 
 
 def test_tokens_computed_in_another_row_cost_nothing_there():
-    timings = [timing(0, 0, 3.0, 3.0, (20, 20), shared_tokens=(0, 10)), timing(0, 1, 1.0, 1.0, (10,))]
+    timings = [
+        timing(0, 0, 3.0, 3.0, (20, 20), shared_tokens=(0, 10)),
+        timing(0, 1, 1.0, 1.0, (10,)),
+    ]
     assert error_of(timings) == pytest.approx(0), "30 and 10 tokens in 3 and 1 seconds"

@@ -1,4 +1,5 @@
-"""A dead actor ends the wait for it, by name; a restarted, replaced or rightly ended one does not."""
+"""A dead actor ends the wait for it, by name; a restarted, replaced or rightly ended one does
+not."""
 
 import os
 import signal
@@ -45,7 +46,10 @@ def soon(function, *args) -> None:
     threading.Timer(0.5, function, args).start()
 
 
-WAITS = {"ray.get": lambda other: ray.get(other.work.remote(LONG_S)), "lock": lambda other: Future().result(LONG_S)}
+WAITS = {
+    "ray.get": lambda other: ray.get(other.work.remote(LONG_S)),
+    "lock": lambda other: Future().result(LONG_S),
+}
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
@@ -58,7 +62,9 @@ def test_whatever_the_trainer_waits_in_a_dead_actor_ends_it_within_seconds(wait,
     started = time.monotonic()
     soon(os.kill, pid, signal.SIGKILL)
     with (
-        pytest.raises(LostActorError, match=rf"^agent loop worker: .*pid: {pid} name: a worker") as raised,
+        pytest.raises(
+            LostActorError, match=rf"^agent loop worker: .*pid: {pid} name: a worker"
+        ) as raised,
         watch.interrupting_main_thread(),
     ):
         wait(other)
@@ -150,7 +156,9 @@ def test_all_actors_of_a_trainer_are_found_wherever_verl_keeps_them(worker):
         critic_wg=None,
         agent_loop_manager=SimpleNamespace(agent_loop_workers=[worker]),
         reward_loop_manager=SimpleNamespace(reward_loop_workers=[worker]),
-        teacher_model_manager=SimpleNamespace(server_handles={"a": [worker]}, load_balancer_handle={"a": worker}),
+        teacher_model_manager=SimpleNamespace(
+            server_handles={"a": [worker]}, load_balancer_handle={"a": worker}
+        ),
         _rollout_server_managers=lambda: [manager, manager],
     )
     assert {what: len(found) for what, found in actors_of(trainer).items()} == {
@@ -167,11 +175,16 @@ def test_all_actors_of_a_trainer_are_found_wherever_verl_keeps_them(worker):
         "TransferQueue's controller": 1,
         "TransferQueue's storage": 1,
     }
-    assert all(ray.get(actor.__ray_ready__.remote()) for actors in queue.values() for actor in actors)
+    assert all(
+        ray.get(actor.__ray_ready__.remote()) for actors in queue.values() for actor in actors
+    )
 
 
 def test_verl_does_not_look_after_its_actors_by_itself():
-    # When this fails, verl reads of deaths: see whether its jobs now end by themselves, and the watch can go.
+    # When this fails, verl reads of deaths: see whether its jobs now end by themselves, and the
+    # watch can go.
     sources = [path.read_text() for path in Path(v1.__file__).parent.glob("*.py")]
     assert len(sources) > 5
-    assert not [source for source in sources if "RayActorError" in source or "ActorDiedError" in source]
+    assert not [
+        source for source in sources if "RayActorError" in source or "ActorDiedError" in source
+    ]

@@ -17,15 +17,19 @@ from verl_padding.verl_fixes.position_ids import fix_3d_position_ids
 MAX_ROWS = 4
 AXES = (3, 4)
 LENGTHS = [
-    *chain.from_iterable(combinations_with_replacement(range(1, 6), n) for n in range(1, MAX_ROWS + 1)),
+    *chain.from_iterable(
+        combinations_with_replacement(range(1, 6), n) for n in range(1, MAX_ROWS + 1)
+    ),
     *((length,) * n for length in (6, 8, 9, 12, 16) for n in range(1, MAX_ROWS + 1)),
     *((5, 8), (4, 8, 4), (12, 4), (8, 3, 1)),
 ]
-"""All short lengths of a few rows, and longer ones that are as many as the axes of all rows together."""
+"""All short lengths of a few rows, and longer ones that are as many as the axes of all rows
+together."""
 
 
 def fits_both_layouts(lengths, axes):
-    """Whether the sizes are those of rows below one another, of ``axes`` each, and of rows beside one another."""
+    """Whether the sizes are those of rows below one another, of ``axes`` each, and of rows beside
+    one another."""
     same = len(set(lengths)) == 1
     return len(lengths) > 1 and same and (sum(lengths) == axes or lengths[0] == len(lengths) * axes)
 
@@ -35,7 +39,9 @@ def positions(length, axes):
 
 
 def packed_by_the_queue(keys):
-    return tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["position_ids", "input_ids"])
+    return tq.kv_batch_get(
+        keys=keys, partition_id=PARTITION, select_fields=["position_ids", "input_ids"]
+    )
 
 
 def rows_of(data):
@@ -43,14 +49,17 @@ def rows_of(data):
 
 
 def sent(data):
-    """As verl sends a call's data to a rank (protocol.py); tensordict then forgets which dimension is ragged."""
+    """As verl sends a call's data to a rank (protocol.py); tensordict then forgets which dimension
+    is ragged."""
     return pickle.loads(pickle.dumps(data.contiguous().consolidate()))
 
 
 @pytest.fixture(params=AXES)
 def rows_in_queue(request, transfer_queue) -> Iterator[tuple[int, dict[tuple[int, int], str]]]:
     """Axes of position ids, and the key of the n-th row of each length."""
-    which = [(length, n) for length in sorted(set(chain.from_iterable(LENGTHS))) for n in range(MAX_ROWS)]
+    which = [
+        (length, n) for length in sorted(set(chain.from_iterable(LENGTHS))) for n in range(MAX_ROWS)
+    ]
     batch = put_rows(
         [(1, length - 1) for length, _ in which],
         position_ids=[positions(length, request.param) + 1000 * n for length, n in which],

@@ -16,9 +16,9 @@ from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue", "empty_queue")]
 
 ROOT = Path(__file__).parent.parent.parent
-# If verl had a queue for each job, the second one would get further, and the check could go. This is what verl's runner
-# does around a trainer, in a driver of its own: it closes the queue whatever happens. The config is
-# none, so that only a check before all others comes to its message.
+# If verl had a queue for each job, the second one would get further, and the check could go. This
+# is what verl's runner does around a trainer, in a driver of its own: it closes the queue whatever
+# happens. The config is none, so that only a check before all others comes to its message.
 SECOND_JOB = """
 import sys
 import benchmarks.ray_and_queue

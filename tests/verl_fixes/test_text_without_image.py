@@ -27,7 +27,9 @@ def test_text_gets_its_embeddings_and_the_tower_a_gradient_of_zero(model):
     assert torch.equal(embeds, model.get_input_embeddings()(IDS))
     embeds.sum().backward()
     gradients = [parameter.grad for parameter in model.visual.parameters()]
-    assert all(gradient is not None and not gradient.any() for gradient in gradients), "the tower did not run"
+    assert all(gradient is not None and not gradient.any() for gradient in gradients), (
+        "the tower did not run"
+    )
     model.zero_grad()
 
 
@@ -38,7 +40,9 @@ def test_verls_own_function_still_stops_at_text_alone(model):
 
 
 def test_an_image_goes_to_verls_function_after_a_second_install_too(monkeypatch):
-    def verls(model, input_ids, attention_mask=None, pixel_values=None, pixel_values_videos=None, **grids):
+    def verls(
+        model, input_ids, attention_mask=None, pixel_values=None, pixel_values_videos=None, **grids
+    ):
         return "verl's", pixel_values, grids
 
     module = ModuleType(text_without_image.MODULE)

@@ -1,6 +1,8 @@
-"""The probe of packed rows: models that keep rows apart pass, in any precision, and those that do not are refused.
+"""The probe of packed rows: models that keep rows apart pass, in any precision, and those that do
+not are refused.
 
-verl's own engine packs the rows and reads the outputs; only its start, which needs a process group, is not verl's.
+verl's own engine packs the rows and reads the outputs; only its start, which needs a process group,
+is not verl's.
 """
 
 from types import SimpleNamespace
@@ -16,7 +18,12 @@ from verl_padding.worker import packed_attention
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
+SIZES |= {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
 SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CLEAN = {
@@ -31,13 +38,17 @@ LEAKING = {
     "lfm2": {"block_ff_dim": 128, "full_attn_idxs": [1]},
     "qwen3_next": EXPERTS
     | {f"linear_{name}": size for name, size in LINEAR.items()}
-    | {"shared_expert_intermediate_size": 32, "layer_types": ["linear_attention", "full_attention"]},
+    | {
+        "shared_expert_intermediate_size": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "bloom": {"n_layer": 2, "n_head": 4},
     "opt": {"word_embed_proj_dim": 64, "ffn_dim": 128},
     "jamba": {"num_experts": 2, "mamba_d_state": 8, "use_mamba_kernels": False},
 }
-"""Families whose layers run on from row to row, or whose attention by torch is not told where a row begins."""
+"""Families whose layers run on from row to row, or whose attention by torch is not told where a row
+begins."""
 
 
 class Trainee:
@@ -45,7 +56,9 @@ class Trainee:
 
     def __init__(self, model: torch.nn.Module, shares: bool):
         dtype = str(model.dtype).removeprefix("torch.")
-        self.engine = start_engine(Actor, model, shares=shares, use_remove_padding=True, dtype=dtype)
+        self.engine = start_engine(
+            Actor, model, shares=shares, use_remove_padding=True, dtype=dtype
+        )
         self.engine_config = self.engine.engine_config
         self.engine_config.use_remove_padding = True
         self.model_config = SimpleNamespace(hf_config=model.config)
@@ -61,7 +74,7 @@ class Trainee:
         return tu.get_tensordict(output["model_output"])
 
 
-def trainee(family: str, dtype: torch.dtype, shares: bool = False, **settings) -> Trainee:
+def training_worker(family: str, dtype: torch.dtype, shares: bool = False, **settings) -> Trainee:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SIZES | settings)
     attention = "eager" if family in EAGER else "sdpa"
@@ -85,7 +98,7 @@ def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", CLEAN)
 def test_models_that_keep_rows_apart_pass(family, dtype):
-    probe(trainee(family, dtype, shares=True, **CLEAN[family]), shares=True)
+    probe(training_worker(family, dtype, shares=True, **CLEAN[family]), shares=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -94,11 +107,11 @@ def test_models_that_do_not_are_refused_with_what_to_set(family, dtype):
     if dtype == torch.bfloat16 and family in BELOW_ROUNDING:
         pytest.skip("random weights: bfloat16 does not show it")
     with pytest.raises(PaddingConfigError, match=rf"{family}.*use_remove_padding=False"):
-        probe(trainee(family, dtype, **LEAKING[family]))
+        probe(training_worker(family, dtype, **LEAKING[family]))
 
 
 def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
-    of = trainee("llama", torch.float32)
+    of = training_worker("llama", torch.float32)
     norm = of.engine.module.model.norm
 
     def sees_later_tokens(_, inputs, output):
@@ -116,7 +129,7 @@ def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_moe"])
 def test_rows_that_part_may_share_where_outputs_are_those_of_rows_alone(family, dtype, monkeypatch):
-    of = trainee(family, dtype, shares=True, **CLEAN[family])
+    of = training_worker(family, dtype, shares=True, **CLEAN[family])
     assert probe(of, shares=True)
     # As if each query saw all of its path.
     attend = packed_attention._attend_in_row
@@ -130,11 +143,11 @@ def test_rows_that_part_may_share_where_outputs_are_those_of_rows_alone(family, 
 
 
 def test_a_model_with_masks_in_its_attention_shares_whole_beginnings_alone():
-    assert not probe(trainee("diffllama", torch.float32, shares=True), shares=True)
+    assert not probe(training_worker("diffllama", torch.float32, shares=True), shares=True)
 
 
 def test_rows_that_are_not_packed_are_not_probed():
-    of = trainee("bloom", torch.float32, **LEAKING["bloom"])
+    of = training_worker("bloom", torch.float32, **LEAKING["bloom"])
     config = of.engine_config
     config.use_remove_padding = False
     probe(of, passes=0)
@@ -149,7 +162,7 @@ def test_rows_that_are_not_packed_are_not_probed():
 
 
 def test_a_rank_whose_outputs_another_rank_has_takes_part_in_each_pass():
-    of = trainee("llama", torch.float32)
+    of = training_worker("llama", torch.float32)
     infer_batch = of.infer_batch
     of.infer_batch = lambda data: (infer_batch(data), None)[1]
     probe(of)

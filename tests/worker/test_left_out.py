@@ -1,4 +1,5 @@
-"""What only a worker shows of what is left out: whose loss its actor has, and what draws something while it trains."""
+"""What only a worker shows of what is left out: whose loss its actor has, and what draws something
+while it trains."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -13,7 +14,10 @@ from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.worker.left_out import check_left_out
 
-SKIP, UPDATE = PaddingConfig(zero_advantage_rows="skip"), PaddingConfig(recompute_old_log_probs=False)
+SKIP, UPDATE = (
+    PaddingConfig(zero_advantage_rows="skip"),
+    PaddingConfig(recompute_old_log_probs=False),
+)
 
 
 def policy_loss(mode: str) -> partial:
@@ -31,8 +35,8 @@ class Trainee:
         self.engine = SimpleNamespace(module=module or torch.nn.Linear(2, 2))
 
 
-def check(padding: PaddingConfig, trainee: Trainee) -> None:
-    check_left_out(padding)(SimpleNamespace(actor=trainee))
+def check(padding: PaddingConfig, training_worker: Trainee) -> None:
+    check_left_out(padding)(SimpleNamespace(actor=training_worker))
 
 
 @pytest.mark.parametrize("padding", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
@@ -40,7 +44,14 @@ def test_a_loss_of_the_users_own_is_refused_in_the_worker_too(padding, monkeypat
     check(padding, Trainee())
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY))
     register_policy_loss("later")(POLICY_LOSS_REGISTRY["vanilla"])
-    not_known = partial(own_loss), own_loss, partial(sft_loss), partial(ppo_loss, None), ppo_loss, policy_loss("later")
+    not_known = (
+        partial(own_loss),
+        own_loss,
+        partial(sft_loss),
+        partial(ppo_loss, None),
+        ppo_loss,
+        policy_loss("later"),
+    )
     for loss in not_known:
         with pytest.raises(PaddingConfigError, match="the actor's loss is"):
             check(padding, Trainee(loss))
@@ -60,7 +71,9 @@ def own_loss(**_):
     raise NotImplementedError
 
 
-@pytest.mark.parametrize("rate", ["layerdrop", "drop_prob", "router_jitter_noise", "attention_dropout"])
+@pytest.mark.parametrize(
+    "rate", ["layerdrop", "drop_prob", "router_jitter_noise", "attention_dropout"]
+)
 def test_a_model_that_draws_while_it_trains_takes_no_own_log_probs(rate):
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0))
     check(UPDATE, Trainee(module=module))

@@ -9,7 +9,12 @@ import torch
 from verl.utils import torch_functional
 
 from verl_padding.worker import log_probs
-from verl_padding.worker.log_probs import cross_entropy_loss, entropy_from_logits, install_in_worker, use_chunks
+from verl_padding.worker.log_probs import (
+    cross_entropy_loss,
+    entropy_from_logits,
+    install_in_worker,
+    use_chunks,
+)
 
 DTYPES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -66,7 +71,8 @@ def test_entropies_and_their_gradients_are_verls_to_rounding(dtype):
 
 
 def stock_functions() -> ModuleType:
-    """verl's module once more, as it is before ours are put into it: under another name, no hook finds it."""
+    """verl's module once more, as it is before ours are put into it: under another name, no hook
+    finds it."""
     spec = importlib.util.spec_from_file_location("stock_functions", torch_functional.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

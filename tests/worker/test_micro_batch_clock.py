@@ -70,7 +70,9 @@ class Engine:
 
 
 def data(*lengths: int, timed: bool = True) -> TensorDict:
-    rows = torch.nested.as_nested_tensor([torch.zeros(n, dtype=torch.int64) for n in lengths], layout=torch.jagged)
+    rows = torch.nested.as_nested_tensor(
+        [torch.zeros(n, dtype=torch.int64) for n in lengths], layout=torch.jagged
+    )
     numbers = torch.tensor([*range(len(lengths) - 1), -1])
     made = TensorDict({"input_ids": rows, BATCH_ROW: numbers}, batch_size=len(lengths))
     if timed:
@@ -102,7 +104,8 @@ def test_timings_lie_between_events_and_nothing_waits_until_they_are_read(device
     timings = clock.read()
     assert device.waited == 1
     assert [
-        (timing.mini_batch, timing.micro_batch, timing.computed_tokens, timing.rows, timing.pads) for timing in timings
+        (timing.mini_batch, timing.micro_batch, timing.computed_tokens, timing.rows, timing.pads)
+        for timing in timings
     ] == [
         (0, 0, (5,), (0,), 0),
         (0, 1, (9,), (1,), 0),
@@ -110,10 +113,11 @@ def test_timings_lie_between_events_and_nothing_waits_until_they_are_read(device
         (1, 0, (4,), (0,), 0),
         (1, 1, (2,), (), 1),
     ]
-    # Three marks are two seconds: where a micro-batch begins, where its forward pass ends, where the next one begins.
-    assert {(timing.call, timing.seconds, timing.forward_s, timing.busy_s) for timing in timings} == {
-        ("actor", 2.0, 1.0, None)
-    }
+    # Three marks are two seconds: where a micro-batch begins, where its forward pass ends, where
+    # the next one begins.
+    assert {
+        (timing.call, timing.seconds, timing.forward_s, timing.busy_s) for timing in timings
+    } == {("actor", 2.0, 1.0, None)}
     assert {timing.rank for timing in timings} == {3}
     assert {(timing.reserved_bytes, timing.allocated_bytes) for timing in timings} == {(7, 5)}
     assert clock.read() == []
@@ -136,7 +140,8 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
             return [self.forward_step(data)]
 
     shared = data(5, 9, 4, 2)
-    # Row 0 is the beginning of row 1, and row 2 parts from it after 3 tokens, of which the last is computed again.
+    # Row 0 is the beginning of row 1, and row 2 parts from it after 3 tokens, of which the last is
+    # computed again.
     tu.assign_non_tensor(shared, **{TREE: build_tree([5, 9, 4, 2], [1, 0, 2, 3], [0, 5, 3, 0])})
     (timing,) = timings_of(InOne(), shared)
     assert (timing.computed_tokens, timing.shared_tokens, timing.rows, timing.pads) == (
@@ -153,7 +158,8 @@ WAIT = 0.5
 
 
 class WaitsThenComputes(Engine):
-    """Sleeps for the first row, as a rank that waits for others; computes for the second; and holds memory."""
+    """Sleeps for the first row, as a rank that waits for others; computes for the second; and holds
+    memory."""
 
     waits = True
 
@@ -175,7 +181,8 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes(monkeypatch):
     waited, computed = timings_of(engine, data(5, 9))
     ended = time.time()
     assert waited.seconds >= WAIT
-    # Not a matter of speed: other threads of this process, and the memory that is held, take some, too.
+    # Not a matter of speed: other threads of this process, and the memory that is held, take some,
+    # too.
     assert waited.busy_s < WAIT <= computed.busy_s
     assert waited.busy_s < waited.seconds / 2
     assert waited.start_s + waited.seconds == pytest.approx(computed.start_s)

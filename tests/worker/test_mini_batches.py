@@ -23,7 +23,9 @@ class Watched(Rank):
     """A rank that tells what each optimizer step is given."""
 
     def __init__(self):
-        super().__init__(dp_rank=1, dp_size=2, answers=True, numbers=lambda data: data["number"].tolist())
+        super().__init__(
+            dp_rank=1, dp_size=2, answers=True, numbers=lambda data: data["number"].tolist()
+        )
         self.scheduler_moves: list[bool] = []
         install_in_worker(self)
 
@@ -56,7 +58,10 @@ def test_verl_trains_on_the_mini_batches_in_each_epoch(cell_rows_M, epochs):
         rank.mini_batches, rank.scheduler_moves = [], []
         output = rank.train_mini_batch(rows_of_a_rank(cell_rows_M, epochs=epochs))
         starts = [sum(cell_rows_M[:number]) for number in range(len(cell_rows_M))]
-        want = [list(range(start, start + rows)) for rows, start in zip(cell_rows_M, starts, strict=True)]
+        want = [
+            list(range(start, start + rows))
+            for rows, start in zip(cell_rows_M, starts, strict=True)
+        ]
         assert rank.mini_batches == want * epochs
         assert rank.scheduler_moves == [False] * (len(want) * epochs - 1) + [True]
         assert tu.get(output, "metrics")["rows"] == [*cell_rows_M] * epochs
@@ -71,7 +76,9 @@ def test_a_call_that_no_plan_has_cut_is_verls():
 
 
 @pytest.mark.parametrize("cell_rows_M", [[4], [3, 1], [2, 2]])
-@pytest.mark.parametrize("said", [{"dataloader_kwargs": {}}, {"dataloader_kwargs": {}, "num_mini_batch": 2}])
+@pytest.mark.parametrize(
+    "said", [{"dataloader_kwargs": {}}, {"dataloader_kwargs": {}, "num_mini_batch": 2}]
+)
 def test_mini_batches_that_are_not_cut_as_planned_are_refused(cell_rows_M, said):
     # As if a later verl did not hand these arguments on, or shuffled.
     rank, data = Watched(), rows_of_a_rank(cell_rows_M, epochs=1, **said)
@@ -92,7 +99,8 @@ def test_a_call_that_stops_early_leaves_nothing_for_the_next():
 
 
 def test_verl_still_counts_mini_batches_of_one_size():
-    # When this fails, see whether verl counts what its DataLoader yields; then delete worker/mini_batches.py.
+    # When this fails, see whether verl counts what its DataLoader yields; then delete
+    # worker/mini_batches.py.
     source = inspect.getsource(TrainingWorker.train_mini_batch)
     assert "total_num_iterations = data.shape[0] // mini_batch_size_per_gpu * epochs" in source
     assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source

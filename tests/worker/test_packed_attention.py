@@ -1,4 +1,5 @@
-"""Packed rows attended to by torch alone, beside flash-attn's documented semantics and transformers' sdpa."""
+"""Packed rows attended to by torch alone, beside flash-attn's documented semantics and
+transformers' sdpa."""
 
 from itertools import accumulate
 from types import SimpleNamespace
@@ -57,17 +58,30 @@ def calls(draw: st.DrawFn) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """Queries that are at most as many as their keys, and how they are attended to."""
     keys = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
     queries = [draw(st.integers(1, n)) for n in keys]
-    of_keys, groups, size = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.sampled_from([4, 8]))
+    of_keys, groups, size = (
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from([4, 8])),
+    )
     numbers = torch.Generator().manual_seed(draw(st.integers(0, 999)))
     shapes = [(sum(queries), of_keys * groups, size), *[(sum(keys), of_keys, size)] * 2]
-    states = [torch.randn(shape, generator=numbers, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    states = [
+        torch.randn(shape, generator=numbers, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
     window = draw(st.integers(0, 6))
     said = {
         "causal": draw(st.booleans()),
         "window_size": draw(st.sampled_from([(-1, -1), (window, window), (window, 0)])),
         "softmax_scale": draw(st.sampled_from([None, 0.3])),
     }
-    return [*states, ends_of(queries), ends_of(keys), torch.tensor(max(queries)), torch.tensor(max(keys))], said
+    return [
+        *states,
+        ends_of(queries),
+        ends_of(keys),
+        torch.tensor(max(queries)),
+        torch.tensor(max(keys)),
+    ], said
 
 
 @given(calls())
@@ -77,7 +91,9 @@ def test_outputs_and_gradients_are_those_that_flash_attn_documents(call):
     found, wanted = (attend(*arguments, **said) for attend in (flash_attn_varlen_func, reference))
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     weights = torch.linspace(-1, 1, found.numel(), dtype=torch.float64).view_as(found)
-    gradients = [torch.autograd.grad((out * weights).sum(), arguments[:3]) for out in (found, wanted)]
+    gradients = [
+        torch.autograd.grad((out * weights).sum(), arguments[:3]) for out in (found, wanted)
+    ]
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
 
 
@@ -120,25 +136,33 @@ def test_a_model_gives_packed_rows_the_outputs_and_gradients_of_sdpa(kind, monke
 
     def outputs_and_gradients():
         logits = model(**packed, use_cache=False).logits
-        return logits.detach(), torch.autograd.grad(logits.logsumexp(-1).square().sum(), list(model.parameters()))
+        return logits.detach(), torch.autograd.grad(
+            logits.logsumexp(-1).square().sum(), list(model.parameters())
+        )
 
     theirs = outputs_and_gradients()
     use_packed_attention(model)
     assert model.config._attn_implementation == PACKED
     rows = []
     attend = packed_attention._attend_in_row
-    monkeypatch.setattr(packed_attention, "_attend_in_row", lambda *a: rows.append(len(a[1])) or attend(*a))
+    monkeypatch.setattr(
+        packed_attention, "_attend_in_row", lambda *a: rows.append(len(a[1])) or attend(*a)
+    )
     torch.testing.assert_close(outputs_and_gradients(), theirs, rtol=1e-12, atol=1e-12)
     assert rows == LENGTHS * 2, "pairs of tokens of two rows are computed"
 
 
 def test_a_row_is_computed_to_the_last_bit_as_if_it_were_alone():
-    states = torch.randn(3, sum(LENGTHS), 4, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    states = torch.randn(
+        3, sum(LENGTHS), 4, 8, generator=torch.Generator().manual_seed(0)
+    ).bfloat16()
     ends = ends_of(LENGTHS)
     together = flash_attn_varlen_func(*states, ends, ends, 30, 30, causal=True)
     for begin, length in zip(ends.tolist(), LENGTHS, strict=False):
         own, row = ends_of([length]), slice(begin, begin + length)
-        assert together[row].equal(flash_attn_varlen_func(*states[:, row], own, own, length, length, causal=True))
+        assert together[row].equal(
+            flash_attn_varlen_func(*states[:, row], own, own, length, length, causal=True)
+        )
 
 
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
@@ -164,43 +188,70 @@ def test_a_model_that_torch_attends_to_in_another_way_keeps_what_it_has(kind):
 
 def test_a_window_that_a_layer_has_in_its_mask_alone_is_refused():
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
-    model = AutoModelForCausalLM.from_config(Qwen2MoeConfig(**SIZES, **EXPERTS, **window), attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(
+        Qwen2MoeConfig(**SIZES, **EXPERTS, **window), attn_implementation="sdpa"
+    )
     use_packed_attention(model)
-    with pytest.raises(PaddingError, match="Qwen2MoeAttention has its sliding window in a mask alone"):
+    with pytest.raises(
+        PaddingError, match="Qwen2MoeAttention has its sliding window in a mask alone"
+    ):
         model(torch.randint(64, (1, 9)))
 
 
 def test_tokens_of_an_image_see_each_other():
     blocks = torch.tensor([[-1, -1, 0, 0, 0, -1, -1]])
-    given = {"batch_size": 1, "q_length": 7, "kv_length": 7, "q_offset": 0, "kv_offset": 0, "attention_mask": None}
+    given = {
+        "batch_size": 1,
+        "q_length": 7,
+        "kv_length": 7,
+        "q_offset": 0,
+        "kv_offset": 0,
+        "attention_mask": None,
+    }
     given |= {"device": torch.device("cpu"), "dtype": torch.float32, "allow_is_causal_skip": False}
 
     def in_one_block(batch, head, query, key):
         return (blocks[batch, query] >= 0) & (blocks[batch, query] == blocks[batch, key])
 
     seen = or_masks(causal_mask_function, in_one_block)
-    assert positions_unless_masked(mask_function=causal_mask_function, **given).tolist() == [[0, 1, 2, 3, 4, 5, 6]]
+    assert positions_unless_masked(mask_function=causal_mask_function, **given).tolist() == [
+        [0, 1, 2, 3, 4, 5, 6]
+    ]
     found = positions_unless_masked(mask_function=seen, **given)
     assert found.equal(sdpa_mask(mask_function=seen, **given))
     assert found[0, 0, 2, 4]
 
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), attn_implementation="sdpa")
-    layer, states = model.model.layers[0].self_attn, [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)]
+    layer, states = (
+        model.model.layers[0].self_attn,
+        [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)],
+    )
     packed_attention.register()
-    both = [ALL_ATTENTION_FUNCTIONS[name](layer, *states, found, sliding_window=None)[0] for name in (PACKED, "sdpa")]
+    both = [
+        ALL_ATTENTION_FUNCTIONS[name](layer, *states, found, sliding_window=None)[0]
+        for name in (PACKED, "sdpa")
+    ]
     assert both[0].equal(both[1])
 
 
 def worker_of(model: torch.nn.Module, **engine: Any) -> Any:
-    engine = {"strategy": "fsdp2", "use_remove_padding": True, "ulysses_sequence_parallel_size": 1} | engine
-    return SimpleNamespace(engine=SimpleNamespace(module=model), engine_config=SimpleNamespace(**engine))
+    engine = {
+        "strategy": "fsdp2",
+        "use_remove_padding": True,
+        "ulysses_sequence_parallel_size": 1,
+    } | engine
+    return SimpleNamespace(
+        engine=SimpleNamespace(module=model), engine_config=SimpleNamespace(**engine)
+    )
 
 
 def test_ranks_that_share_a_row_are_refused_without_an_exchange():
     def sdpa(config):
         return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
-    install_in_worker(worker_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2))
+    install_in_worker(
+        worker_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2)
+    )
     install_in_worker(worker_of(sdpa(KEPT["a soft cap"])))
     with pytest.raises(PaddingConfigError, match="ulysses_sequence_parallel_size=2"):
         install_in_worker(worker_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
@@ -213,7 +264,8 @@ def test_rows_that_are_not_packed_keep_their_attention():
 
 
 def packed_and_alone(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Logits (tokens, vocabulary) of packed rows by torch's attention, and of each row alone by sdpa."""
+    """Logits (tokens, vocabulary) of packed rows by torch's attention, and of each row alone by
+    sdpa."""
     ids = torch.randint(3, 60, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
     rows = ids.split(LENGTHS, dim=1)
     model.eval()
@@ -234,17 +286,27 @@ KEEP_POSITIONS = {
 
 @pytest.mark.parametrize("family", KEEP_POSITIONS)
 def test_layers_that_do_not_hand_position_ids_on_keep_rows_apart(family):
-    sizes = {name: size for name, size in SIZES.items() if name not in ("num_key_value_heads", "head_dim")}
+    sizes = {
+        name: size
+        for name, size in SIZES.items()
+        if name not in ("num_key_value_heads", "head_dim")
+    }
     config = AutoConfig.for_model(family, **sizes | KEEP_POSITIONS[family])
     torch.manual_seed(0)
-    found, wanted = packed_and_alone(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double())
+    found, wanted = packed_and_alone(
+        AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_a_model_without_linear_layers_computes_float32_as_float32():
-    config = AutoConfig.for_model("gpt2", vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    config = AutoConfig.for_model(
+        "gpt2", vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64
+    )
     torch.manual_seed(0)
-    found, wanted = packed_and_alone(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
+    found, wanted = packed_and_alone(
+        AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -256,18 +318,23 @@ from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl_padding.worker.packed_attention import use_packed_attention
 from verl_padding.verl_fixes.text_without_image import install_in_worker
 from types import SimpleNamespace
-text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-text |= dict(num_key_value_heads=2, rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})
-vision = dict(depth=2, hidden_size=32, out_hidden_size=32, intermediate_size=48, num_heads=2, fullatt_block_indexes=[1])
-config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, image_token_id=60, video_token_id=61)
+text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+text |= dict(num_attention_heads=4, num_key_value_heads=2)
+text |= dict(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})
+vision = dict(depth=2, hidden_size=32, out_hidden_size=32, intermediate_size=48, num_heads=2)
+vision |= dict(fullatt_block_indexes=[1])
+ids = dict(image_token_id=60, video_token_id=61)
+config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
 torch.manual_seed(0)
-model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa").bfloat16().eval()
+model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+model.bfloat16().eval()
 rows = torch.randint(3, 50, (1, 12)).split([5, 7], dim=1)
 def logits(*rows):
     places = torch.cat([torch.arange(row.shape[1]) for row in rows])
     ids = torch.cat(rows, dim=1)
     with torch.no_grad():
-        return model(input_ids=ids, position_ids=places.expand(4, 1, -1), use_cache=False).logits[0].float()
+        output = model(input_ids=ids, position_ids=places.expand(4, 1, -1), use_cache=False)
+        return output.logits[0].float()
 alone = torch.cat([logits(row) for row in rows])
 apply_monkey_patch(model, ulysses_sp_size=1, use_remove_padding=True)
 install_in_worker(SimpleNamespace(actor=SimpleNamespace()))

@@ -22,22 +22,32 @@ MICRO_BATCHES = [0, 0, 1, 1, 1, 2]
 
 def cell(*, budget: int = 16, dynamic: bool = True, numbers=MICRO_BATCHES) -> TensorDict:
     rows = [torch.arange(length) + 100 * row for row, length in enumerate(LENGTHS)]
-    data = TensorDict({"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=len(rows))
+    data = TensorDict(
+        {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)},
+        batch_size=len(rows),
+    )
     if numbers is not None:
         data[MICRO_BATCH] = torch.tensor(numbers)
     sizes = {"max_token_len_per_gpu": budget, "micro_batch_size_per_gpu": 2, "sp_size": 1}
-    tu.assign_non_tensor(data, use_dynamic_bsz=dynamic, **sizes | {CUT_BY_PLAN: numbers is not None})
+    tu.assign_non_tensor(
+        data, use_dynamic_bsz=dynamic, **sizes | {CUT_BY_PLAN: numbers is not None}
+    )
     return data
 
 
 def rows_of(micro_batches) -> list[list[int]]:
-    return [[int(row[0]) // 100 for row in micro_batch["input_ids"].unbind()] for micro_batch in micro_batches]
+    return [
+        [int(row[0]) // 100 for row in micro_batch["input_ids"].unbind()]
+        for micro_batch in micro_batches
+    ]
 
 
 def test_the_micro_batches_are_those_of_the_plan_without_any_collective(monkeypatch):
     for name in ("all_reduce", "all_gather", "broadcast"):
         monkeypatch.setattr(torch.distributed, name, lambda *_, **__: pytest.fail("a collective"))
-    micro_batches, indices = follow_plan(prepare_micro_batches)(cell(), dp_group=object(), same_micro_num_in_dp=True)
+    micro_batches, indices = follow_plan(prepare_micro_batches)(
+        cell(), dp_group=object(), same_micro_num_in_dp=True
+    )
     assert rows_of(micro_batches) == [[0, 1], [2, 3, 4], [5]]
     assert indices == [[0, 1], [2, 3, 4], [5]]
     assert tu.get_non_tensor_data(micro_batches[0], "use_dynamic_bsz", None) is True
@@ -54,13 +64,18 @@ def test_rows_that_no_plan_has_cut_go_to_verls_packer():
 def test_numbers_of_micro_batches_of_another_call_are_not_read():
     data = cell(budget=30)
     tu.assign_non_tensor(data, cut_by_plan=False)
-    assert rows_of(follow_plan(prepare_micro_batches)(data)[0]) == rows_of(prepare_micro_batches(data)[0])
+    assert rows_of(follow_plan(prepare_micro_batches)(data)[0]) == rows_of(
+        prepare_micro_batches(data)[0]
+    )
 
 
 def test_outputs_come_back_in_row_order_and_a_lost_one_is_an_error():
     data = cell()
     micro_batches, indices = follow_plan(prepare_micro_batches)(data)
-    outputs = [{"model_output": {"log_probs": micro_batch["input_ids"].float()}} for micro_batch in micro_batches]
+    outputs = [
+        {"model_output": {"log_probs": micro_batch["input_ids"].float()}}
+        for micro_batch in micro_batches
+    ]
     restored = postprocess_batch_func(outputs, indices, data)["model_output"]["log_probs"]
     for got, want in zip(restored.unbind(), data["input_ids"].unbind(), strict=True):
         assert torch.equal(got, want.float())
@@ -93,13 +108,15 @@ def test_only_the_name_in_the_engines_module_is_replaced_and_once(monkeypatch):
 
 def test_an_engine_that_cuts_in_another_way_is_refused():
     worker = SimpleNamespace(engine=type("Engine", (), {"forward_backward_batch": json.dumps})())
-    with pytest.raises(PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"):
+    with pytest.raises(
+        PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"
+    ):
         install(shares=False)(worker)
 
 
 def test_verl_still_needs_the_patch():
-    # When this fails, verl's packer has changed: see whether it takes micro-batches that are already cut. If so, hand
-    # them over and delete worker/plan_packer.py.
+    # When this fails, verl's packer has changed: see whether it takes micro-batches that are
+    # already cut. If so, hand them over and delete worker/plan_packer.py.
     assert list(inspect.signature(prepare_micro_batches).parameters) == [
         "data",
         "dp_group",
@@ -109,6 +126,12 @@ def test_verl_still_needs_the_patch():
         "use_dynamic_bsz_balance",
     ]
     source = inspect.getsource(prepare_micro_batches)
-    asked_for = {"use_dynamic_bsz", "sp_size", "force_group_size", "max_token_len_per_gpu", "micro_batch_size_per_gpu"}
+    asked_for = {
+        "use_dynamic_bsz",
+        "sp_size",
+        "force_group_size",
+        "max_token_len_per_gpu",
+        "micro_batch_size_per_gpu",
+    }
     assert all(f'"{key}"' in source for key in asked_for)
     assert source.count("get_non_tensor_data") == 3

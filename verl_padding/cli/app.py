@@ -23,7 +23,9 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (PaddingError, PlanError, OSError) as refusal:
-            Console(stderr=True, soft_wrap=True).print(str(refusal), style="red", markup=False, highlight=False)
+            Console(stderr=True, soft_wrap=True).print(
+                str(refusal), style="red", markup=False, highlight=False
+            )
             raise typer.Exit(1) from refusal
 
 
@@ -31,14 +33,23 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, no_args_is_help=True)
 
 OVERRIDES = typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
-ConfigName = Annotated[str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")]
-ConfigPath = Annotated[str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")]
-ConfigDir = Annotated[str | None, typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra.")]
+ConfigName = Annotated[
+    str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")
+]
+ConfigPath = Annotated[
+    str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")
+]
+ConfigDir = Annotated[
+    str | None,
+    typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra."),
+]
 
 
 def _show_versions(asked_for: bool) -> None:
     if asked_for:
-        others = ", ".join(f"{name} {version_of(name)}" for name in ("verl", "TransferQueue", "torch"))
+        others = ", ".join(
+            f"{name} {version_of(name)}" for name in ("verl", "TransferQueue", "torch")
+        )
         typer.echo(f"verl_padding {__version__} ({others}, Python {platform.python_version()})")
         raise typer.Exit
 
@@ -46,7 +57,10 @@ def _show_versions(asked_for: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_versions, is_eager=True, help="Show versions and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_versions, is_eager=True, help="Show versions and exit."
+        ),
     ] = False,
 ) -> None:
     """Batches of any size for verl: only its workers see the pads."""
@@ -54,64 +68,121 @@ def main(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps; its agent learns the task in 50.")] = 50,
-    out: Annotated[Path, typer.Option(help="New or empty folder, for all that is written.")] = Path("demo_out"),
+    steps: Annotated[
+        int, typer.Option(min=1, help="Training steps; its agent learns the task in 50.")
+    ] = 50,
+    out: Annotated[Path, typer.Option(help="New or empty folder, for all that is written.")] = Path(
+        "demo_out"
+    ),
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the model, the data and all random draws: the same seed, the same job.")
+        int,
+        typer.Option(
+            min=0,
+            help="Seed of the model, the data and all random draws: the same seed, the same job.",
+        ),
     ] = 0,
-    stock: Annotated[bool, typer.Option("--stock", help="Use verl's own trainer and padding.")] = False,
+    stock: Annotated[
+        bool, typer.Option("--stock", help="Use verl's own trainer and padding.")
+    ] = False,
     images: Annotated[
-        bool, typer.Option("--images", help="Train a vision model: sessions start with an image (extra: vision).")
+        bool,
+        typer.Option(
+            "--images", help="Train a vision model: sessions start with an image (extra: vision)."
+        ),
     ] = False,
 ) -> None:
-    """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two FSDP2 ranks.
+    """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two
+    FSDP2 ranks.
 
-    It ends with the page of the run, OUT/report.html. The exit code is that of the job, and 1 if it was refused.
+    It ends with the page of the run, OUT/report.html. The exit code is that of the job, and 1 if it
+    was refused.
     """
     from verl_padding.cli.demo import run_demo
 
     sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
 
 
-@app.command(epilog='A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.')
+@app.command(
+    epilog=(
+        'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.'
+    )
+)
 def plan(
     rows: Annotated[
         Path,
-        typer.Argument(help="Rows, a recorded step, a rollout dump, or a folder of steps; - for standard input."),
+        typer.Argument(
+            help=(
+                "Rows, a recorded step, a rollout dump, or a folder of steps; - for standard input."
+            )
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Hydra overrides of a job, behind --: ranks, sizes, budgets and settings are the job's."),
+        typer.Argument(
+            help=(
+                "Hydra overrides of a job, behind --: ranks, sizes, budgets and settings are the"
+                " job's."
+            )
+        ),
     ] = None,
     config_name: ConfigName = PRIMARY,
     config_path: ConfigPath = CONFIG_PATH,
     config_dir: ConfigDir = None,
-    dp: Annotated[int | None, typer.Option(min=1, help="Without a job: data-parallel ranks.")] = None,
-    mini_batch: Annotated[int | None, typer.Option(min=1, help="Without a job: prompts per optimizer step.")] = None,
-    n: Annotated[int | None, typer.Option(min=1, help="Without a job: rollouts per prompt.")] = None,
+    dp: Annotated[
+        int | None, typer.Option(min=1, help="Without a job: data-parallel ranks.")
+    ] = None,
+    mini_batch: Annotated[
+        int | None, typer.Option(min=1, help="Without a job: prompts per optimizer step.")
+    ] = None,
+    n: Annotated[
+        int | None, typer.Option(min=1, help="Without a job: rollouts per prompt.")
+    ] = None,
     budget: Annotated[
-        int | None, typer.Option(min=1, max=1 << 24, help="Without a job: most tokens of a micro-batch on one rank.")
+        int | None,
+        typer.Option(
+            min=1, max=1 << 24, help="Without a job: most tokens of a micro-batch on one rank."
+        ),
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="Without a job: padding.strategy.", metavar="|".join(STRATEGIES))
+        str | None,
+        typer.Option(help="Without a job: padding.strategy.", metavar="|".join(STRATEGIES)),
     ] = None,
     packer: Annotated[Packer | None, typer.Option(help="Without a job: padding.packer.")] = None,
     sharing: Annotated[Sharing | None, typer.Option(help="Without a job: padding.sharing.")] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
+    ] = False,
     page: Annotated[
-        Path | None, typer.Option(help="File for a page of the plans, which a browser opens.", metavar="FILE.html")
+        Path | None,
+        typer.Option(
+            help="File for a page of the plans, which a browser opens.", metavar="FILE.html"
+        ),
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer, for the tokens of a rollout dump.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer, for the tokens of a rollout dump.")
+    ] = None,
 ) -> None:
-    """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait for each other."""
+    """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait
+    for each other."""
     from verl_padding.cli.plan import QuickLook, job_to_plan, show_plan
 
     arguments = JobArguments(
-        overrides=tuple(overrides or ()), config_name=config_name, config_path=config_path, config_dir=config_dir
+        overrides=tuple(overrides or ()),
+        config_name=config_name,
+        config_path=config_path,
+        config_dir=config_dir,
     )
     quick = QuickLook(
-        dp=dp, mini_batch=mini_batch, n=n, budget=budget, strategy=strategy, packer=packer, sharing=sharing
+        dp=dp,
+        mini_batch=mini_batch,
+        n=n,
+        budget=budget,
+        strategy=strategy,
+        packer=packer,
+        sharing=sharing,
     )
     job = job_to_plan(arguments, quick)
     show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
@@ -119,14 +190,21 @@ def plan(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs: the demo's, or the OUT of a recipe's script."),
+    ],
     out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
-    steps: Annotated[str | None, typer.Option(help="Recorded steps to show, as 1,5,10-20; left out, all.")] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Recorded steps to show, as 1,5,10-20; left out, all.")
+    ] = None,
     texts: Annotated[
-        bool, typer.Option("--texts", help="Keep whole texts; without, what is far from ends is cut.")
+        bool,
+        typer.Option("--texts", help="Keep whole texts; without, what is far from ends is cut."),
     ] = False,
 ) -> None:
-    """Writes runs as one page: curves side by side, steps by the clock, rows and their texts. It needs no network."""
+    """Writes runs as one page: curves side by side, steps by the clock, rows and their texts. It
+    needs no network."""
     from verl_padding.cli.report import write_report
 
     for note in write_report(runs, out, steps=steps, whole_texts=texts):
@@ -143,11 +221,14 @@ def tiny_model(
     ] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
-    """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a CPU."""
+    """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a
+    CPU."""
     from verl_padding.on_cpu.tiny_models import write_tiny_model
 
     write_tiny_model(family, folder, seed=seed)
-    typer.echo(f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}")
+    typer.echo(
+        f"The model is in {folder}. In a job: actor_rollout_ref.model.path={folder.resolve()}"
+    )
 
 
 @app.command("rehearse", hidden=True)
@@ -161,21 +242,32 @@ def dry_run(
     reply: Annotated[
         list[str] | None, typer.Option(help="A reply of the model, among noise and calls of tools.")
     ] = None,
-    only: Annotated[Literal["all", "sessions", "step"], typer.Option(help="One of the two stages.")] = "all",
+    only: Annotated[
+        Literal["all", "sessions", "step"], typer.Option(help="One of the two stages.")
+    ] = "all",
     without_tools: Annotated[bool, typer.Option("--without-tools", help="Load no tools.")] = False,
-    without_rewards: Annotated[bool, typer.Option("--without-rewards", help="Score nothing.")] = False,
+    without_rewards: Annotated[
+        bool, typer.Option("--without-rewards", help="Score nothing.")
+    ] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds that each stage may take.")] = 300,
 ) -> None:
-    """Runs a job small on this machine's CPU: its sessions on scripted replies, then a step with its model shrunk.
+    """Runs a job small on this machine's CPU: its sessions on scripted replies, then a step with
+    its model shrunk.
 
-    The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something is wrong.
+    The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something
+    is wrong.
     """
     from verl_padding.cli.dry_run import dry_run as run
 
     if ctx.info_name == "rehearse":
-        typer.echo("verl-padding rehearse: is dry-run now. Use the new name, the old one goes.", err=True)
+        typer.echo(
+            "verl-padding rehearse: is dry-run now. Use the new name, the old one goes.", err=True
+        )
     job = JobArguments(
-        overrides=tuple(overrides), config_name=config_name, config_path=config_path, config_dir=config_dir
+        overrides=tuple(overrides),
+        config_name=config_name,
+        config_path=config_path,
+        config_dir=config_dir,
     )
     sys.exit(
         run(
@@ -196,17 +288,25 @@ def doctor(
     config_name: ConfigName = PRIMARY,
     config_path: ConfigPath = CONFIG_PATH,
     config_dir: ConfigDir = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show everything that was checked.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON, and nothing else.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show everything that was checked.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print all findings as JSON, and nothing else.")
+    ] = False,
 ) -> None:
-    """Checks whether the plug-in works, and whether a job can start on this machine. Ray is not started.
+    """Checks whether the plug-in works, and whether a job can start on this machine. Ray is not
+    started.
 
     The exit code is 1 if something is wrong.
     """
     from verl_padding.cli.doctor import diagnose
 
     job = JobArguments(
-        overrides=tuple(overrides or ()), config_name=config_name, config_path=config_path, config_dir=config_dir
+        overrides=tuple(overrides or ()),
+        config_name=config_name,
+        config_path=config_path,
+        config_dir=config_dir,
     )
     arguments = None if job == JobArguments() else job
     sys.exit(diagnose(arguments, console=Console(), verbose=verbose, as_json=json))

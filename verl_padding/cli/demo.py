@@ -1,4 +1,5 @@
-"""The demo: the recipe ``context_reset`` on this machine's CPU, with a line per step and a page at the end."""
+"""The demo: the recipe ``context_reset`` on this machine's CPU, with a line per step and a page at
+the end."""
 
 import math
 import time
@@ -32,7 +33,8 @@ COLUMNS = {
 
 
 def empty_folder(out: Path) -> Path:
-    """Makes a folder for one run, and returns its absolute path; raises PaddingDataError if it holds something."""
+    """Makes a folder for one run, and returns its absolute path; raises PaddingDataError if it
+    holds something."""
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise PaddingDataError(f"{out}: is not empty. Name a new folder, or remove this one.")
@@ -40,15 +42,26 @@ def empty_folder(out: Path) -> Path:
 
 
 def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> list[str]:
-    """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps and folders."""
+    """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps
+    and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
-    padding = [] if stock else ["+padding=prompt", f"padding.seed={seed}", "padding.timing=true", "padding.record=true"]
+    padding = (
+        []
+        if stock
+        else [
+            "+padding=prompt",
+            f"padding.seed={seed}",
+            "padding.timing=true",
+            "padding.record=true",
+        ]
+    )
     return [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES, *padding]
 
 
 def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
-    """Runs the job, prints its steps, writes the page of the run, and returns the job's exit code."""
+    """Runs the job, prints its steps, writes the page of the run, and returns the job's exit
+    code."""
     out = empty_folder(out)
     console = Console(soft_wrap=True, highlight=False)
     # Progress bars and warnings of libraries.
@@ -60,7 +73,12 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
         f"hydra.run.dir={out / HYDRA}",
     ]
     started = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
         shown = 0
@@ -75,20 +93,26 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
         code = run_local_job(overrides, folder=out, on_line=show_steps)
         show_steps()
     if code:
-        console.print(f"The job ended with code {code}; its output is in {out / LOG}.", style="red", markup=False)
+        console.print(
+            f"The job ended with code {code}; its output is in {out / LOG}.",
+            style="red",
+            markup=False,
+        )
         return code
     write_report([out], out / PAGE)
     minutes = (time.monotonic() - started) / 60
     console.print(
-        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}, which a browser opens. "
-        "Metrics, rollouts, recorded steps and the output of the job are beside it.",
+        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}, which a "
+        "browser opens. Metrics, rollouts, recorded steps and the output of the job are beside "
+        "it.",
         markup=False,
     )
     return 0
 
 
 def step_lines(folder: Path, *, after: int) -> Iterator[str]:
-    """A line for each step that verl has logged in a folder but the first ``after``; a heading comes with the first."""
+    """A line for each step that verl has logged in a folder but the first ``after``; a heading
+    comes with the first."""
     for number, (step, data) in enumerate(read_metrics(folder)[after:], start=after):
         heading = "  ".join(["step", *COLUMNS]) + "\n" if number == 0 else ""
         cells = [f"{step:>4}"]

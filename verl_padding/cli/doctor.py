@@ -22,8 +22,15 @@ from verl_padding.job.composition import JobArguments
 STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
-def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool = False, as_json: bool = False) -> int:
-    """Prints what was found of the installation and of a job, None for no job; returns 1 if something is wrong, else 0.
+def diagnose(
+    arguments: JobArguments | None,
+    *,
+    console: Console,
+    verbose: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Prints what was found of the installation and of a job, None for no job; returns 1 if
+    something is wrong, else 0.
 
     ``verbose`` shows every finding; ``as_json`` prints them all as JSON, and nothing else.
     """
@@ -50,7 +57,8 @@ def diagnose(arguments: JobArguments | None, *, console: Console, verbose: bool 
 
 @contextmanager
 def as_a_job_would_start() -> Iterator[None]:
-    """Modules beside the user are found, as by ``python -m``; what other packages print is kept out of the report."""
+    """Modules beside the user are found, as by ``python -m``; what other packages print is kept out
+    of the report."""
     here = os.getcwd()
     sys.path.insert(0, here)
     disabled = logging.root.manager.disable
@@ -70,13 +78,19 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
         return Text(f"{counts['wrong']} wrong.", style="red")
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
-    message = "Nothing wrong was found" + (", but the job trains without padding" if PADDING_OFF in findings else "")
+    message = "Nothing wrong was found" + (
+        ", but the job trains without padding" if PADDING_OFF in findings else ""
+    )
     message += f"; {counts['warning']} warning" if counts["warning"] else ""
-    return Text(f"{message}. verl-padding dry-run runs your data, agent, rewards and a step on this machine.")
+    return Text(
+        f"{message}. verl-padding dry-run runs your data, agent, rewards and a step on this "
+        "machine."
+    )
 
 
 def _table(checks: list[Check], verbose: bool) -> Table:
-    """A line for each finding that is not ok, and one for all others of a check; with ``verbose``, a line for each."""
+    """A line for each finding that is not ok, and one for all others of a check; with ``verbose``,
+    a line for each."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -85,8 +99,13 @@ def _table(checks: list[Check], verbose: bool) -> Table:
         well = [finding for finding in check.findings if finding.verdict == "ok"]
         if well and not in_full:
             with_message = check.title == "versions"
-            short = (f"{each.subject} {each.message}" if with_message else each.subject for each in well)
-            table.add_row(Text("ok", style=STYLES["ok"]), Text(f"{check.title}: {', '.join(dict.fromkeys(short))}"))
+            short = (
+                f"{each.subject} {each.message}" if with_message else each.subject for each in well
+            )
+            table.add_row(
+                Text("ok", style=STYLES["ok"]),
+                Text(f"{check.title}: {', '.join(dict.fromkeys(short))}"),
+            )
         for finding in check.findings:
             if in_full or finding.verdict != "ok":
                 line = Text(f"{finding.subject}: {finding.message}")

@@ -1,4 +1,5 @@
-"""The command ``verl-padding dry-run``: runs a job small, on this machine's CPU, before it runs large."""
+"""The command ``verl-padding dry-run``: runs a job small, on this machine's CPU, before it runs
+large."""
 
 import os
 import signal
@@ -33,7 +34,8 @@ def dry_run(
     with_rewards: bool = True,
     timeout_s: float,
 ) -> int:
-    """Runs both stages, or the ``only`` one, ``sessions`` or ``step``; returns 1 if something is wrong, else 0.
+    """Runs both stages, or the ``only`` one, ``sessions`` or ``step``; returns 1 if something is
+    wrong, else 0.
 
     Args:
         replies: of the model in sessions, among noise and calls of tools.
@@ -41,14 +43,19 @@ def dry_run(
     """
     os.environ["VERL_PLATFORM"] = "cpu"
     sys.path.insert(0, os.getcwd())
-    console.print("This runs the job's own code: data set, agent loops, tools and rewards, a few times each.")
+    console.print(
+        "This runs the job's own code: data set, agent loops, tools and rewards, a few times each."
+    )
     try:
         config = compose_job(arguments)
-        # Only now: verl reads VERL_PLATFORM when it is imported. A module that is missing is shown as a setting is.
+        # Only now: verl reads VERL_PLATFORM when it is imported. A module that is missing is shown
+        # as a setting is.
         import verl_padding.on_cpu.dry_run.sessions
         import verl_padding.on_cpu.dry_run.step  # noqa: F401
     except Exception as error:
-        return _show(DryRunError(str(error), stage="settings", failures=[Failure.of(error)]), {}, console)
+        return _show(
+            DryRunError(str(error), stage="settings", failures=[Failure.of(error)]), {}, console
+        )
     show = partial(_show, files=own_files(config), console=console)
     code = {"with_tools": with_tools, "with_rewards": with_rewards}
     longest_row = 0
@@ -56,10 +63,21 @@ def dry_run(
         if only != "step":
             # What verl and its libraries print of each prompt is kept out of the report.
             disable_progress_bars()
-            with time_limit(timeout_s, show), catch_warnings(action="ignore"), redirect_stdout(StringIO()):
+            with (
+                time_limit(timeout_s, show),
+                catch_warnings(action="ignore"),
+                redirect_stdout(StringIO()),
+            ):
                 longest_row = _sessions(config.copy(), console, replies=replies, **code)
         if only != "sessions":
-            _step(config, console, replies=replies, timeout_s=timeout_s, longest_row=longest_row, **code)
+            _step(
+                config,
+                console,
+                replies=replies,
+                timeout_s=timeout_s,
+                longest_row=longest_row,
+                **code,
+            )
     except DryRunError as failure:
         return show(failure)
     console.print(Text("The dry run went well.", style="green"))
@@ -72,7 +90,11 @@ def _sessions(config: DictConfig, console: Console, **options: Any) -> int:
 
     started = time.process_time()
     simulated = simulate_sessions(config, **options)
-    _show_lines(console, "sessions", [*description(simulated), f"{time.process_time() - started:.0f} CPU seconds"])
+    _show_lines(
+        console,
+        "sessions",
+        [*description(simulated), f"{time.process_time() - started:.0f} CPU seconds"],
+    )
     for each in simulated.left_out:
         console.print(Text(f"  left out: {each}"), soft_wrap=True)
     for message, count in simulated.logged.most_common():
@@ -80,8 +102,14 @@ def _sessions(config: DictConfig, console: Console, **options: Any) -> int:
     wrong = list(problems(simulated, config))
     if simulated.failures or wrong or not simulated.rows:
         failed = sum(failure.count for failure in simulated.failures.values())
-        why = f"{failed} sessions have failed, and verl would go on without them" if failed else "no row came of them"
-        raise DryRunError("; ".join(wrong) or why, stage="sessions", failures=[*simulated.failures.values()])
+        why = (
+            f"{failed} sessions have failed, and verl would go on without them"
+            if failed
+            else "no row came of them"
+        )
+        raise DryRunError(
+            "; ".join(wrong) or why, stage="sessions", failures=[*simulated.failures.values()]
+        )
     return max(len(row.fields["input_ids"]) for row in simulated.rows)
 
 

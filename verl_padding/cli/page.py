@@ -31,7 +31,16 @@ FIRST_CHARTS = (
     "timing_s/step",
 )
 """Curves that the page shows at first; others can be chosen."""
-COLUMNS = ("tokens", "shared_tokens", "trained_tokens", "reward", "advantage", "weight", "age", "idle")
+COLUMNS = (
+    "tokens",
+    "shared_tokens",
+    "trained_tokens",
+    "reward",
+    "advantage",
+    "weight",
+    "age",
+    "idle",
+)
 """Numbers of a row, by the names of `RecordedRow`."""
 
 
@@ -71,11 +80,16 @@ class ShownStep:
     charts: Mapping[str, Chart] = field(repr=False)
     forest: Forest | None = field(default=None, repr=False)
     texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Of a row's key: its input, its output, and where it parts from the row that it shares with."""
+    """Of a row's key: its input, its output, and where it parts from the row that it shares
+    with."""
 
     def packed(self) -> str:
         """All of it, for the page's script."""
-        order = range(len(self.keys)) if self.forest is None else np.argsort(self.forest.place_R).tolist()
+        order = (
+            range(len(self.keys))
+            if self.forest is None
+            else np.argsort(self.forest.dfs_position_R).tolist()
+        )
         # In that order, a row shares its first tokens with the one before it.
         shared = self.columns.get("shared_tokens", [0] * len(self.keys))
         shares_with = {row: before for before, row in pairwise(order) if shared[row]}
@@ -98,7 +112,11 @@ class ShownStep:
             "prompts": len(set(map(uid_of_key, self.keys))),
             "sessions": len(sessions),
             "rows": len(self.keys),
-            **{title: sum(self.columns[name]) for title, name in _SUMS.items() if name in self.columns},
+            **{
+                title: sum(self.columns[name])
+                for title, name in _SUMS.items()
+                if name in self.columns
+            },
         }
         cells = {name: f"{count:,}" for name, count in counts.items()}
         if self.forest is not None:
@@ -109,21 +127,38 @@ class ShownStep:
         return cells
 
     def _parted(self, sessions: Sequence[Sequence[int]]) -> int:
-        """Rows that begin like the row before them in their session, and part from it before either ends."""
+        """Rows that begin like the row before them in their session, and part from it before either
+        ends."""
         pairs = [pair for session in sessions for pair in pairwise(session)]
         if not pairs or self.forest is None:
             return 0
         before, row = np.array(pairs).T
         shared = self.forest.shared_by_pairs(before, row)
-        return int(((shared > 0) & (shared < np.minimum(*self.forest.tokens_R[[before, row]]))).sum())
+        return int(
+            ((shared > 0) & (shared < np.minimum(*self.forest.tokens_R[[before, row]]))).sum()
+        )
 
 
 _SUMS = {"tokens": "tokens", "trained tokens": "trained_tokens", "idle rows": "idle"}
-SUMMARY = ("prompts", "sessions", "rows", "tokens", "trained tokens", "idle rows", "parted rows", "reward")
+SUMMARY = (
+    "prompts",
+    "sessions",
+    "rows",
+    "tokens",
+    "trained tokens",
+    "idle rows",
+    "parted rows",
+    "reward",
+)
 
 
 def write_page(
-    out: Path, *, title: str, curves: Mapping[str, Curves], steps: Iterable[ShownStep], notes: Sequence[str]
+    out: Path,
+    *,
+    title: str,
+    curves: Mapping[str, Curves],
+    steps: Iterable[ShownStep],
+    notes: Sequence[str],
 ) -> None:
     """Writes the page; a file of that name is replaced once the page is whole.
 
@@ -135,7 +170,9 @@ def write_page(
     from plotly.offline import get_plotlyjs
 
     loader = PackageLoader("verl_padding.cli", "report_page")
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
+        "page.html"
+    )
     assets = files("verl_padding.cli") / "report_page"
     shown = [(step.run, step.name, step.summary(), step.packed()) for step in steps]
     text = template.render(
@@ -171,14 +208,17 @@ def _by_metric(curves: Mapping[str, Curves]) -> dict[str, Any]:
 
 
 def packed(data: Any) -> str:
-    """JSON, compressed, in letters that HTML takes as they are; the page unpacks it when it is looked at."""
+    """JSON, compressed, in letters that HTML takes as they are; the page unpacks it when it is
+    looked at."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -> ShownStep:
     """A recorded local update: its charts are by the clock where it was timed."""
-    charts = {call: _timed_chart(timings) for call, timings in timings_by_call(update.timings).items()}
+    charts = {
+        call: _timed_chart(timings) for call, timings in timings_by_call(update.timings).items()
+    }
     for call in dict.fromkeys(call for row in update.rows for call in row.places):
         charts.setdefault(call, _token_chart(update, call))
     name = f"Step {update.step}" + (f", update {update.update}" if update.update else "")
@@ -186,7 +226,11 @@ def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -
         name=name,
         run=run,
         keys=update.keys,
-        columns={name: [or_null(getattr(row, name)) for row in update.rows] for name in COLUMNS if update.rows},
+        columns={
+            name: [or_null(getattr(row, name)) for row in update.rows]
+            for name in COLUMNS
+            if update.rows
+        },
         charts=charts,
         forest=update.forest() if update.rows else None,
         texts=texts,
@@ -221,7 +265,9 @@ def _token_chart(update: RecordedStep, call: str) -> Chart:
     bars = []
     for place, rows in held.items():
         tokens = sum(update.rows[row].tokens for row in rows)
-        bars.append(Bar(place.rank, place.mini_batch, place.micro_batch, 0, tokens, 0, rows, 0, tokens))
+        bars.append(
+            Bar(place.rank, place.mini_batch, place.micro_batch, 0, tokens, 0, rows, 0, tokens)
+        )
     return Chart(unit="tokens of rows", bars=one_after_the_other(bars))
 
 
@@ -235,7 +281,9 @@ def planned_chart(rows_MDK: RowsMDK, costs: CallCosts, *, is_cut: bool = True) -
     bars = []
     for mini_batch, rows_DK in enumerate(rows_MDK):
         for rank, rows_K in enumerate(rows_DK):
-            for micro_batch, (rows, load) in enumerate(zip(rows_K, micro_batch_loads(rows_K, costs), strict=True)):
+            for micro_batch, (rows, load) in enumerate(
+                zip(rows_K, micro_batch_loads(rows_K, costs), strict=True)
+            ):
                 real = [row for row in rows if row < costs.n_rows]
                 pads = len(rows) - len(real)
                 tokens = int(costs.tokens_R[real].sum()) + pads * costs.pad_tokens
@@ -245,10 +293,11 @@ def planned_chart(rows_MDK: RowsMDK, costs: CallCosts, *, is_cut: bool = True) -
 
 
 def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
-    """The bars with their starts and lengths: a micro-batch begins when all ranks are ready with the one before.
+    """The bars with their starts and lengths: a micro-batch begins when all ranks are ready with
+    the one before.
 
-    Two ranks that are busy for 3 and 2, and then for 1 and 4, wait for 0 and 1, and then for 3 and 0:
-    both are ready at 3, and then at 7.
+    Two ranks that are busy for 3 and 2, and then for 1 and 4, wait for 0 and 1, and then for 3 and
+    0: both are ready at 3, and then at 7.
     """
     longest: dict[tuple[int, int], float] = {}
     for bar in bars:

@@ -13,7 +13,12 @@ from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, PlanError, Update, plan_batch
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.mini_batch_costs import MiniBatchCost, RowsMDK, micro_batches_of, mini_batch_costs
+from verl_padding.plan.mini_batch_costs import (
+    MiniBatchCost,
+    RowsMDK,
+    micro_batches_of,
+    mini_batch_costs,
+)
 from verl_padding.plan.planner import costs_of
 from verl_padding.stock.padding import VERL_PAD_TOKENS, Track, pack_as_verl, verl_layout
 
@@ -72,26 +77,38 @@ class PlannedBatch:
         return self.calls[ACTOR]
 
     def compared(self, track: Track) -> dict[str, CutLayout]:
-        """Layouts of the actor's update: stock verl's and the plan's, cut into micro-batches; verl's packer is slow.
+        """Layouts of the actor's update: stock verl's and the plan's, cut into micro-batches;
+        verl's packer is slow.
 
         Args:
             track: wraps the numbers of the optimizer steps, for a progress bar.
 
         Raises:
-            PaddingDataError: stock verl would stop at this batch, or micro-batches are not cut by their tokens.
+            PaddingDataError: stock verl would stop at this batch, or micro-batches are not cut by
+                their tokens.
         """
         rows, costs, budget = self.batch.rows, self.planned.costs, self.update.token_budget
         if budget is None or costs.call.padded_to != "row":
-            why = "stock verl's layout is known where micro-batches have a token budget and rows are not padded"
+            why = (
+                "stock verl's layout is known where micro-batches have a token budget and rows are"
+                " not padded"
+            )
             raise PaddingDataError(f"--compare: {why}. Leave --compare out.")
         mini_batch_rows = self.update.prompts_per_mini_batch * self.job.sessions_per_prompt
-        shape = {"dp_size": self.update.dp_size, "mini_batch_rows": mini_batch_rows, "token_budget": budget}
+        shape = {
+            "dp_size": self.update.dp_size,
+            "mini_batch_rows": mini_batch_rows,
+            "token_budget": budget,
+        }
         stock_MDK = verl_layout(rows.tokens_R, **shape, track=track)
         stock_costs = replace(costs, forest=None, pad_tokens=VERL_PAD_TOKENS)
         layouts = {VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs)}
         if self.job.sharing != "off" or self.update.skips_idle:
             job = replace(
-                self.job, sharing="off", updates={ACTOR: replace(self.update, skips_idle=False)}, inference={}
+                self.job,
+                sharing="off",
+                updates={ACTOR: replace(self.update, skips_idle=False)},
+                inference={},
             )
             of_all = plan_batch(rows, job).layouts[ACTOR]
             layouts[PLAN_OF_ALL] = self._cut(of_all, replace(costs, forest=None), budget, track)
@@ -103,22 +120,29 @@ class PlannedBatch:
             return CutLayout(rows_MDK=micro_batches_of(layout), costs=costs)
         tokens_R = [*self.batch.rows.tokens_R, *[self.job.pad_tokens] * layout.n_pads]
         cells_M = [layout.cells[step] for step in track(range(layout.n_mini_batches))]
-        return CutLayout(rows_MDK=[pack_as_verl(cells, tokens_R, budget) for cells in cells_M], costs=costs)
+        return CutLayout(
+            rows_MDK=[pack_as_verl(cells, tokens_R, budget) for cells in cells_M], costs=costs
+        )
 
     def shown_step(self, compared: Mapping[str, CutLayout]) -> ShownStep:
         """What a page shows of it."""
         charts = {name: layout.chart() for name, layout in {**self.calls, **compared}.items()}
         rows, name = self.batch.rows, self.batch.name
         if self.batch.recorded is not None:
-            return replace(recorded_step(self.batch.recorded, run="", texts={}), name=name, charts=charts)
+            return replace(
+                recorded_step(self.batch.recorded, run="", texts={}), name=name, charts=charts
+            )
         columns = {"tokens": rows.tokens_R}
         if rows.forest is not None:
             columns["shared_tokens"] = tuple(rows.forest.shared_R.tolist())
-        return ShownStep(name=name, run="", keys=rows.key_R, columns=columns, charts=charts, forest=rows.forest)
+        return ShownStep(
+            name=name, run="", keys=rows.key_R, columns=columns, charts=charts, forest=rows.forest
+        )
 
 
 def plan_file_batch(batch: FileBatch, job: Job) -> PlannedBatch:
-    """Plans a batch, as of a job whose data loader gives its number of prompts, rounded up to whole mini-batches.
+    """Plans a batch, as of a job whose data loader gives its number of prompts, rounded up to whole
+    mini-batches.
 
     Raises:
         PlanError: it cannot be planned.

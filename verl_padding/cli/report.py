@@ -30,7 +30,8 @@ def write_report(
         whole_texts: False to cut texts short.
 
     Raises:
-        PaddingDataError: a folder holds neither metrics nor recorded steps, or its metrics are refused.
+        PaddingDataError: a folder holds neither metrics nor recorded steps, or its metrics are
+            refused.
     """
     curves: dict[str, Curves] = {}
     recorded: dict[str, dict[int, Path]] = {}
@@ -42,11 +43,15 @@ def write_report(
         recorded[run] = {int(path.stem): path for path in dumps_in(folder / FOLDER)}
         if not curves[run] and not recorded[run]:
             why = f"holds neither {METRICS} nor {FOLDER}/<step>.jsonl"
-            raise PaddingDataError(f"{folder}: {why}. Name the folder of a job with padding.record=true.")
+            raise PaddingDataError(
+                f"{folder}: {why}. Name the folder of a job with padding.record=true."
+            )
         logged = set(curves[run].get(SESSION_REWARD, ()))
         if logged and (others := sorted(recorded[run].keys() - logged)):
             why = "recorded by an earlier job in this folder, or not logged yet"
-            notes.append(f"{folder}: {METRICS} does not have steps {', '.join(map(str, others))}: {why}.")
+            notes.append(
+                f"{folder}: {METRICS} does not have steps {', '.join(map(str, others))}: {why}."
+            )
     wanted = _wanted(steps, [step for of_run in recorded.values() for step in of_run])
     shown = (
         shown_step
@@ -65,16 +70,26 @@ def _wanted(steps: str | None, recorded: Sequence[int]) -> set[int]:
         return set(recorded)
     try:
         ends = [part.partition("-") for part in steps.split(",")]
-        wanted = {step for first, _, last in ends for step in range(int(first), int(last or first) + 1)}
+        wanted = {
+            step for first, _, last in ends for step in range(int(first), int(last or first) + 1)
+        }
     except ValueError as error:
-        raise PaddingDataError(f"--steps {steps}: not numbers of steps. Write them as 1,5,10-20.") from error
+        raise PaddingDataError(
+            f"--steps {steps}: not numbers of steps. Write them as 1,5,10-20."
+        ) from error
     if not wanted & set(recorded):
-        there = f"Choose from {min(recorded)} to {max(recorded)}" if recorded else "Leave the option out"
+        there = (
+            f"Choose from {min(recorded)} to {max(recorded)}"
+            if recorded
+            else "Leave the option out"
+        )
         raise PaddingDataError(f"--steps {steps}: none of them is recorded. {there}.")
     return wanted
 
 
-def _shown_steps(run: str, path: Path, notes: list[str], *, whole_texts: bool) -> Iterator[ShownStep]:
+def _shown_steps(
+    run: str, path: Path, notes: list[str], *, whole_texts: bool
+) -> Iterator[ShownStep]:
     """The local updates of a recorded step, with the texts of its rollout dump."""
     texts: Mapping[str, tuple[str, str]] = {}
     updates: Sequence[RecordedStep] = ()
@@ -92,10 +107,16 @@ def _shown_steps(run: str, path: Path, notes: list[str], *, whole_texts: bool) -
 def _read_texts(dump: Path) -> dict[str, tuple[str, str]]:
     """Input and output of the rows of a rollout dump by their keys, without stock verl's pads."""
     rows = read_dump(dump, uid=str, input=str, output=str)
-    return {row["uid"]: (row["input"], row["output"]) for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)}
+    return {
+        row["uid"]: (row["input"], row["output"])
+        for row in rows
+        if not row["uid"].startswith(PAD_UID_PREFIX)
+    }
 
 
-def _shown_texts(update: RecordedStep, texts: Mapping[str, tuple[str, str]], *, whole: bool) -> dict[str, Any]:
+def _shown_texts(
+    update: RecordedStep, texts: Mapping[str, tuple[str, str]], *, whole: bool
+) -> dict[str, Any]:
     kept, beside = (math.inf, math.inf) if whole else (KEPT, KEPT_BESIDE)
     shown: dict[str, Any] = {}
     for number, key in enumerate(update.keys):
@@ -110,15 +131,23 @@ def _shown_texts(update: RecordedStep, texts: Mapping[str, tuple[str, str]], *, 
 
 
 def _parting(mine: str, other: str, beside: float) -> dict[str, Any]:
-    """Where a text parts from another one, in characters, and what is at either side of that place."""
+    """Where a text parts from another one, in characters, and what is at either side of that
+    place."""
     at = _first_difference(mine, other)
     kept = int(min(beside, len(mine) + len(other)))
     before = mine[max(at - kept, 0) : at]
-    return {"parts_at": at, "before": before, "mine": mine[at : at + kept], "other": other[at : at + kept]}
+    return {
+        "parts_at": at,
+        "before": before,
+        "mine": mine[at : at + kept],
+        "other": other[at : at + kept],
+    }
 
 
 def _first_difference(mine: str, other: str) -> int:
-    codes = [np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") for text in (mine, other)]
+    codes = [
+        np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") for text in (mine, other)
+    ]
     shorter = min(map(len, codes))
     differ = np.flatnonzero(codes[0][:shorter] != codes[1][:shorter])
     return int(differ[0]) if len(differ) else shorter

@@ -13,13 +13,15 @@ from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
 from verl_padding.plan import STRATEGIES, Job, PlanError
-from verl_padding.plan.counted import counted
 from verl_padding.plan.planner import reuses_layout_of
+from verl_padding.plan.plural import plural
 
 if TYPE_CHECKING:  # a broken plug-in is a finding
     pass
 
-PADDING_OFF = ok("padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt.")
+PADDING_OFF = ok(
+    "padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt."
+)
 IGNORED_SETTINGS = {
     "actor_rollout_ref.actor.use_prefix_grouper": "padding.sharing",
     "data.truncation": "data.filter_overlong_prompts",
@@ -33,17 +35,20 @@ IGNORED_SETTINGS = {
     "reward_model.reward_manager": "reward.reward_manager.name",
     "reward_model.num_workers": "reward.num_workers",
 }
-"""Setting that verl's v1 trainers and workers pass over -> the one that does what it says. Reported where a job sets it
-to another value than verl's own config does."""
+"""Setting that verl's v1 trainers and workers pass over -> the one that does what it says. Reported
+where a job sets it to another value than verl's own config does."""
 
 
 def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
-    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what would go wrong in
-    silence, and what the plug-in would refuse."""
+    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what
+    would go wrong in silence, and what the plug-in would refuse."""
     try:
         config = compose_job(arguments)
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
-        yield Check("settings", (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),))
+        yield Check(
+            "settings",
+            (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),),
+        )
         return
     yield Check.run("settings", _ignored_settings(config))
     yield Check.run("devices", devices_of_job(config, platform))
@@ -61,7 +66,9 @@ def _ignored_settings(config: DictConfig) -> Iterator[Finding]:
         value = OmegaConf.select(config, key)
         is_taken_over = OmegaConf.is_interpolation(OmegaConf.select(config, section), name)
         if value is not None and not is_taken_over and value != OmegaConf.select(stock, key):
-            yield warning(key, f"{value}: has no effect. Set {instead.format(engine=engine)} instead.")
+            yield warning(
+                key, f"{value}: has no effect. Set {instead.format(engine=engine)} instead."
+            )
 
 
 def _plan(config: DictConfig) -> Iterator[Finding]:
@@ -84,27 +91,45 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
 
 def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Iterator[Finding]:
     """What the plug-in will do to the batches of a job that can run."""
-    size = f"{counted(job.prompts, 'prompt')} x {counted(job.sessions_per_prompt, 'session')} per batch"
+    size = (
+        f"{plural(job.prompts, 'prompt')} x {plural(job.sessions_per_prompt, 'session')} per batch"
+    )
     yield ok("strategy", f"{job.strategy}, {size}")
     for role, engine in engines.items():
         sizes = {word: engine.size(word) for word in PARALLEL_SIZES[engine.strategy]}
         shape = " x ".join(f"{word} {size}" for word, size in sizes.items() if size > 1)
-        cut = f": {shape}, so {counted(engine.dp_size, 'data-parallel rank')}" if shape else ""
-        yield ok(f"engine of the {role}", f"{engine.strategy}, {counted(engine.n_gpus, 'rank')}{cut}")
+        cut = f": {shape}, so {plural(engine.dp_size, 'data-parallel rank')}" if shape else ""
+        yield ok(
+            f"engine of the {role}", f"{engine.strategy}, {plural(engine.n_gpus, 'rank')}{cut}"
+        )
     for name, update in job.updates.items():
-        steps, ranks = STRATEGIES[job.strategy].tell_steps(job, update), counted(update.dp_size, "data-parallel rank")
-        budget = f"{update.token_budget} tokens" if update.token_budget else counted(update.micro_batch_rows, "row")
+        steps, ranks = (
+            STRATEGIES[job.strategy].describe_steps(job, update),
+            plural(update.dp_size, "data-parallel rank"),
+        )
+        budget = (
+            f"{update.token_budget} tokens"
+            if update.token_budget
+            else plural(update.micro_batch_rows, "row")
+        )
         yield ok(name, f"{steps}, {ranks}, micro-batches of at most {budget}")
     for name, inference in job.inference.items():
         taken = reuses_layout_of(job, inference)
         cut = "" if taken is None else f", micro-batches of the update of the {taken}"
-        yield ok(name, counted(inference.dp_size, "data-parallel rank") + cut)
+        yield ok(name, plural(inference.dp_size, "data-parallel rank") + cut)
     if job.sharing != "off":
-        what = "tokens that rows of a prompt begin with alike" if job.may_branch else "rows that others begin with"
+        what = (
+            "tokens that rows of a prompt begin with alike"
+            if job.may_branch
+            else "rows that others begin with"
+        )
         yield ok("shared prefixes", f"{what} are computed once")
     multiple = lcm(*(engine.row_multiple for engine in engines.values()))
     why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
-    yield ok("pads", f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}")
+    yield ok(
+        "pads",
+        f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}",
+    )
 
 
 def _left_out(padding: PaddingConfig, needed: Mapping[str, str]) -> Iterator[Finding]:
@@ -112,20 +137,38 @@ def _left_out(padding: PaddingConfig, needed: Mapping[str, str]) -> Iterator[Fin
     from verl_padding.job.left_out import LEFT_OUT
 
     for name, value in LEFT_OUT.items():
-        kept = f"not for this job: {needed[name]}" if needed[name] else "may be set: the same training, faster"
-        yield ok(f"padding.{name}={value}", "as the job asks" if getattr(padding, name) == value else kept)
+        kept = (
+            f"not for this job: {needed[name]}"
+            if needed[name]
+            else "may be set: the same training, faster"
+        )
+        yield ok(
+            f"padding.{name}={value}",
+            "as the job asks" if getattr(padding, name) == value else kept,
+        )
 
 
 def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
     """Whether the longest row that the settings allow fits into the token budget of each call."""
     longest = config.data.max_prompt_length + config.data.max_response_length
-    allowed = config.actor_rollout_ref.rollout.get("max_model_len")  # the model decides if it is null
+    allowed = config.actor_rollout_ref.rollout.get(
+        "max_model_len"
+    )  # the model decides if it is null
     source = "data.max_prompt_length + data.max_response_length"
     if isinstance(allowed, int) and allowed < longest:
         longest, source = allowed, "actor_rollout_ref.rollout.max_model_len"
-    budgets = {call.budget_setting: call.token_budget for _, call in job.calls() if call.token_budget is not None}
+    budgets = {
+        call.budget_setting: call.token_budget
+        for _, call in job.calls()
+        if call.token_budget is not None
+    }
     for setting, budget in budgets.items():
         if budget < longest:
             ranks = max(budget // int(OmegaConf.select(config, setting.lstrip("+")) or budget), 1)
-            message = f"a budget of {budget} tokens is below {source} = {longest}, and a longer row would end the job"
-            yield warning(setting, f"{budget // ranks}: {message}. Raise it to {-(-longest // ranks)}.")
+            message = (
+                f"a budget of {budget} tokens is below {source} = {longest}, and a longer row would"
+                " end the job"
+            )
+            yield warning(
+                setting, f"{budget // ranks}: {message}. Raise it to {-(-longest // ranks)}."
+            )

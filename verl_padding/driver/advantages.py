@@ -1,10 +1,11 @@
-"""Samples of a prompt: verl 0.9.1 takes each row for one, where a session of several rows is one here.
+"""Samples of a prompt: verl 0.9.1 takes each row for one, where a session of several rows is one
+here.
 
-A session of ten rows, each with the session's reward, would be ten samples of its prompt. Here its response tokens are
-put one after the other, in the order of its rows, with the reward on the last token that is trained, and verl's own
-function computes advantages and returns of these trajectories. Each row gets those of its tokens back. Rows that
-continue another row, prompt and response, may have its response tokens among their own: such a token is one token of
-the trajectory.
+A session of ten rows, each with the session's reward, would be ten samples of its prompt. Here its
+response tokens are put one after the other, in the order of its rows, with the reward on the last
+token that is trained, and verl's own function computes advantages and returns of these
+trajectories. Each row gets those of its tokens back. Rows that continue another row, prompt and
+response, may have its response tokens among their own: such a token is one token of the trajectory.
 """
 
 from collections import Counter
@@ -26,11 +27,13 @@ from verl_padding.plan.row_keys import row_key, rows_of_sessions, uid_of_key
 
 MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewards", "values"
 READ = (MASK, SCORES, REWARDS, VALUES)
-"""Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL, values with a critic."""
+"""Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL,
+values with a critic."""
 RESULTS = ("advantages", "returns")
 
 N_ROWS = 16
-"""Rows to try an estimator on: of so many drawn at random, one in 10**19 draws is the rows in their order."""
+"""Rows to try an estimator on: of so many drawn at random, one in 10**19 draws is the rows in their
+order."""
 
 
 def trajectory_places(
@@ -39,7 +42,8 @@ def trajectory_places(
     response_R: Sequence[int],
     extends_R: Sequence[int | None] | None = None,
 ) -> list[torch.Tensor]:
-    """Of each row: the place of each response token in the trajectory of its session, where each token is once.
+    """Of each row: the place of each response token in the trajectory of its session, where each
+    token is once.
 
     Args:
         prompt_R, response_R: tokens of each row's prompt and response.
@@ -47,7 +51,8 @@ def trajectory_places(
     """
     extends_R = extends_R or [None] * len(keys)
     lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
-    # A number for each token of each row; a row has the numbers of the row that it extends, which is shorter.
+    # A number for each token of each row; a row has the numbers of the row that it extends, which
+    # is shorter.
     token_R = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         earlier = extends_R[row]
@@ -57,12 +62,17 @@ def trajectory_places(
     for rows in rows_of_sessions(keys):
         length = 0
         for row in rows:
-            for begins in _beginnings(row, extends_R):  # the tokens of a row come after those that it begins with
+            for begins in _beginnings(
+                row, extends_R
+            ):  # the tokens of a row come after those that it begins with
                 tokens = token_R[begins][prompt_R[begins] :]
                 new = tokens[place_of_token[tokens] < 0]
                 place_of_token[new] = np.arange(length, length + len(new))
                 length += len(new)
-    return [torch.from_numpy(place_of_token[tokens[n:]]) for tokens, n in zip(token_R, prompt_R, strict=True)]
+    return [
+        torch.from_numpy(place_of_token[tokens[n:]])
+        for tokens, n in zip(token_R, prompt_R, strict=True)
+    ]
 
 
 def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
@@ -73,8 +83,11 @@ def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
     return chain[::-1]
 
 
-def compute_session_advantages(batch: KVBatchMeta, algorithm: DictConfig, continued_R: Sequence[int | None]) -> None:
-    """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's, which are of rows."""
+def compute_session_advantages(
+    batch: KVBatchMeta, algorithm: DictConfig, continued_R: Sequence[int | None]
+) -> None:
+    """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's,
+    which are of rows."""
     rows = read_fields(batch.keys, batch.partition_id, READ)
     put_columns(batch, advantages_of_sessions(batch, rows, algorithm, continued_R))
 
@@ -97,7 +110,8 @@ def advantages_of_sessions(
 def session_advantages(
     rows: TensorDict, keys: Sequence[str], places_R: Sequence[torch.Tensor], algorithm: DictConfig
 ) -> dict[str, torch.Tensor]:
-    """Advantages and returns of each row, (R, response tokens) jagged, from verl's estimator on whole sessions.
+    """Advantages and returns of each row, (R, response tokens) jagged, from verl's estimator on
+    whole sessions.
 
     Args:
         rows: the fields of :data:`READ` that the rows have, jagged.
@@ -109,7 +123,9 @@ def session_advantages(
     estimated = _estimated(columns, [keys[session[0]] for session in sessions], algorithm)
     session_of = {row: number for number, session in enumerate(sessions) for row in session}
     return {
-        name: _jagged([estimated[name][session_of[row], places] for row, places in enumerate(places_R)])
+        name: _jagged(
+            [estimated[name][session_of[row], places] for row, places in enumerate(places_R)]
+        )
         for name in RESULTS
     }
 
@@ -119,7 +135,9 @@ def _jagged(values: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _columns(
-    fields: dict[str, Sequence[torch.Tensor]], session: Sequence[int], places_R: Sequence[torch.Tensor]
+    fields: dict[str, Sequence[torch.Tensor]],
+    session: Sequence[int],
+    places_R: Sequence[torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """Mask, rewards and values of a trajectory, (length,) each, from the rows of its session.
 
@@ -127,34 +145,48 @@ def _columns(
     """
     rows = [(row, places_R[row]) for row in session]
     length = len(torch.cat([places for _, places in rows]).unique())
-    columns = {name: fields[name][session[-1]].new_zeros(length) for name in (MASK, VALUES) if name in fields}
+    columns = {
+        name: fields[name][session[-1]].new_zeros(length)
+        for name in (MASK, VALUES)
+        if name in fields
+    }
     rewards = fields[REWARDS if REWARDS in fields else SCORES][session[-1]].new_zeros(length)
-    # Backwards, so that the first row has the last word; those that train a token after those that do not.
+    # Backwards, so that the first row has the last word; those that train a token after those that
+    # do not.
     for trained in (False, True):
         for row, places in reversed(rows):
             of_row = fields[MASK][row].bool() == trained
             at = places[of_row]
             for name, column in columns.items():
                 column[at] = fields[name][row][of_row]
-            if REWARDS in fields:  # less the row's copy of the reward: what an in-reward KL takes from each token
+            if (
+                REWARDS in fields
+            ):  # less the row's copy of the reward: what an in-reward KL takes from each token
                 rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
-    # Every row has a copy of the session's reward, but one without a response, which has no place for it.
+    # Every row has a copy of the session's reward, but one without a response, which has no place
+    # for it.
     rewarded = [(row, places) for row, places in rows if len(places)]
     if rewarded:
         row, places = rewarded[-1]
         scores = fields[SCORES][row].to(rewards.dtype)
         rewards[places[:-1]] += scores[:-1]
-        # verl's GAE leaves out what is not trained, rewards included, and a session may end with an observation or a
-        # rejected token, in a row of its own or not: the reward is that of the last action.
+        # verl's GAE leaves out what is not trained, rewards included, and a session may end with an
+        # observation or a rejected token, in a row of its own or not: the reward is that of the
+        # last action.
         places_of_trained = columns[MASK].nonzero()
         rewards[places_of_trained[-1] if len(places_of_trained) else -1] += scores[-1]
     return columns | {REWARDS: rewards}
 
 
-def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str], algorithm: DictConfig) -> TensorDict:
-    """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each: (samples, longest)."""
+def _estimated(
+    columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str], algorithm: DictConfig
+) -> TensorDict:
+    """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each:
+    (samples, longest)."""
     padded = {
-        name: torch.nn.utils.rnn.pad_sequence([column[name] for column in columns], batch_first=True)
+        name: torch.nn.utils.rnn.pad_sequence(
+            [column[name] for column in columns], batch_first=True
+        )
         for name in columns[0]
     }
     uids = np.array([uid_of_key(key) for key in keys], dtype=object)
@@ -170,43 +202,61 @@ def _estimated(columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str
 
 
 def fix_sessions_ending_untrained(batch: KVBatchMeta, algorithm: DictConfig) -> None:
-    """Gives sessions whose last row has no trained token the advantages that verl's GRPO takes from them.
+    """Gives sessions whose last row has no trained token the advantages that verl's GRPO takes from
+    them.
 
-    verl gives all rows of a session the advantage of the last one, from its first trained token; without one, that is
-    0. Here its function sees, of each session, the reward that verl takes (of its last row, with the KL penalty of that
+    verl gives all rows of a session the advantage of the last one, from its first trained token;
+    without one, that is
+    0. Here its function sees, of each session, the reward that verl takes (of its last row, with
+       the KL penalty of that
     row), on one token that is trained. So all other sessions keep what verl has given them.
     """
-    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(rows_of_sessions(batch.keys)) == len(batch.keys):
+    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(
+        rows_of_sessions(batch.keys)
+    ) == len(batch.keys):
         return
-    fixed = advantages_of_untrained_ends(read_fields(batch.keys, batch.partition_id, READ), batch.keys, algorithm)
+    fixed = advantages_of_untrained_ends(
+        read_fields(batch.keys, batch.partition_id, READ), batch.keys, algorithm
+    )
     if fixed:
         keys, tags = [batch.keys[row] for row in fixed], [batch.tags[row] for row in fixed]
-        put_columns(rows_like(batch, keys, tags), dict.fromkeys(RESULTS, _jagged(list(fixed.values()))))
+        put_columns(
+            rows_like(batch, keys, tags), dict.fromkeys(RESULTS, _jagged(list(fixed.values())))
+        )
 
 
 def advantages_of_untrained_ends(
     rows: TensorDict, keys: Sequence[str], algorithm: DictConfig
 ) -> dict[int, torch.Tensor]:
-    """Advantages of the rows of sessions whose last row has no trained token, by verl's GRPO; of no row by another."""
+    """Advantages of the rows of sessions whose last row has no trained token, by verl's GRPO; of no
+    row by another."""
     sessions, mask_R = rows_of_sessions(keys), rows[MASK].unbind()
     affected = [number for number, session in enumerate(sessions) if not mask_R[session[-1]].any()]
-    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(keys) or not affected:
+    if (
+        algorithm.adv_estimator != AdvantageEstimator.GRPO
+        or len(sessions) == len(keys)
+        or not affected
+    ):
         return {}
     reward_R = rows[REWARDS if REWARDS in rows else SCORES].unbind()
     last_S = [session[-1] for session in sessions]
     samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[row].sum()[None]} for row in last_S]
     estimated = _estimated(samples, [keys[row] for row in last_S], algorithm)["advantages"]
-    return {row: estimated[number, 0] * mask_R[row] for number in affected for row in sessions[number]}
+    return {
+        row: estimated[number, 0] * mask_R[row] for number in affected for row in sessions[number]
+    }
 
 
 def filter_groups_by_sessions(buffer: Any) -> Any:
-    """The same replay buffer; verl's own filters groups by their sessions, a user's is left as it is.
+    """The same replay buffer; verl's own filters groups by their sessions, a user's is left as it
+    is.
 
-    verl filters a prompt out if its rows, at least two, all have one reward. A session of two rows would be such a
-    group by itself, and more copies of a reward change whether NumPy finds a standard deviation of exactly 0. So the
-    filter sees the last row of each session alone.
+    verl filters a prompt out if its rows, at least two, all have one reward. A session of two rows
+    would be such a group by itself, and more copies of a reward change whether NumPy finds a
+    standard deviation of exactly 0. So the filter sees the last row of each session alone.
     """
-    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this module.
+    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this
+    # module.
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     own = getattr(type(buffer), "_dapo_filtered_keys", None)
@@ -229,31 +279,44 @@ def filter_groups_by_sessions(buffer: Any) -> Any:
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:
-    """Runs verl's function on a few rows; a PaddingConfigError if it returns others, or the same in another order.
+    """Runs verl's function on a few rows; a PaddingConfigError if it returns others, or the same in
+    another order.
 
-    verl's trainer puts advantages into TransferQueue under the keys that the batch had before: each key would get those
-    of whatever row has come into its place.
+    verl's trainer puts advantages into TransferQueue under the keys that the batch had before: each
+    key would get those of whatever row has come into its place.
     """
     algorithm = config.algorithm
     if _keeps_rows(algorithm):
         return
     # A switch without which rows keep their places; else it is the estimator.
     switches = [str(name) for name, value in algorithm.items() if value is True]
-    of_switch = (name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False})))
+    of_switch = (
+        name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False}))
+    )
     name = next(of_switch, "adv_estimator")
     raise PaddingConfigError(
-        f"algorithm.{name}={algorithm[name]}: verl draws or orders the rows of a batch anew, and its v1 trainer then "
-        "puts their advantages under the keys of the old ones, so that rows are trained with the advantages of other "
-        "rows. Set it to another value."
+        f"algorithm.{name}={algorithm[name]}: verl draws or orders the rows of a batch anew, and "
+        "its v1 trainer then puts their advantages under the keys of the old ones, so that rows "
+        "are trained with the advantages of other rows. Set it to another value."
     )
 
 
 def _keeps_rows(algorithm: Any) -> bool:
-    """Whether verl's function returns the rows that it gets, in their order; True where it cannot be tried."""
+    """Whether verl's function returns the rows that it gets, in their order; True where it cannot
+    be tried."""
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-    fields = ("token_level_scores", "token_level_rewards", "values", "response_mask", "old_log_probs")
-    columns = {"row_number": torch.arange(N_ROWS), **{name: torch.ones(N_ROWS, 2) for name in fields}}
+    fields = (
+        "token_level_scores",
+        "token_level_rewards",
+        "values",
+        "response_mask",
+        "old_log_probs",
+    )
+    columns = {
+        "row_number": torch.arange(N_ROWS),
+        **{name: torch.ones(N_ROWS, 2) for name in fields},
+    }
     uids = [f"prompt{row // 2}" for row in range(N_ROWS)]
     data = DataProto.from_dict(tensors=columns, non_tensors={"uid": np.array(uids, dtype=object)})
     try:
@@ -269,6 +332,7 @@ def _keeps_rows(algorithm: Any) -> bool:
                 lam=algorithm["lam"],
                 config=algorithm,
             )
-    except Exception:  # these rows lack something, or verl refuses the estimator, which code loaded later may bring
+    # these rows lack something, or verl refuses the estimator, which code loaded later may bring
+    except Exception:
         return True
     return torch.equal(computed.batch["row_number"], torch.arange(N_ROWS))

@@ -1,8 +1,9 @@
-"""verl's check that its ranks can share the rows of a batch evenly, off for jobs whose batches are padded.
+"""verl's check that its ranks can share the rows of a batch evenly, off for jobs whose batches are
+padded.
 
-With fixed micro-batches ``validate_config`` of verl 0.9 wants train_batch_size x n to be a multiple of what its ranks
-take at once. Pads always make it one. The check stands in the middle of others, so verl's function is shown a batch
-that is changed for this check only.
+With fixed micro-batches ``validate_config`` of verl 0.9 wants train_batch_size x n to be a multiple
+of what its ranks take at once. Pads always make it one. The check stands in the middle of others,
+so verl's function is shown a batch that is changed for this check only.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from wrapt import wrap_function_wrapper
 
 
 def disable_divisibility_check(module: ModuleType, is_padded: Callable[[Any], bool]) -> None:
-    """Wraps ``validate_config`` of verl.utils.config; a job that ``is_padded`` denies passes through untouched."""
+    """Wraps ``validate_config`` of verl.utils.config; a job that ``is_padded`` denies passes
+    through untouched."""
 
     def wrapped(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config = kwargs.pop("config") if "config" in kwargs else args[0]
-        validate(_with_divisible_batch(config) if is_padded(config) else config, *args[1:], **kwargs)
+        validate(
+            _with_divisible_batch(config) if is_padded(config) else config, *args[1:], **kwargs
+        )
 
     wrap_function_wrapper(module, "validate_config", wrapped)
 
@@ -26,6 +30,9 @@ def disable_divisibility_check(module: ModuleType, is_padded: Callable[[Any], bo
 def _with_divisible_batch(config: Any) -> Any:
     view = deepcopy(config)
     rows_per_gpu = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu or 1
-    # A multiple of ranks x rows of a micro-batch, by way of the sessions, since verl checks the prompts further.
-    view.actor_rollout_ref.rollout.n *= config.trainer.n_gpus_per_node * config.trainer.nnodes * rows_per_gpu
+    # A multiple of ranks x rows of a micro-batch, by way of the sessions, since verl checks the
+    # prompts further.
+    view.actor_rollout_ref.rollout.n *= (
+        config.trainer.n_gpus_per_node * config.trainer.nnodes * rows_per_gpu
+    )
     return view

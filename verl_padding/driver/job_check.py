@@ -1,4 +1,5 @@
-"""The check of a job before it starts: what would go wrong in silence, or is about pads, is refused."""
+"""The check of a job before it starts: what would go wrong in silence, or is about pads, is
+refused."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -19,22 +20,29 @@ from verl_padding.job.verl_job import VerlJob
 
 
 def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
-    """The job of a config; one that cannot run is refused by a PaddingConfigError, before any worker starts.
+    """The job of a config; one that cannot run is refused by a PaddingConfigError, before any
+    worker starts.
 
     The one door of trainer, Hydra's callback, doctor and dry run.
 
     Args:
-        mode: the verl mode that the job's trainer extends; by default that of the trainer which the config names.
+        mode: the verl mode that the job's trainer extends; by default that of the trainer which the
+            config names.
     """
     # Importing it makes the padded trainers, which import this module.
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
     check_verl_is_known()
     named = TRAINER_REGISTRY.get(config.trainer.v1.trainer_mode)
-    mode = mode or (resolve_trainer(named).extends if named else stock_mode(config.trainer.v1.trainer_mode))
+    mode = mode or (
+        resolve_trainer(named).extends if named else stock_mode(config.trainer.v1.trainer_mode)
+    )
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
-        why = "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous one (async_training)"
+        why = (
+            "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous"
+            " one (async_training)"
+        )
         fix = "Set trainer.use_v1=True and a trainer.v1.trainer_mode."
         raise PaddingConfigError(f"trainer.use_v1={config.trainer.use_v1}: {why}. {fix}")
     if padding.packer == "plan" and not is_known(verl.__version__):
@@ -42,11 +50,18 @@ def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
         raise PaddingConfigError(f"padding.packer='plan': {why}. Set padding.packer=verl.")
     job, name = VerlJob(config, padding, mode), config.trainer.v1.trainer_mode
     if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
-        raise PaddingConfigError(f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{job.mode} instead.")
+        raise PaddingConfigError(
+            f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{job.mode} instead."
+        )
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
         setting = f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}"
-        why = "this mode's rollout sleeps from a step's first local update on, and the next would wait for it for ever"
-        raise PaddingConfigError(f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.")
+        why = (
+            "this mode's rollout sleeps from a step's first local update on, and the next would"
+            " wait for it for ever"
+        )
+        raise PaddingConfigError(
+            f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}."
+        )
     check_losses(config, padding)
     job.step_job()
     # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.

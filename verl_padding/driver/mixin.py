@@ -21,11 +21,13 @@ LOOP_MANAGER = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
 
 
 class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
-    """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing else.
+    """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing
+    else.
 
-    The batch that verl's methods pass around holds real rows only, from sampling to the rollout dump. Pads lie in
-    TransferQueue from :meth:`_balance_batch` to the end of :meth:`_step_once`, and only the worker groups, which
-    :class:`~verl_padding.driver.training_steps.TrainingSteps` wraps, send them along.
+    The batch that verl's methods pass around holds real rows only, from sampling to the rollout
+    dump. Pads lie in TransferQueue from :meth:`_balance_batch` to the end of :meth:`_step_once`,
+    and only the worker groups, which :class:`~verl_padding.driver.training_steps.TrainingSteps`
+    wraps, send them along.
     """
 
     extends: ClassVar[str]
@@ -53,7 +55,9 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
 
     def _setup(self) -> None:
         super()._setup()
-        clear_leftovers("train")  # verl's name for the part of TransferQueue that training rows are in
+        clear_leftovers(
+            "train"
+        )  # verl's name for the part of TransferQueue that training rows are in
         self.steps = TrainingSteps(self, self._job)
         agent = self.config.actor_rollout_ref.rollout.agent
         if not agent.get("agent_loop_manager_class"):  # verl.trainer.main_ppo makes it next
@@ -68,14 +72,20 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
     def _fetch_one_gen_batch(self) -> TensorDict:
         """verl's next prompts from the data loader, under uids that tell their order."""
         batch = super()._fetch_one_gen_batch()
-        assign_non_tensor_stack(batch, "uid", self._prompt_names.next(self.global_steps, len(batch)))
+        assign_non_tensor_stack(
+            batch, "uid", self._prompt_names.next(self.global_steps, len(batch))
+        )
         return batch
 
-    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+    def _step_once(
+        self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
+    ) -> KVBatchMeta:
         with self.steps.local_update(metrics, timing_raw):
             return super()._step_once(metrics, timing_raw, sample_batch_size)
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> KVBatchMeta:
         return self.steps.plan(batch, metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -89,7 +99,12 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
         return computed
 
     def _compute_metrics(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        timing_raw: dict[str, float],
+        global_steps: int,
+        epoch: int,
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         self.steps.compute_metrics(batch, metrics, timing_raw)

@@ -1,8 +1,9 @@
 """How many sessions a step was configured for, and what became of those that brought no row.
 
-verl's agent loop marks a prompt ``failure`` if one of its sessions has raised an error, else ``finished``, and its
-replay buffer takes the prompts of a batch out of TransferQueue as it gives their rows to the trainer. The asynchronous
-modes give no row of a prompt that failed: they replace it.
+verl's agent loop marks a prompt ``failure`` if one of its sessions has raised an error, else
+``finished``, and its replay buffer takes the prompts of a batch out of TransferQueue as it gives
+their rows to the trainer. The asynchronous modes give no row of a prompt that failed: they replace
+it.
 """
 
 from collections import Counter
@@ -28,8 +29,10 @@ class SessionCounts:
         self._has_failed: dict[str, bool] = {}  # by the uids of the prompts
 
     def watch(self, buffer: Any) -> Any:
-        """The same replay buffer, which notes the prompts that it gives; left as it is if it has a way of its own."""
-        # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this module.
+        """The same replay buffer, which notes the prompts that it gives; left as it is if it has a
+        way of its own."""
+        # Not at the top: importing verl's v1 trainers imports the padded ones, and these import
+        # this module.
         from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
         if getattr(type(buffer), "_materialize_batch", None) is not ReplayBuffer._materialize_batch:
@@ -37,7 +40,9 @@ class SessionCounts:
         materialize = buffer._materialize_batch
 
         # By verl's names: a sampler of the user's own may call it by them.
-        def noting(partition_id: str, selected_prompt_uids: Sequence[str], partition_snapshot: Any) -> Any:
+        def noting(
+            partition_id: str, selected_prompt_uids: Sequence[str], partition_snapshot: Any
+        ) -> Any:
             if partition_id == TRAIN:
                 failed = buffer.failure_keys[partition_id]
                 self._has_failed |= {uid: uid in failed for uid in selected_prompt_uids}
@@ -53,14 +58,19 @@ class SessionCounts:
     def metrics(self, keys: Sequence[str]) -> dict[str, float]:
         """Metrics of the step's batches, whose rows have these keys.
 
-        Arrived sessions alone if no prompt was noted, or one has more of them than it was configured to have.
+        Arrived sessions alone if no prompt was noted, or one has more of them than it was
+        configured to have.
         """
         arrived_of = Counter(uid_of_key(keys[session[0]]) for session in rows_of_sessions(keys))
         arrived = sum(arrived_of.values())
         metrics: dict[str, float] = {names.SESSIONS_ARRIVED: arrived}
         if self._has_failed and max(arrived_of.values()) <= self._sessions:
             configured = self._sessions * len(self._has_failed)
-            failed = sum(self._sessions - arrived_of[uid] for uid, has_failed in self._has_failed.items() if has_failed)
+            failed = sum(
+                self._sessions - arrived_of[uid]
+                for uid, has_failed in self._has_failed.items()
+                if has_failed
+            )
             metrics |= {
                 names.SESSIONS_CONFIGURED: configured,
                 names.SESSIONS_MISSING: configured - arrived,

@@ -1,4 +1,5 @@
-"""What pads cost, what the plan does and what the workers say, logged under ``padding/`` each step."""
+"""What pads cost, what the plan does and what the workers say, logged under ``padding/`` each
+step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +25,8 @@ REPORTED = {
 
 
 def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:
-    """Metrics of a plan, of real rows with these tokens (prompt and response) and pads of ``pad_length``."""
+    """Metrics of a plan, of real rows with these tokens (prompt and response) and pads of
+    ``pad_length``."""
     n_rows, pad_tokens = len(tokens_R), plan.n_pads * pad_length
     metrics: dict[str, float] = {
         names.REAL_ROWS_TOTAL: n_rows,
@@ -53,12 +55,19 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
             if not trains:  # of updates the workers report these, whoever cut the micro-batches
                 of_call[names.CALL_MICRO_BATCHES] = figures.micro_batches
                 of_call[names.CALL_PACKING] = figures.packing_efficiency
-            metrics |= {name.format(call=call): value for name, value in of_call.items() if value is not None}
+            metrics |= {
+                name.format(call=call): value
+                for name, value in of_call.items()
+                if value is not None
+            }
     return metrics
 
 
-def rank_token_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int, prefix: str) -> dict[str, float]:
-    """verl's metrics of what a rank gets, by the layout of the actor's update, or of another call in a step without."""
+def rank_token_metrics(
+    plan: BatchPlan, tokens_R: Sequence[int], pad_length: int, prefix: str
+) -> dict[str, float]:
+    """verl's metrics of what a rank gets, by the layout of the actor's update, or of another call
+    in a step without."""
     if not plan.layouts:  # while a warm-up trains nothing and no pass runs
         return {}
     layout = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
@@ -70,11 +79,14 @@ def rank_token_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int
 def worker_metrics(
     metrics: dict[str, Any], seconds_before: Mapping[str, float], seconds_after: Mapping[str, float]
 ) -> dict[str, float]:
-    """What the workers have reported about the calls of a step, renamed; their ``padding/`` metrics leave ``metrics``.
+    """What the workers have reported about the calls of a step, renamed; their ``padding/`` metrics
+    leave ``metrics``.
 
     Args:
-        metrics: verl's metrics of the step, in which an update's are under ``actor/`` and ``critic/``.
-        seconds_before, seconds_after: verl's timers, which run on over the local updates of a global step.
+        metrics: verl's metrics of the step, in which an update's are under ``actor/`` and
+            ``critic/``.
+        seconds_before, seconds_after: verl's timers, which run on over the local updates of a
+            global step.
     """
     reported: dict[str, float] = {}
     for call in CALLS:
@@ -96,7 +108,8 @@ def performance_metrics(
     timing_raw: dict[str, float],
     n_gpus: int,
 ) -> dict[str, float]:
-    """verl's metrics of tokens and seconds, for all rows that the workers got: they alone count pads in verl, too.
+    """verl's metrics of tokens and seconds, for all rows that the workers got: they alone count
+    pads in verl, too.
 
     ``metrics`` are verl's, of the ``n_rows`` real rows, and ``timing_raw`` its timers.
     """
@@ -108,4 +121,7 @@ def performance_metrics(
     }
     tokens = [metrics["perf/total_num_tokens"], *[tag["seq_len"] for tag in pad_tags]]
     batch = DataProto.from_dict(lengths, meta_info={"global_token_num": tokens})
-    return {**compute_timing_metrics(batch, timing_raw), **compute_throughout_metrics(batch, timing_raw, n_gpus)}
+    return {
+        **compute_timing_metrics(batch, timing_raw),
+        **compute_throughout_metrics(batch, timing_raw, n_gpus),
+    }

@@ -1,4 +1,5 @@
-"""Plans the rows of a local update, and holds their plan and their pads until the update has ended."""
+"""Plans the rows of a local update, and holds their plan and their pads until the update has
+ended."""
 
 import logging
 import time
@@ -25,8 +26,8 @@ from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import find_images, strip
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
-from verl_padding.plan.counted import counted
 from verl_padding.plan.forest import Forest
+from verl_padding.plan.plural import plural
 from verl_padding.prefix_sharing.detection import PrefixDetection
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class UpdateNumber:
     """From 0 in each global step."""
 
     def seed(self, configured: int) -> int:
-        """A seed for the planner that differs in each local update, and is the same in a resumed run."""
+        """A seed for the planner that differs in each local update, and is the same in a resumed
+        run."""
         parts = [configured, self.global_step, self.local_update]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
@@ -56,7 +58,12 @@ class StepPlanner:
     """
 
     def __init__(
-        self, job: VerlJob, *, pad_token_id: int, dp_sizes: Callable[[], Mapping[str, int]], timed: bool = False
+        self,
+        job: VerlJob,
+        *,
+        pad_token_id: int,
+        dp_sizes: Callable[[], Mapping[str, int]],
+        timed: bool = False,
     ):
         self.job = job
         self._pad_token_id, self._dp_sizes, self._timed = pad_token_id, dp_sizes, timed
@@ -64,8 +71,11 @@ class StepPlanner:
         self._loss_weightings = loss_weightings(job.config, job.padding)
         self._logged: set[str] = set()
 
-    def plan(self, batch: KVBatchMeta, number: UpdateNumber, calls: Collection[str] | None = None) -> "PlannedStep":
-        """The step of a batch, which is put in the order of the data set; its pads are not in TransferQueue yet.
+    def plan(
+        self, batch: KVBatchMeta, number: UpdateNumber, calls: Collection[str] | None = None
+    ) -> "PlannedStep":
+        """The step of a batch, which is put in the order of the data set; its pads are not in
+        TransferQueue yet.
 
         The rows come in the order in which their sessions ended, which no run repeats.
 
@@ -94,9 +104,11 @@ class StepPlanner:
         calls: Collection[str] | None,
         left_out: Sequence[int] = (),
     ) -> PaddedBatch:
-        """The rows of a batch with a plan and pads for some calls; with rows ``left_out``, of the actor's update alone.
+        """The rows of a batch with a plan and pads for some calls; with rows ``left_out``, of the
+        actor's update alone.
 
-        The latter is cut beside all calls of the step, as it was before: ``lcm`` looks at the critic's sizes, too.
+        The latter is cut beside all calls of the step, as it was before: ``lcm`` looks at the
+        critic's sizes, too.
         """
         template = self._template(batch)
         job = self.job.step_job(
@@ -114,7 +126,9 @@ class StepPlanner:
         try:
             plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, left_out), job)
         except PlanError as refusal:
-            raise PaddingDataError(f"step {number.global_step}: {translate_plan_error(refusal)}") from refusal
+            raise PaddingDataError(
+                f"step {number.global_step}: {translate_plan_error(refusal)}"
+            ) from refusal
         if left_out:
             layouts, figures = {ACTOR: plan.layouts[ACTOR]}, {ACTOR: plan.figures[ACTOR]}
             plan = replace(plan, layouts=layouts, figures=figures, warnings=(), hint=None)
@@ -128,7 +142,8 @@ class StepPlanner:
             template,
             loss_weightings=self._loss_weightings,
             branches=branches,
-            timed=self._timed and calls is None,  # rows of a single call have other numbers than those of the step
+            timed=self._timed
+            and calls is None,  # rows of a single call have other numbers than those of the step
             own_old_log_probs=ACTOR if self.job.leaves_out_old_log_probs else None,
             skips_idle=ACTOR if self.job.skips_zero_advantage_rows else None,
         )
@@ -164,7 +179,8 @@ class StepPlanner:
 
 
 class PlannedStep:
-    """The real rows of a local update, and what its worker calls are sent: planned, with pads in TransferQueue.
+    """The real rows of a local update, and what its worker calls are sent: planned, with pads in
+    TransferQueue.
 
     Pads are there from :meth:`put_pads` to :meth:`close`.
     """
@@ -198,7 +214,11 @@ class PlannedStep:
     def plan(self) -> BatchPlan:
         """The plan of all calls, as they were made or will be."""
         plan, update = self._padded.plan, self._update.plan
-        return replace(plan, layouts={**plan.layouts, **update.layouts}, figures={**plan.figures, **update.figures})
+        return replace(
+            plan,
+            layouts={**plan.layouts, **update.layouts},
+            figures={**plan.figures, **update.figures},
+        )
 
     def put_pads(self) -> None:
         """Puts the pads into TransferQueue."""
@@ -213,8 +233,9 @@ class PlannedStep:
     def padded_for(self, call: str) -> PaddedBatch:
         """What a worker call is sent.
 
-        An update that leaves out rows without an advantage is planned again when it is called: now advantages are
-        known. Until then the plan holds all rows, so that what cannot be planned was refused before any pass.
+        An update that leaves out rows without an advantage is planned again when it is called: now
+        advantages are known. Until then the plan holds all rows, so that what cannot be planned was
+        refused before any pass.
         """
         if call != ACTOR or not self._planner.job.skips_zero_advantage_rows:
             return self._padded
@@ -222,7 +243,9 @@ class PlannedStep:
         if left_out and left_out != self._left_out:
             started = time.perf_counter()
             # Kept before the pads are put: whatever happens, they are taken out again.
-            self._replanned.append(self._planner.pad(self.batch, self.number, self.prefixes, self._calls, left_out))
+            self._replanned.append(
+                self._planner.pad(self.batch, self.number, self.prefixes, self._calls, left_out)
+            )
             planned = time.perf_counter()
             self._replanned[-1].put_pads()
             self._add_seconds(planned - started, time.perf_counter() - planned)
@@ -245,18 +268,24 @@ class PlannedStep:
         return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
 
     def untrained_steps(self) -> dict[str, float]:
-        """Metrics of the optimizer steps made whose rows have no trained token; warns of them once."""
+        """Metrics of the optimizer steps made whose rows have no trained token; warns of them
+        once."""
         layouts = self.plan.layouts
         updates = [call for call in layouts if CALL_BY_NAME[call].trains]
         made = {call: self._update if call == ACTOR else self._padded for call in updates}
         idle = {call: padded.idle_steps(call) for call, padded in made.items()}
         if any(idle.values()):
-            steps = {call: counted(layouts[call].n_mini_batches, "optimizer step") for call in layouts}
-            of_which = " and ".join(f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n)
+            steps = {
+                call: plural(layouts[call].n_mini_batches, "optimizer step") for call in layouts
+            }
+            of_which = " and ".join(
+                f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n
+            )
             self._planner.log_once(
                 "untrained steps",
-                f"step {self.number.global_step}: no row has a trained token (response_mask) in {of_which}. The "
-                f"gradients are 0 there, and momentum alone moves the weights. {names.IDLE_STEPS} counts such steps.",
+                f"step {self.number.global_step}: no row has a trained token (response_mask) in "
+                f"{of_which}. The gradients are 0 there, and momentum alone moves the weights. "
+                f"{names.IDLE_STEPS} counts such steps.",
             )
         return {names.IDLE_STEPS.format(update=call): n for call, n in idle.items()}
 
@@ -276,7 +305,10 @@ class PlannedStep:
         layouts = self._padded.plan.layouts
         calls = [call for call in layouts if not (self._left_out and call == ACTOR)]
         n_sent = max((layouts[call].n_pads for call in calls), default=0)
-        return [*self._padded.pads.tags[:n_sent], *(self._update.pads.tags if self._left_out else ())]
+        return [
+            *self._padded.pads.tags[:n_sent],
+            *(self._update.pads.tags if self._left_out else ()),
+        ]
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
@@ -291,11 +323,15 @@ class PlannedStep:
             self.seconds[name] = self.seconds.get(name, 0.0) + taken
 
     def check_fields(self) -> None:
-        """Refuses rows that lack what the job's losses read, or have what would be compared with nothing."""
+        """Refuses rows that lack what the job's losses read, or have what would be compared with
+        nothing."""
         job = self._planner.job
         if job.has_teacher:
             self._padded.check_all_rows_have("teacher_logprobs")
-        if job.leaves_out_old_log_probs and job.config.algorithm.get("rollout_correction") is not None:
+        if (
+            job.leaves_out_old_log_probs
+            and job.config.algorithm.get("rollout_correction") is not None
+        ):
             self._padded.check_no_row_has(
                 "rollout_log_probs",
                 "verl's trainer compares it with old log-probs, of which there are none with "

@@ -1,4 +1,5 @@
-"""Writes the file of each step: what its rows were worth, where each went, and what the workers' clocks say."""
+"""Writes the file of each step: what its rows were worth, where each went, and what the workers'
+clocks say."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,12 +48,19 @@ class StepRecord:
 
     def __init__(self, config: DictConfig, padding: PaddingConfig):
         rollouts = config.trainer.get("rollout_data_dir")
-        beside = Path(rollouts).expanduser().parent if rollouts else Path(config.trainer.default_local_dir)
+        beside = (
+            Path(rollouts).expanduser().parent
+            if rollouts
+            else Path(config.trainer.default_local_dir)
+        )
         self._folder = beside / FOLDER
         self._has_rows, self._has_timings = padding.record, padding.timing
 
-    def write(self, step: int, updates: Sequence[LocalUpdate], rows_of: Sequence[TrainedRows]) -> None:
-        """Writes the local updates of a global step, and the rows of each; where that fails, the log has a warning."""
+    def write(
+        self, step: int, updates: Sequence[LocalUpdate], rows_of: Sequence[TrainedRows]
+    ) -> None:
+        """Writes the local updates of a global step, and the rows of each; where that fails, the
+        log has a warning."""
         if not (self._has_rows or self._has_timings):
             return
         path = self._folder / f"{step}.jsonl"
@@ -69,16 +77,22 @@ class StepRecord:
         try:
             write_steps(recorded, path)
         except OSError as error:  # a full disk, perhaps: no reason to lose a step
-            logger.warning("verl_padding: %s cannot be written (%s); the job goes on without it", path, error)
+            logger.warning(
+                "verl_padding: %s cannot be written (%s); the job goes on without it", path, error
+            )
 
 
 def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
     forest = update.prefixes.by_tokens
-    order = np.argsort(forest.place_R)
+    order = np.argsort(forest.dfs_position_R)
     for row, key in enumerate(rows.keys):
-        shared, trained, made_by = int(forest.shared_R[row]), int(rows.trained_R[row]), rows.weights_step_R[row]
+        shared, trained, made_by = (
+            int(forest.shared_R[row]),
+            int(rows.trained_R[row]),
+            rows.weights_step_R[row],
+        )
         yield RecordedRow(
             row=row,
             key=key,
@@ -89,7 +103,7 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
             idle=not rows.has_advantage_R[row],
             weight=update.weight_R[row],
             shared_tokens=shared,
-            shares_with=int(order[forest.place_R[row] - 1]) if shared else None,
+            shares_with=int(order[forest.dfs_position_R[row] - 1]) if shared else None,
             age=None if made_by is None else step - 1 - made_by,
             places={call: of_call[row] for call, of_call in place_of.items() if row in of_call},
         )

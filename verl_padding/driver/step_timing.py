@@ -7,7 +7,12 @@ from verl_padding.job import metric_names as names
 from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
-from verl_padding.timing.timings import MicroBatchTiming, imbalance_and_waiting, prediction_error, timings_by_call
+from verl_padding.timing.timings import (
+    MicroBatchTiming,
+    imbalance_and_waiting,
+    prediction_error,
+    timings_by_call,
+)
 from verl_padding.worker import micro_batch_clock
 
 
@@ -16,22 +21,40 @@ class StepTiming:
 
     def __init__(self, worker_groups: Sequence[Any], job: Job):
         self._worker_groups = worker_groups
-        self._cost_models: dict[str, CostModel] = {name: job.cost_model_of(call) for name, call in job.calls()}
-        if LOG_PROB in self._cost_models:  # a LoRA actor is its own reference, by a call that is not planned apart
+        self._cost_models: dict[str, CostModel] = {
+            name: job.cost_model_of(call) for name, call in job.calls()
+        }
+        if (
+            LOG_PROB in self._cost_models
+        ):  # a LoRA actor is its own reference, by a call that is not planned apart
             self._cost_models.setdefault(REF, self._cost_models[LOG_PROB])
 
     def read(self) -> tuple[list[MicroBatchTiming], dict[str, float]]:
         """Reads the clocks after a local update: its timings and their metrics."""
-        answers = [each.execute_with_func_generator(micro_batch_clock.read_in_worker) for each in self._worker_groups]
-        timings = [timing for answer in answers for timing in answer.non_tensor_batch[micro_batch_clock.TIMINGS]]
+        answers = [
+            each.execute_with_func_generator(micro_batch_clock.read_in_worker)
+            for each in self._worker_groups
+        ]
+        timings = [
+            timing
+            for answer in answers
+            for timing in answer.non_tensor_batch[micro_batch_clock.TIMINGS]
+        ]
         return timings, timing_metrics(timings, self._cost_models)
 
 
-def timing_metrics(timings: Sequence[MicroBatchTiming], cost_models: Mapping[str, CostModel]) -> dict[str, float]:
+def timing_metrics(
+    timings: Sequence[MicroBatchTiming], cost_models: Mapping[str, CostModel]
+) -> dict[str, float]:
     """Metrics of the calls that have timings, by the cost that the plan of each reckoned with."""
     metrics: dict[str, float] = {}
     for call, of_call in timings_by_call(timings).items():
-        metrics[names.PREDICTION_ERROR.format(call=call)] = prediction_error(of_call, cost_models[call])
+        metrics[names.PREDICTION_ERROR.format(call=call)] = prediction_error(
+            of_call, cost_models[call]
+        )
         if (known := imbalance_and_waiting(of_call)) is not None:
-            metrics[names.MEASURED_IMBALANCE.format(call=call)], metrics[names.WAITED_SECONDS.format(call=call)] = known
+            (
+                metrics[names.MEASURED_IMBALANCE.format(call=call)],
+                metrics[names.WAITED_SECONDS.format(call=call)],
+            ) = known
     return metrics

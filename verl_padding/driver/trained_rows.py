@@ -47,7 +47,8 @@ class TrainedRows:
 
     @classmethod
     def read(cls, batch: KVBatchMeta, mask_R: Sequence[torch.Tensor]) -> Self:
-        """Reads the rows of a batch from TransferQueue; ``mask_R``, (response,) each, says which tokens are trained."""
+        """Reads the rows of a batch from TransferQueue; ``mask_R``, (response,) each, says which
+        tokens are trained."""
         return cls.of_fields(
             batch.keys,
             tokens_of_tags(batch.keys, batch.tags),
@@ -70,7 +71,9 @@ class TrainedRows:
         lengths = torch.tensor([len(mask) for mask in mask_R])
 
         def per_row(values: torch.Tensor) -> Floats:
-            summed: Floats = torch.segment_reduce(values.to(torch.float64), "sum", lengths=lengths).numpy()
+            summed: Floats = torch.segment_reduce(
+                values.to(torch.float64), "sum", lengths=lengths
+            ).numpy()
             return summed
 
         trained = torch.cat(list(mask_R)).bool()
@@ -87,6 +90,8 @@ class TrainedRows:
             advantage_R=advantage_R,
             has_advantage_R=per_row(advantages != 0) > 0,
             reward_R=per_row(torch.cat(fields[SCORES].unbind())),
-            turns_R=np.array([float(turns) for turns in fields[TURNS]]) if TURNS in fields else None,
+            turns_R=np.array([float(turns) for turns in fields[TURNS]])
+            if TURNS in fields
+            else None,
             weights_step_R=weights_step_R,
         )

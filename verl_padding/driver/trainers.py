@@ -1,4 +1,5 @@
-"""The padded trainers. Importing them registers them, by names of their own and as counterparts of verl's trainers."""
+"""The padded trainers. Importing them registers them, by names of their own and as counterparts of
+verl's trainers."""
 
 from omegaconf import DictConfig
 from verl.trainer.ppo import v1
@@ -34,7 +35,8 @@ for _padded in (PaddedTrainerSync, PaddedTrainerColocateAsync, PaddedTrainerSepa
 
 
 def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
-    """The trainer that a job of this ``trainer_mode`` gets if it asks for padding; refused if it pads nothing."""
+    """The trainer that a job of this ``trainer_mode`` gets if it asks for padding; refused if it
+    pads nothing."""
     return resolve_trainer(v1.get_trainer_cls(trainer_mode))
 
 

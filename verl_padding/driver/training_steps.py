@@ -1,4 +1,5 @@
-"""The steps of a padded job: what the overrides of the trainer's methods do, in the order in which verl calls them."""
+"""The steps of a padded job: what the overrides of the trainer's methods do, in the order in which
+verl calls them."""
 
 import time
 from collections.abc import Iterator
@@ -26,8 +27,8 @@ SEQLEN = "global_seqlen"
 class TrainingSteps:
     """The steps of a trainer of verl that has been set up; its worker groups are wrapped here.
 
-    :meth:`plan` comes before the worker calls of a local update, :meth:`local_update` is around it, and
-    :meth:`compute_metrics` after the local updates of a global step.
+    :meth:`plan` comes before the worker calls of a local update, :meth:`local_update` is around it,
+    and :meth:`compute_metrics` after the local updates of a global step.
     """
 
     def __init__(self, trainer: Any, job: VerlJob):
@@ -35,8 +36,14 @@ class TrainingSteps:
         self.current: PlannedStep | None = None
         """The step of the local update that runs."""
         self._worker_groups = wrap_worker_groups(trainer, job, self)
-        self._timing = StepTiming(self._worker_groups, job.step_job()) if job.padding.timing else None
-        tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]  # only the model reads it
+        self._timing = (
+            StepTiming(self._worker_groups, job.step_job()) if job.padding.timing else None
+        )
+        tokens = [
+            trainer.tokenizer.eos_token_id,
+            trainer.tokenizer.pad_token_id,
+            0,
+        ]  # only the model reads it
         self._planner = StepPlanner(
             job,
             pad_token_id=next(int(token) for token in tokens if token is not None),
@@ -52,17 +59,22 @@ class TrainingSteps:
         """Begins a global step."""
         self._updates = []
 
-    def plan(self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = SEQLEN, **_: Any) -> KVBatchMeta:
+    def plan(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = SEQLEN, **_: Any
+    ) -> KVBatchMeta:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
         if not self.has_probed:
             if not probe_models(self._worker_groups, self._job, batch) and self._job.may_branch:
-                self._job.share_whole_beginnings("outputs of rows that part are not those of the rows alone")
+                self._job.share_whole_beginnings(
+                    "outputs of rows that part are not those of the rows alone"
+                )
             self.has_probed = True
         step = self._planner.plan(batch, self._number())
         step.check_fields()
         if self._job.padding.advantages == "session":
             step.prefixes.continued_R  # noqa: B018  (what an agent loop cannot say is refused before any call)
-        # Known before the pads are put: whatever interrupts the step from here on, they are taken out again.
+        # Known before the pads are put: whatever interrupts the step from here on, they are taken
+        # out again.
         self.current = step
         step.put_pads()
         metrics.update(self.current.metrics(logging_prefix))
@@ -89,7 +101,8 @@ class TrainingSteps:
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
-        """A with-block that plans and makes a local update; its pads are taken out at the end, whatever happens."""
+        """A with-block that plans and makes a local update; its pads are taken out at the end,
+        whatever happens."""
         seconds_before = dict(timing_raw)
         try:
             yield
@@ -115,20 +128,27 @@ class TrainingSteps:
         self._updates.append(update)
 
     def compute_advantages(self, batch: KVBatchMeta) -> None:
-        """Advantages of sessions, where they are asked for, and of those whose last row is not trained."""
+        """Advantages of sessions, where they are asked for, and of those whose last row is not
+        trained."""
         if self._job.padding.advantages == "session":
             prefixes = self._planner.detect_prefixes(batch)
             if self.current is not None and self.current.batch.keys == batch.keys:
                 prefixes = self.current.prefixes
-            advantages.compute_session_advantages(batch, self._config.algorithm, prefixes.continued_R)
+            advantages.compute_session_advantages(
+                batch, self._config.algorithm, prefixes.continued_R
+            )
         else:
             advantages.fix_sessions_ending_untrained(batch, self._config.algorithm)
 
-    def compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
+    def compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]
+    ) -> None:
         """Metrics of all local updates of a global step, after verl's, and their record."""
         step, n_gpus = self._trainer.global_steps, self._trainer._get_n_gpus_for_throughput()
         pad_tags = [tag for update in self._updates for tag in update.pad_tags]
-        metrics.update(step_metrics.performance_metrics(metrics, len(batch), pad_tags, timing_raw, n_gpus))
+        metrics.update(
+            step_metrics.performance_metrics(metrics, len(batch), pad_tags, timing_raw, n_gpus)
+        )
         started = time.perf_counter()
         rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
         metrics.update(batch_metrics.row_metrics(rows_of, self._config.algorithm))
@@ -138,11 +158,13 @@ class TrainingSteps:
         metrics[names.ROWS_SECONDS] = time.perf_counter() - started
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
-        """A with-block in which TransferQueue has neither the rows that the step has trained nor pads.
+        """A with-block in which TransferQueue has neither the rows that the step has trained nor
+        pads.
 
-        verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows that the saved
-        weights have been trained on back into a resumed run. Its metrics and its dump still need them afterwards.
-        Outside of verl's loop they may be gone by now; inside of a step its pads are there.
+        verl clears a step's rows after it has saved: its snapshot of TransferQueue would bring rows
+        that the saved weights have been trained on back into a resumed run. Its metrics and its
+        dump still need them afterwards. Outside of verl's loop they may be gone by now; inside of a
+        step its pads are there.
         """
         batches = [update.batch for update in self._updates]
         if self.current is not None:
@@ -154,10 +176,14 @@ class TrainingSteps:
 
     def _dp_sizes(self) -> dict[str, int]:
         calls = [call for call in CALLS if call.role in self._job.engines]
-        return {call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh) for call in calls}
+        return {
+            call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh)
+            for call in calls
+        }
 
     def _abandon(self, step: PlannedStep) -> None:
-        # After the loss of an actor the job ends, perhaps because the very queue that holds the pads is gone.
+        # After the loss of an actor the job ends, perhaps because the very queue that holds the
+        # pads is gone.
         if self._trainer.lost_actor is None:
             step.close(failed=True)
 
@@ -165,9 +191,11 @@ class TrainingSteps:
         """What verl logs of the pass for old log-probs, where there is none."""
         if not self._job.leaves_out_old_log_probs:
             return
-        metrics.pop(names.CALL_SECONDS.format(call=LOG_PROB), None)  # verl times the pass that is not made
-        # The update's entropy is the pass's where both are means over tokens: in a mean over rows, verl leaves out rows
-        # without a trained token, and the update does not.
+        metrics.pop(
+            names.CALL_SECONDS.format(call=LOG_PROB), None
+        )  # verl times the pass that is not made
+        # The update's entropy is the pass's where both are means over tokens: in a mean over rows,
+        # verl leaves out rows without a trained token, and the update does not.
         by_tokens = self._config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
         if by_tokens and "actor/entropy_loss" in metrics:
             metrics["actor/entropy"] = metrics["actor/entropy_loss"]

@@ -1,4 +1,5 @@
-"""Worker groups whose batch calls get the padded batch, while the trainer goes on with the real rows."""
+"""Worker groups whose batch calls get the padded batch, while the trainer goes on with the real
+rows."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
-from verl_padding.plan.counted import counted
+from verl_padding.plan.plural import plural
 from verl_padding.verl_fixes import position_ids, text_without_image
 from verl_padding.worker import (
     log_probs,
@@ -45,10 +46,11 @@ class Steps(Protocol):
 class PaddedWorkerGroup:
     """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
-    So verl's trainer methods run as they are, and only a worker call can see a pad. Everything else goes through to the
-    worker group, and so does a batch that is not in TransferQueue. A call outside of a step, or with other rows than
-    the step has planned for it, gets a plan and pads of its own, which are gone when it returns. Workers count their
-    peak memory anew for each call: verl logs the highest since the process began.
+    So verl's trainer methods run as they are, and only a worker call can see a pad. Everything else
+    goes through to the worker group, and so does a batch that is not in TransferQueue. A call
+    outside of a step, or with other rows than the step has planned for it, gets a plan and pads of
+    its own, which are gone when it returns. Workers count their peak memory anew for each call:
+    verl logs the highest since the process began.
     """
 
     def __init__(self, worker_group: Any, steps: Steps):
@@ -56,9 +58,13 @@ class PaddedWorkerGroup:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
-        return partial(self._call, CALL_OF_METHOD[name], target) if name in CALL_OF_METHOD else target
+        return (
+            partial(self._call, CALL_OF_METHOD[name], target) if name in CALL_OF_METHOD else target
+        )
 
-    def _call(self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
         step = self._steps.current
@@ -66,7 +72,9 @@ class PaddedWorkerGroup:
             return self._send(step.padded_for(call.name), call, target, batch, *args, **kwargs)
         with self._steps.single_call(call.name, batch) as single:
             output = self._send(single.padded_for(call.name), call, target, batch, *args, **kwargs)
-            ray.get(getattr(output, "futures", []))  # pads are gone after the block: the workers must have read them
+            ray.get(
+                getattr(output, "futures", [])
+            )  # pads are gone after the block: the workers must have read them
             return output
 
     def _send(
@@ -79,25 +87,35 @@ class PaddedWorkerGroup:
         **kwargs: Any,
     ) -> Any:
         self._worker_group.execute_with_func_generator(start_peak)
-        sent = padded.update_call(call.name, batch) if call.trains else padded.inference_call(call.name, batch)
+        sent = (
+            padded.update_call(call.name, batch)
+            if call.trains
+            else padded.inference_call(call.name, batch)
+        )
         output = target(sent, *args, **kwargs)
         return output if call.trains else _real_output(call.name, sent, output, padded, batch)
 
 
-def _real_output(call: str, sent: KVBatchMeta, output: Any, padded: PaddedBatch, batch: KVBatchMeta) -> Any:
-    """What the workers answered for the real rows, once they have answered for all that were sent."""
+def _real_output(
+    call: str, sent: KVBatchMeta, output: Any, padded: PaddedBatch, batch: KVBatchMeta
+) -> Any:
+    """What the workers answered for the real rows, once they have answered for all that were
+    sent."""
     # The critic's pass answers with a future of each rank's answer, which verl waits for next.
-    answers = [output] if isinstance(output, KVBatchMeta) else ray.get(getattr(output, "futures", []))
+    answers = (
+        [output] if isinstance(output, KVBatchMeta) else ray.get(getattr(output, "futures", []))
+    )
     if (came := sum(map(n_rows, answers))) != len(sent):
         raise PaddingDataError(
-            f"worker call {call!r}: outputs of {came} came back for {counted(len(sent), 'row')} that were sent. None "
-            "of them is used. Look into the workers' logs for the reason."
+            f"worker call {call!r}: outputs of {came} came back for {plural(len(sent), 'row')} "
+            "that were sent. None of them is used. Look into the workers' logs for the reason."
         )
     return padded.real_output(output, batch) if isinstance(output, KVBatchMeta) else output
 
 
 def start_peak(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: the peak memory that a call reports is its own, not the process's."""
+    """For verl's ``execute_with_func_generator``: the peak memory that a call reports is its own,
+    not the process's."""
     from verl.protocol import DataProto
     from verl.utils.device import get_torch_device
 
@@ -107,19 +125,25 @@ def start_peak(worker: Any) -> Any:
 
 
 def dp_size(worker_group: Any, mesh_name: str) -> int:
-    """Data-parallel ranks of a worker group, as verl's dispatch asks for them; the answer is kept where it looks."""
+    """Data-parallel ranks of a worker group, as verl's dispatch asks for them; the answer is kept
+    where it looks."""
     if mesh_name not in worker_group._dispatch_info:
         worker_group._dispatch_info[mesh_name] = worker_group._query_dispatch_info(mesh_name)
     return int(max(worker_group._dispatch_info[mesh_name])) + 1
 
 
 def wrap_worker_groups(trainer: Any, job: VerlJob, steps: Steps) -> list[PaddedWorkerGroup]:
-    """Wraps the worker groups of a trainer, after its set-up, and puts into their workers what padded calls need.
+    """Wraps the worker groups of a trainer, after its set-up, and puts into their workers what
+    padded calls need.
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
     padding, planned = job.padding, {role: engine.config for role, engine in job.engines.items()}
-    changes = [check_engines(planned), check_left_out(padding), wrap_worker_loss(padding.denominator)]
+    changes = [
+        check_engines(planned),
+        check_left_out(padding),
+        wrap_worker_loss(padding.denominator),
+    ]
     # Packed attention before the plan's packer: where rows share, that wraps it.
     changes += [each.install_in_worker for each in (mini_batches, packed_attention, log_probs)]
     if job.has_vision:
@@ -148,18 +172,20 @@ PLANNED = (
     *("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
     *("context_parallel_size", "dynamic_context_parallel"),
 )
-"""Fields of verl's engine configs that decide what a worker's micro-batches may hold; no backend has all of them."""
+"""Fields of verl's engine configs that decide what a worker's micro-batches may hold; no backend
+has all of them."""
 
 
 def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """Makes a function for verl's ``execute_with_func_generator`` that checks a worker's engines against the plan's.
+    """Makes a function for verl's ``execute_with_func_generator`` that checks a worker's engines
+    against the plan's.
 
-    A value that differs from ``planned``, verl's engine config of each role (``actor``, ``ref``, ``critic``) as the
-    driver has it, would silently make other micro-batches.
+    A value that differs from ``planned``, verl's engine config of each role (``actor``, ``ref``,
+    ``critic``) as the driver has it, would silently make other micro-batches.
     """
 
-    def check(role: str, trainee: Any) -> None:
-        has, wanted = trainee.engine_config, planned.get(role)
+    def check(role: str, training_worker: Any) -> None:
+        has, wanted = training_worker.engine_config, planned.get(role)
         differ = [
             f"{name}={getattr(has, name)!r} (planned: {getattr(wanted, name)!r})"
             for name in PLANNED
@@ -167,8 +193,9 @@ def check_engines(planned: Mapping[str, Any]) -> Callable[[Any], Any]:
         ]
         if differ:
             raise PaddingConfigError(
-                f"the engine of {role} was made with {', '.join(differ)}: that is not what the job's config says. "
-                "A worker class or a patch that changes an engine's config must do so where the driver sees it."
+                f"the engine of {role} was made with {', '.join(differ)}: that is not what the "
+                "job's config says. A worker class or a patch that changes an engine's config "
+                "must do so where the driver sees it."
             )
 
     return for_training_workers(check)
@@ -183,7 +210,10 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
     probe = probe_for_leaks(
         row["position_ids"].shape[:-1],
         shares=job.padding.sharing == "on",
-        fixes={role: f"{engine.model_section}.use_remove_padding=False" for role, engine in job.engines.items()},
+        fixes={
+            role: f"{engine.model_section}.use_remove_padding=False"
+            for role, engine in job.engines.items()
+        },
         multiples={role: engine.micro_batch_multiple for role, engine in job.engines.items()},
     )
     answers = [worker_group.execute_with_func_generator(probe) for worker_group in worker_groups]

@@ -11,11 +11,13 @@ from verl_padding.errors import PaddingError
 
 
 class CheckJobBeforeStart(Callback):
-    """Refuses a job with the ``padding`` group on the command line that cannot run: by ``sys.exit``, with a message on
-    stderr and exit code 1, since Hydra turns an exception of a callback into a warning and goes on."""
+    """Refuses a job with the ``padding`` group on the command line that cannot run: by
+    ``sys.exit``, with a message on stderr and exit code 1, since Hydra turns an exception of a
+    callback into a warning and goes on."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has none.
+        # Not on_run_start: values of ``${hydra:..}`` are not known there yet, and a multirun has
+        # none.
         try:
             from verl_padding.driver.job_check import check_job
 
@@ -23,5 +25,9 @@ class CheckJobBeforeStart(Callback):
         except PaddingError as refusal:
             sys.exit(f"verl_padding: {refusal}")
         except Exception:
-            traceback.print_exc()  # for example, of a config for another trainer; going on would train without padding
-            sys.exit("verl_padding: the job could not be checked (see above). Leave +padding out to run it unpadded.")
+            # for example, of a config for another trainer; going on would train without padding
+            traceback.print_exc()
+            sys.exit(
+                "verl_padding: the job could not be checked (see above). Leave +padding out to "
+                "run it unpadded."
+            )

@@ -1,4 +1,5 @@
-"""Registers import hooks for heavy modules of verl and Hydra: the work is done if and when a module is imported."""
+"""Registers import hooks for heavy modules of verl and Hydra: the work is done if and when a module
+is imported."""
 
 import os
 from collections.abc import Callable
@@ -50,18 +51,24 @@ def _disable_divisibility_check(config: ModuleType) -> None:
 
 @_when_imported("omegaconf", "the version could not be registered with OmegaConf")
 def _register_resolver(omegaconf: ModuleType) -> None:
-    omegaconf.OmegaConf.register_new_resolver("verl_padding.version", lambda: __version__, replace=True)
+    omegaconf.OmegaConf.register_new_resolver(
+        "verl_padding.version", lambda: __version__, replace=True
+    )
 
 
 @_when_imported("verl.trainer.ppo.v1", "the padded trainers could not be registered")
 def _register_trainers(trainers: ModuleType) -> None:
     from verl_padding.driver.stock_guard import pad_or_refuse_in_stock_trainers
 
-    pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)  # first: it is needed most if the next line fails
+    pad_or_refuse_in_stock_trainers(
+        trainers.PPOTrainer
+    )  # first: it is needed most if the next line fails
     import verl_padding.driver.trainers  # noqa: F401  (registers on import)
 
 
-@_when_imported("verl.workers.engine.fsdp.transformer_impl", "critics could not be loaded without flash-attn")
+@_when_imported(
+    "verl.workers.engine.fsdp.transformer_impl", "critics could not be loaded without flash-attn"
+)
 def _load_critics_by_config(transformer_impl: ModuleType) -> None:
     from verl_padding.verl_fixes.critic_attention import load_critics_by_config
 

@@ -1,4 +1,5 @@
-"""A plug-in that is broken says so, and ends a process that asks for it. Needs nothing but the standard library."""
+"""A plug-in that is broken says so, and ends a process that asks for it. Needs nothing but the
+standard library."""
 
 import logging
 import sys
@@ -8,18 +9,22 @@ logger = logging.getLogger(__name__)
 
 
 def asks_for_padding(arguments: Sequence[str]) -> str | None:
-    """The argument of a command line that wants this plug-in, if there is one: ``+padding=prompt``, for example."""
+    """The argument of a command line that wants this plug-in, if there is one: ``+padding=prompt``,
+    for example."""
     for argument in arguments:
-        # The prefix of padded modes stands here again, since modes.py may be what is broken; a test compares them.
+        # The prefix of padded modes stands here again, since modes.py may be what is broken; a test
+        # compares them.
         key, _, value = argument.lstrip("+").partition("=")
-        if key.split(".")[0] == "padding" or (key == "trainer.v1.trainer_mode" and value.startswith("padded_")):
+        if key.split(".")[0] == "padding" or (
+            key == "trainer.v1.trainer_mode" and value.startswith("padded_")
+        ):
             return argument
     return None
 
 
 def report_failure(what: str) -> None:
-    """To call where an exception is handled: logs it, and ends a process whose command line asks for padding. Any other
-    goes on as if the plug-in were not installed."""
+    """To call where an exception is handled: logs it, and ends a process whose command line asks
+    for padding. Any other goes on as if the plug-in were not installed."""
     logger.exception("verl_padding: %s", what)
     argument = asks_for_padding(sys.argv[1:])
     if argument is not None:

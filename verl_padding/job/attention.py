@@ -20,7 +20,8 @@ FLASH_ATTN = "flash_attention_2"
 
 
 def use_torch_attention(config: DictConfig) -> list[str]:
-    """Has the models of FSDP engines on CUDA attend by torch where they would by flash-attn, which is not there.
+    """Has the models of FSDP engines on CUDA attend by torch where they would by flash-attn, which
+    is not there.
 
     Returns: the settings that were changed.
     """
@@ -40,7 +41,8 @@ def use_torch_attention(config: DictConfig) -> list[str]:
             changed.append(setting)
     if changed:
         logger.warning(
-            "verl_padding: flash-attn is not installed, so torch's own kernel attends to packed rows (%s=sdpa)",
+            "verl_padding: flash-attn is not installed, so torch's own kernel attends to packed "
+            "rows (%s=sdpa)",
             " and ".join(changed),
         )
     return changed

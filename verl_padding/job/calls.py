@@ -1,4 +1,5 @@
-"""The worker calls that are planned. A new one is added here; ``verl_job.py`` says when a step makes it."""
+"""The worker calls that are planned. A new one is added here; ``verl_job.py`` says when a step
+makes it."""
 
 from dataclasses import dataclass
 
@@ -28,11 +29,34 @@ class WorkerCall:
 
 
 CALLS = (
-    WorkerCall(LOG_PROB, "compute_log_prob", "actor_rollout_wg", "actor", mesh="actor", timer="old_log_prob"),
+    WorkerCall(
+        LOG_PROB,
+        "compute_log_prob",
+        "actor_rollout_wg",
+        "actor",
+        mesh="actor",
+        timer="old_log_prob",
+    ),
     WorkerCall(REF, "compute_ref_log_prob", "ref_policy_wg", "ref", mesh="ref", timer="ref"),
     WorkerCall(VALUES, "infer_batch", "critic_wg", "critic", mesh="train", timer="values"),
-    WorkerCall(ACTOR, "update_actor", "actor_rollout_wg", "actor", mesh="actor", timer="update_actor", trains=True),
-    WorkerCall(CRITIC, "train_mini_batch", "critic_wg", "critic", mesh="train", timer="update_critic", trains=True),
+    WorkerCall(
+        ACTOR,
+        "update_actor",
+        "actor_rollout_wg",
+        "actor",
+        mesh="actor",
+        timer="update_actor",
+        trains=True,
+    ),
+    WorkerCall(
+        CRITIC,
+        "train_mini_batch",
+        "critic_wg",
+        "critic",
+        mesh="train",
+        timer="update_critic",
+        trains=True,
+    ),
 )
 WORKER_GROUPS = tuple(dict.fromkeys(call.worker_group for call in CALLS))
 """Attributes of verl's trainer that hold a worker group, each once."""

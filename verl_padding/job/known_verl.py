@@ -1,7 +1,9 @@
-"""The versions of verl that this code was checked against. A new one is let in here and in setup.cfg, nowhere else.
+"""The versions of verl that this code was checked against. A new one is let in here and in
+setup.cfg, nowhere else.
 
-What to run first with a new version of verl: ``pytest tests/worker tests/on_cpu`` (what is replaced in verl is still
-there, or can go), then ``tests/job tests/equivalence`` (engines, estimators, losses), then ``tests/end_to_end``.
+What to run first with a new version of verl: ``pytest tests/worker tests/on_cpu`` (what is replaced
+in verl is still there, or can go), then ``tests/job tests/equivalence`` (engines, estimators,
+losses), then ``tests/end_to_end``.
 """
 
 from functools import cache
@@ -20,15 +22,21 @@ def is_known(version: str) -> bool:
 
 @cache
 def check_verl_is_known() -> None:
-    """Refuses what later versions of verl may bring and would go wrong in silence. Session keys of another form need no
-    look here: the planner refuses each row of another form."""
+    """Refuses what later versions of verl may bring and would go wrong in silence. Session keys of
+    another form need no look here: the planner refuses each row of another form."""
     import verl
 
     folder = Path(verl.__file__).parent
-    found = dict.fromkeys(folder.rglob("*data_plane*"), "sends rows to its workers by a data plane, without pads")
+    found = dict.fromkeys(
+        folder.rglob("*data_plane*"), "sends rows to its workers by a data plane, without pads"
+    )
     for path in folder.glob("trainer/ppo/*.py"):
         if "loss_weight" in path.read_text(encoding="utf-8"):
-            found[path] = "reads our field 'loss_weight' in its losses, so that a row would weigh twice"
+            found[path] = (
+                "reads our field 'loss_weight' in its losses, so that a row would weigh twice"
+            )
     for path, why in found.items():
         why += f" ({path.relative_to(folder).as_posix()})"
-        raise PaddingConfigError(f"padding=..: this verl {why}. Install verl {KNOWN_VERL}, or leave padding out.")
+        raise PaddingConfigError(
+            f"padding=..: this verl {why}. Install verl {KNOWN_VERL}, or leave padding out."
+        )

@@ -32,16 +32,23 @@ def loss_weightings(config: DictConfig, padding: PaddingConfig) -> list[LossWeig
 
 
 def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
-    """Refuses sessions that are to weigh the same where no loss can weigh them, corrections that no loss reads, and a
-    mean over sequences that divides by the width to which verl pads them."""
+    """Refuses sessions that are to weigh the same where no loss can weigh them, corrections that no
+    loss reads, and a mean over sequences that divides by the width to which verl pads them."""
     for weighting in loss_weightings(config, padding):
         if weighting.by_session and (refusal := weighting.refusal):
-            raise PaddingConfigError(f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}")
+            raise PaddingConfigError(
+                f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}"
+            )
     _check_correction_is_read(config)
-    losses = {ACTOR_SECTION: config.actor_rollout_ref.actor} | ({"critic": config.critic} if has_critic(config) else {})
+    losses = {ACTOR_SECTION: config.actor_rollout_ref.actor} | (
+        {"critic": config.critic} if has_critic(config) else {}
+    )
     for section, loss in losses.items():
         if loss.loss_agg_mode == "seq-mean-token-sum-norm" and loss.loss_scale_factor is None:
-            why = f"with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded width of each micro-batch"
+            why = (
+                f"with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded width of each"
+                " micro-batch"
+            )
             fix = "Set it to a constant, such as data.max_response_length."
             raise PaddingConfigError(f"{section}.loss_scale_factor=None: {why}. {fix}")
 
@@ -49,18 +56,28 @@ def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
 def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
     """Why the actor's rows cannot weigh differently; empty if they can."""
     loss = OmegaConf.select(config, LOSS_MODE)
-    # The pieces of a session that weighs as one row add up: to a sum over its tokens in these modes, to none of rows.
+    # The pieces of a session that weighs as one row add up: to a sum over its tokens in these
+    # modes, to none of rows.
     is_sum_of_tokens = mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)
     properties = POLICY_LOSSES.get(loss, PolicyLoss())  # verl refuses a loss that it does not know
     if not properties.is_sum:
-        why = f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows or tokens"
+        why = (
+            f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows"
+            " or tokens"
+        )
         fix = "Choose another loss"
     elif properties.is_mean_over_rows and is_sum_of_tokens:
         others = f"with {ACTOR_SECTION}.loss_agg_mode={mode} the other terms are sums over tokens"
-        why = f"{LOSS_MODE}={loss} is a mean over rows, but {others}: they have no denominator in common"
+        why = (
+            f"{LOSS_MODE}={loss} is a mean over rows, but {others}: they have no denominator in"
+            " common"
+        )
         fix = f"Choose {MEAN_OF_TOKENS}"
     elif loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
-        why = f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a micro-batch"
+        why = (
+            f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a"
+            " micro-batch"
+        )
         fix = "Set it to False"
     else:
         return ""
@@ -68,17 +85,26 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
 
 
 def _check_correction_is_read(config: DictConfig) -> None:
-    """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the actor's loss. But
-    only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not fill in the section that it reads."""
+    """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the
+    actor's loss. But only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not
+    fill in the section that it reads."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     asked, loss = config.algorithm.get("rollout_correction"), OmegaConf.select(config, LOSS_MODE)
-    is_verls = loss in POLICY_LOSS_REGISTRY and POLICY_LOSS_REGISTRY[loss].__module__.startswith("verl.")
+    is_verls = loss in POLICY_LOSS_REGISTRY and POLICY_LOSS_REGISTRY[loss].__module__.startswith(
+        "verl."
+    )
     if not asked or not asked.get("bypass_mode") or not is_verls:
         return
-    read = {**vars(RolloutCorrectionConfig()), **(OmegaConf.select(config, CORRECTION) or {})} if loss == BYPASS else {}
-    defaults = OmegaConf.load(Path(verl.__file__).parent / "trainer/config/algorithm/rollout_correction.yaml")
+    read = (
+        {**vars(RolloutCorrectionConfig()), **(OmegaConf.select(config, CORRECTION) or {})}
+        if loss == BYPASS
+        else {}
+    )
+    defaults = OmegaConf.load(
+        Path(verl.__file__).parent / "trainer/config/algorithm/rollout_correction.yaml"
+    )
     for name, value in asked.items():
         default = defaults.get(name)
         # As texts: verl takes a threshold as a number or as the text of one.

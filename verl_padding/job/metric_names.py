@@ -1,7 +1,9 @@
-"""Names of the metrics that a step logs under ``padding/``, and of those of verl that runs are read by.
+"""Names of the metrics that a step logs under ``padding/``, and of those of verl that runs are read
+by.
 
-They suit verl's aggregation over the local updates of a global step (``MetricsAggregator``): ``total`` is summed,
-``max`` and ``min`` are extremes, ``timing_s/`` is summed, the rest is averaged.
+They suit verl's aggregation over the local updates of a global step (``MetricsAggregator``):
+``total`` is summed, ``max`` and ``min`` are extremes, ``timing_s/`` is summed, the rest is
+averaged.
 """
 
 # verl's: mean reward of a row, mean gradient norm of the optimizer steps, seconds of a step.

@@ -9,14 +9,16 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.transformer_cost import EXPERTS
 
 ROPE_BY_LENGTH = ("dynamic", "longrope", "su")
-"""Rotary embeddings whose angles depend on the longest position of an input; ``su`` is an old name of ``longrope``."""
+"""Rotary embeddings whose angles depend on the longest position of an input; ``su`` is an old name
+of ``longrope``."""
 TOWERS = ("vision", "visual", "audio")
-"""What the names of those parts of a model's config have in them that see one image or sound, and no text."""
+"""What the names of those parts of a model's config have in them that see one image or sound, and
+no text."""
 
 
 def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
-    """The config of a section's model (``actor_rollout_ref.model`` or ``critic.model``), with its overrides; refused
-    where it cannot be read."""
+    """The config of a section's model (``actor_rollout_ref.model`` or ``critic.model``), with its
+    overrides; refused where it cannot be read."""
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import update_model_config
@@ -26,18 +28,29 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
     path, remote = model[setting], bool(model.get("trust_remote_code", False))
     try:
         of_model = AutoConfig.from_pretrained(copy_to_local(path), trust_remote_code=remote)
-    except (OSError, ValueError, AssertionError) as error:  # the last one is verl's, at a / at the end
-        message = f"the config of {section}.{setting}={path} cannot be read ({error}). Correct the path."
+    except (
+        OSError,
+        ValueError,
+        AssertionError,
+    ) as error:  # the last one is verl's, at a / at the end
+        message = (
+            f"the config of {section}.{setting}={path} cannot be read ({error}). Correct the path."
+        )
         raise PaddingConfigError(message) from error
-    override = OmegaConf.to_container(model.get("override_config") or OmegaConf.create({}), resolve=True)
+    override = OmegaConf.to_container(
+        model.get("override_config") or OmegaConf.create({}), resolve=True
+    )
     assert isinstance(override, dict)
     update_model_config(of_model, override.get("model_config", override))
     return dict(of_model.to_dict())
 
 
 def rope_by_length(config: Mapping[str, Any]) -> str | None:
-    """The setting by which a model's rotary embedding depends on the length of the input; None if it does not."""
-    for part in _parts(config):  # the parameters of an embedding are a part, too, as are those of each kind of layer
+    """The setting by which a model's rotary embedding depends on the length of the input; None if
+    it does not."""
+    for part in _parts(
+        config
+    ):  # the parameters of an embedding are a part, too, as are those of each kind of layer
         if (kind := part.get("rope_type") or part.get("type")) in ROPE_BY_LENGTH:
             return f"rope_type={kind!r}"
         if part.get("use_dynamic_ntk"):  # of Qwen-1's remote code
@@ -46,14 +59,16 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
 
 
 def kinds_of_layers(config: Mapping[str, Any]) -> set[str]:
-    """The kinds of attention, or of what is in its place, in a model's layers; none where its config does not say."""
+    """The kinds of attention, or of what is in its place, in a model's layers; none where its
+    config does not say."""
     return {str(kind) for part in _parts(config) for kind in part.get("layer_types") or ()}
 
 
 def has_tower(config: Mapping[str, Any]) -> bool:
     """Whether a model sees images or hears sounds, by a tower anywhere in its config."""
     return any(
-        isinstance(value, Mapping) and (any(tower in str(name) for tower in TOWERS) or has_tower(value))
+        isinstance(value, Mapping)
+        and (any(tower in str(name) for tower in TOWERS) or has_tower(value))
         for name, value in config.items()
     )
 

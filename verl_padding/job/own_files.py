@@ -45,7 +45,9 @@ def _values(held: object, key: str) -> Iterator[str]:
     """Texts by this name, anywhere in a YAML file."""
     if isinstance(held, dict) and isinstance(held.get(key), str):
         yield held[key]
-    for value in held.values() if isinstance(held, dict) else held if isinstance(held, list) else ():
+    for value in (
+        held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
+    ):
         yield from _values(value, key)
 
 

@@ -1,8 +1,10 @@
-"""The roles of a job, and the engine of each as verl's worker makes it: by verl's own config classes, not from YAML.
+"""The roles of a job, and the engine of each as verl's worker makes it: by verl's own config
+classes, not from YAML.
 
-A role's section and its engine's have some settings in common, and verl's classes decide which of the two counts: those
-of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those of the critic do not. What verl 0.9's
-workers write into an engine's config is then written here, and a test compares the two. This imports no verl or torch.
+A role's section and its engine's have some settings in common, and verl's classes decide which of
+the two counts: those of the actor hand ``ulysses_sequence_parallel_size`` on to the engine, those
+of the critic do not. What verl 0.9's workers write into an engine's config is then written here,
+and a test compares the two. This imports no verl or torch.
 """
 
 import warnings
@@ -19,7 +21,8 @@ from verl_padding.plan.calls import PaddedTo, SyncPoint
 ACTOR_SECTION, REF_SECTION = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 ACTOR_MODEL, CRITIC_MODEL = "actor_rollout_ref.model", "critic.model"
 SIZES = ("max_token_len_per_gpu", "micro_batch_size_per_gpu")
-"""Fields of an engine's config that bound micro-batches of updates; with ``infer_`` before them, of other passes."""
+"""Fields of an engine's config that bound micro-batches of updates; with ``infer_`` before them, of
+other passes."""
 FSDP_SIZES = {"Ulysses": "ulysses_sequence_parallel_size"}
 PARALLEL_SIZES = {
     "fsdp": FSDP_SIZES,
@@ -35,8 +38,8 @@ PARALLEL_SIZES = {
     "veomni": {"Ulysses": "ulysses_parallel_size", "expert": "expert_parallel_size"},
     "torchtitan": {"tensor": "tensor_parallel_size", "expert": "expert_parallel_size"},
 }
-"""Backend -> what the field knows a parallel size by -> its setting in the engine's config. By the first one, verl
-multiplies the token budget of a GPU."""
+"""Backend -> what the field knows a parallel size by -> its setting in the engine's config. By the
+first one, verl multiplies the token budget of a GPU."""
 
 
 def has_critic(config: DictConfig) -> bool:
@@ -47,11 +50,15 @@ def has_critic(config: DictConfig) -> bool:
 
 def has_reference(config: DictConfig) -> bool:
     """Whether the actor is compared with a reference, as verl's ``need_reference_policy`` says."""
-    return bool(config.algorithm.get("use_kl_in_reward", False) or config.actor_rollout_ref.actor.use_kl_loss)
+    return bool(
+        config.algorithm.get("use_kl_in_reward", False)
+        or config.actor_rollout_ref.actor.use_kl_loss
+    )
 
 
 def has_separate_reference(config: DictConfig) -> bool:
-    """Whether verl makes a model for the reference: there is one, and no LoRA actor serves without its adapter."""
+    """Whether verl makes a model for the reference: there is one, and no LoRA actor serves without
+    its adapter."""
     return has_reference(config) and not is_lora(config)
 
 
@@ -75,11 +82,13 @@ class RoleEngine:
     n_gpus: int
     """GPUs of the job, on which each role runs."""
     attention: Any
-    """transformers' name of the model's attention; None, or a name for each of its parts, where it is to choose."""
+    """transformers' name of the model's attention; None, or a name for each of its parts, where it
+    is to choose."""
     device: str
     """Kind of device that the job trains on."""
     trains_mtp: bool
-    """Whether the model is to learn to predict several tokens (MTP), with a loss inside of its forward pass."""
+    """Whether the model is to learn to predict several tokens (MTP), with a loss inside of its
+    forward pass."""
 
     @property
     def strategy(self) -> str:
@@ -88,7 +97,8 @@ class RoleEngine:
 
     @property
     def has_scheduler(self) -> bool:
-        """Whether Megatron cuts the micro-batches of all ranks together, by a scheduler of its own."""
+        """Whether Megatron cuts the micro-batches of all ranks together, by a scheduler of its
+        own."""
         return self.strategy == "megatron" and bool(self.config.dynamic_context_parallel)
 
     @property
@@ -98,12 +108,14 @@ class RoleEngine:
 
     @property
     def megatron_override(self) -> Mapping[str, Any]:
-        """Settings of Megatron's ``TransformerConfig`` that are the job's own, and not the bridge's."""
+        """Settings of Megatron's ``TransformerConfig`` that are the job's own, and not the
+        bridge's."""
         return getattr(self.config, "override_transformer_config", None) or {}
 
     @property
     def padded_to(self) -> PaddedTo:
-        """The length at which the engine computes a row: its own, or that of the longest in its micro-batch or cell."""
+        """The length at which the engine computes a row: its own, or that of the longest in its
+        micro-batch or cell."""
         if self.config.use_remove_padding:
             return "row"
         in_cells = self.strategy == "megatron" and self.config.pad_bshd_to_minibatch_max
@@ -111,13 +123,18 @@ class RoleEngine:
 
     @property
     def row_multiple(self) -> int:
-        """What the engine rounds the length of every row up to: Megatron alone does (verl 0.9, models/mcore/util.py),
-        the others pack rows and round the whole micro-batch up (utils/ulysses.py)."""
+        """What the engine rounds the length of every row up to: Megatron alone does (verl 0.9,
+        models/mcore/util.py), the others pack rows and round the whole micro-batch up
+        (utils/ulysses.py)."""
         if self.strategy != "megatron":
             return 1
         context = self.size("context")
         multiple = self.size("tensor") * (2 * context if context > 1 else 1)
-        return lcm(16, multiple) if self.megatron_override.get("fp8") in ("e4m3", "hybrid") else multiple
+        return (
+            lcm(16, multiple)
+            if self.megatron_override.get("fp8") in ("e4m3", "hybrid")
+            else multiple
+        )
 
     def size(self, word: str) -> int:
         """A parallel size, by its key in :data:`PARALLEL_SIZES`; 1 where the engine has none."""
@@ -135,10 +152,14 @@ class RoleEngine:
     def dp_size(self) -> int:
         """Data-parallel ranks, as verl assigns rows to them; at least 1."""
         if self.strategy == "torchtitan":
-            return int(self.config.data_parallel_shard_size) * int(self.config.data_parallel_replicate_size)
+            return int(self.config.data_parallel_shard_size) * int(
+                self.config.data_parallel_replicate_size
+            )
         if self.has_scheduler:
             return 1  # every rank gets all rows
-        return self.n_gpus // prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline"))) or 1
+        return (
+            self.n_gpus // prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline"))) or 1
+        )
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         """Fields of the planner's pass for a call of this role, except its cost model."""
@@ -147,8 +168,16 @@ class RoleEngine:
             ranks = self.n_gpus // (self.size("tensor") * self.size("pipeline"))
             setting = f"{self.section}.megatron.max_seqlen_per_dp_cp_rank"
             tokens = int(config.max_seqlen_per_dp_cp_rank) * ranks
-            return {"dp_size": dp_size, "token_budget": tokens, "sync_point": "mini_batch", "budget_setting": setting}
-        fields: dict[str, Any] = {"dp_size": dp_size, "micro_batch_multiple": self.micro_batch_multiple}
+            return {
+                "dp_size": dp_size,
+                "token_budget": tokens,
+                "sync_point": "mini_batch",
+                "budget_setting": setting,
+            }
+        fields: dict[str, Any] = {
+            "dp_size": dp_size,
+            "micro_batch_multiple": self.micro_batch_multiple,
+        }
         fields |= {"sync_point": self._sync_point(training), "padded_to": self.padded_to}
         fields["has_pipeline"] = self.size("pipeline") > 1
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
@@ -165,19 +194,28 @@ class RoleEngine:
 
     @property
     def micro_batch_multiple(self) -> int:
-        """Megatron's interleaved schedule needs a multiple of this many micro-batches, each with a row."""
+        """Megatron's interleaved schedule needs a multiple of this many micro-batches, each with a
+        row."""
         if self.size("virtual pipeline") < 2:
             return 1
         # Megatron's own default is the pipeline's size (core/model_parallel_config.py).
-        return int(self.megatron_override.get("microbatch_group_size_per_vp_stage") or self.size("pipeline"))
+        return int(
+            self.megatron_override.get("microbatch_group_size_per_vp_stage")
+            or self.size("pipeline")
+        )
 
     def _sync_point(self, training: bool) -> SyncPoint:
         """Where the role's ranks wait for each other: see :class:`~verl_padding.plan.Pass`."""
         config, in_each = self.config, True
         if self.strategy == "megatron":
-            # Experts on several data-parallel ranks exchange tokens in each layer, where its FSDP gathers parameters.
-            experts = self.size("expert") * int(config.expert_tensor_parallel_size or self.size("tensor"))
-            in_each = config.use_megatron_fsdp or experts > self.size("tensor") * self.size("context")
+            # Experts on several data-parallel ranks exchange tokens in each layer, where its FSDP
+            # gathers parameters.
+            experts = self.size("expert") * int(
+                config.expert_tensor_parallel_size or self.size("tensor")
+            )
+            in_each = config.use_megatron_fsdp or experts > self.size("tensor") * self.size(
+                "context"
+            )
         elif self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
             # Every rank holds all parameters: ranks only wait for the reduction of gradients.
             in_each = training and not config.use_no_sync_for_gradient_accumulation
@@ -185,24 +223,38 @@ class RoleEngine:
 
 
 def role_engines(config: DictConfig) -> dict[str, RoleEngine]:
-    """The engine of each role of a job (``actor``, ``ref``, ``critic``), in the order in which verl starts them."""
+    """The engine of each role of a job (``actor``, ``ref``, ``critic``), in the order in which verl
+    starts them."""
     sections = {"critic": "critic"} if has_critic(config) else {}
     sections |= {"ref": REF_SECTION} if has_separate_reference(config) else {}
-    return {role: worker_engine(config, section) for role, section in (sections | {"actor": ACTOR_SECTION}).items()}
+    return {
+        role: worker_engine(config, section)
+        for role, section in (sections | {"actor": ACTOR_SECTION}).items()
+    }
 
 
 def worker_engine(config: DictConfig, section: str) -> RoleEngine:
-    """The engine of actor or reference as verl's ``ActorRolloutRefWorker.init_model`` makes it, or of the critic as
-    ``_setup`` of its v1 trainer does. The critic's gets ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing
-    else, so its engine's section decides the rest. verl's YAML has none of these, so Hydra needs a + before them."""
+    """The engine of actor or reference as verl's ``ActorRolloutRefWorker.init_model`` makes it, or
+    of the critic as ``_setup`` of its v1 trainer does. The critic's gets
+    ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so its engine's section
+    decides the rest. verl's YAML has none of these, so Hydra needs a + before them."""
     is_critic, is_ref = section == "critic", section == REF_SECTION
-    role = _instantiate(ref_as_actor(config) if is_ref else _without_model(OmegaConf.select(config, section)), section)
+    role = _instantiate(
+        ref_as_actor(config) if is_ref else _without_model(OmegaConf.select(config, section)),
+        section,
+    )
     engine = role.engine
     if is_critic:
         budget, rows = SIZES
-        engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = role.ppo_infer_max_token_len_per_gpu
-        settings = dict.fromkeys((budget, f"infer_{budget}"), "+critic.ppo_infer_max_token_len_per_gpu")
-        settings |= {name: f"+critic.{type(engine).strategy}.{name}" for name in (rows, f"infer_{rows}")}
+        engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = (
+            role.ppo_infer_max_token_len_per_gpu
+        )
+        settings = dict.fromkeys(
+            (budget, f"infer_{budget}"), "+critic.ppo_infer_max_token_len_per_gpu"
+        )
+        settings |= {
+            name: f"+critic.{type(engine).strategy}.{name}" for name in (rows, f"infer_{rows}")
+        }
     else:
         settings = {} if is_ref else {size: f"{section}.ppo_{size}" for size in SIZES}
         of_passes = section if is_ref else "actor_rollout_ref.rollout"
@@ -211,13 +263,15 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
         for field, setting in settings.items():
             setattr(engine, field, OmegaConf.select(config, setting))
     strategy = str(OmegaConf.select(config, f"{section}.strategy"))
-    # The name in the class is that of its section; FSDP's has several engines, whose names begin with it.
+    # The name in the class is that of its section; FSDP's has several engines, whose names begin
+    # with it.
     if not strategy.startswith(type(engine).strategy) or engine.strategy not in PARALLEL_SIZES:
         why = f"the section's engine is a {type(engine).__name__}"
         fix = "Choose both by verl's config group model_engine: dp, megatron, veomni or torchtitan."
         raise PaddingConfigError(f"{section}.strategy={strategy}: {why}. {fix}")
     model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)
-    # verl's TrainingWorker takes these two from the model, whose config class has them True and False by default.
+    # verl's TrainingWorker takes these two from the model, whose config class has them True and
+    # False by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
     engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
     attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
@@ -235,7 +289,8 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
 
 
 def ref_as_actor(config: DictConfig) -> dict[str, Any]:
-    """The reference's section as verl's worker hands it to the actor's config class, which has other names."""
+    """The reference's section as verl's worker hands it to the actor's config class, which has
+    other names."""
     values = _without_model(config.actor_rollout_ref.ref)
     values["ppo_mini_batch_size"] = config.actor_rollout_ref.actor.ppo_mini_batch_size
     for name in ("micro_batch_size", *SIZES):
@@ -261,4 +316,6 @@ def _instantiate(values: dict[str, Any], section: str) -> Any:
             return omega_conf_to_dataclass(OmegaConf.create(values))
     except Exception as error:  # verl asserts and raises; Hydra wraps both
         reason = " ".join(str(error).split())
-        raise PaddingConfigError(f"{section}: verl refuses this section ({reason}). Correct it.") from error
+        raise PaddingConfigError(
+            f"{section}: verl refuses this section ({reason}). Correct it."
+        ) from error

@@ -1,4 +1,5 @@
-"""What is known of a verl job from its config, on the driver: what a plan must respect, and what a model forbids."""
+"""What is known of a verl job from its config, on the driver: what a plan must respect, and what a
+model forbids."""
 
 import logging
 import re
@@ -15,12 +16,23 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model
 from verl_padding.job.left_out import needed_by
-from verl_padding.job.model_config import has_tower, kinds_of_layers, n_routed_experts, read_model_config
+from verl_padding.job.model_config import (
+    has_tower,
+    kinds_of_layers,
+    n_routed_experts,
+    read_model_config,
+)
 from verl_padding.job.modes import stock_mode
-from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, RoleEngine, has_reference, role_engines
+from verl_padding.job.role_engine import (
+    ACTOR_MODEL,
+    CRITIC_MODEL,
+    RoleEngine,
+    has_reference,
+    role_engines,
+)
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
-from verl_padding.plan.counted import counted
+from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -29,43 +41,58 @@ BRANCHING_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def translate_plan_error(refusal: PlanError | str) -> str:
-    """What the planner refuses or hints at, in the words of a job's settings: ``padding.seed=`` for ``seed=``."""
-    message = re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal))
+    """What the planner refuses or hints at, in the words of a job's settings: ``padding.seed=`` for
+    ``seed=``."""
+    message = re.sub(
+        r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal)
+    )
     message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", message)
-    return re.sub(r"\bdp_size=(\d+)", lambda ranks: counted(int(ranks[1]), "data-parallel rank"), message)
+    return re.sub(
+        r"\bdp_size=(\d+)", lambda ranks: plural(int(ranks[1]), "data-parallel rank"), message
+    )
 
 
 class VerlJob:
-    """A job of verl, as far as it decides how a batch is planned, sent to workers and trained on."""
+    """A job of verl, as far as it decides how a batch is planned, sent to workers and trained
+    on."""
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str | None = None):
         self.config = config
         """verl's config of the job."""
         self.mode = mode or stock_mode(config.trainer.v1.trainer_mode)
-        """The verl mode that the job's trainer extends; by default the one that the trainer's name says."""
+        """The verl mode that the job's trainer extends; by default the one that the trainer's name
+        says."""
         self.padding = padding
         self.may_branch = True
-        """Whether rows that part may share what is before, and not only all of a row: not in layers in which a token
-        depends on more than the tokens before it that attention sees, as :meth:`check_models` finds."""
-        self.parameter_sync_step = int(config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1))
+        """Whether rows that part may share what is before, and not only all of a row: not in layers
+        in which a token depends on more than the tokens before it that attention sees, as
+        :meth:`check_models` finds."""
+        self.parameter_sync_step = int(
+            config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1)
+        )
         """Local updates per global step, which share its prompts."""
 
     @cached_property
     def engines(self) -> dict[str, RoleEngine]:
-        """The engine of each role of the job; refused where one does not work with another or with the plan."""
+        """The engine of each role of the job; refused where one does not work with another or with
+        the plan."""
         engines = role_engines(self.config)
         check_engines(list(engines.values()), self.padding)
         return engines
 
     def needed_by(self) -> dict[str, str]:
-        """What needs the work that each setting of :data:`LEFT_OUT` leaves out, and the fix; empty if nothing does."""
+        """What needs the work that each setting of :data:`LEFT_OUT` leaves out, and the fix; empty
+        if nothing does."""
         job = self.step_job()
         steps = job.optimizer_steps(job.updates[ACTOR])
-        return needed_by(self.config, self.padding, steps=steps, local_updates=self.parameter_sync_step)
+        return needed_by(
+            self.config, self.padding, steps=steps, local_updates=self.parameter_sync_step
+        )
 
     @property
     def leaves_out_old_log_probs(self) -> bool:
-        """Whether an update takes its own log-probs for the old policy's, without a pass before it."""
+        """Whether an update takes its own log-probs for the old policy's, without a pass before
+        it."""
         return not self.padding.recompute_old_log_probs
 
     @property
@@ -79,39 +106,59 @@ class VerlJob:
 
     @cached_property
     def model_config(self) -> dict[str, Any]:
-        """The actor's Hugging Face config, with the job's overrides; one that cannot be read is refused."""
+        """The actor's Hugging Face config, with the job's overrides; one that cannot be read is
+        refused."""
         return read_model_config(self.config, ACTOR_MODEL)
 
     @cached_property
     def has_vision(self) -> bool:
-        """Whether the actor has a vision tower. verl knows no processor for some models that have one (Gemma 3)."""
+        """Whether the actor has a vision tower. verl knows no processor for some models that have
+        one (Gemma 3)."""
         return self.model_config.get("vision_config") is not None
 
     @cached_property
     def has_images(self) -> bool:
-        """Whether rows of the actor may have images or sounds, wherever its config has the tower for them."""
+        """Whether rows of the actor may have images or sounds, wherever its config has the tower
+        for them."""
         return has_tower(self.model_config)
 
     def check_models(self, *, fetched: bool = True) -> None:
-        """Refuses an actor or critic that pads or shared prefixes would change, whose images pads cannot have, or whose
-        config cannot be read. If no critic may be ``fetched``, one that is not in a folder here passes."""
+        """Refuses an actor or critic that pads or shared prefixes would change, whose images pads
+        cannot have, or whose config cannot be read. If no critic may be ``fetched``, one that is
+        not in a folder here passes."""
         models = {ACTOR_MODEL: self.model_config}
-        if "critic" in self.engines and (fetched or Path(self.config.critic.model.path).expanduser().is_dir()):
+        if "critic" in self.engines and (
+            fetched or Path(self.config.critic.model.path).expanduser().is_dir()
+        ):
             models[CRITIC_MODEL] = read_model_config(self.config, CRITIC_MODEL)
         for section, model in models.items():
             # The actor's first, whose sizes its reference takes where it has none of its own.
-            engines = [engine for engine in reversed(self.engines.values()) if engine.model_section == section]
-            check_model(f"{section}.path={OmegaConf.select(self.config, section).path}", model, engines, self.padding)
+            engines = [
+                engine
+                for engine in reversed(self.engines.values())
+                if engine.model_section == section
+            ]
+            check_model(
+                f"{section}.path={OmegaConf.select(self.config, section).path}",
+                model,
+                engines,
+                self.padding,
+            )
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
-        others = {kind for model in models.values() for kind in kinds_of_layers(model)} - BRANCHING_LAYERS
+        others = {
+            kind for model in models.values() for kind in kinds_of_layers(model)
+        } - BRANCHING_LAYERS
         if others and self.padding.sharing == "on" and self.may_branch:
             self.share_whole_beginnings(f"a model has layers of kinds {sorted(others)}")
 
     def share_whole_beginnings(self, why: str) -> None:
         """Has rows share nothing less than all of a row; says so in the log."""
         self.may_branch = False
-        logger.warning("verl_padding: rows share whole beginnings alone, and no tokens before they part: %s", why)
+        logger.warning(
+            "verl_padding: rows share whole beginnings alone, and no tokens before they part: %s",
+            why,
+        )
 
     @property
     def n_experts(self) -> int | None:
@@ -124,15 +171,21 @@ class VerlJob:
         return bool(OmegaConf.select(self.config, "distillation.enabled", default=False))
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
-        """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter one costs the same.
-        Fewer than ``at_least``, which a pad needs for what it shows the model, are refused."""
+        """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter
+        one costs the same. Fewer than ``at_least``, which a pad needs for what it shows the model,
+        are refused."""
         multiple = lcm(*(engine.row_multiple for engine in self.engines.values()))
         shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
         length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
         if length < shortest or length % multiple:
             fitting = -(-max(length, shortest) // multiple) * multiple
-            why = f"the job's engines take rows in multiples of {multiple} tokens, and a pad has at least {shortest}"
-            raise PaddingConfigError(f"padding.pad_length={length}: {why}. Set padding.pad_length=auto, or {fitting}.")
+            why = (
+                f"the job's engines take rows in multiples of {multiple} tokens, and a pad has at"
+                f" least {shortest}"
+            )
+            raise PaddingConfigError(
+                f"padding.pad_length={length}: {why}. Set padding.pad_length=auto, or {fitting}."
+            )
         return length
 
     def step_job(
@@ -144,29 +197,44 @@ class VerlJob:
         seed: int | None = None,
         pad_tokens: int | None = None,
     ) -> Job:
-        """The planner's job of one local update; refused if a size does not divide another, or a call has no worker.
+        """The planner's job of one local update; refused if a size does not divide another, or a
+        call has no worker.
 
-        ``calls`` are planned, by default all that the update makes. ``dp_sizes`` has the data-parallel size of each, by
-        the names of ``job/calls.py``; by default the config's, but worker groups know for sure. ``updates_actor`` is
-        False while ``trainer.critic_warmup`` lasts. ``seed`` of the planner's shuffle is by default the configured one,
-        and ``pad_tokens`` are by default the length of a pad without an image.
+        ``calls`` are planned, by default all that the update makes. ``dp_sizes`` has the
+        data-parallel size of each, by the names of ``job/calls.py``; by default the config's, but
+        worker groups know for sure. ``updates_actor`` is False while ``trainer.critic_warmup``
+        lasts. ``seed`` of the planner's shuffle is by default the configured one, and
+        ``pad_tokens`` are by default the length of a pad without an image.
         """
         config, padding, updates, inference = self.config, self.padding, {}, {}
-        sizes = dp_sizes or {call.name: self.engines[call.role].dp_size for call in CALLS if call.role in self.engines}
+        sizes = dp_sizes or {
+            call.name: self.engines[call.role].dp_size
+            for call in CALLS
+            if call.role in self.engines
+        }
         for name in self._calls_of_step(updates_actor) if calls is None else calls:
             call = CALL_BY_NAME[name]
             if (engine := self.engines.get(call.role)) is None:
-                raise PaddingConfigError(f"worker call {name!r}: this job has no worker for it. Leave it out.")
+                raise PaddingConfigError(
+                    f"worker call {name!r}: this job has no worker for it. Leave it out."
+                )
             fields = engine.pass_fields(sizes[name], training=call.trains)
             fields["cost_model"] = self._model_costs.get(engine.model_section)
             if call.trains:
                 role = OmegaConf.select(config, engine.section)
-                fields |= {"prompts_per_mini_batch": role.ppo_mini_batch_size, "shuffle": bool(role.shuffle)}
+                fields |= {
+                    "prompts_per_mini_batch": role.ppo_mini_batch_size,
+                    "shuffle": bool(role.shuffle),
+                }
                 fields["skips_idle"] = name == ACTOR and self.skips_zero_advantage_rows
-                updates[name] = Update(mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields)
+                updates[name] = Update(
+                    mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields
+                )
             else:
                 inference[name] = Pass(as_update=None if name == VALUES else ACTOR, **fields)
-        shared_out = f" / trainer.v1.{self.mode}.parameter_sync_step" if self.parameter_sync_step > 1 else ""
+        shared_out = (
+            f" / trainer.v1.{self.mode}.parameter_sync_step" if self.parameter_sync_step > 1 else ""
+        )
         try:
             return Job(
                 strategy=padding.strategy,
@@ -176,7 +244,8 @@ class VerlJob:
                 sessions_setting="actor_rollout_ref.rollout.n",
                 updates=updates,
                 inference=inference,
-                # verl's _get_required_batch_multiple starts from these, whatever trains in the step.
+                # verl's _get_required_batch_multiple starts from these, whatever trains in the
+                # step.
                 row_multiple=sizes[ACTOR],
                 pad_tokens=pad_tokens or self.pad_length(),
                 # With the others, each call brings its own where it has one.
@@ -190,9 +259,12 @@ class VerlJob:
             raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
     def _calls_of_step(self, updates_actor: bool) -> list[str]:
-        bypass = OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode", default=False)
+        bypass = OmegaConf.select(
+            self.config, "algorithm.rollout_correction.bypass_mode", default=False
+        )
         critic, ref = "critic" in self.engines, "ref" in self.engines
-        # A LoRA actor without its adapter is its own reference: verl then calls the actor's log-prob pass.
+        # A LoRA actor without its adapter is its own reference: verl then calls the actor's
+        # log-prob pass.
         log_prob = not bypass and self.padding.recompute_old_log_probs
         log_prob = log_prob or (has_reference(self.config) and not ref)
         made = {ACTOR: updates_actor, CRITIC: critic, VALUES: critic, LOG_PROB: log_prob, REF: ref}

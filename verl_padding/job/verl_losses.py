@@ -1,4 +1,5 @@
-"""What the plug-in has to know of verl's policy losses and advantage estimators: a line for each."""
+"""What the plug-in has to know of verl's policy losses and advantage estimators: a line for
+each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,15 +11,17 @@ BYPASS = "bypass_mode"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """Properties of a policy loss of verl; ``tests/job/test_verl_losses.py`` computes each of them."""
+    """Properties of a policy loss of verl; ``tests/job/test_verl_losses.py`` computes each of
+    them."""
 
     is_zero_without_advantage: bool = True
-    """Whether it is a sum of terms which the advantage multiplies: a row without one has no gradient."""
+    """Whether it is a sum of terms which the advantage multiplies: a row without one has no
+    gradient."""
     reads_old_log_probs_alone: bool = True
     """Whether it reads nothing of the pass before the update but old log-probs."""
     is_sum: bool = True
-    """Whether it is a sum over rows or tokens, so that rows can weigh differently; not if it chooses tokens among those
-    of all rows of a micro-batch."""
+    """Whether it is a sum over rows or tokens, so that rows can weigh differently; not if it
+    chooses tokens among those of all rows of a micro-batch."""
     is_mean_over_rows: bool = False
     """Whether it is a mean over rows, whatever ``loss_agg_mode`` says of the other terms."""
 
@@ -28,8 +31,9 @@ class Estimator:
     """Properties of an advantage estimator of verl."""
 
     reads_rewards_alone: bool = True
-    """Whether it reads nothing but rewards: sessions of a prompt that all earn the same get advantages of exactly 0,
-    but for rounding. Others read what a pass computes, or whiten advantages over the batch."""
+    """Whether it reads nothing but rewards: sessions of a prompt that all earn the same get
+    advantages of exactly 0, but for rounding. Others read what a pass computes, or whiten
+    advantages over the batch."""
     reads_old_log_probs: bool = False
 
 
@@ -75,6 +79,9 @@ def losses_that(has: Callable[[PolicyLoss], bool]) -> list[str]:
 
 
 def of_verl(names: list[str], registry: Mapping[Any, Callable[..., Any]]) -> list[str]:
-    """Those of some names that still have verl's own function, not one that a user has registered in its place."""
-    verls = {str(name) for name, function in registry.items() if function.__module__.startswith("verl.")}
+    """Those of some names that still have verl's own function, not one that a user has registered
+    in its place."""
+    verls = {
+        str(name) for name, function in registry.items() if function.__module__.startswith("verl.")
+    }
     return [name for name in names if name in verls]

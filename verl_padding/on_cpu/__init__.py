@@ -11,17 +11,21 @@ _DECLARATIONS: list[Any] = []  # they last as long as they are held
 
 
 def _declare_missing_ops(extension: Any) -> None:
-    """Lets torchvision be imported beside a torch without CUDA: the package index has a CUDA build of it.
+    """Lets torchvision be imported beside a torch without CUDA: the package index has a CUDA build
+    of it.
 
-    Its library does not load there, and its Python part then fails on import, since it decorates two operators that
-    only the library declares. Image processors need neither. Those declared here have no implementation.
+    Its library does not load there, and its Python part then fails on import, since it decorates
+    two operators that only the library declares. Image processors need neither. Those declared here
+    have no implementation.
     """
     if not extension._has_ops():
         import torch
 
         declarations = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
-            declarations.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            declarations.define(
+                f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
         _DECLARATIONS.append(declarations)
 
 

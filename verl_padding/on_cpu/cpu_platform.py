@@ -26,7 +26,9 @@ def _peak_memory(device: object = None) -> int:
     """Since it was reset; without Linux's ``/proc``, what is in use now."""
     peak = 0
     with suppress(OSError):
-        if found := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
+        if found := re.search(
+            r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE
+        ):
             peak = 1024 * int(found[1])
     return max(peak, _memory())  # the kernel updates the peak only now and then
 
@@ -42,14 +44,18 @@ def _free_and_total_memory(device: object = None) -> tuple[int, int]:
 
 
 class _CpuDeviceModule(ModuleType):
-    """``torch.cpu`` with the names of ``torch.cuda`` that verl uses; memory is the process's, in bytes."""
+    """``torch.cpu`` with the names of ``torch.cuda`` that verl uses; memory is the process's, in
+    bytes."""
 
     memory_allocated = memory_reserved = staticmethod(_memory)
     max_memory_allocated = max_memory_reserved = staticmethod(_peak_memory)
     reset_peak_memory_stats = staticmethod(_reset_peak_memory)
     mem_get_info = staticmethod(_free_and_total_memory)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-    get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)
+    get_rng_state, set_rng_state = (
+        staticmethod(torch.get_rng_state),
+        staticmethod(torch.set_rng_state),
+    )
     get_device_name = _always(PLATFORM)
     empty_cache = ipc_collect = _always(None)
 
@@ -61,15 +67,17 @@ class _CpuDeviceModule(ModuleType):
 class PlatformCPU(PlatformBase):
     """A CPU, chosen by ``VERL_PLATFORM=cpu``.
 
-    verl counts only "GPU" and "NPU" in Ray's resources, so a job on a CPU gives Ray as many logical GPUs as it has
-    ranks (``ray_kwargs.ray_init.num_gpus``).
+    verl counts only "GPU" and "NPU" in Ray's resources, so a job on a CPU gives Ray as many logical
+    GPUs as it has ranks (``ray_kwargs.ray_init.num_gpus``).
     """
 
     device_name = vendor_name = PLATFORM
     device_module = _CpuDeviceModule(f"{__name__}.device")
     is_available = _always(True)
     is_ipc_supported = _always(False)
-    current_device = _always(torch.device(PLATFORM))  # verl passes it to Tensor.to, which takes an index for a GPU's
+    current_device = _always(
+        torch.device(PLATFORM)
+    )  # verl passes it to Tensor.to, which takes an index for a GPU's
     device_count = _always(1)
     get_device_capability = _always((None, None))
     communication_backend_name = _always("gloo")
@@ -78,12 +86,14 @@ class PlatformCPU(PlatformBase):
     ray_noset_envvars = _always([])
     nvtx_range = staticmethod(nullcontext)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-    set_device = synchronize = set_allocator_settings = empty_cache = _always(None)  # nothing to do on a CPU
+    set_device = synchronize = set_allocator_settings = empty_cache = _always(
+        None
+    )  # nothing to do on a CPU
     profiler_start = profiler_stop = cudart = _always(None)
 
     def rollout_env_vars(self) -> dict[str, str]:
-        # For vLLM: it recognizes a CPU by the name of its own build, which a repackaged one need not have, and its
-        # cache takes half of the machine's memory unless a size is set, in GiB.
+        # For vLLM: it recognizes a CPU by the name of its own build, which a repackaged one need
+        # not have, and its cache takes half of the machine's memory unless a size is set, in GiB.
         return super().rollout_env_vars() | {
             "VLLM_TARGET_DEVICE": PLATFORM,
             "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),

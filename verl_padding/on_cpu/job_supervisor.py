@@ -1,7 +1,9 @@
-"""Runs one command and ends every process that it has led to: ``python -m verl_padding.on_cpu.job_supervisor``.
+"""Runs one command and ends every process that it has led to: ``python -m
+verl_padding.on_cpu.job_supervisor``.
 
-Ray's daemons and workers outlive their parent. On Linux the supervisor is a "subreaper": an orphan below it becomes its
-child instead of init's, so the tree below it is the whole job and no more. Elsewhere only attached processes are found.
+Ray's daemons and workers outlive their parent. On Linux the supervisor is a "subreaper": an orphan
+below it becomes its child instead of init's, so the tree below it is the whole job and no more.
+Elsewhere only attached processes are found.
 """
 
 import contextlib
@@ -19,7 +21,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def supervise(command: list[str], *, scratch: str, timeout_s: float) -> int:
-    """Runs `command` until it ends, standard input is closed or `timeout_s` (0 for none) is over; deletes `scratch`.
+    """Runs `command` until it ends, standard input is closed or `timeout_s` (0 for none) is over;
+    deletes `scratch`.
 
     Returns its exit code; 128 + n if signal n (SIGALRM after the timeout) ended it.
     """
@@ -42,13 +45,16 @@ def _end_with_launcher() -> None:
 
 
 def end_descendants() -> None:
-    """Ends all processes below this one: SIGTERM, and after a grace period SIGKILL, until none is left."""
+    """Ends all processes below this one: SIGTERM, and after a grace period SIGKILL, until none is
+    left."""
     end, timeout_s = psutil.Process.terminate, GRACE_S
     while processes := psutil.Process().children(recursive=True):
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 end(process)
-        psutil.wait_procs(processes, timeout=timeout_s)  # which also reaps the orphans that became our children
+        psutil.wait_procs(
+            processes, timeout=timeout_s
+        )  # which also reaps the orphans that became our children
         end, timeout_s = psutil.Process.kill, 0.1
 
 

@@ -14,13 +14,24 @@ from typing import Any
 from verl_padding.on_cpu import job_supervisor
 from verl_padding.runs.run_files import LOG, METRICS
 
-# Names of the caller's environment that would make the job join someone else's cluster or process group.
-_DROPPED = {"RAY_ADDRESS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+# Names of the caller's environment that would make the job join someone else's cluster or process
+# group.
+_DROPPED = {
+    "RAY_ADDRESS",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 
 
 def run_local_job(overrides: Sequence[str], *, local: str = "cpu", **options: Any) -> int:
     """Runs verl's trainer with ``+local=cpu``, or ``cpu_vllm``, by :func:`run_command`."""
-    return run_command([sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}", *overrides], **options)
+    return run_command(
+        [sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}", *overrides], **options
+    )
 
 
 def run_command(
@@ -33,11 +44,13 @@ def run_command(
 ) -> int:
     """Runs a command that starts a job, and returns its exit code; 128 + n if signal n ended it.
 
-    Whatever ends the call (the job's own end, an exception of `on_line`, Ctrl-C, a signal that kills this process), all
-    processes of the job, and no others, are ended and its temporary files removed.
+    Whatever ends the call (the job's own end, an exception of `on_line`, Ctrl-C, a signal that
+    kills this process), all processes of the job, and no others, are ended and its temporary files
+    removed.
 
     Args:
-        folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl`` there, a line a step.
+        folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl``
+            there, a line a step.
         on_line: is called with each line of the output, without the newline.
         cwd: the working directory; `folder` if None.
 
@@ -46,13 +59,15 @@ def run_command(
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    # Ray puts Unix sockets below it, whose paths must stay under 107 characters, and TMPDIR may be long.
+    # Ray puts Unix sockets below it, whose paths must stay under 107 characters, and TMPDIR may be
+    # long.
     scratch = tempfile.mkdtemp(prefix="verl-", dir="/tmp" if os.path.isdir("/tmp") else None)
     supervisor = subprocess.Popen(
         [sys.executable, "-m", job_supervisor.__name__, scratch, str(timeout_s or 0), *command],
         cwd=cwd or folder,
         env=job_environment(Path(scratch), folder),
-        stdin=subprocess.PIPE,  # the supervisor ends the job when this process, or the end of this call, closes it
+        # the supervisor ends the job when this process, or the end of this call, closes it
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -74,32 +89,45 @@ def run_command(
             with contextlib.suppress(KeyboardInterrupt):
                 supervisor.wait()
     if code == 128 + signal.SIGALRM:
-        raise TimeoutError(f"the job was ended after {timeout_s} s; its output is in {folder / LOG}")
+        raise TimeoutError(
+            f"the job was ended after {timeout_s} s; its output is in {folder / LOG}"
+        )
     return code
 
 
 def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
     """The caller's environment, changed for a job whose temporary files go to `scratch`."""
     environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
-    # Otherwise Ray writes one into the home folder, and of two first jobs that start at once, one takes the other's.
+    # Otherwise Ray writes one into the home folder, and of two first jobs that start at once, one
+    # takes the other's.
     environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     return environment | {
         "VERL_PLATFORM": "cpu",
-        # With INFO on, a broken call to logger.info ends separate_async jobs without hybrid replicas.
+        # With INFO on, a broken call to logger.info ends separate_async jobs without hybrid
+        # replicas.
         "VERL_LOGGING_LEVEL": "WARN",
         "VERL_FILE_LOGGER_PATH": str(folder / METRICS),
         # A job has about ten processes: more threads each would only fight for the cores.
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PYTHONUNBUFFERED", "HYDRA_FULL_ERROR"), "1"),
+        **dict.fromkeys(
+            ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PYTHONUNBUFFERED", "HYDRA_FULL_ERROR"), "1"
+        ),
         **dict.fromkeys(("TMPDIR", "RAY_TMPDIR"), str(scratch)),
-        **dict.fromkeys(("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"), "0"),
+        **dict.fromkeys(
+            ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"), "0"
+        ),
         # Otherwise Ray starts a worker for each of its many logical CPUs.
         "RAY_prestart_worker_first_driver": "0",
     }
 
 
 def seed_overrides(seed: int) -> list[str]:
-    """Seeds the order of the data, the rollout (and by ``+local=cpu`` the engine), verl's own cut of mini-batches."""
-    settings = ("data.seed", "actor_rollout_ref.rollout.seed", "actor_rollout_ref.actor.data_loader_seed")
+    """Seeds the order of the data, the rollout (and by ``+local=cpu`` the engine), verl's own cut
+    of mini-batches."""
+    settings = (
+        "data.seed",
+        "actor_rollout_ref.rollout.seed",
+        "actor_rollout_ref.actor.data_loader_seed",
+    )
     return [f"{setting}={seed}" for setting in settings]

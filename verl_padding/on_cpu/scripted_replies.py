@@ -1,4 +1,5 @@
-"""Replies of a model that nobody has trained: scripted replies, a call of each tool, and noise that ends."""
+"""Replies of a model that nobody has trained: scripted replies, a call of each tool, and noise that
+ends."""
 
 import json
 import logging
@@ -9,14 +10,16 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 TEXTS = "VERL_PADDING_REPLIES"
-"""Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers give no others."""
+"""Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers
+give no others."""
 NOISE = 24  # most tokens of a reply that nobody wrote
 EXAMPLES = {"string": "1 + 2", "integer": 1, "number": 1.5, "boolean": True}
 """Type in a tool's schema -> an argument of it."""
 
 
 class Replies:
-    """Noise and each text in turn; a model with random weights would call no tool and never end a turn.
+    """Noise and each text in turn; a model with random weights would call no tool and never end a
+    turn.
 
     Args:
         rollout: the job's section ``actor_rollout_ref.rollout``.
@@ -26,14 +29,23 @@ class Replies:
     def __init__(self, tokenizer: Any, rollout: Any, texts: Sequence[str]):
         self._tokenizer = tokenizer
         added = tokenizer.get_added_vocab().values()
-        self._ordinary = min([len(tokenizer), *added])  # an image's token in noise would break its position ids
+        self._ordinary = min(
+            [len(tokenizer), *added]
+        )  # an image's token in noise would break its position ids
         self._longest_response = rollout.response_length
         self._longest_row = rollout.prompt_length + rollout.response_length
         self._texts = [None, *texts, *_calls_of_tools(rollout)]
         self.given = 0
 
-    def answer(self, request_id: str, prompt_tokens: int, sampling_params: dict[str, Any], **extra_fields: Any) -> Any:
-        """verl's ``TokenOutput`` with the next reply, of log-probs of -1; the request's id seeds noise."""
+    def answer(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        sampling_params: dict[str, Any],
+        **extra_fields: Any,
+    ) -> Any:
+        """verl's ``TokenOutput`` with the next reply, of log-probs of -1; the request's id seeds
+        noise."""
         from verl.workers.rollout.replica import TokenOutput
 
         text = self._texts[self.given % len(self._texts)]
@@ -46,7 +58,9 @@ class Replies:
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
             if len(ids) > limit:
-                logger.warning("a reply of %d tokens is cut to the limit of %d: %r", len(ids), limit, text)
+                logger.warning(
+                    "a reply of %d tokens is cut to the limit of %d: %r", len(ids), limit, text
+                )
         eos = self._tokenizer.eos_token_id
         ids = [*ids, *([] if eos is None else [eos])][:limit]
         return TokenOutput(
@@ -65,12 +79,17 @@ def _calls_of_tools(rollout: Any) -> Iterator[str]:
         return
     from verl.tools.tool_registry import load_all_tools
 
-    for tool in load_all_tools(tool_config_path=turns.tool_config_path, function_tool_path=turns.function_tool_path):
+    for tool in load_all_tools(
+        tool_config_path=turns.tool_config_path, function_tool_path=turns.function_tool_path
+    ):
         function = tool.tool_schema.model_dump(exclude_none=True)["function"]
         schemas = function.get("parameters", {}).get("properties", {})
         arguments = {name: _example(schema) for name, schema in schemas.items()}
-        yield f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': arguments})}\n</tool_call>"
+        call = json.dumps({"name": function["name"], "arguments": arguments})
+        yield f"<tool_call>\n{call}\n</tool_call>"
 
 
 def _example(schema: dict[str, Any]) -> Any:
-    return schema["enum"][0] if schema.get("enum") else EXAMPLES.get(schema.get("type", "string"), "1")
+    return (
+        schema["enum"][0] if schema.get("enum") else EXAMPLES.get(schema.get("type", "string"), "1")
+    )

@@ -10,8 +10,13 @@ TinyModelKind = Literal["qwen2", "qwen3", "qwen3_thinking", "qwen3_moe", "qwen3_
 
 IMAGE_PATCH = 16  # pixels of a side of a vision model's patch; 2 x 2 patches become one token
 IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-IMAGE_TOKEN_SETTINGS = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
-MOST_IMAGE_TOKENS = 16
+IMAGE_TOKEN_SETTINGS = (
+    "vision_start_token_id",
+    "image_token_id",
+    "vision_end_token_id",
+    "video_token_id",
+)
+MAX_IMAGE_TOKENS = 16
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -23,16 +28,32 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 HEAD = {"head_dim": 32}  # what Qwen2 gets from 64 / 2, and the least that other CPU engines accept
-MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4], "mrope_interleaved": True}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "mrope_section": [8, 4, 4],
+    "mrope_interleaved": True,
+}
 OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": HEAD,
     "qwen3_thinking": HEAD,
     "qwen3_moe": HEAD
-    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    | {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
     "qwen3_vl": HEAD | {"rope_parameters": MROPE},
 }
-TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_position_embeddings": 64}
+TOWER = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "num_position_embeddings": 64,
+}
 VISION = TOWER | {
     "out_hidden_size": SIZES["hidden_size"],
     "patch_size": IMAGE_PATCH,
@@ -43,11 +64,11 @@ VISION = TOWER | {
 
 # Qwen's own turn markers, without its default system prompt.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is "
+    "string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if "
+    "part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ "
+    "part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if "
+    "add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 THINK_TOKENS = ("<think>", "</think>")
@@ -60,10 +81,11 @@ THINKING_TEMPLATE = (
 
 
 def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path:
-    """Makes a tiny model in a folder of its own in `folder`, unless it is there already, and returns its folder.
+    """Makes a tiny model in a folder of its own in `folder`, unless it is there already, and
+    returns its folder.
 
-    ``qwen3_vl`` sees images and needs the extra ``vision``; the template of ``qwen3_thinking`` leaves out what was
-    thought in earlier turns. Several processes may ask for the same model.
+    ``qwen3_vl`` sees images and needs the extra ``vision``; the template of ``qwen3_thinking``
+    leaves out what was thought in earlier turns. Several processes may ask for the same model.
     """
     place = folder / f"tiny_{kind}_seed{seed}"
     if not place.is_dir():
@@ -76,7 +98,8 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
 
 
 def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None:
-    """Writes a model of two layers and about 0.1 million parameters, in transformers' format, in float32.
+    """Writes a model of two layers and about 0.1 million parameters, in transformers' format, in
+    float32.
 
     `place`, its folder, appears complete or not at all, with those above it.
 
@@ -88,27 +111,46 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
 
     sees = kind == "qwen3_vl"
     tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else (), thinks=kind == "qwen3_thinking")
-    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ids = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     sizes = SIZES | ids | {"vocab_size": len(tokenizer)}
     parts: list[Any] = []
     if sees:
-        of_images = dict(zip(IMAGE_TOKEN_SETTINGS, tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS]), strict=True))
+        of_images = dict(
+            zip(IMAGE_TOKEN_SETTINGS, tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS]), strict=True)
+        )
         config = transformers.Qwen3VLConfig(
-            text_config=sizes | OF_KIND[kind], vision_config=VISION, tie_word_embeddings=False, **ids, **of_images
+            text_config=sizes | OF_KIND[kind],
+            vision_config=VISION,
+            tie_word_embeddings=False,
+            **ids,
+            **of_images,
         )
         token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
-        limits = {"min_pixels": token, "max_pixels": MOST_IMAGE_TOKENS * token}
+        limits = {"min_pixels": token, "max_pixels": MAX_IMAGE_TOKENS * token}
         images = transformers.Qwen2VLImageProcessor(patch_size=IMAGE_PATCH, **limits)
-        videos = transformers.Qwen3VLVideoProcessor()  # needs torchvision, which is in the extra ``vision``
-        parts = [transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE)]
+        videos = (
+            transformers.Qwen3VLVideoProcessor()
+        )  # needs torchvision, which is in the extra ``vision``
+        parts = [
+            transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE)
+        ]
     else:
-        config = transformers.AutoConfig.for_model(kind.removesuffix("_thinking"), **sizes, **OF_KIND[kind])
-    auto_class = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+        config = transformers.AutoConfig.for_model(
+            kind.removesuffix("_thinking"), **sizes, **OF_KIND[kind]
+        )
+    auto_class = (
+        transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    )
     # the global generator is put back afterwards: a caller's own seed must not depend on this call
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto_class.from_config(config)
-    transformers.utils.logging.disable_progress_bar()  # one for each model that is written, however small
+    # one for each model that is written, however small
+    transformers.utils.logging.disable_progress_bar()
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}_", dir=place.parent) as draft:
         for part in (*parts, model, tokenizer):
@@ -118,9 +160,11 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
 
 
 def make_byte_tokenizer(more_tokens: Sequence[str] = (), *, thinks: bool = False) -> Any:
-    """A ``PreTrainedTokenizerFast`` of 256 bytes, three markers and `more_tokens`: each byte of a text is one token.
+    """A ``PreTrainedTokenizerFast`` of 256 bytes, three markers and `more_tokens`: each byte of a
+    text is one token.
 
-    With ``thinks``, the beginning and the end of a thought are tokens, too, and earlier thoughts are left out of chats.
+    With ``thinks``, the beginning and the end of a thought are tokens, too, and earlier thoughts
+    are left out of chats.
 
     So a conversation that is encoded turn by turn has the same tokens as when it is encoded whole.
     """
@@ -128,7 +172,9 @@ def make_byte_tokenizer(more_tokens: Sequence[str] = (), *, thinks: bool = False
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
+    backend = Tokenizer(
+        models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -140,6 +186,8 @@ def make_byte_tokenizer(more_tokens: Sequence[str] = (), *, thinks: bool = False
     tokenizer.add_tokens([*more_tokens], special_tokens=True)
     tokenizer.chat_template = CHAT_TEMPLATE
     if thinks:
-        tokenizer.add_tokens([*THINK_TOKENS])  # not special, as Qwen3's: they are part of a reply's text
+        tokenizer.add_tokens(
+            [*THINK_TOKENS]
+        )  # not special, as Qwen3's: they are part of a reply's text
         tokenizer.chat_template = THINKING_TEMPLATE
     return tokenizer

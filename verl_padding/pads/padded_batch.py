@@ -9,12 +9,25 @@ import torch
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import columns
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
-from verl_padding.pads.queue import KVBatchMeta, first_few, put_columns, read_fields, rows_like, tokens_of_masks
+from verl_padding.pads.queue import (
+    KVBatchMeta,
+    first_few,
+    put_columns,
+    read_fields,
+    rows_like,
+    tokens_of_masks,
+)
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.template import Columns, PadTemplate
-from verl_padding.pads.upsampling import check_no_pads, check_weight_is_a_field, new_pads, put_pads, strip
+from verl_padding.pads.upsampling import (
+    check_no_pads,
+    check_weight_is_a_field,
+    new_pads,
+    put_pads,
+    strip,
+)
 from verl_padding.plan import BatchPlan, Layout
-from verl_padding.plan.counted import counted
+from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +35,15 @@ logger = logging.getLogger(__name__)
 class PaddedBatch:
     """A batch of real rows, its plan, and the pads that wait in TransferQueue for the worker calls.
 
-    The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads, in the order
-    in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip` of them takes them out.
+    The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads,
+    in the order in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip`
+    of them takes them out.
 
-    A PaddingDataError refuses a real row that is tagged as padding, that :class:`SourceRows` refuses, or that cannot
-    weigh what its agent loop says. ``branches`` says whether rows share tokens before they part, or whole beginnings
-    alone; None where they share nothing. ``timed`` says whether the workers time micro-batches, ``own_old_log_probs``
-    which update takes its own log-probs for those of the old policy, ``skips_idle`` which one may leave rows out.
+    A PaddingDataError refuses a real row that is tagged as padding, that :class:`SourceRows`
+    refuses, or that cannot weigh what its agent loop says. ``branches`` says whether rows share
+    tokens before they part, or whole beginnings alone; None where they share nothing. ``timed``
+    says whether the workers time micro-batches, ``own_old_log_probs`` which update takes its own
+    log-probs for those of the old policy, ``skips_idle`` which one may leave rows out.
     """
 
     def __init__(
@@ -55,7 +70,9 @@ class PaddedBatch:
         self._branches, self._timed = branches, timed
         self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
         leaving_out = {call for call, layout in plan.layouts.items() if any(layout.left_out)}
-        assert leaving_out <= {skips_idle}, f"{leaving_out} would divide by the rows that they compute"
+        assert leaving_out <= {skips_idle}, (
+            f"{leaving_out} would divide by the rows that they compute"
+        )
         self._source = SourceRows(batch)
         self._made: set[str] = set()
         self._factors = self._loss_factors(loss_weightings)
@@ -63,64 +80,84 @@ class PaddedBatch:
     def _loss_factors(self, loss_weightings: Sequence[LossWeighting]) -> dict[str, list[float]]:
         """Of each real row, by update; none of an update that weighs all rows the same."""
         weight_R, layouts = self._source.weights(), self.plan.layouts
-        weighed = [each for each in loss_weightings if LOSS_WEIGHT in self._source.names or each.by_session]
-        for weighting in weighed:  # also where this step does not train, such as an actor whose critic warms up
+        weighed = [
+            each for each in loss_weightings if LOSS_WEIGHT in self._source.names or each.by_session
+        ]
+        for (
+            weighting
+        ) in weighed:  # also where this step does not train, such as an actor whose critic warms up
             if weighting.refusal and set(weight_R) != {1.0}:
                 raise PaddingDataError(
-                    f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: {weighting.refusal}"
+                    f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: "
+                    f"{weighting.refusal}"
                 )
         planned = [weighting for weighting in weighed if weighting.call in layouts]
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         tokens_R = tokens_of_masks(self.batch, "loss_mask") if planned else []
         return {
-            weighting.call: loss_factors(layouts[weighting.call], self.batch.keys, weight_R, tokens_R, weighting)
+            weighting.call: loss_factors(
+                layouts[weighting.call], self.batch.keys, weight_R, tokens_R, weighting
+            )
             for weighting in planned
         }
 
     def check_all_rows_have(self, name: str) -> None:
-        """Refuses a row that lacks this field of a teacher's, which the loss reads, with a PaddingDataError."""
+        """Refuses a row that lacks this field of a teacher's, which the loss reads, with a
+        PaddingDataError."""
         if lacking := sorted(set(self.batch.keys) - set(self._source.keys_with(name))):
             raise PaddingDataError(
-                f"row {lacking[0]!r}: no field {name!r} ({counted(len(lacking), 'row')} in all), which distillation "
-                "reads of each row, but verl's agent loop workers ask the teacher about a session's last row alone. "
-                "Leave +actor_rollout_ref.rollout.agent.agent_loop_manager_class out, or have its workers extend "
-                "verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
+                f"row {lacking[0]!r}: no field {name!r} ({plural(len(lacking), 'row')} in all), "
+                "which distillation reads of each row, but verl's agent loop workers ask the "
+                "teacher about a session's last row alone. Leave "
+                "+actor_rollout_ref.rollout.agent.agent_loop_manager_class out, or have its "
+                "workers extend verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
             )
 
     def check_no_row_has(self, name: str, why: str) -> None:
         """Refuses a row that has this field, with a PaddingDataError."""
         if having := self._source.keys_with(name):
             raise PaddingDataError(
-                f"row {having[0]!r}: has a field {name!r} ({counted(len(having), 'row')} in all): {why}."
+                f"row {having[0]!r}: has a field {name!r} ({plural(len(having), 'row')} in all): "
+                f"{why}."
             )
 
     def put_pads(self) -> None:
-        """Puts all pads, with the fields that real rows have by now, in one put; none if one of these is refused."""
+        """Puts all pads, with the fields that real rows have by now, in one put; none if one of
+        these is refused."""
         if self.pads.keys:
             fields = self._new_fields(len(self.pads))
             self._made = set(fields)
             put_pads(self.pads, fields)
         elif not self._template.has_seen(self._source.names - columns.OWN_COLUMNS):
-            self._new_fields(1)  # a field that no pad can be made for is refused when it first appears
+            self._new_fields(
+                1
+            )  # a field that no pad can be made for is refused when it first appears
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of a log-prob, reference or value pass; if there are pads among them, a column marks them."""
+        """The rows of a log-prob, reference or value pass; if there are pads among them, a column
+        marks them."""
         layout = self.plan.layouts[call]
         rows = self._rows_of(layout, batch)
         self._put_columns(call, rows, columns.pad_column(layout) if layout.n_pads else {})
         return rows
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of an update, with what the loss must know about each row's mini-batch as columns.
+        """The rows of an update, with what the loss must know about each row's mini-batch as
+        columns.
 
-        A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces ``mini_batch_size`` and
-        ``shuffle`` (:mod:`~verl_padding.worker.mini_batches`): the cells of one mini-batch alone are of one size.
+        A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
+        ``mini_batch_size`` and ``shuffle`` (:mod:`~verl_padding.worker.mini_batches`): the cells of
+        one mini-batch alone are of one size.
         """
         layout = self.plan.layouts[call]
         if layout.n_pads:
-            # The fields that the trainer has added since: TransferQueue hands workers those that all rows of a call
-            # have, so without this, `advantages` would vanish from every rank that holds a pad.
-            put_columns(self.pads.select_keys(self.pads.keys[: layout.n_pads]), self._new_fields(layout.n_pads))
+            # The fields that the trainer has added since: TransferQueue hands workers those that
+            # all rows of a call have, so without this, `advantages` would vanish from every rank
+            # that holds a pad.
+            put_columns(
+                self.pads.select_keys(self.pads.keys[: layout.n_pads]),
+                self._new_fields(layout.n_pads),
+            )
         rows = self._rows_of(layout, batch)
         factor_R = self._factors.get(call)
         if factor_R is not None:
@@ -131,7 +168,9 @@ class PaddedBatch:
             tokens_R = tokens_of_masks(self.batch, "loss_mask")
         if call == self._own_old_log_probs:
             rows.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE] = True
-        self._put_columns(call, rows, columns.loss_columns(layout, self._trained_tokens_R, factor_R, tokens_R))
+        self._put_columns(
+            call, rows, columns.loss_columns(layout, self._trained_tokens_R, factor_R, tokens_R)
+        )
         rows.extra_info |= columns.cut_into(layout, epochs=rows.extra_info.get("epochs", 1))
         rows.extra_info.pop("mini_batch_size", None)
         return rows
@@ -148,16 +187,24 @@ class PaddedBatch:
         return self._factors.get(call) or [1.0] * len(self.batch)
 
     def idle_steps(self, call: str) -> int:
-        """Optimizer steps of an update, once it was called, none of whose rows has a trained token that weighs."""
+        """Optimizer steps of an update, once it was called, none of whose rows has a trained token
+        that weighs."""
         tokens_R, factor_R = self._trained_tokens_R, self._factors.get(call)
-        trains_R = [bool(n and (factor_R is None or factor_R[row])) for row, n in enumerate(tokens_R)]
-        return sum(not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M)
+        trains_R = [
+            bool(n and (factor_R is None or factor_R[row])) for row, n in enumerate(tokens_R)
+        ]
+        return sum(
+            not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M
+        )
 
     @cached_property
     def mask_R(self) -> list[torch.Tensor]:
-        """Which response tokens of each real row are trained, (response,) each, once the first update was called."""
+        """Which response tokens of each real row are trained, (response,) each, once the first
+        update was called."""
         # Read as late as that: until then the trainer may reject tokens.
-        masks = read_fields(self.batch.keys, self.batch.partition_id, ["response_mask"])["response_mask"]
+        masks = read_fields(self.batch.keys, self.batch.partition_id, ["response_mask"])[
+            "response_mask"
+        ]
         return [mask.bool() for mask in masks.unbind()]
 
     @cached_property
@@ -165,21 +212,31 @@ class PaddedBatch:
         return [int(mask.sum()) for mask in self.mask_R]
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
-        assert sorted(batch.keys) == sorted(self.batch.keys), "the batch changed between plan and worker call"
-        tag_of = dict(zip([*batch.keys, *self.pads.keys], [*batch.tags, *self.pads.tags], strict=True))
+        assert sorted(batch.keys) == sorted(self.batch.keys), (
+            "the batch changed between plan and worker call"
+        )
+        tag_of = dict(
+            zip([*batch.keys, *self.pads.keys], [*batch.tags, *self.pads.tags], strict=True)
+        )
         keys = [*self.batch.keys, *self.pads.keys]
         ordered = [keys[row] for row in layout.order]
         return rows_like(batch, ordered, [tag_of[key] for key in ordered])
 
-    def _put_columns(self, call: str, rows: KVBatchMeta, of_call: Mapping[str, torch.Tensor]) -> None:
+    def _put_columns(
+        self, call: str, rows: KVBatchMeta, of_call: Mapping[str, torch.Tensor]
+    ) -> None:
         of_call = {**of_call, **columns.micro_batch_columns(self.plan, call)}
         rows.extra_info[columns.CUT_BY_PLAN] = columns.MICRO_BATCH in of_call
         if self._branches is not None:
             rows.extra_info[columns.BRANCHES] = self._branches
         if self._timed:
-            of_call |= columns.in_order(columns.BATCH_ROW, self.plan.layouts[call], range(len(self.batch)), of_pads=-1)
+            of_call |= columns.in_order(
+                columns.BATCH_ROW, self.plan.layouts[call], range(len(self.batch)), of_pads=-1
+            )
             # A LoRA actor without its adapter is its own reference, by the same call.
-            rows.extra_info[columns.TIMED_CALL] = columns.REF if rows.extra_info.get(columns.NO_ADAPTER) else call
+            rows.extra_info[columns.TIMED_CALL] = (
+                columns.REF if rows.extra_info.get(columns.NO_ADAPTER) else call
+            )
         put_columns(rows, of_call)
 
     def _new_fields(self, n_pads: int) -> Columns:
@@ -192,11 +249,12 @@ class PaddedBatch:
 
 
 def strip_after_an_error(padded: PaddedBatch) -> None:
-    """Takes the pads out while an error is on its way; a failure to do so is only logged, and that error goes on."""
+    """Takes the pads out while an error is on its way; a failure to do so is only logged, and that
+    error goes on."""
     try:
         strip(padded.pads)
     except Exception:
         logger.exception(
-            f"verl_padding: {len(padded.pads)} pads ({first_few(padded.pads.keys)}) could not be cleared after an "
-            "error; the next job on this TransferQueue will clear them"
+            f"verl_padding: {len(padded.pads)} pads ({first_few(padded.pads.keys)}) could not be "
+            "cleared after an error; the next job on this TransferQueue will clear them"
         )

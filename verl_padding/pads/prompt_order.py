@@ -1,8 +1,9 @@
 """Prompt ids that carry the order of the data set, and rows put in that order.
 
-verl gives each prompt a random uid, and its rows come back when their sessions end: nothing in a batch says which
-prompt comes first in the data set. A uid of this module begins with the step that fetched the prompt and its place in
-that step, so that uids sort as the data set is read. The rest is random: no other job has the same.
+verl gives each prompt a random uid, and its rows come back when their sessions end: nothing in a
+batch says which prompt comes first in the data set. A uid of this module begins with the step that
+fetched the prompt and its place in that step, so that uids sort as the data set is read. The rest
+is random: no other job has the same.
 """
 
 import re
@@ -30,7 +31,8 @@ class PromptNames:
         self._step, self._fetched = 0, 0
 
     def next(self, step: int, n_prompts: int) -> list[str]:
-        """Uids of the next prompts, fetched in this step of the trainer: the places go on from the last ones."""
+        """Uids of the next prompts, fetched in this step of the trainer: the places go on from the
+        last ones."""
         first = self._fetched if step == self._step else 0
         self._step, self._fetched = step, first + n_prompts
         return [ordered_uid(step, place) for place in range(first, first + n_prompts)]
@@ -43,10 +45,11 @@ def place_of(uid: str) -> tuple[int, int] | None:
 
 
 def data_order(keys: Sequence[str]) -> list[int]:
-    """Numbers of the rows in the order of the data set: by step and place of the prompt, session, and row of a session.
+    """Numbers of the rows in the order of the data set: by step and place of the prompt, session,
+    and row of a session.
 
-    Prompts whose uid holds no place come last, in the order of their first rows in the batch. A key that is not of the
-    form ``{uid}_{session}_{index}`` stands for a prompt with a single row.
+    Prompts whose uid holds no place come last, in the order of their first rows in the batch. A key
+    that is not of the form ``{uid}_{session}_{index}`` stands for a prompt with a single row.
 
     >>> early, late = ordered_uid(1, 0), ordered_uid(1, 1)
     >>> data_order([f"{late}_0_0", f"{early}_1_0", f"{early}_0_10", f"{early}_0_9"])
@@ -57,5 +60,7 @@ def data_order(keys: Sequence[str]) -> list[int]:
     for row, key in enumerate(keys):
         uid, session, index = parts_of_key(key) or (key, "0", "0")
         knows = place_of(uid) is not None
-        ranks.append((not knows, uid if knows else first_row.setdefault(uid, row), int(session), int(index)))
+        ranks.append(
+            (not knows, uid if knows else first_row.setdefault(uid, row), int(session), int(index))
+        )
     return sorted(range(len(ranks)), key=ranks.__getitem__)

@@ -1,4 +1,5 @@
-"""Rows in TransferQueue: listed, read, put, cleared, set aside. The only module that knows TransferQueue."""
+"""Rows in TransferQueue: listed, read, put, cleared, set aside. The only module that knows
+TransferQueue."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from transfer_queue import BatchMeta, KVBatchMeta
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PADDING_TAG, is_padding
-from verl_padding.plan.counted import counted
+from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import uid_of_key
 
 logger = logging.getLogger(__name__)
@@ -25,9 +26,11 @@ logger = logging.getLogger(__name__)
 __all__ = ["KVBatchMeta"]
 
 MARKED = "rows_with_is_padding"
-"""Key of ``extra_info`` of a batch that has pads: the rows that had the column before, and whether it was selected."""
+"""Key of ``extra_info`` of a batch that has pads: the rows that had the column before, and whether
+it was selected."""
 _HELD: list[Any] = []
-"""Storage of queues that were let go of: Ray ends an actor when the process that made it drops its last handle."""
+"""Storage of queues that were let go of: Ray ends an actor when the process that made it drops its
+last handle."""
 
 
 def is_connected() -> bool:
@@ -36,7 +39,8 @@ def is_connected() -> bool:
 
 
 def detach() -> None:
-    """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller, whoever made it."""
+    """Leaves a TransferQueue without ending it: TransferQueue's own ``close`` ends the controller,
+    whoever made it."""
     tq_interface._TQ_CLIENT.close()
     _HELD.append(tq_interface._TQ_STORAGE)
     tq_interface._TQ_CLIENT = tq_interface._TQ_CONTROLLER = tq_interface._TQ_STORAGE = None
@@ -57,10 +61,14 @@ def actors_of_queue() -> dict[str, list[ActorHandle]]:
     return {"TransferQueue's controller": [controller()], "TransferQueue's storage": storage}
 
 
-def rows_like(batch: KVBatchMeta, keys: Sequence[str], tags: Iterable[Mapping[str, Any]]) -> KVBatchMeta:
-    """Other rows of a batch's partition, each with a tag of its own, for a call with the batch's fields and extra_info.
+def rows_like(
+    batch: KVBatchMeta, keys: Sequence[str], tags: Iterable[Mapping[str, Any]]
+) -> KVBatchMeta:
+    """Other rows of a batch's partition, each with a tag of its own, for a call with the batch's
+    fields and extra_info.
 
-    Values in tags are shared with the batch: ``KVBatchMeta`` would copy them, which takes most of the time of a call.
+    Values in tags are shared with the batch: ``KVBatchMeta`` would copy them, which takes most of
+    the time of a call.
     """
     rows = KVBatchMeta(
         keys=list(keys),
@@ -83,14 +91,22 @@ def tags_of(partition_id: str) -> dict[str, dict[str, Any]]:
     return dict((tq.kv_list(partition_id) or {}).get(partition_id, {}))
 
 
-def read_fields(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> TensorDict:
+def read_fields(
+    keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None
+) -> TensorDict:
     """The fields that all of these rows have, or those of ``names`` among them."""
     meta = _look_up(keys, partition_id)
-    chosen = list(meta.field_schema if names is None else [name for name in names if name in meta.field_schema])
+    chosen = list(
+        meta.field_schema
+        if names is None
+        else [name for name in names if name in meta.field_schema]
+    )
     return tq.get_client().get_data(meta.select_fields(chosen))
 
 
-def read_rows(keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def read_rows(
+    keys: Sequence[str], partition_id: str, names: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
     """As :func:`read_fields`, row by row."""
     rows = read_fields(keys, partition_id, names).unbind(0)
     # By name: items() would give tensordict's wrappers of plain values.
@@ -104,22 +120,27 @@ def fields_of_all(keys: Sequence[str], partition_id: str) -> set[str]:
 
 def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
     """Tokens that a mask of each row keeps, such as its ``response_mask``."""
-    return [int(mask.sum()) for mask in read_fields(batch.keys, batch.partition_id, [name])[name].unbind()]
+    return [
+        int(mask.sum())
+        for mask in read_fields(batch.keys, batch.partition_id, [name])[name].unbind()
+    ]
 
 
 def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
-    """What TransferQueue's controller knows about rows, in their order; a PaddingDataError if one is not there.
+    """What TransferQueue's controller knows about rows, in their order; a PaddingDataError if one
+    is not there.
 
-    Without their tags, which ``kv_batch_get`` copies, and ``kv_batch_put`` copies several times and sends back to the
-    controller: most of the time of a put of a few columns.
+    Without their tags, which ``kv_batch_get`` copies, and ``kv_batch_put`` copies several times and
+    sends back to the controller: most of the time of a put of a few columns.
     """
     meta: BatchMeta = tq.get_client().kv_retrieve_meta(keys=list(keys), partition_id=partition_id)
     if lost := len(keys) - len(meta.global_indexes):
         there = tags_of(partition_id)
         first = next((key for key in keys if key not in there), keys[0])
         raise PaddingDataError(
-            f"row {first!r}: not in TransferQueue ({lost} of {len(keys)} rows of the batch are not). Whatever cleared "
-            f"it from partition {partition_id!r} must leave the rows of a step until the step has ended."
+            f"row {first!r}: not in TransferQueue ({lost} of {len(keys)} rows of the batch are "
+            f"not). Whatever cleared it from partition {partition_id!r} must leave the rows of a "
+            "step until the step has ended."
         )
     meta.custom_meta = []  # a put then leaves those in the controller as they are
     return meta
@@ -132,28 +153,40 @@ class Listing:
     keys_by_fields: dict[frozenset[str], list[str]]
     """Rows grouped by the fields that they have, the largest group first."""
     shapes: dict[str, dict[str, tuple[int, ...]]]
-    """Field that all rows have -> row -> shape, where the value is a tensor and its shape is known."""
+    """Field that all rows have -> row -> shape, where the value is a tensor and its shape is
+    known."""
     dtypes: dict[str, torch.dtype]
     """Tensor field of the partition -> dtype of its first put, which all others must have."""
     unlisted: dict[str, list[str]]
-    """Field -> rows for which TransferQueue has stored the field but not listed it; only its log says so."""
+    """Field -> rows for which TransferQueue has stored the field but not listed it; only its log
+    says so."""
 
 
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     meta = _look_up(keys, partition_id)
-    fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes)))
+    fields = ray.get(
+        controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes))
+    )
     keys_by_fields: dict[frozenset[str], list[str]] = {}
-    for key, has_F in zip(keys, zip(*(field.has_R for field in fields.values()), strict=True), strict=True):
+    for key, has_F in zip(
+        keys, zip(*(field.has_R for field in fields.values()), strict=True), strict=True
+    ):
         keys_by_fields.setdefault(frozenset(compress(fields, has_F)), []).append(key)
     shapes = {}
     for name, schema in meta.field_schema.items():
         shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
-        shapes[name] = {key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None}
+        shapes[name] = {
+            key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None
+        }
     return Listing(
         keys_by_fields=dict(sorted(keys_by_fields.items(), key=lambda item: -len(item[1]))),
         shapes=shapes,
         dtypes={name: field.dtype for name, field in fields.items() if field.dtype is not None},
-        unlisted={name: rows for name, field in fields.items() if (rows := list(compress(keys, field.unlisted_R)))},
+        unlisted={
+            name: rows
+            for name, field in fields.items()
+            if (rows := list(compress(keys, field.unlisted_R)))
+        },
     )
 
 
@@ -164,8 +197,8 @@ class _Field(NamedTuple):
 
 
 def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Field]:
-    # Runs in TransferQueue's controller. A put with a field in another dtype than the first put of that field is
-    # stored, but listed only up to there.
+    # Runs in TransferQueue's controller. A put with a field in another dtype than the first put of
+    # that field is stored, but listed only up to there.
     partition = queue.partitions[partition_id]
     fields = {}
     for name, column in partition.field_name_mapping.items():
@@ -184,7 +217,8 @@ def put_new_rows(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
 
 
 def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
-    """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them. Tags stay as they are."""
+    """Puts columns in the order of ``rows``, and makes a call with ``rows`` read them. Tags stay as
+    they are."""
     if not columns:
         return
     meta = _look_up(rows.keys, rows.partition_id)
@@ -194,7 +228,8 @@ def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
 
 
 def mark_rows(batch: KVBatchMeta, marked: Sequence[str]) -> KVBatchMeta:
-    """The batch, all of whose rows have a column that says that they are no pads; the rows of ``marked`` had one."""
+    """The batch, all of whose rows have a column that says that they are no pads; the rows of
+    ``marked`` had one."""
     others = batch.select_keys([key for key in batch.keys if key not in set(marked)])
     if others.keys:
         put_columns(others, {PADDING_TAG: torch.zeros(len(others), dtype=torch.bool)})
@@ -207,7 +242,8 @@ def mark_rows(batch: KVBatchMeta, marked: Sequence[str]) -> KVBatchMeta:
 
 
 def unmark_rows(rows: KVBatchMeta) -> KVBatchMeta:
-    """Real rows without what :func:`mark_rows` has added; rows of a batch that it has not made stay as they are."""
+    """Real rows without what :func:`mark_rows` has added; rows of a batch that it has not made stay
+    as they are."""
     if MARKED not in (rows.extra_info or {}):
         return rows
     plain = rows_like(rows, rows.keys, rows.tags)
@@ -216,15 +252,21 @@ def unmark_rows(rows: KVBatchMeta) -> KVBatchMeta:
     if plain.fields is not None and not selected:
         plain.fields.remove(PADDING_TAG)
     if others := [key for key in rows.keys if key not in set(marked)]:
-        there = list(tq.get_client().kv_retrieve_meta(keys=others, partition_id=rows.partition_id).global_indexes)
+        there = list(
+            tq.get_client()
+            .kv_retrieve_meta(keys=others, partition_id=rows.partition_id)
+            .global_indexes
+        )
         if there:
-            ray.get(controller().__ray_call__.remote(_forget, rows.partition_id, PADDING_TAG, there))
+            ray.get(
+                controller().__ray_call__.remote(_forget, rows.partition_id, PADDING_TAG, there)
+            )
     return plain
 
 
 def _forget(queue: Any, partition_id: str, name: str, rows: list[int]) -> None:
-    # Runs in TransferQueue's controller, which by itself can only clear whole rows. The storage keeps the column until
-    # then, but nobody reads it.
+    # Runs in TransferQueue's controller, which by itself can only clear whole rows. The storage
+    # keeps the column until then, but nobody reads it.
     partition = queue.partitions[partition_id]
     partition.production_status[rows, partition.field_name_mapping[name]] = 0
     meta = partition.field_metadata.get(name)
@@ -242,7 +284,8 @@ def clear(keys: Sequence[str], partition_id: str) -> None:
 
 @contextmanager
 def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
-    """Takes rows that are still there out of TransferQueue for a with-block; their fields wait in this process.
+    """Takes rows that are still there out of TransferQueue for a with-block; their fields wait in
+    this process.
 
     The rows of one batch come back with the fields that all of them had.
     """
@@ -252,31 +295,42 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
             tags = tags_of(batch.partition_id)
             there = batch.select_keys([key for key in batch.keys if key in tags])
             if there.keys:
-                kept.append((there, read_fields(there.keys, there.partition_id), [tags[key] for key in there.keys]))
+                kept.append(
+                    (
+                        there,
+                        read_fields(there.keys, there.partition_id),
+                        [tags[key] for key in there.keys],
+                    )
+                )
                 clear(there.keys, there.partition_id)
         yield
     finally:
         for batch, data, tags_R in kept:
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data, tags=tags_R)
+            tq.kv_batch_put(
+                keys=batch.keys, partition_id=batch.partition_id, fields=data, tags=tags_R
+            )
 
 
 def clear_leftovers(partition_id: str) -> None:
     """Clears pads, and rows whose prompt is gone, with a warning: no step may read them.
 
-    verl removes a prompt when it samples its rows. Rows without a prompt in the snapshot of a checkpoint were trained
-    on, or were being trained on: they can never be sampled again, and would stay forever.
+    verl removes a prompt when it samples its rows. Rows without a prompt in the snapshot of a
+    checkpoint were trained on, or were being trained on: they can never be sampled again, and would
+    stay forever.
     """
     tags = tags_of(partition_id)
     prompts = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
-    left = [key for key, tag in tags.items() if is_padding(tag) or not {key, uid_of_key(key)} & prompts]
+    left = [
+        key for key, tag in tags.items() if is_padding(tag) or not {key, uid_of_key(key)} & prompts
+    ]
     clear_with_a_warning(left, partition_id, "pads, and rows whose prompt has been sampled already")
 
 
 def clear_with_a_warning(keys: Sequence[str], partition_id: str, what: str) -> None:
     if keys:
         logger.warning(
-            f"verl_padding: cleared {counted(len(keys), 'key')} that an earlier trainer left in TransferQueue's "
-            f"partition {partition_id!r} ({what}): {first_few(keys)}"
+            f"verl_padding: cleared {plural(len(keys), 'key')} that an earlier trainer left in "
+            f"TransferQueue's partition {partition_id!r} ({what}): {first_few(keys)}"
         )
         clear(keys, partition_id)
 

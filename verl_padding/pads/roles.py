@@ -24,9 +24,15 @@ class Role(Enum):
     """Images and videos as the model takes them, name -> tensor."""
 
     def tokens(self, prompt: int, response: int) -> int | None:
-        """Tokens of a field in a row of ``prompt`` + ``response``; None for a role that does not follow the row."""
+        """Tokens of a field in a row of ``prompt`` + ``response``; None for a role that does not
+        follow the row."""
         whole = prompt + response
-        of_role = {Role.PROMPT: prompt, Role.RESPONSE: response, Role.SEQUENCE: whole, Role.POSITIONS: whole}
+        of_role = {
+            Role.PROMPT: prompt,
+            Role.RESPONSE: response,
+            Role.SEQUENCE: whole,
+            Role.POSITIONS: whole,
+        }
         return of_role.get(self)
 
 
@@ -72,8 +78,9 @@ KNOWN_FIELDS: Mapping[str, FieldRole] = {
     "dummy_tensor": FieldRole(Role.ROW),
     # written by verl's workers, whole sequence
     "log_probs": FieldRole(Role.SEQUENCE),
-    # written by verl's trainer (trainer/ppo/v1/trainer_base.py), response only. Workers write `entropy` and
-    # `values` for the whole sequence first; the trainer overwrites them before an update reads them.
+    # written by verl's trainer (trainer/ppo/v1/trainer_base.py), response only. Workers write
+    # `entropy` and `values` for the whole sequence first; the trainer overwrites them before an
+    # update reads them.
     "old_log_probs": FieldRole(Role.RESPONSE),
     "ref_log_prob": FieldRole(Role.RESPONSE),
     "entropy": FieldRole(Role.RESPONSE),

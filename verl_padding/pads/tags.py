@@ -9,7 +9,8 @@ from verl_padding.errors import PaddingDataError
 PADDING_TAG = "is_padding"
 """Tag of a pad row; verl 0.9 uses the same."""
 PAD_UID_PREFIX = "pad"
-"""First letters of a pad's uid, and so of its key; verl 0.9 uses the same. verl's own uids are hexadecimal."""
+"""First letters of a pad's uid, and so of its key; verl 0.9 uses the same. verl's own uids are
+hexadecimal."""
 LENGTH_TAGS = ("prompt_len", "response_len", "seq_len")
 """Tags with a row's numbers of tokens, as verl's agent loop writes them."""
 
@@ -20,7 +21,8 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
 
 
 def tokens_of_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Tokens of each row, by its tag ``seq_len``; one that is missing, or no whole number, is a PaddingDataError."""
+    """Tokens of each row, by its tag ``seq_len``; one that is missing, or no whole number, is a
+    PaddingDataError."""
     tokens_R = []
     for key, tag in zip(keys, tags, strict=True):
         try:
@@ -32,7 +34,7 @@ def tokens_of_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> li
 
 def wrong_tag(key: str, tag: Mapping[str, Any], name: str, what: str) -> PaddingDataError:
     return PaddingDataError(
-        f"row {key!r}: tag {name}={tag.get(name)!r}, but {what}. Tag each row with the numbers of tokens of its fields "
-        "prompts and responses, and with their sum as seq_len, as verl's agent loop does "
-        "(verl/trainer/ppo/v1/agent_loop_tq.py)."
+        f"row {key!r}: tag {name}={tag.get(name)!r}, but {what}. Tag each row with the numbers of "
+        "tokens of its fields prompts and responses, and with their sum as seq_len, as verl's "
+        "agent loop does (verl/trainer/ppo/v1/agent_loop_tq.py)."
     )

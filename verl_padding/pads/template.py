@@ -1,4 +1,5 @@
-"""Pads, made from real rows: what each field means for a pad, and a neutral value of its dtype and rank."""
+"""Pads, made from real rows: what each field means for a pad, and a neutral value of its dtype and
+rank."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import gcd
@@ -15,7 +16,8 @@ from verl_padding.pads.vision_families import SmallestImage
 
 PAD_RESPONSE_LENGTH = 1
 GOLDEN = 0.618
-"""Step from one expert to the next, as a share of their number: the first few are then always far apart."""
+"""Step from one expert to the next, as a share of their number: the first few are then always far
+apart."""
 EMPTY_OF_ITSELF = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset)
 Row = Mapping[str, Any]
 """Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
@@ -24,10 +26,11 @@ Columns = dict[str, torch.Tensor | NonTensorStack]
 
 
 class Schema:
-    """Field name -> role, for one job: a role that was found once is kept as long as later rows agree.
+    """Field name -> role, for one job: a role that was found once is kept as long as later rows
+    agree.
 
-    A batch may be a single row, whose lengths say little; earlier batches have said more. Roles that are ``declared``
-    in ``padding.fields`` come before all else.
+    A batch may be a single row, whose lengths say little; earlier batches have said more. Roles
+    that are ``declared`` in ``padding.fields`` come before all else.
     """
 
     def __init__(self, declared: Mapping[str, FieldRole] | None = None):
@@ -37,39 +40,53 @@ class Schema:
         """Fields that a pad has been made with."""
 
     def role_of(self, name: str, rows: Sequence[Row], pad_lengths: tuple[int, int]) -> FieldRole:
-        """The role of a field, declared, known, or found from its shapes in real rows of different lengths.
+        """The role of a field, declared, known, or found from its shapes in real rows of different
+        lengths.
 
-        Roles that give a pad the same length, of ``pad_lengths`` prompt and response tokens, need no choice. Where no
-        role fits, or several do and nothing says which, this raises a PaddingDataError.
+        Roles that give a pad the same length, of ``pad_lengths`` prompt and response tokens, need
+        no choice. Where no role fits, or several do and nothing says which, this raises a
+        PaddingDataError.
         """
         values = [row[name] for row in rows]
         if (declared := self._declared.get(name)) is not None:
             if not _fits(declared.role, values, rows):
-                raise _unclear(name, rows, f"are not those of its declared role, {declared.role.value}.")
+                raise _unclear(
+                    name, rows, f"are not those of its declared role, {declared.role.value}."
+                )
             return declared
         known = KNOWN_FIELDS.get(name) or self._found.get(name)
         if known is not None and _fits(known.role, values, rows):
             return known
         fitting, fill = _roles_that_fit(values, rows), known.fill if known else Fill.ZERO
         if len(fitting) > 1:
-            of_a_pad = {values[0].shape[0] if role is Role.ROW else role.tokens(*pad_lengths) for role in fitting}
+            of_a_pad = {
+                values[0].shape[0] if role is Role.ROW else role.tokens(*pad_lengths)
+                for role in fitting
+            }
             if len(of_a_pad) == 1:
-                return FieldRole(fitting[0], fill)  # not kept: later rows may say more, and other pads be longer
+                return FieldRole(
+                    fitting[0], fill
+                )  # not kept: later rows may say more, and other pads be longer
         if len(fitting) != 1:
-            fit = f"fit {' and '.join(role.value for role in fitting)}" if fitting else "fit no role"
+            fit = (
+                f"fit {' and '.join(role.value for role in fitting)}" if fitting else "fit no role"
+            )
             raise _unclear(name, rows, f"{fit}.")
         field = FieldRole(fitting[0], fill)
-        if field.role is not Role.OBJECT:  # which fits anything: a field that was None so far may yet hold tensors
+        if (
+            field.role is not Role.OBJECT
+        ):  # which fits anything: a field that was None so far may yet hold tensors
             self._found[name] = field
         return field
 
 
 def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
     return PaddingDataError(
-        f"field {name!r}: its role is unclear. Its shapes {[_shape(row[name]) for row in rows]} in rows of (prompt, "
-        f"response) lengths {[_lengths(row) for row in rows]} {what} Set its role, in a job by "
-        f"+padding.fields.{name}=response (or prompt, sequence, row, object), in a call of upsample by "
-        f"roles={{{name!r}: FieldRole(Role.RESPONSE)}}, or do not put it into the rows."
+        f"field {name!r}: its role is unclear. Its shapes {[_shape(row[name]) for row in rows]} "
+        f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} Set its "
+        f"role, in a job by +padding.fields.{name}=response (or prompt, sequence, row, object), "
+        f"in a call of upsample by roles={{{name!r}: FieldRole(Role.RESPONSE)}}, or do not put it "
+        "into the rows."
     )
 
 
@@ -79,7 +96,8 @@ def _roles_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Role]:
     if values[0].ndim == 0:
         return [Role.ROW]
     fitting = [role for role in FOUND_BY_LENGTH if _fits(role, values, rows)]
-    # If a length follows the tokens of rows of different lengths, it is no accident; if it never changes, it may be.
+    # If a length follows the tokens of rows of different lengths, it is no accident; if it never
+    # changes, it may be.
     if _fits(Role.ROW, values, rows) and (len(rows) > 1 or not fitting):
         fitting.append(Role.ROW)
     return fitting
@@ -92,7 +110,9 @@ def _fits(role: Role, values: Sequence[Any], rows: Sequence[Row]) -> bool:
     if role is Role.ROW:
         return len(set(shapes)) == 1
     axis = -1 if role is Role.POSITIONS else 0
-    return all(s and s[axis] == role.tokens(*_lengths(row)) for s, row in zip(shapes, rows, strict=True))
+    return all(
+        s and s[axis] == role.tokens(*_lengths(row)) for s, row in zip(shapes, rows, strict=True)
+    )
 
 
 def _is_array(value: Any) -> bool:
@@ -110,20 +130,23 @@ def _lengths(row: Row) -> tuple[int, int]:
 
 
 def shortest_pad(image: SmallestImage | None) -> int:
-    """Tokens of a pad that has a response, and a prompt of at least one token, with the image at its end."""
+    """Tokens of a pad that has a response, and a prompt of at least one token, with the image at
+    its end."""
     return max(1, len(image.token_ids) if image else 0) + PAD_RESPONSE_LENGTH
 
 
 class PadTemplate:
     """Makes the fields of pads from those of real rows.
 
-    A pad has ``length - 1`` prompt tokens and one response token, all end-of-sequence except those of an image, and
-    masks of zero. From a row of 5 prompt and 3 response tokens, with ``length=4``: ``input_ids`` (8,) -> (4,),
-    ``rm_scores`` (3,) -> (1,), ``position_ids`` (3, 8) -> (3, 4), ``teacher_ids`` (8, 20) -> (4, 20).
+    A pad has ``length - 1`` prompt tokens and one response token, all end-of-sequence except those
+    of an image, and masks of zero. From a row of 5 prompt and 3 response tokens, with ``length=4``:
+    ``input_ids`` (8,) -> (4,), ``rm_scores`` (3,) -> (1,), ``position_ids`` (3, 8) -> (3, 4),
+    ``teacher_ids`` (8, 20) -> (4, 20).
 
     Args:
         length: tokens of a pad.
-        n_experts: returns the number of routed experts of a layer, None if not known; called only if needed.
+        n_experts: returns the number of routed experts of a layer, None if not known; called only
+            if needed.
         image: what pads show the model's vision tower; None for nothing.
     """
 
@@ -138,7 +161,9 @@ class PadTemplate:
     ):
         if length < (shortest := shortest_pad(image)):
             why = "its prompt has at least one token, or those of the smallest image of the model"
-            raise PaddingDataError(f"length={length}: a pad here has at least {shortest}: {why}. Give {shortest}.")
+            raise PaddingDataError(
+                f"length={length}: a pad here has at least {shortest}: {why}. Give {shortest}."
+            )
         self.length = length
         self._lengths = (length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
         self._eos_token_id = eos_token_id
@@ -155,16 +180,22 @@ class PadTemplate:
         """Whether pads have been made with these fields, in this job."""
         return self._schema.seen.issuperset(names)
 
-    def fields(self, rows: Sequence[Row], names: Collection[str] | None = None, n_pads: int = 1) -> Columns:
-        """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others help find its role.
+    def fields(
+        self, rows: Sequence[Row], names: Collection[str] | None = None, n_pads: int = 1
+    ) -> Columns:
+        """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others
+        help find its role.
 
-        ``names`` are those of some fields of the rows, None for all. A field whose role is unclear, or that cannot hold
-        what its role says, is refused with a PaddingDataError.
+        ``names`` are those of some fields of the rows, None for all. A field whose role is unclear,
+        or that cannot hold what its role says, is refused with a PaddingDataError.
         """
         columns: Columns = {}
         for name in dict.fromkeys(name for row in rows for name in row) if names is None else names:
             with_field = _most_informative(name, [row for row in rows if name in row])
-            value, field = with_field[0][name], self._schema.role_of(name, with_field, self._lengths)
+            value, field = (
+                with_field[0][name],
+                self._schema.role_of(name, with_field, self._lengths),
+            )
             length = field.role.tokens(*self._lengths)
             if field.fill is Fill.ROUTES and length is not None and getattr(value, "ndim", 0) == 3:
                 columns[name] = self._routes(value, n_pads, length)
@@ -176,13 +207,19 @@ class PadTemplate:
     def _neutral(self, name: str, value: Any, field: FieldRole, length: int | None) -> Any:
         if field.role is Role.MULTIMODAL and self._image is not None:
             return dict(self._image.inputs)
-        if field.role in (Role.OBJECT, Role.MULTIMODAL) or (field.role is Role.ROW and not _is_array(value)):
+        if field.role in (Role.OBJECT, Role.MULTIMODAL) or (
+            field.role is Role.ROW and not _is_array(value)
+        ):
             return empty_value(value)
         if field.role is Role.POSITIONS and length is not None and _is_array(value):
             # Every axis of M-RoPE counts a text token alike.
-            return _like(value, np.broadcast_to(np.arange(length), (*value.shape[:-1], length)).copy())
+            return _like(
+                value, np.broadcast_to(np.arange(length), (*value.shape[:-1], length)).copy()
+            )
         shape = np.shape(value) if length is None else (length, *np.shape(value)[1:])
-        made = _filled(name, value, shape, {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0))
+        made = _filled(
+            name, value, shape, {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0)
+        )
         if name in ("prompts", "input_ids") and self._image is not None:
             # The image's tokens end the prompt: all tokens before them are end-of-sequence.
             ids = torch.tensor(self._image.token_ids, dtype=made.dtype)
@@ -191,19 +228,22 @@ class PadTemplate:
         return made
 
     def _routes(self, value: Any, n_pads: int, length: int) -> Any:
-        """(n_pads, length, layers, top-k): in each layer, all experts come equally often, give or take once.
+        """(n_pads, length, layers, top-k): in each layer, all experts come equally often, give or
+        take once.
 
-        The experts are walked in steps that share no divisor with their number, so that every expert comes once per
-        round, and those of a few pads lie far apart, on different expert-parallel ranks. Each layer starts somewhere
-        else. For 2 tokens, top-2 of 8 experts, in steps of 5: layer 0 has (0, 5), (2, 7), layer 1 has (5, 2), (7, 4).
+        The experts are walked in steps that share no divisor with their number, so that every
+        expert comes once per round, and those of a few pads lie far apart, on different
+        expert-parallel ranks. Each layer starts somewhere else. For 2 tokens, top-2 of 8 experts,
+        in steps of 5: layer 0 has (0, 5), (2, 7), layer 1 has (5, 2), (7, 4).
         """
         layers, top_k = value.shape[1:]
         known = self._n_experts()
         n_experts = int(value.max()) + 1 if known is None else known
         if top_k > n_experts:
             raise PaddingDataError(
-                f"field 'routed_experts': {top_k} experts per token, but the model has {n_experts}. Is "
-                "actor_rollout_ref.model.path (or n_experts) that of the model that the rows come from?"
+                f"field 'routed_experts': {top_k} experts per token, but the model has "
+                f"{n_experts}. Is actor_rollout_ref.model.path (or n_experts) that of the model "
+                "that the rows come from?"
             )
         steps = range(max(1, round(GOLDEN * n_experts)), n_experts + 1)
         step = next(step for step in steps if gcd(step, n_experts) == 1)
@@ -216,22 +256,25 @@ class PadTemplate:
 def same_in_all(value: Any, n_rows: int) -> torch.Tensor | NonTensorStack:
     """A column of rows that all have this value."""
     if not isinstance(value, torch.Tensor):
-        # Wrapped once: left to the stack, wrapping each anew would take most of the time of an upsample.
+        # Wrapped once: left to the stack, wrapping each anew would take most of the time of an
+        # upsample.
         return NonTensorStack(*[NonTensorData(value)] * n_rows)
-    # Dense, though the real rows' columns are jagged: TransferQueue keeps rows one by one and packs a call's rows anew,
-    # and a dense column goes in five times faster. Repeated, not expanded: one scalar expanded to one row counts as
-    # contiguous with a stride of 0, which TransferQueue cannot send.
+    # Dense, though the real rows' columns are jagged: TransferQueue keeps rows one by one and packs
+    # a call's rows anew, and a dense column goes in five times faster. Repeated, not expanded: one
+    # scalar expanded to one row counts as contiguous with a stride of 0, which TransferQueue cannot
+    # send.
     return value.repeat(n_rows, *[1] * value.ndim)
 
 
 def empty_value(value: Any) -> Any:
     """The empty value of the type of ``value``; None if the type has none.
 
-    Only the type, dtype and rank of ``value`` are kept: a source row's ground truth in a pad would be one more answer
-    to a question nobody asked. Subclasses give the plain value (``{}`` for any mapping, ``()`` for a named tuple).
+    Only the type, dtype and rank of ``value`` are kept: a source row's ground truth in a pad would
+    be one more answer to a question nobody asked. Subclasses give the plain value (``{}`` for any
+    mapping, ``()`` for a named tuple).
 
-    >>> empty_value(np.float32(0.5)), empty_value(b"abc"), empty_value({"style": "rule"}), empty_value(range(3))
-    (np.float32(0.0), b'', {}, None)
+    >>> [empty_value(value) for value in (np.float32(0.5), b"abc", {"style": "rule"}, range(3))]
+    [np.float32(0.0), b'', {}, None]
     """
     if isinstance(value, torch.Tensor):
         return value.new_zeros((0, *value.shape[1:]) if value.ndim else ())
@@ -246,7 +289,8 @@ def empty_value(value: Any) -> Any:
 
 
 def _filled(name: str, value: Any, shape: tuple[int, ...], fill: int) -> Any:
-    """A tensor, an array or a list of numbers like ``value``, of another shape, that holds ``fill`` everywhere."""
+    """A tensor, an array or a list of numbers like ``value``, of another shape, that holds ``fill``
+    everywhere."""
     if isinstance(value, torch.Tensor):
         return value.new_full(shape, fill)
     if isinstance(value, np.ndarray):
@@ -258,19 +302,28 @@ def _filled(name: str, value: Any, shape: tuple[int, ...], fill: int) -> Any:
         if isinstance(first, bool | int | float | complex | np.number | np.bool_):
             return type(value)([type(first)(fill)] * shape[0])
     raise PaddingDataError(
-        f"field {name!r}: a {type(value).__name__} cannot hold one value per token, unless it lists numbers. Set "
-        f"padding.fields.{name}=object (in a call of upsample, roles={{{name!r}: FieldRole(Role.OBJECT)}}), or store "
-        "it as a tensor or an array."
+        f"field {name!r}: a {type(value).__name__} cannot hold one value per token, unless it "
+        f"lists numbers. Set padding.fields.{name}=object (in a call of upsample, "
+        f"roles={{{name!r}: FieldRole(Role.OBJECT)}}), or store it as a tensor or an array."
     )
 
 
 def _like(value: Any, array: np.ndarray) -> Any:
     """An array as the kind and in the dtype of ``value``."""
-    return array.astype(value.dtype) if isinstance(value, np.ndarray) else torch.from_numpy(array).to(value)
+    return (
+        array.astype(value.dtype)
+        if isinstance(value, np.ndarray)
+        else torch.from_numpy(array).to(value)
+    )
 
 
 def _most_informative(name: str, rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows whose field holds a tensor, or else a list that is not empty; all rows if none holds either."""
+    """The rows whose field holds a tensor, or else a list that is not empty; all rows if none holds
+    either."""
     # If some rows hold None, or nothing yet, the others say what kind of column it is.
     tensors = [row for row in rows if _is_array(row[name])]
-    return tensors or [row for row in rows if isinstance(row[name], list | tuple) and row[name]] or rows
+    return (
+        tensors
+        or [row for row in rows if isinstance(row[name], list | tuple) and row[name]]
+        or rows
+    )

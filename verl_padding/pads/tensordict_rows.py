@@ -1,4 +1,5 @@
-"""Rows in a TensorDict: read for what pads are made from, joined with pads, and restored without them."""
+"""Rows in a TensorDict: read for what pads are made from, joined with pads, and restored without
+them."""
 
 import json
 from collections.abc import Sequence
@@ -11,13 +12,18 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
-from verl_padding.pads.source_rows import check_prompt, missing_field, of_different_lengths, wrong_column
+from verl_padding.pads.source_rows import (
+    check_prompt,
+    missing_field,
+    of_different_lengths,
+    wrong_column,
+)
 from verl_padding.pads.template import Columns, same_in_all
 
 LAYOUTS = "verl_padding_layouts"
-"""Column of a padded TensorDict, the same JSON in each row: its columns before there were pads, each with its ragged
-axis, 0 for a plain tensor, null for what is no tensor. A column of texts, since TransferQueue takes nothing that is
-held once for all rows."""
+"""Column of a padded TensorDict, the same JSON in each row: its columns before there were pads,
+each with its ragged axis, 0 for a plain tensor, null for what is no tensor. A column of texts,
+since TransferQueue takes nothing that is held once for all rows."""
 
 WRAPPERS = (NonTensorData, NonTensorStack)
 
@@ -34,8 +40,8 @@ class TensorDictRows:
             column = batch.get(name)
             if not isinstance(column, torch.Tensor | NonTensorStack):
                 raise PaddingDataError(
-                    f"field {name!r}: a {type(column).__name__} within the rows. Put its columns into the rows "
-                    "themselves, or give each row a dict."
+                    f"field {name!r}: a {type(column).__name__} within the rows. Put its columns "
+                    "into the rows themselves, or give each row a dict."
                 )
         marks = batch.get(IS_PADDING, None)
         if isinstance(marks, NonTensorStack):
@@ -44,7 +50,8 @@ class TensorDictRows:
             if name not in self._columns:
                 raise missing_field(0, name)
         prompts, responses = (
-            [len(_plain(value)) for value in self._columns[name]] for name in ("prompts", "responses")
+            [len(_plain(value)) for value in self._columns[name]]
+            for name in ("prompts", "responses")
         )
         self._lengths = dict(enumerate(zip(prompts, responses, strict=True)))
         for row, (prompt, _) in self._lengths.items():
@@ -53,9 +60,13 @@ class TensorDictRows:
     def read(self) -> list[dict[str, Any]]:
         rows = of_different_lengths(self._lengths, self._lengths)
         for value_R in self._columns.values():
-            if all(_plain(value_R[row]) is None for row in rows):  # a row that has a value says what column it is
+            if all(
+                _plain(value_R[row]) is None for row in rows
+            ):  # a row that has a value says what column it is
                 rows += [row for row in self._lengths if _plain(value_R[row]) is not None][:1]
-        return [{name: _plain(value_R[row]) for name, value_R in self._columns.items()} for row in rows]
+        return [
+            {name: _plain(value_R[row]) for name, value_R in self._columns.items()} for row in rows
+        ]
 
 
 def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
@@ -65,7 +76,8 @@ def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
     if IS_PADDING not in columns:
         columns[IS_PADDING] = torch.zeros(len(batch), dtype=torch.bool).unbind(0)
     joined = {
-        name: _column([*value_R, *fields[name].unbind(0)], layouts.get(name, 0)) for name, value_R in columns.items()
+        name: _column([*value_R, *fields[name].unbind(0)], layouts.get(name, 0))
+        for name, value_R in columns.items()
     }
     padded = _rows_like(batch, joined, len(batch) + n_pads)
     padded[LAYOUTS] = same_in_all(json.dumps(layouts), len(padded))
@@ -105,7 +117,11 @@ def restore(rows: TensorDict) -> TensorDict:
 def _columns(batch: TensorDict) -> dict[str, Sequence[Any]]:
     """Field -> value of each row, in tensordict's wrapper where it is no tensor."""
     # NonTensorData is one value for all rows, such as a temperature that verl hands to its workers.
-    return {name: column.unbind(0) for name, column in batch.items() if not isinstance(column, NonTensorData)}
+    return {
+        name: column.unbind(0)
+        for name, column in batch.items()
+        if not isinstance(column, NonTensorData)
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -117,9 +133,12 @@ def _ragged_axis(column: torch.Tensor | NonTensorStack) -> int | None:
 
 
 def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | NonTensorStack:
-    """A column of rows, with the ragged axis that their shapes have; with ``ragged_axis`` if all have one shape."""
+    """A column of rows, with the ragged axis that their shapes have; with ``ragged_axis`` if all
+    have one shape."""
     if ragged_axis is None:
-        return NonTensorStack(*(each if isinstance(each, WRAPPERS) else NonTensorData(each) for each in values))
+        return NonTensorStack(
+            *(each if isinstance(each, WRAPPERS) else NonTensorData(each) for each in values)
+        )
     shapes = zip(*(value.shape for value in values), strict=True)
     differing = [axis for axis, sizes in enumerate(shapes, 1) if len(set(sizes)) > 1]
     if len(differing) > 1:
@@ -128,5 +147,9 @@ def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | No
     if not axis:
         return torch.stack(list(values))
     # Not as_nested_tensor, which takes the first axis to be ragged where all rows have one shape.
-    ends = torch.tensor([0, *accumulate(value.shape[axis - 1] for value in values)], device=values[0].device)
-    return torch.nested.nested_tensor_from_jagged(torch.cat(list(values), dim=axis - 1), ends, jagged_dim=axis)
+    ends = torch.tensor(
+        [0, *accumulate(value.shape[axis - 1] for value in values)], device=values[0].device
+    )
+    return torch.nested.nested_tensor_from_jagged(
+        torch.cat(list(values), dim=axis - 1), ends, jagged_dim=axis
+    )

@@ -30,11 +30,12 @@ from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import Columns, PadTemplate, Schema, same_in_all, shortest_pad
 from verl_padding.pads.tensordict_rows import TensorDictRows, append, restore, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
-from verl_padding.plan.counted import counted
+from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
 FIRST_LOOK, LOOK_FURTHER = 4, 4
-"""Rows whose images are read first, and how many times more next: images are large, rows without them are small."""
+"""Rows whose images are read first, and how many times more next: images are large, rows without
+them are small."""
 EXTRA_FIELDS, MULTI_MODAL_INPUTS = "extra_fields", "multi_modal_inputs"
 Batch = TypeVar("Batch", KVBatchMeta, TensorDict)
 
@@ -51,10 +52,11 @@ def upsample(
 ) -> Batch:
     """Appends pads to a batch until ``multiple`` divides its number of rows.
 
-    The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows themselves. A pad has all
-    fields of the batch's own rows, of the same dtypes and ranks, masks of zero and neutral values: it is what a padded
-    trainer makes. Pads are told by the column ``is_padding`` and, in TransferQueue, by a tag of that name.
-    :func:`strip` takes the pads out again.
+    The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows
+    themselves. A pad has all fields of the batch's own rows, of the same dtypes and ranks, masks of
+    zero and neutral values: it is what a padded trainer makes. Pads are told by the column
+    ``is_padding`` and, in TransferQueue, by a tag of that name. :func:`strip` takes the pads out
+    again.
 
     Example:
         >>> padded = upsample(batch, multiple=8)
@@ -64,32 +66,45 @@ def upsample(
     Args:
         multiple: rows, such as the lcm of data-parallel size and mini-batches.
         eos_token_id: the token of which a pad consists.
-        length: tokens of a pad, at least 2; engines that round rows up may want more. None for the fewest.
+        length: tokens of a pad, at least 2; engines that round rows up may want more. None for the
+            fewest.
         roles: of fields whose role does not follow from the rows (``padding.fields``).
         n_experts: routed experts of a layer, where rows have ``routed_experts``.
-        image: makes what pads show the model's vision tower, from ``multi_modal_inputs`` of a row that has images;
-            :func:`~verl_padding.pads.vision_families.image_maker` has it for a model. None for nothing.
+        image: makes what pads show the model's vision tower, from ``multi_modal_inputs`` of a row
+            that has images; :func:`~verl_padding.pads.vision_families.image_maker` has it for a
+            model. None for nothing.
 
-    Returns: a new batch of the same kind: the batch's rows, and behind them the pads. A plain tensor becomes a jagged
-        one where rows and pads differ in length.
+    Returns: a new batch of the same kind: the batch's rows, and behind them the pads. A plain
+        tensor becomes a jagged one where rows and pads differ in length.
 
     Raises:
-        ValueError: ``multiple`` is no positive number, or (a PaddingDataError) no pad can be made: the batch has no
-            row, a pad already, a row without prompt or response, a field of unclear role, or routes among an unknown
-            number of experts; or ``length`` leaves no prompt token. The batch and the queue stay as they were.
+        ValueError: ``multiple`` is no positive number, or (a PaddingDataError) no pad can be made:
+            the batch has no row, a pad already, a row without prompt or response, a field of
+            unclear role, or routes among an unknown number of experts; or ``length`` leaves no
+            prompt token. The batch and the queue stay as they were.
     """
     if not isinstance(multiple, Integral) or multiple < 1:
-        raise ValueError(f"multiple={multiple}: rows come in multiples of a whole number. Give one of at least 1.")
+        raise ValueError(
+            f"multiple={multiple}: rows come in multiples of a whole number. Give one of at least "
+            "1."
+        )
     if not isinstance(length, Integral | None):
-        raise ValueError(f"length={length}: a pad has a whole number of tokens. Give one of at least 2, or None.")
+        raise ValueError(
+            f"length={length}: a pad has a whole number of tokens. Give one of at least 2, or None."
+        )
     for name, role in (roles or {}).items():
         if not isinstance(role, FieldRole):
-            raise ValueError(f"roles[{name!r}]={role!r}: not a FieldRole. Give FieldRole(Role.RESPONSE), or another.")
+            raise ValueError(
+                f"roles[{name!r}]={role!r}: not a FieldRole. Give FieldRole(Role.RESPONSE), or "
+                "another."
+            )
     if not isinstance(batch, KVBatchMeta | TensorDict):
         raise TypeError(f"{type(batch)}: upsample takes a KVBatchMeta or a TensorDict")
     check_no_pads(batch)
     if not len(batch):
-        raise PaddingDataError("a batch without a row: pads are made from real rows. Leave such a batch out.")
+        raise PaddingDataError(
+            "a batch without a row: pads are made from real rows. Leave such a batch out."
+        )
     source: TensorDictRows | SourceRows
     marked: list[str] = []
     if isinstance(batch, TensorDict):
@@ -108,7 +123,9 @@ def upsample(
         image=shown,
     )
     n_pads = -len(batch) % multiple
-    fields = template.fields(source.read(), n_pads=max(n_pads, 1))  # refused whether this batch needs pads or not
+    fields = template.fields(
+        source.read(), n_pads=max(n_pads, 1)
+    )  # refused whether this batch needs pads or not
     if not n_pads:
         return real_rows(batch)
     column = fields.get(IS_PADDING, torch.zeros(n_pads, dtype=torch.bool))
@@ -120,7 +137,8 @@ def upsample(
 
 
 def strip(batch: Batch) -> Batch:
-    """Takes the pads out of a batch, and out of TransferQueue if they are there; returns its real rows, in their order.
+    """Takes the pads out of a batch, and out of TransferQueue if they are there; returns its real
+    rows, in their order.
 
     What :func:`upsample` has padded becomes what it was before. It may be called again.
 
@@ -130,20 +148,24 @@ def strip(batch: Batch) -> Batch:
     """
     if isinstance(batch, TensorDict):
         return restore(real_rows(batch))
-    clear([key for key, is_pad in zip(batch.keys, _which_are_pads(batch), strict=True) if is_pad], batch.partition_id)
+    clear(
+        [key for key, is_pad in zip(batch.keys, _which_are_pads(batch), strict=True) if is_pad],
+        batch.partition_id,
+    )
     return unmark_rows(real_rows(batch))
 
 
 def real_rows(batch: Any) -> Any:
-    """The batch without its pads, in the same order, for code that may get one; rows not marked as pads are real.
+    """The batch without its pads, in the same order, for code that may get one; rows not marked as
+    pads are real.
 
     Example:
         >>> real_rows([{"seq_len": 9}, {"seq_len": 2, "is_padding": True}])
         [{'seq_len': 9}]
 
     Args:
-        batch: a ``KVBatchMeta``; a list of tags (dicts); a ``TensorDict`` or a ``DataProto`` of worker data, whose
-            column ``is_padding`` (R,) says which rows are pads.
+        batch: a ``KVBatchMeta``; a list of tags (dicts); a ``TensorDict`` or a ``DataProto`` of
+            worker data, whose column ``is_padding`` (R,) says which rows are pads.
 
     Returns: the same type, with the real rows only.
 
@@ -158,8 +180,9 @@ def real_rows(batch: Any) -> Any:
         return [batch[row] for row in places]
     if len(batch) and not places:
         raise PaddingDataError(
-            f"{counted(len(batch), 'row')}, and only pads: neither of verl's classes can hold jagged fields without a "
-            f"row. Look at {IS_PADDING} first if a rank may hold only pads."
+            f"{plural(len(batch), 'row')}, and only pads: neither of verl's classes can hold "
+            f"jagged fields without a row. Look at {IS_PADDING} first if a rank may hold only "
+            "pads."
         )
     if isinstance(batch, TensorDict):
         return select(batch, places)
@@ -169,7 +192,9 @@ def real_rows(batch: Any) -> Any:
 def _which_are_pads(batch: Any) -> list[bool]:
     """Of each row: by its tag, or by a column of any kind; none if there is no column."""
     if isinstance(batch, KVBatchMeta | list | tuple):
-        return [is_padding(tag) for tag in (batch.tags if isinstance(batch, KVBatchMeta) else batch)]
+        return [
+            is_padding(tag) for tag in (batch.tags if isinstance(batch, KVBatchMeta) else batch)
+        ]
     if isinstance(batch, TensorDict):
         column = batch.get(IS_PADDING, None)
     elif isinstance(batch, DataProto):
@@ -177,7 +202,10 @@ def _which_are_pads(batch: Any) -> list[bool]:
         if column is None and batch.batch is not None:
             column = batch.batch.get(IS_PADDING)
     else:
-        raise TypeError(f"{type(batch)}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a DataProto")
+        raise TypeError(
+            f"{type(batch)}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a "
+            "DataProto"
+        )
     if column is None:
         return [False] * len(batch)
     if isinstance(column, torch.Tensor) and column.is_nested:
@@ -187,30 +215,35 @@ def _which_are_pads(batch: Any) -> list[bool]:
         return torch.tensor(values, dtype=torch.bool).reshape(len(batch)).tolist()
     except (TypeError, ValueError, RuntimeError) as error:
         raise PaddingDataError(
-            f"field {IS_PADDING!r}: {values}: not one truth value a row. Give each row one, or give none the field."
+            f"field {IS_PADDING!r}: {values}: not one truth value a row. Give each row one, or "
+            "give none the field."
         ) from error
 
 
 def check_no_pads(batch: KVBatchMeta | TensorDict, keys: Sequence[str] | None = None) -> None:
-    """Refuses a batch that has a pad, with a PaddingDataError; ``keys`` are the rows of a TensorDict."""
+    """Refuses a batch that has a pad, with a PaddingDataError; ``keys`` are the rows of a
+    TensorDict."""
     names = batch.keys if isinstance(batch, KVBatchMeta) else keys or range(len(batch))
     if pads := list(compress(names, _which_are_pads(batch))):
         raise PaddingDataError(
-            f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an earlier step, or of "
-            "another padding, is still in the batch: clear it, or take the tag off."
+            f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an "
+            "earlier step, or of another padding, is still in the batch: clear it, or take the "
+            "tag off."
         )
 
 
 def _given(n_experts: int | None) -> int:
     if n_experts is None:
         raise PaddingDataError(
-            "n_experts=None: rows have a field 'routed_experts', and a pad's routes must be among the experts of the "
-            "model. Give the number of routed experts of a layer."
+            "n_experts=None: rows have a field 'routed_experts', and a pad's routes must be "
+            "among the experts of the model. Give the number of routed experts of a layer."
         )
     return n_experts
 
 
-def _put_behind(batch: KVBatchMeta, pads: KVBatchMeta, fields: Columns, marked: Sequence[str]) -> KVBatchMeta:
+def _put_behind(
+    batch: KVBatchMeta, pads: KVBatchMeta, fields: Columns, marked: Sequence[str]
+) -> KVBatchMeta:
     put_pads(pads, fields)
     try:
         rows = mark_rows(batch, marked)
@@ -240,24 +273,34 @@ def put_pads(pads: KVBatchMeta, fields: Columns) -> None:
 def _with_own_names(fields: Columns, uid: str, n_pads: int) -> Columns:
     """Fields of pads with a uid and session ids of their own, unless rows have numbers there."""
     own: Columns = {"uid": same_in_all(uid, n_pads), "session_id": NonTensorStack(*range(n_pads))}
-    return fields | {name: of_pads for name, of_pads in own.items() if not isinstance(fields.get(name), torch.Tensor)}
+    return fields | {
+        name: of_pads
+        for name, of_pads in own.items()
+        if not isinstance(fields.get(name), torch.Tensor)
+    }
 
 
 def find_images(batch: KVBatchMeta | TensorDict) -> Inputs | None:
-    """``multi_modal_inputs`` of a row that has an image or a video; None if no row of the batch has one."""
+    """``multi_modal_inputs`` of a row that has an image or a video; None if no row of the batch has
+    one."""
     held = images_of_rows(batch)
-    return next((each for each in held if any(name.startswith("pixel_values") for name in each or {})), None)
+    return next(
+        (each for each in held if any(name.startswith("pixel_values") for name in each or {})), None
+    )
 
 
 def images_of_rows(batch: KVBatchMeta | TensorDict) -> Iterator[Inputs | None]:
-    """``multi_modal_inputs`` of each row; those of rows in TransferQueue are read as far as they are asked for."""
+    """``multi_modal_inputs`` of each row; those of rows in TransferQueue are read as far as they
+    are asked for."""
     if isinstance(batch, TensorDict):
         column = batch.get(MULTI_MODAL_INPUTS, None)
         yield from [] if column is None else column.tolist()
         return
     start, size = 0, FIRST_LOOK
     while start < len(batch):
-        for row in read_rows(batch.keys[start : start + size], batch.partition_id, [MULTI_MODAL_INPUTS]):
+        for row in read_rows(
+            batch.keys[start : start + size], batch.partition_id, [MULTI_MODAL_INPUTS]
+        ):
             yield row.get(MULTI_MODAL_INPUTS)
         start, size = start + size, size * LOOK_FURTHER
 
@@ -268,6 +311,7 @@ def check_weight_is_a_field(rows: Iterable[Mapping[str, object]]) -> None:
         extra = row.get(EXTRA_FIELDS)
         if isinstance(extra, Mapping) and LOSS_WEIGHT in extra:
             raise PaddingDataError(
-                f"field {EXTRA_FIELDS!r}: {LOSS_WEIGHT}={extra[LOSS_WEIGHT]!r} is in it, but a weight is a field of "
-                f"its own. Give the agent loop's output a class with the field {LOSS_WEIGHT}."
+                f"field {EXTRA_FIELDS!r}: {LOSS_WEIGHT}={extra[LOSS_WEIGHT]!r} is in it, but a "
+                "weight is a field of its own. Give the agent loop's output a class with the "
+                f"field {LOSS_WEIGHT}."
             )

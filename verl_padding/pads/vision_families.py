@@ -1,4 +1,5 @@
-"""The smallest image for a model's vision tower, for models whose tower must run on all ranks if it runs on one."""
+"""The smallest image for a model's vision tower, for models whose tower must run on all ranks if it
+runs on one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,14 +16,16 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class SmallestImage:
-    """What a pad shows the vision tower: its ``multi_modal_inputs``, and the tokens of its prompt for them."""
+    """What a pad shows the vision tower: its ``multi_modal_inputs``, and the tokens of its prompt
+    for them."""
 
     inputs: dict[str, torch.Tensor]
     token_ids: tuple[int, ...]
 
 
 def _of_patches(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
-    """Qwen2-VL and Qwen2.5-VL: rows of patches, of which a square of ``spatial_merge_size`` becomes one token."""
+    """Qwen2-VL and Qwen2.5-VL: rows of patches, of which a square of ``spatial_merge_size`` becomes
+    one token."""
     merge = int(config["vision_config"]["spatial_merge_size"])
     patches = source["pixel_values"] if "pixel_values" in source else source["pixel_values_videos"]
     tokens = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
@@ -36,9 +39,12 @@ def _of_patches(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
 
 
 def _of_pixels(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
-    """Gemma 3: whole images of one size, (images, channels, height, width), ``mm_tokens_per_image`` tokens each."""
+    """Gemma 3: whole images of one size, (images, channels, height, width), ``mm_tokens_per_image``
+    tokens each."""
     pixels = source["pixel_values"]
-    image = int(config["image_token_id"] if "image_token_id" in config else config["image_token_index"])
+    image = int(
+        config["image_token_id"] if "image_token_id" in config else config["image_token_index"]
+    )
     begin, end = int(config["boi_token_index"]), int(config["eoi_token_index"])
     return SmallestImage(
         inputs={"pixel_values": pixels.new_zeros(1, *pixels.shape[1:])},
@@ -47,7 +53,8 @@ def _of_pixels(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
 
 
 RUNS_WITHOUT_IMAGES = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
-"""Model types that verl 0.9 feeds a dummy image where a micro-batch has none (models/transformers/qwen3_vl.py)."""
+"""Model types that verl 0.9 feeds a dummy image where a micro-batch has none
+(models/transformers/qwen3_vl.py)."""
 
 SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
     "qwen2_vl": _of_patches,
@@ -58,18 +65,21 @@ SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
 
 
 def image_maker(choice: str, config: Mapping[str, Any]) -> Callable[[Inputs], SmallestImage] | None:
-    """What makes the image of pads from ``multi_modal_inputs`` of a real row that has one; None if they need none.
+    """What makes the image of pads from ``multi_modal_inputs`` of a real row that has one; None if
+    they need none.
 
-    ``choice`` is ``padding.multimodal``, ``config`` that of Hugging Face; an unknown type is a PaddingConfigError.
+    ``choice`` is ``padding.multimodal``, ``config`` that of Hugging Face; an unknown type is a
+    PaddingConfigError.
     """
     model_type = str(config.get("model_type"))
     if choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES):
         return None
     if model_type not in SMALLEST:
         raise PaddingConfigError(
-            f"padding.multimodal={choice!r}: it is unknown what an image of model type {model_type!r} must look like. "
-            f"Known: {', '.join(sorted(SMALLEST))}; no image is needed for {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. "
-            "Set padding.multimodal=empty if the model can run on text alone on some ranks and with images on others, "
-            "or if no row of the job has images."
+            f"padding.multimodal={choice!r}: it is unknown what an image of model type "
+            f"{model_type!r} must look like. Known: {', '.join(sorted(SMALLEST))}; no image is "
+            f"needed for {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. Set padding.multimodal=empty "
+            "if the model can run on text alone on some ranks and with images on others, or if "
+            "no row of the job has images."
         )
     return partial(SMALLEST[model_type], config)

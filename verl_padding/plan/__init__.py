@@ -2,8 +2,8 @@
 
 May import: errors.
 
-Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here. ``docs/planner.md`` says what is
-given, what is minimized, and how.
+Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here.
+``docs/planner.md`` says what is given, what is minimized, and how.
 """
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
@@ -13,14 +13,14 @@ from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.job import Job, Packer, Sharing
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
-from verl_padding.plan.rows import MOST_TOKENS, Rows
+from verl_padding.plan.rows import MAX_TOKENS, Rows
 from verl_padding.plan.strategies import STRATEGIES
 from verl_padding.plan.strategies.lcm import padded_rows
 from verl_padding.plan.transformer_cost import TransformerCost
 
 __all__ = [
     "COST_MODELS",
-    "MOST_TOKENS",
+    "MAX_TOKENS",
     "STRATEGIES",
     "BatchPlan",
     "Job",

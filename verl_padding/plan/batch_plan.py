@@ -14,24 +14,30 @@ class LayoutFigures:
     """What a layout costs, by the job's cost model; pads cost too."""
 
     imbalance: float
-    """Cost of the slowest rank over that of the mean rank, each summed over the mini-batches: 1 is perfect."""
+    """Cost of the slowest rank over that of the mean rank, each summed over the mini-batches: 1 is
+    perfect."""
     over_lower_bound: float
     """Cost of the slowest rank over the least it could be, each summed over the mini-batches.
 
     The slowest rank cannot cost less than the costliest row, nor less than the mean of the ranks.
     """
     micro_batches: int | None
-    """Micro-batches of a rank, over all mini-batches. This and the next three are None if verl's packer cuts them."""
+    """Micro-batches of a rank, over all mini-batches. This and the next three are None if verl's
+    packer cuts them."""
     packing_efficiency: float | None
-    """Computed tokens of real rows over what all ranks' micro-batches could hold; also None without a token budget."""
+    """Computed tokens of real rows over what all ranks' micro-batches could hold; also None without
+    a token budget."""
     computed_tokens: int
-    """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the tips."""
+    """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the
+    tips."""
     sharing_factor: float
     """Tokens of the real rows over computed tokens: 1 where nothing is shared."""
     micro_imbalance: float | None
-    """As ``imbalance``, but with the cost of the slowest rank of each micro-batch, for ranks that meet at every one."""
+    """As ``imbalance``, but with the cost of the slowest rank of each micro-batch, for ranks that
+    meet at every one."""
     micro_over_lower_bound: float | None
-    """As ``over_lower_bound``, but with the cost of the slowest rank of each micro-batch (``micro_batch_bound``)."""
+    """As ``over_lower_bound``, but with the cost of the slowest rank of each micro-batch
+    (``micro_batch_bound``)."""
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
     pads: int
@@ -51,13 +57,15 @@ class BatchPlan:
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
     sharing: Sharing = "off"
-    """What rows of a micro-batch share is computed once: nothing, whole rows, or whatever they begin with."""
+    """What rows of a micro-batch share is computed once: nothing, whole rows, or whatever they
+    begin with."""
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
     """Figures of each layout, by its name."""
     shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of each call that shares: how many tokens of each real row are computed in another row of its micro-batch."""
+    """Of each call that shares: how many tokens of each real row are computed in another row of its
+    micro-batch."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
     hint: str | None = None
@@ -69,8 +77,11 @@ class BatchPlan:
         return max((layout.n_pads for layout in self.layouts.values()), default=0)
 
 
-def layout_as_json(layout: Layout, figures: LayoutFigures, names_R: Sequence[int] | None = None) -> dict[str, Any]:
-    """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads": 1}]}]}], "figures": ..}``.
+def layout_as_json(
+    layout: Layout, figures: LayoutFigures, names_R: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads":
+    1}]}]}], "figures": ..}``.
 
     If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
 
@@ -80,12 +91,18 @@ def layout_as_json(layout: Layout, figures: LayoutFigures, names_R: Sequence[int
 
     def held(rows: Sequence[int]) -> dict[str, Any]:
         real = [row for row in rows if row < layout.n_rows]
-        return {"rows": real if names_R is None else [names_R[row] for row in real], "pads": len(rows) - len(real)}
+        return {
+            "rows": real if names_R is None else [names_R[row] for row in real],
+            "pads": len(rows) - len(real),
+        }
 
     def rank(step: int, number: int) -> dict[str, Any]:
         if layout.micro_batch_rows is None:
             return held(layout.cells[step][number])
         return {"micro_batches": [held(rows) for rows in layout.micro_batches(step, number)]}
 
-    steps = [{"ranks": [rank(step, n) for n in range(layout.dp_size)]} for step in range(layout.n_mini_batches)]
+    steps = [
+        {"ranks": [rank(step, n) for n in range(layout.dp_size)]}
+        for step in range(layout.n_mini_batches)
+    ]
     return {"steps": steps, "figures": asdict(figures)}

@@ -11,15 +11,18 @@ from verl_padding.plan.cost import CostModel, Int64s
 from verl_padding.plan.forest import Forest
 
 MICRO_BATCH_OVERHEAD_TOKENS = 256
-"""Handling a micro-batch (parameters are gathered, kernels started, mostly beside other work) delays a step as much as
-this many tokens more on every rank: a hundredth of a full micro-batch of 16k to 32k."""
+"""Handling a micro-batch (parameters are gathered, kernels started, mostly beside other work)
+delays a step as much as this many tokens more on every rank: a hundredth of a full micro-batch of
+16k to 32k."""
 PAD_HANDLING_TOKENS = 8
-"""Handling a pad (it is written to the queue, fetched, its outputs are written back, mostly one row after the other)
-takes a tenth of a millisecond, in which a rank trains this many tokens of a model of a billion parameters."""
+"""Handling a pad (it is written to the queue, fetched, its outputs are written back, mostly one row
+after the other) takes a tenth of a millisecond, in which a rank trains this many tokens of a model
+of a billion parameters."""
 
 
 def one_after_the_other(rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
-    """The rows of each rank's micro-batches, and for each the number of its micro-batch, counted over all ranks."""
+    """The rows of each rank's micro-batches, and for each the number of its micro-batch, counted
+    over all ranks."""
     rows_B = [rows for rows_K in rows_DK for rows in rows_K]
     numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
     return numbers, np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
@@ -56,7 +59,8 @@ class CallCosts:
 
     @cached_property
     def micro_batch_overhead(self) -> int:
-        """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on average."""
+        """Cost of handling a micro-batch, and of rounding it up to a bucket: half a bucket on
+        average."""
         return self.row_cost(MICRO_BATCH_OVERHEAD_TOKENS + self.call.bucket_tokens // 2)
 
     @cached_property
@@ -69,13 +73,15 @@ class CallCosts:
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
     def computed(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-        """Tokens and cost of each of the rows, or segments, that are computed if these rows share a micro-batch."""
+        """Tokens and cost of each of the rows, or segments, that are computed if these rows share a
+        micro-batch."""
         numbers = np.asarray(rows, dtype=np.int64)
         _, tokens_I, cost_I = self.computed_in(numbers, np.zeros_like(numbers))
         return tokens_I, cost_I
 
     def computed_in(self, rows: Int64s, batch_I: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Micro-batch, tokens and cost of all that is computed of rows in several of them, one after the other."""
+        """Micro-batch, tokens and cost of all that is computed of rows in several of them, one
+        after the other."""
         start_I = np.zeros_like(rows)
         if self.forest is not None:
             at, start_I = self.forest.segments(rows, batch_I)
@@ -83,13 +89,17 @@ class CallCosts:
         return batch_I, self.tokens_R[rows] - start_I, self.suffix_cost(rows, start_I)
 
     def suffix_cost(self, rows: Int64s, start_I: Int64s) -> Int64s:
-        """Cost of what rows have from token ``start_I`` on: attention looks back at what is before it."""
+        """Cost of what rows have from token ``start_I`` on: attention looks back at what is before
+        it."""
         if not start_I.any():
             return self.cost_R[rows]
         return self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
 
-    def micro_batch_loads(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
-        """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are computed."""
+    def micro_batch_loads(
+        self, rows_DK: Sequence[Sequence[Sequence[int]]]
+    ) -> tuple[Int64s, Int64s]:
+        """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are
+        computed."""
         shape = len(rows_DK), len(rows_DK[0])
         batch_I, tokens_I, cost_I = self.computed_in(*one_after_the_other(rows_DK))
         sums_2B = np.zeros((2, shape[0] * shape[1]), dtype=np.int64)
@@ -98,6 +108,7 @@ class CallCosts:
         return sums_2B[0].reshape(shape), sums_2B[1].reshape(shape)
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
-        """The numbers of rows, the longest row first; of rows that count as equally long, the costliest."""
+        """The numbers of rows, the longest row first; of rows that count as equally long, the
+        costliest."""
         numbers = np.array(rows, dtype=np.int64)
         return numbers[np.lexsort((-self.cost_R[numbers], -self.tokens_R[numbers]))]

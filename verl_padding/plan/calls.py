@@ -22,14 +22,18 @@ class Call:
     micro_batch_rows: int = 1
     """Rows of a micro-batch if micro-batches are cut by rows; unused with a token budget."""
     micro_batch_multiple: int = 1
-    """The number of micro-batches of a cell must be a multiple of this, as a virtual pipeline requires."""
+    """The number of micro-batches of a cell must be a multiple of this, as a virtual pipeline
+    requires."""
     has_pipeline: bool = False
-    """Whether micro-batches go through a pipeline, which the smallest fill and drain; else the largest comes first."""
+    """Whether micro-batches go through a pipeline, which the smallest fill and drain; else the
+    largest comes first."""
     sync_point: SyncPoint = "micro_batch"
-    """Where ranks synchronize: at each micro-batch, where FSDP gathers parameters, or once per mini-batch."""
+    """Where ranks synchronize: at each micro-batch, where FSDP gathers parameters, or once per
+    mini-batch."""
     padded_to: PaddedTo = "row"
-    """The length that a row is computed with: its own (the engine packs rows), or that of the longest in its
-    micro-batch or cell. If rows are padded, the token budget counts all that a micro-batch computes."""
+    """The length that a row is computed with: its own (the engine packs rows), or that of the
+    longest in its micro-batch or cell. If rows are padded, the token budget counts all that a
+    micro-batch computes."""
     bucket_tokens: int = 1
     """An engine that packs rows rounds a micro-batch up to a multiple of this many tokens."""
     cost_model: CostModel | None = None
@@ -38,7 +42,9 @@ class Call:
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "dp_size", "micro_batch_rows", "micro_batch_multiple", "bucket_tokens")
+        check_at_least_one(
+            self, "dp_size", "micro_batch_rows", "micro_batch_multiple", "bucket_tokens"
+        )
         if self.token_budget is not None:
             check_at_least_one(self, "token_budget")
         check_choice("sync_point", self.sync_point, get_args(SyncPoint))
@@ -46,22 +52,26 @@ class Call:
 
     @property
     def cell_multiple(self) -> int:
-        """The rows of a cell are a multiple of this, so that they fill whole micro-batches, or enough of them."""
+        """The rows of a cell are a multiple of this, so that they fill whole micro-batches, or
+        enough of them."""
         rows = self.micro_batch_rows if self.token_budget is None else 1
         return rows * self.micro_batch_multiple
 
     def min_cell_rows(self, n_rows: int) -> int:
-        """Rows of the smallest cells that hold ``n_rows``: an even share, rounded up to the cell's multiple."""
+        """Rows of the smallest cells that hold ``n_rows``: an even share, rounded up to the cell's
+        multiple."""
         return -(-n_rows // (self.dp_size * self.cell_multiple)) * self.cell_multiple
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass(Call):
-    """A worker call that does not train and gets the whole batch, such as the log-probs of the reference."""
+    """A worker call that does not train and gets the whole batch, such as the log-probs of the
+    reference."""
 
     as_update: str | None = None
-    """Update whose micro-batches the pass reuses where it can (:func:`~verl_padding.plan.planner.reuses_layout_of`): an
-    engine then computes the same numbers for a row in both, bit by bit. None for micro-batches of its own."""
+    """Update whose micro-batches the pass reuses where it can
+    (:func:`~verl_padding.plan.planner.reuses_layout_of`): an engine then computes the same numbers
+    for a row in both, bit by bit. None for micro-batches of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +81,8 @@ class Update(Call):
     prompts_per_mini_batch: int
     """Prompts of one optimizer step when all prompts of the job have arrived."""
     shuffle: bool = False
-    """Whether mini-batches are cut from a permutation drawn with the job's seed, not in the order of the batch."""
+    """Whether mini-batches are cut from a permutation drawn with the job's seed, not in the order
+    of the batch."""
     skips_idle: bool = False
     """Whether idle rows (``Rows.idle``) are left out of the mini-batches once these are cut."""
     mini_batch_setting: str = "prompts_per_mini_batch"
@@ -84,7 +95,8 @@ class Update(Call):
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """What a strategy cuts mini-batches by: the prompts of a training step, and the calls that train on them."""
+    """What a strategy cuts mini-batches by: the prompts of a training step, and the calls that
+    train on them."""
 
     prompts: int
     """Prompts configured for the step; fewer may arrive."""

@@ -4,7 +4,8 @@ from verl_padding.errors import PaddingError
 
 
 class PlanError(PaddingError, ValueError):
-    """Rows or a job that cannot be planned; ``row`` is the number of the row in the batch, if it is about one."""
+    """Rows or a job that cannot be planned; ``row`` is the number of the row in the batch, if it is
+    about one."""
 
     def __init__(self, message: str, *, row: int | None = None):
         super().__init__(message)

@@ -1,9 +1,10 @@
 """Rows that begin alike: what an engine that computes shared beginnings once has to compute.
 
-Sorted so that the longer of two rows that begin alike comes first, each row shares most with the row before it: rows
-are the branches of trees, written down with two whole numbers a row. Any rows of that order share, each with the one
-before it among them, the least that two neighbours between them share. Each token of a tree is computed once, but for
-the last one before two rows part: its output is compared with another next token on each branch.
+Sorted so that the longer of two rows that begin alike comes first, each row shares most with the
+row before it: rows are the branches of trees, written down with two whole numbers a row. Any rows
+of that order share, each with the one before it among them, the least that two neighbours between
+them share. Each token of a tree is computed once, but for the last one before two rows part: its
+output is compared with another next token on each branch.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from numpy.typing import NDArray
 
 from verl_padding.plan.cost import Int64s
 
-LEAST_SHARED = 2
+MIN_SHARED_TOKENS = 2
 """Tokens from which on sharing saves any: the last one of them is computed again."""
 
 
-def elsewhere(shared_I: Int64s, tokens_I: Int64s) -> Int64s:
-    """How many tokens of each row are computed in the row before it: all, or those that they share but for the last."""
-    return np.where(shared_I == tokens_I, tokens_I, np.where(shared_I >= LEAST_SHARED, shared_I - 1, 0))
+def cached_tokens(shared_I: Int64s, tokens_I: Int64s) -> Int64s:
+    """How many tokens of each row are computed in the row before it: all, or those that they share
+    but for the last."""
+    return np.where(
+        shared_I == tokens_I, tokens_I, np.where(shared_I >= MIN_SHARED_TOKENS, shared_I - 1, 0)
+    )
 
 
 def common_prefix_length(one: NDArray[Any], other: NDArray[Any]) -> int:
@@ -46,48 +50,59 @@ def common_prefix_length(one: NDArray[Any], other: NDArray[Any]) -> int:
 class Forest:
     """The rows of a batch in the order of their trees.
 
-    Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6] have the order 1, 0, 2: ``place_R`` is [1, 0, 2], and ``shared_R``
-    [3, 0, 2].
+    Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6] have the order 1, 0, 2: ``dfs_position_R`` is [1,
+    0, 2], and ``shared_R`` [3, 0, 2].
     """
 
     tokens_R: Int64s
     """Tokens of each row."""
 
-    place_R: Int64s
+    dfs_position_R: Int64s
     """Place of each row in the order."""
 
     shared_R: Int64s
-    """How many of its first tokens a row shares with the row at the place before; 0 for the first."""
+    """How many of its first tokens a row shares with the row at the place before; 0 for the
+    first."""
 
     @classmethod
     def in_order(
-        cls, tokens_R: Sequence[int] | Int64s, order: Sequence[int] | Int64s, shared_I: Sequence[int] | Int64s
+        cls,
+        tokens_R: Sequence[int] | Int64s,
+        order: Sequence[int] | Int64s,
+        shared_I: Sequence[int] | Int64s,
     ) -> Forest:
         """
         Args:
             order: the rows' numbers.
             shared_I: what each, in that order, shares with the row before it.
         """
-        place_R, shared_R = np.zeros((2, len(tokens_R)), dtype=np.int64)
-        place_R[order], shared_R[order] = np.arange(len(order)), shared_I
-        return cls(tokens_R=np.array(tokens_R, dtype=np.int64), place_R=place_R, shared_R=shared_R)
+        dfs_position_R, shared_R = np.zeros((2, len(tokens_R)), dtype=np.int64)
+        dfs_position_R[order], shared_R[order] = np.arange(len(order)), shared_I
+        return cls(
+            tokens_R=np.array(tokens_R, dtype=np.int64),
+            dfs_position_R=dfs_position_R,
+            shared_R=shared_R,
+        )
 
     @classmethod
     def from_tokens(cls, ids_R: Sequence[Int64s], group_R: Sequence[str] | None = None) -> Forest:
         """The forest of rows with these token ids, (tokens,) each.
 
-        >>> forest = Forest.from_tokens([np.array(ids) for ids in ([5, 6, 7, 8], [5, 6, 7, 9, 9], [5, 6])])
-        >>> forest.place_R.tolist(), forest.shared_R.tolist()
+        >>> rows = [5, 6, 7, 8], [5, 6, 7, 9, 9], [5, 6]
+        >>> forest = Forest.from_tokens([np.array(ids) for ids in rows])
+        >>> forest.dfs_position_R.tolist(), forest.shared_R.tolist()
         ([1, 0, 2], [3, 0, 2])
 
         Args:
             group_R: rows of different groups share nothing.
         """
         groups = group_R or [""] * len(ids_R)
-        # Big-endian bytes of ids that are not negative sort as the ids do. Sorted downwards, a row shares most with the
-        # one before it, and comes before its own beginnings.
+        # Big-endian bytes of ids that are not negative sort as the ids do. Sorted downwards, a row
+        # shares most with the one before it, and comes before its own beginnings.
         bytes_R = [ids.astype(">i8").tobytes() for ids in ids_R]
-        order = sorted(range(len(ids_R)), key=lambda row: (groups[row], bytes_R[row], row), reverse=True)
+        order = sorted(
+            range(len(ids_R)), key=lambda row: (groups[row], bytes_R[row], row), reverse=True
+        )
         shared_R = np.zeros(len(ids_R), dtype=np.int64)
         for before, row in pairwise(order):
             if groups[before] == groups[row]:
@@ -97,28 +112,33 @@ class Forest:
     def whole_beginnings(self) -> Forest:
         """The same rows, of which each shares all of itself or nothing."""
         whole_R = np.where(self.shared_R == self.tokens_R, self.shared_R, 0)
-        return Forest(tokens_R=self.tokens_R, place_R=self.place_R, shared_R=whole_R)
+        return Forest(tokens_R=self.tokens_R, dfs_position_R=self.dfs_position_R, shared_R=whole_R)
 
     @cached_property
     def _least_shared(self) -> list[Int64s]:
-        """Entry i of line k is the least that the rows at places i to i + 2^k - 1 share with the row before them."""
-        lines = [self.shared_R[np.argsort(self.place_R)]]
+        """Entry i of line k is the least that the rows at places i to i + 2^k - 1 share with the
+        row before them."""
+        lines = [self.shared_R[np.argsort(self.dfs_position_R)]]
         while len(lines[-1]) > 1 << (len(lines) - 1):
             width = 1 << (len(lines) - 1)
             lines.append(np.minimum(lines[-1][:-width], lines[-1][width:]))
         return lines
 
     def shared_among(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """Which of some rows comes first, next and so on, and how many tokens each shares with the one before it.
+        """Which of some rows comes first, next and so on, and how many tokens each shares with the
+        one before it.
 
         Args:
-            group_I: of each of the rows; rows of different groups share nothing, and groups come one after the other.
+            group_I: of each of the rows; rows of different groups share nothing, and groups come
+                one after the other.
         """
-        place_I = self.place_R[rows]
-        order = np.argsort(place_I) if group_I is None else np.lexsort((place_I, group_I))
+        dfs_position_I = self.dfs_position_R[rows]
+        order = (
+            np.argsort(dfs_position_I) if group_I is None else np.lexsort((dfs_position_I, group_I))
+        )
         shared_I = np.zeros_like(order)
         if len(order) > 1:
-            first, end = place_I[order[:-1]] + 1, place_I[order[1:]] + 1
+            first, end = dfs_position_I[order[:-1]] + 1, dfs_position_I[order[1:]] + 1
             beside = np.arange(1, len(order))
             if group_I is not None:
                 together = group_I[order[1:]] == group_I[order[:-1]]
@@ -128,43 +148,47 @@ class Forest:
 
     def shared_by_pairs(self, one_I: Int64s, other_I: Int64s) -> Int64s:
         """How many of their first tokens pairs of different rows share."""
-        one_I, other_I = self.place_R[one_I], self.place_R[other_I]
+        one_I, other_I = self.dfs_position_R[one_I], self.dfs_position_R[other_I]
         return self._least_from(np.minimum(one_I, other_I) + 1, np.maximum(one_I, other_I) + 1)
 
     def _least_from(self, first_I: Int64s, end_I: Int64s) -> Int64s:
-        """The least that a row shares with the one before it, at the places from ``first_I`` on to before ``end_I``."""
+        """The least that a row shares with the one before it, at the places from ``first_I`` on to
+        before ``end_I``."""
         least_I = np.zeros_like(first_I)
-        power_I = np.log2(end_I - first_I).astype(np.int64)  # of a width of which two cover what lies between
+        power_I = np.log2(end_I - first_I).astype(
+            np.int64
+        )  # of a width of which two cover what lies between
         for k in set(power_I.tolist()):
             at, line = np.flatnonzero(power_I == k), self._least_shared[k]
             least_I[at] = np.minimum(line[first_I[at]], line[end_I[at] - (1 << k)])
         return least_I
 
-    def elsewhere(self, rows: Int64s, group_I: Int64s) -> Int64s:
-        """How many tokens of each of some rows are computed in another row of its micro-batch, ``group_I``."""
-        order, elsewhere_I = self._in_order(rows, group_I)
-        found_I = np.zeros_like(elsewhere_I)
-        found_I[order] = elsewhere_I
+    def cached_tokens(self, rows: Int64s, group_I: Int64s) -> Int64s:
+        """How many tokens of each of some rows are computed in another row of its micro-batch,
+        ``group_I``."""
+        order, cached_I = self._in_order(rows, group_I)
+        found_I = np.zeros_like(cached_I)
+        found_I[order] = cached_I
         return found_I
 
     def _in_order(self, rows: Int64s, group_I: Int64s | None) -> tuple[Int64s, Int64s]:
         order, shared_I = self.shared_among(rows, group_I)
-        return order, elsewhere(shared_I, self.tokens_R[rows[order]])
+        return order, cached_tokens(shared_I, self.tokens_R[rows[order]])
 
     @property
-    def parts(self) -> bool:
+    def has_branches(self) -> bool:
         """Whether any rows share a token that need not be computed again, and then part."""
-        return bool(((self.shared_R >= LEAST_SHARED) & (self.shared_R < self.tokens_R)).any())
+        return bool(((self.shared_R >= MIN_SHARED_TOKENS) & (self.shared_R < self.tokens_R)).any())
 
     def sharing_less(self) -> list[Forest | None]:
         """What may be shared instead: whole rows, where rows part, and nothing."""
         whole = self.whole_beginnings()
-        return [*([whole] if self.parts and whole.saves else []), None]
+        return [*([whole] if self.has_branches and whole.has_shared_tokens else []), None]
 
     @property
-    def saves(self) -> bool:
+    def has_shared_tokens(self) -> bool:
         """Whether any rows share a token that need not be computed again."""
-        return bool(((self.shared_R >= LEAST_SHARED) | (self.shared_R == self.tokens_R)).any())
+        return bool(((self.shared_R >= MIN_SHARED_TOKENS) | (self.shared_R == self.tokens_R)).any())
 
     def segments(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
         """Which of some rows are computed in one micro-batch, and the first token of each that is.
@@ -172,6 +196,6 @@ class Forest:
         Args:
             group_I: the micro-batch of each of the rows, if they are in several.
         """
-        order, elsewhere_I = self._in_order(rows, group_I)
-        computed = elsewhere_I < self.tokens_R[rows[order]]
-        return order[computed], elsewhere_I[computed]
+        order, cached_I = self._in_order(rows, group_I)
+        computed = cached_I < self.tokens_R[rows[order]]
+        return order[computed], cached_I[computed]

@@ -1,10 +1,18 @@
-"""The shape of a job: all worker calls of a training step, and how their rows are to be arranged."""
+"""The shape of a job: all worker calls of a training step, and how their rows are to be
+arranged."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from verl_padding.plan.calls import Call, Pass, StepShape, check_at_least_one, check_choice, setting_of
+from verl_padding.plan.calls import (
+    Call,
+    Pass,
+    StepShape,
+    check_at_least_one,
+    check_choice,
+    setting_of,
+)
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
@@ -22,15 +30,18 @@ class Job(StepShape):
     inference: Mapping[str, Pass]
     """Calls without training, by name."""
     packer: Packer = "verl"
-    """What cuts micro-batches by tokens: verl's packer in the workers, without the plan, or the plan."""
+    """What cuts micro-batches by tokens: verl's packer in the workers, without the plan, or the
+    plan."""
     sharing: Sharing = "off"
     """``on``: tokens that rows of a micro-batch begin with alike are computed once."""
     may_branch: bool = True
-    """Whether rows that part share the tokens before; if not, a row shares all of itself or nothing."""
+    """Whether rows that part share the tokens before; if not, a row shares all of itself or
+    nothing."""
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
     cost_model: str = "attention"
-    """Name in ``COST_MODELS``: the cost that the ranks are balanced by, unless a call brings its own."""
+    """Name in ``COST_MODELS``: the cost that the ranks are balanced by, unless a call brings its
+    own."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
@@ -39,15 +50,17 @@ class Job(StepShape):
         check_choice("sharing", self.sharing, get_args(Sharing))
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
-                f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows that share in one "
-                "micro-batch; choose packer='plan'"
+                f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows "
+                "that share in one micro-batch; choose packer='plan'"
             )
         check_choice("cost_model", self.cost_model, COST_MODELS)
         if self.seed < 0:
             raise PlanError(f"seed={self.seed}: must be at least 0")
         for name in self.updates:
             if name in self.inference:
-                raise PlanError(f"{name!r} names an update and an inference pass: give each its own name")
+                raise PlanError(
+                    f"{name!r} names an update and an inference pass: give each its own name"
+                )
         for name in self.updates:
             STRATEGIES[self.strategy].check(self, name)
         for name, call in self.calls():
@@ -55,13 +68,14 @@ class Job(StepShape):
                 continue
             if call.padded_to != "row" and self.packer == "verl":
                 raise PlanError(
-                    f"padded_to={call.padded_to!r} of {name!r}: verl's packer counts the tokens of rows without their "
-                    "padding; choose packer='plan'"
+                    f"padded_to={call.padded_to!r} of {name!r}: verl's packer counts the tokens "
+                    "of rows without their padding; choose packer='plan'"
                 )
             if self.pad_tokens > call.token_budget:
                 raise PlanError(
-                    f"pad_tokens={self.pad_tokens}: a pad does not fit into the {call.token_budget} tokens of a "
-                    f"micro-batch of {name!r}; make pads shorter or raise {setting_of(call)}"
+                    f"pad_tokens={self.pad_tokens}: a pad does not fit into the "
+                    f"{call.token_budget} tokens of a micro-batch of {name!r}; make pads shorter "
+                    f"or raise {setting_of(call)}"
                 )
 
     def calls(self) -> Iterator[tuple[str, Call]]:

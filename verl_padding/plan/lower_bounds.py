@@ -6,19 +6,21 @@ from verl_padding.plan.cost import Int64s
 
 
 def mini_batch_bound(cost_I: Int64s, n_ranks: int) -> int:
-    """Least cost of the slowest rank of a mini-batch: the costliest row, and the mean of the ranks (rounded up)."""
+    """Least cost of the slowest rank of a mini-batch: the costliest row, and the mean of the ranks
+    (rounded up)."""
     if not len(cost_I):
         return 0
     return max(int(cost_I.max()), -(-int(cost_I.sum()) // n_ranks))
 
 
 def equal_blocks_bound(cost_I: Int64s, n_ranks: int, block: int) -> int:
-    """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank, where rows are padded.
+    """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank, where
+    rows are padded.
 
-    Every micro-batch has ``block`` rows, each as costly as the costliest of them. The micro-batches that are k-th of
-    their ranks, sorted by their costliest row: the first k of these groups hold at most k n_ranks block rows, so the
-    costliest row of the next one is no cheaper than row k n_ranks block of all, counted from 0, costliest first. Any
-    layout of neighbours reaches the sum.
+    Every micro-batch has ``block`` rows, each as costly as the costliest of them. The micro-batches
+    that are k-th of their ranks, sorted by their costliest row: the first k of these groups hold at
+    most k n_ranks block rows, so the costliest row of the next one is no cheaper than row k n_ranks
+    block of all, counted from 0, costliest first. Any layout of neighbours reaches the sum.
 
     Args:
         block: rows of every micro-batch, pads among them.
@@ -29,17 +31,21 @@ def equal_blocks_bound(cost_I: Int64s, n_ranks: int, block: int) -> int:
 def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budget: int) -> int:
     """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank.
 
-    Call the cost of the slowest rank of micro-batch k, for each k, its height. The highest come first. Three facts:
+    Call the cost of the slowest rank of micro-batch k, for each k, its height. The highest come
+    first. Three facts:
 
-    - A micro-batch of height h costs the n ranks at most n h together, so the height is at least the mean of the ranks.
-    - n bins together hold at most the cost G(n) of the longest rows with n x budget tokens in sum, the last one in
-      part: cost per token rises with length.
-    - Rows longer than half the budget never share a bin. With more than j n of them, more than j micro-batches hold
-      one: micro-batch j is at least as high as long row j n is costly (counting both from 0).
+    - A micro-batch of height h costs the n ranks at most n h together, so the height is at least
+      the mean of the ranks.
+    - n bins together hold at most the cost G(n) of the longest rows with n x budget tokens in sum,
+      the last one in part: cost per token rises with length.
+    - Rows longer than half the budget never share a bin. With more than j n of them, more than j
+      micro-batches hold one: micro-batch j is at least as high as long row j n is costly (counting
+      both from 0).
 
-    So the first j micro-batches are at least as high as rows 0, n, .. (j - 1) n, and what their bins cannot hold is at
-    best shared out evenly over the rest: height >= cost_0 + .. + cost_(j-1)n + (total - G(j n)) / n. Row 0 may be
-    shorter than half the budget. The largest value over all j is the bound.
+    So the first j micro-batches are at least as high as rows 0, n, .. (j - 1) n, and what their
+    bins cannot hold is at best shared out evenly over the rest: height >= cost_0 + .. + cost_(j-1)n
+    + (total - G(j n)) / n. Row 0 may be shorter than half the budget. The largest value over all j
+    is the bound.
 
     Args:
         tokens_I: tokens of each row; more tokens cost more.
@@ -53,7 +59,9 @@ def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budg
     total = sum(cost)
     bound = -(-total // n_ranks)
     longest_row_costs = held = held_tokens = filled = micro_step = 0
-    while micro_step * n_ranks < n_rows and (not micro_step or 2 * tokens[micro_step * n_ranks] > token_budget):
+    while micro_step * n_ranks < n_rows and (
+        not micro_step or 2 * tokens[micro_step * n_ranks] > token_budget
+    ):
         longest_row_costs += cost[micro_step * n_ranks]
         micro_step += 1
         room = micro_step * n_ranks * token_budget

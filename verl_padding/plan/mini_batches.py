@@ -1,4 +1,5 @@
-"""The rows of an update, cut into mini-batches, and what strategies have in common: even cuts of rows and prompts."""
+"""The rows of an update, cut into mini-batches, and what strategies have in common: even cuts of
+rows and prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,8 @@ class MiniBatches:
     def without(self, idle: Sequence[int]) -> Self:
         """The same mini-batches, of which ``idle`` rows are left out.
 
-        One of idle rows alone keeps the first of them: its optimizer step happens all the same, and logs what it logs.
+        One of idle rows alone keeps the first of them: its optimizer step happens all the same, and
+        logs what it logs.
 
         >>> MiniBatches(rows_M=[[0, 1], [2, 3]]).without([1, 3, 2])
         MiniBatches(rows_M=[[0], [3]], left_out_M=[(1,), (2,)], mini_batch_rows=None, warning=None)
@@ -41,21 +43,25 @@ class MiniBatches:
         place = {row: number for number, row in enumerate(idle)}
         rows_M = []
         for rows in self.rows_M:
-            rows_M.append([row for row in rows if row not in place] or [min(rows, key=place.__getitem__)])
+            rows_M.append(
+                [row for row in rows if row not in place] or [min(rows, key=place.__getitem__)]
+            )
         kept = {row for rows in rows_M for row in rows}
         left_out_M = [tuple(row for row in rows if row not in kept) for rows in self.rows_M]
         return replace(self, rows_M=rows_M, left_out_M=left_out_M, mini_batch_rows=None)
 
 
-def cut_evenly(order: Sequence[int], steps: int, name: str, mini_batch_rows: int | None = None) -> MiniBatches:
+def cut_evenly(
+    order: Sequence[int], steps: int, name: str, mini_batch_rows: int | None = None
+) -> MiniBatches:
     """Cuts rows in their order; counts differ by at most one, the larger ones first."""
     n_parts = min(steps, len(order))
     rows_M = [[order[place] for place in part] for part in even_ranges(len(order), n_parts)]
     warning = None
     if n_parts < steps:
         warning = (
-            f"{name}: only {n_parts} of {steps} optimizer steps, because each step needs a row and the batch has only "
-            f"{len(order)}"
+            f"{name}: only {n_parts} of {steps} optimizer steps, because each step needs a row "
+            f"and the batch has only {len(order)}"
         )
     return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, warning=warning)
 
@@ -88,16 +94,18 @@ def even_ranges(n_items: int, n_parts: int) -> list[range]:
 
 
 def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
-    """Groups prompts: groups differ by at most one prompt, and by at most as many rows as the largest prompt has.
+    """Groups prompts: groups differ by at most one prompt, and by at most as many rows as the
+    largest prompt has.
 
-    Starts from the cut in order, so that prompts of one size stay in order, and exchanges prompts between an
-    extreme group and another only while the two come closer.
+    Starts from the cut in order, so that prompts of one size stay in order, and exchanges prompts
+    between an extreme group and another only while the two come closer.
 
-    Why the bound holds: let the fullest group H have more rows than the emptiest group L by a gap larger than any
-    prompt. If H has one prompt more than L, moving any prompt of H to L keeps the numbers of prompts within one.
-    Otherwise H has at most as many prompts as L and more rows, so a prompt of H is larger than one of L: swap them.
-    Either way the two change by at least one row and by less than the gap, so both end strictly between the old
-    extremes. The sum of squares falls each time, so the search ends, and it cannot end above the bound.
+    Why the bound holds: let the fullest group H have more rows than the emptiest group L by a gap
+    larger than any prompt. If H has one prompt more than L, moving any prompt of H to L keeps the
+    numbers of prompts within one. Otherwise H has at most as many prompts as L and more rows, so a
+    prompt of H is larger than one of L: swap them. Either way the two change by at least one row
+    and by less than the gap, so both end strictly between the old extremes. The sum of squares
+    falls each time, so the search ends, and it cannot end above the bound.
 
     Args:
         n_rows_P: rows of each prompt, at least one.
@@ -125,7 +133,8 @@ def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
 def _find_exchange(
     groups: Groups, n_rows_M: list[int], n_rows_P: Sequence[int]
 ) -> tuple[int, int, int, int | None] | None:
-    """An exchange that relieves a fullest group or feeds an emptiest one: giver, prompt, taker, prompt returned.
+    """An exchange that relieves a fullest group or feeds an emptiest one: giver, prompt, taker,
+    prompt returned.
 
     It leaves the two as close as can be, and closer than they are: it moves 1 .. gap - 1 rows.
     """
@@ -135,8 +144,12 @@ def _find_exchange(
     pairs += [(giver, emptiest) for giver in reversed(by_rows[1:-1])]
     for giver, taker in pairs:
         gap = n_rows_M[giver] - n_rows_M[taker]
-        returns: list[tuple[int, int | None]] = list(_first_of_size(groups[taker], n_rows_P).items())
-        if len(groups[giver]) > len(groups[taker]):  # by one: with nothing returned the two only change roles
+        returns: list[tuple[int, int | None]] = list(
+            _first_of_size(groups[taker], n_rows_P).items()
+        )
+        if len(groups[giver]) > len(
+            groups[taker]
+        ):  # by one: with nothing returned the two only change roles
             returns.insert(0, (0, None))
         exchanges = [
             (abs(gap - 2 * (out_rows - back_rows)), prompt, returned)

@@ -8,7 +8,6 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, one_after_the_other
 from verl_padding.plan.calls import Call, Pass, Update, setting_of
-from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Job, Packer
@@ -16,20 +15,25 @@ from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import micro_batches_of, score_layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing import fill_cells
+from verl_padding.plan.plural import plural
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES
 
 MAX_COST = 1 << 60
-"""Most that all rows of a call may cost together: an eighth of int64's range, as sums add pads and overheads."""
+"""Most that all rows of a call may cost together: an eighth of int64's range, as sums add pads and
+overheads."""
 
 
 def plan_batch(rows: Rows, job: Job) -> BatchPlan:
-    """Plans every worker call of a training step. The same rows, job and seed give the same plan everywhere.
+    """Plans every worker call of a training step. The same rows, job and seed give the same plan
+    everywhere.
 
     >>> rows = Rows.from_keys(["a_0_0", "a_0_1", "b_0_0"], [700, 300, 900])
     >>> actor = Update(dp_size=2, token_budget=1024, prompts_per_mini_batch=2)
-    >>> job = Job(strategy="prompt", prompts=2, sessions_per_prompt=1, updates={"actor": actor}, inference={})
-    >>> plan_batch(rows, job).layouts["actor"].cells  # the long row and pad 0 against two short rows
+    >>> calls = {"updates": {"actor": actor}, "inference": {}}
+    >>> job = Job(strategy="prompt", prompts=2, sessions_per_prompt=1, **calls)
+    >>> # The long row and pad 0 against two short rows:
+    >>> plan_batch(rows, job).layouts["actor"].cells
     (((2, 3), (0, 1)),)
 
     Raises:
@@ -39,8 +43,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     """
     if not len(rows):
         raise NoRealRowError(
-            "no real row in the batch: every session failed or came back empty. Look for errors of the agent loop, or "
-            "let verl replace failed groups (trainer.v1.sampler.sync_refill_failed_groups=True)"
+            "no real row in the batch: every session failed or came back empty. Look for errors "
+            "of the agent loop, or let verl replace failed groups "
+            "(trainer.v1.sampler.sync_refill_failed_groups=True)"
         )
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
@@ -69,7 +74,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            layouts[name] = _layout(costs, job.packer, cut, None if taken is None else layouts[taken])
+            layouts[name] = _layout(
+                costs, job.packer, cut, None if taken is None else layouts[taken]
+            )
             figures[name] = score_layout(layouts[name], costs)
         shapes[name] = shape
         if costs.forest is not None:
@@ -96,17 +103,21 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     if update.token_budget is None and update.micro_batch_rows > 1:
         fix = "Cut micro-batches by tokens (use_dynamic_bsz), or give them fewer rows"
     elif several:
-        fix = f"Raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}, or take fewer ranks"
+        fix = (
+            f"Raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}, or take fewer"
+            " ranks"
+        )
     else:
         fix = "Take fewer ranks"
     return (
-        f"{name}: {pads[name]} pads for {counted(len(rows), 'row')}, since the ranks of a mini-batch get "
-        f"equally many, in whole micro-batches. {fix}."
+        f"{name}: {pads[name]} pads for {plural(len(rows), 'row')}, since the ranks of a "
+        f"mini-batch get equally many, in whole micro-batches. {fix}."
     )
 
 
 def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | None) -> Layout:
-    """The layout of a call, or of a pass the micro-batches of an update, and after them those of what it leaves out."""
+    """The layout of a call, or of a pass the micro-batches of an update, and after them those of
+    what it leaves out."""
     if taken is None:
         return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
     layout = taken.flatten_for_pass()
@@ -115,35 +126,40 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | 
 
 
 def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
-    numbers, held_I = one_after_the_other([rows_K for ranks in micro_batches_of(layout) for rows_K in ranks])
+    numbers, held_I = one_after_the_other(
+        [rows_K for ranks in micro_batches_of(layout) for rows_K in ranks]
+    )
     is_real_I = numbers < layout.n_rows
     shared_R = np.zeros(layout.n_rows, dtype=np.int64)
-    shared_R[numbers[is_real_I]] = forest.elsewhere(numbers[is_real_I], held_I[is_real_I])
+    shared_R[numbers[is_real_I]] = forest.cached_tokens(numbers[is_real_I], held_I[is_real_I])
     return tuple(shared_R.tolist())
 
 
 def reuses_layout_of(job: Job, call: Call) -> str | None:
     """The update whose micro-batches a call takes over; None if it gets its own.
 
-    They must be the plan's, and cut by the same rules: the same ranks, and the same token budget. What rows cost is no
-    such rule, nor is where ranks synchronize: an engine may reduce gradients in every micro-batch, and nothing in a
-    pass. Micro-batches of a fixed number of rows are not taken over: those of small mini-batches are full of pads.
-    Nor are those whose rows must be as long as the longest one of their cell: that of a pass holds all mini-batches.
+    They must be the plan's, and cut by the same rules: the same ranks, and the same token budget.
+    What rows cost is no such rule, nor is where ranks synchronize: an engine may reduce gradients
+    in every micro-batch, and nothing in a pass. Micro-batches of a fixed number of rows are not
+    taken over: those of small mini-batches are full of pads. Nor are those whose rows must be as
+    long as the longest one of their cell: that of a pass holds all mini-batches.
     """
     if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
         return None
     if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
         return None
     update = job.updates[call.as_update]
-    needs = [replace(layout_key(each, job.packer), sync_point="micro_batch") for each in (call, update)]
+    needs = [
+        replace(layout_key(each, job.packer), sync_point="micro_batch") for each in (call, update)
+    ]
     return call.as_update if needs[0] == needs[1] else None
 
 
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     """What rows and pads cost in a call.
 
-    What rows share is not computed once where micro-batches are cut by rows, nor where the engine pads rows to the
-    longest one beside them.
+    What rows share is not computed once where micro-batches are cut by rows, nor where the engine
+    pads rows to the longest one beside them.
     """
     forest = rows.forest
     if forest is not None and not job.may_branch:
@@ -154,12 +170,13 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
         cost_model=job.cost_model_of(call),
         pad_tokens=job.pad_tokens,
-        forest=forest if shares and forest is not None and forest.saves else None,
+        forest=forest if shares and forest is not None and forest.has_shared_tokens else None,
     )
 
 
 def layout_key(call: Call, packer: Packer) -> Call:
-    """What a layout depends on, beside the cost model: calls with the same key and rows get the same one."""
+    """What a layout depends on, beside the cost model: calls with the same key and rows get the
+    same one."""
     compared = {field.name: getattr(call, field.name) for field in fields(Call)}
     compared |= {"budget_setting": "", "cost_model": None}
     if packer == "verl" and call.token_budget is not None:
@@ -174,8 +191,9 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
     key, tokens = rows.key_R[longest], rows.tokens_R[longest]
     if call.token_budget is not None and tokens > call.token_budget:
         raise RowTooLongError(
-            f"row {key!r} has {tokens} tokens, prompt and response, more than the {call.token_budget} that a "
-            f"micro-batch of {name!r} may hold: raise {setting_of(call)} until it holds {tokens}, or keep rows shorter "
+            f"row {key!r} has {tokens} tokens, prompt and response, more than the "
+            f"{call.token_budget} that a micro-batch of {name!r} may hold: raise "
+            f"{setting_of(call)} until it holds {tokens}, or keep rows shorter "
             "(data.max_prompt_length, data.max_response_length)",
             row=longest,
         )
@@ -183,8 +201,8 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
     if cost < 0 or cost * len(rows) > MAX_COST:
         raise PlanError(
-            f"row {key!r} has {tokens} tokens: {len(rows)} rows of that length cost {cost * len(rows):.1e} in call "
-            f"{name!r}, more than the planner can count ({MAX_COST:.1e}). Keep rows shorter, or choose "
-            "cost_model=tokens",
+            f"row {key!r} has {tokens} tokens: {len(rows)} rows of that length cost "
+            f"{cost * len(rows):.1e} in call {name!r}, more than the planner can count "
+            f"({MAX_COST:.1e}). Keep rows shorter, or choose cost_model=tokens",
             row=longest,
         )

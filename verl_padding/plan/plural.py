@@ -1,9 +1,9 @@
 """Numbers of things in messages."""
 
 
-def counted(number: int, thing: str) -> str:
+def plural(number: int, thing: str) -> str:
     """
-    >>> counted(1, "pad"), counted(1200, "pad"), counted(2, "micro-batch")
+    >>> plural(1, "pad"), plural(1200, "pad"), plural(2, "micro-batch")
     ('1 pad', '1200 pads', '2 micro-batches')
     """
     if number == 1:

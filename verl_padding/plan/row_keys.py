@@ -31,7 +31,8 @@ def index_of_key(key: str) -> int:
 
 
 def rows_of_sessions(keys: Iterable[str]) -> list[list[int]]:
-    """Numbers of the rows of each session, in the order of their indexes; sessions in the order of their first rows.
+    """Numbers of the rows of each session, in the order of their indexes; sessions in the order of
+    their first rows.
 
     >>> rows_of_sessions(["a_0_10", "b_0_0", "a_0_2"])
     [[2, 0], [1]]
@@ -50,6 +51,10 @@ def parts_of_key(key: str) -> tuple[str, str, str] | None:
     """
     uid, *counts = key.rsplit("_", 2)
     # isdigit alone takes superscripts and the digits of other scripts.
-    if not uid or len(counts) != 2 or not all(count.isascii() and count.isdigit() for count in counts):
+    if (
+        not uid
+        or len(counts) != 2
+        or not all(count.isascii() and count.isdigit() for count in counts)
+    ):
         return None
     return uid, counts[0], counts[1]

@@ -11,8 +11,9 @@ from verl_padding.plan.errors import PlanError
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, session_name
 
-MOST_TOKENS = 1 << 26
-"""Most tokens that a row may have: beyond every model's context, yet their square is a cost that fits int64."""
+MAX_TOKENS = 1 << 26
+"""Most tokens that a row may have: beyond every model's context, yet their square is a cost that
+fits int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,25 +29,39 @@ class Rows:
     tokens_R: tuple[int, ...]
     """Tokens of prompt and response together."""
     forest: Forest | None = None
-    """How far rows begin alike, as far as an engine may compute it once; None if it is not known."""
+    """How far rows begin alike, as far as an engine may compute it once; None if it is not
+    known."""
     idle: tuple[int, ...] = ()
-    """Numbers of rows that add nothing to the gradient of an update with ``skips_idle``; those first that it computes
-    where a mini-batch has no others."""
+    """Numbers of rows that add nothing to the gradient of an update with ``skips_idle``; those
+    first that it computes where a mini-batch has no others."""
 
     def __post_init__(self) -> None:
         n_rows = len(self.key_R)
         for name in ("prompt_R", "session_R", "tokens_R"):
             if len(getattr(self, name)) != n_rows:
-                raise PlanError(f"{name} has {len(getattr(self, name))} entries for {n_rows} rows: one each is needed")
+                raise PlanError(
+                    f"{name} has {len(getattr(self, name))} entries for {n_rows} rows: one each "
+                    "is needed"
+                )
         seen: set[str] = set()
         for key, tokens in zip(self.key_R, self.tokens_R, strict=True):
             if key in seen:
                 raise PlanError(f"row {key!r} is in the batch twice: every key must be there once")
             seen.add(key)
-            if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= MOST_TOKENS:
-                raise PlanError(f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MOST_TOKENS} is needed")
+            if (
+                not isinstance(tokens, int)
+                or isinstance(tokens, bool)
+                or not 1 <= tokens <= MAX_TOKENS
+            ):
+                raise PlanError(
+                    f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MAX_TOKENS} is "
+                    "needed"
+                )
         if len(set(self.idle)) < len(self.idle) or not set(self.idle) <= set(range(n_rows)):
-            raise PlanError(f"idle={list(self.idle)}: numbers of rows from 0 to {n_rows - 1} are needed, each once")
+            raise PlanError(
+                f"idle={list(self.idle)}: numbers of rows from 0 to {n_rows - 1} are needed, each "
+                "once"
+            )
 
     def __len__(self) -> int:
         return len(self.key_R)
@@ -70,8 +85,8 @@ class Rows:
         ('math_7',)
 
         Raises:
-            PlanError: a key has another form or comes twice, there is not one number of tokens per key, or a number is
-                not whole, below 1 or beyond ``MOST_TOKENS``.
+            PlanError: a key has another form or comes twice, there is not one number of tokens per
+                key, or a number is not whole, below 1 or beyond ``MAX_TOKENS``.
         """
         key_R = tuple(keys)
         prompt_R, session_R = [], []
@@ -79,7 +94,8 @@ class Rows:
             parts = parts_of_key(key)
             if parts is None:
                 raise PlanError(
-                    f"row {key!r}: not of the form {KEY_FORM}, where session and index are whole numbers from 0"
+                    f"row {key!r}: not of the form {KEY_FORM}, where session and index are whole "
+                    "numbers from 0"
                 )
             uid, session, _ = parts
             prompt_R.append(uid)
@@ -96,4 +112,8 @@ class Rows:
 
 def _as_int(tokens: Any) -> Any:
     """A whole number of any kind as an int; anything else as it is, to be refused with its key."""
-    return tokens if isinstance(tokens, bool) or not hasattr(tokens, "__index__") else operator.index(tokens)
+    return (
+        tokens
+        if isinstance(tokens, bool) or not hasattr(tokens, "__index__")
+        else operator.index(tokens)
+    )

@@ -13,15 +13,31 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.errors import PlanError
 
 UNIT = 24576
-"""Cost of the linear layers for one token: that of ``attention_cost``, so that costs of all models are of one size.
+"""Cost of the linear layers for one token: that of ``attention_cost``, so that costs of all models
+are of one size.
 
-A row of 128k tokens then costs less than 10^12 with any model of today, and the sum of a million rows fits int64.
+A row of 128k tokens then costs less than 10^12 with any model of today, and the sum of a million
+rows fits int64.
 """
 FULL, SLIDING = "full_attention", "sliding_attention"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-OTHER_MIXERS = ("kv_lora_rank", "mamba_d_state", "mamba_d_conv", "attn_layer_period", "block_types", "conv_L_cache")
-"""Keys of models whose layers are not all plain attention: latent, state-space, recurrent or convolution."""
+NEEDED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+)
+OTHER_MIXERS = (
+    "kv_lora_rank",
+    "mamba_d_state",
+    "mamba_d_conv",
+    "attn_layer_period",
+    "block_types",
+    "conv_L_cache",
+)
+"""Keys of models whose layers are not all plain attention: latent, state-space, recurrent or
+convolution."""
 OTHER_SHAPES = ("global_head_dim", "moe_num_experts", "moe_topk", "moe_k", "kv_channels")
 """Keys of models whose heads or experts are counted, or made, in another way than here."""
 UNGATED = ("apertus", "arcee", "gpt_neox", "nemotron", "phi", "starcoder2")
@@ -30,16 +46,18 @@ UNGATED = ("apertus", "arcee", "gpt_neox", "nemotron", "phi", "starcoder2")
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerCost:
-    """Operations of a row in a forward pass; a backward pass takes twice as many, so their ratios are the same.
+    """Operations of a row in a forward pass; a backward pass takes twice as many, so their ratios
+    are the same.
 
-    A multiply-add is two operations. Linear layers, per token: 2 x (q, k, v and output projections, gated MLP or active
-    experts with their router, LM head, tied or not; the embedding lookup takes none). Attention, per pair of query and
-    key: 4 x heads x head_dim a layer, half for the scores and half for the sum of values; with a causal mask a row of L
-    tokens has L (L + 1) / 2 pairs, with a sliding window of w the sum of min(t, w) over t = 1 .. L.
+    A multiply-add is two operations. Linear layers, per token: 2 x (q, k, v and output projections,
+    gated MLP or active experts with their router, LM head, tied or not; the embedding lookup takes
+    none). Attention, per pair of query and key: 4 x heads x head_dim a layer, half for the scores
+    and half for the sum of values; with a causal mask a row of L tokens has L (L + 1) / 2 pairs,
+    with a sliding window of w the sum of min(t, w) over t = 1 .. L.
 
-    Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, and verl's flops_counter.py,
-    which counts full squares instead of causal pairs or windows, and embeddings as a layer. Norms, activations and
-    softmax are left out, as they are there.
+    Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, and verl's
+    flops_counter.py, which counts full squares instead of causal pairs or windows, and embeddings
+    as a layer. Norms, activations and softmax are left out, as they are there.
     """
 
     linear: int
@@ -57,10 +75,12 @@ class TransformerCost:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, lm_head: bool = True) -> TransformerCost:
-        """Reads a Hugging Face config (``AutoConfig.to_dict()``); of a vision-language model, only the text's part.
+        """Reads a Hugging Face config (``AutoConfig.to_dict()``); of a vision-language model, only
+        the text's part.
 
         Args:
-            lm_head: whether the model ends in logits over the vocabulary; a critic ends in one value per token.
+            lm_head: whether the model ends in logits over the vocabulary; a critic ends in one
+                value per token.
 
         Raises:
             PlanError: the operations of this kind of model are not known here.
@@ -85,14 +105,17 @@ class TransformerCost:
         )
 
     def __call__(self, tokens_R: Int64s) -> Int64s:
-        """Cost of rows (R,), in whole numbers: ``UNIT`` x operations / those of a token's linear layers."""
+        """Cost of rows (R,), in whole numbers: ``UNIT`` x operations / those of a token's linear
+        layers."""
         # Elementwise in float64: the same on every machine.
         return np.rint(self.flops(tokens_R) * (UNIT / self.linear)).astype(np.int64)
 
     def flops(self, tokens_R: Int64s) -> NDArray[np.float64]:
         """Floating-point operations of rows (R,) in a forward pass."""
         tokens = tokens_R.astype(np.float64)
-        pairs = self.full_layers * self._pairs(tokens, None) + self.sliding_layers * self._pairs(tokens, self.window)
+        pairs = self.full_layers * self._pairs(tokens, None) + self.sliding_layers * self._pairs(
+            tokens, self.window
+        )
         return self.linear * tokens + self.attention * pairs
 
     def _pairs(self, tokens: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
@@ -113,7 +136,10 @@ def _mlp(config: Mapping[str, Any], layer: int) -> int:
     if dense:
         return 3 * hidden * int(config["intermediate_size"])
     width = int(config.get("moe_intermediate_size") or config["intermediate_size"])
-    active = int(config["num_experts_per_tok"]) * width + int(config.get("n_shared_experts") or 0) * width
+    active = (
+        int(config["num_experts_per_tok"]) * width
+        + int(config.get("n_shared_experts") or 0) * width
+    )
     shared = int(config.get("shared_expert_intermediate_size") or 0)
     # A shared expert of its own width has a gate of one number a token.
     return 3 * hidden * (active + shared) + hidden * int(experts) + (hidden if shared else 0)
@@ -133,14 +159,26 @@ def sliding_layers(config: Mapping[str, Any]) -> int:
 
 
 def _check_known(config: Mapping[str, Any]) -> None:
-    needed = (*NEEDED, *(["num_experts_per_tok"] if any(config.get(key) for key in EXPERTS) else []))
+    needed = (
+        *NEEDED,
+        *(["num_experts_per_tok"] if any(config.get(key) for key in EXPERTS) else []),
+    )
     missing = [key for key in needed if not config.get(key)]
-    odd = [f"layer_types holds {kind!r}" for kind in config.get("layer_types") or () if kind not in (FULL, SLIDING)]
+    odd = [
+        f"layer_types holds {kind!r}"
+        for kind in config.get("layer_types") or ()
+        if kind not in (FULL, SLIDING)
+    ]
     odd += [f"{key}={config[key]}" for key in OTHER_MIXERS + OTHER_SHAPES if config.get(key)]
-    odd += [f"{key}={config[key]!r} differs by layer" for key in needed if isinstance(config.get(key), (list, tuple))]
+    odd += [
+        f"{key}={config[key]!r} differs by layer"
+        for key in needed
+        if isinstance(config.get(key), (list, tuple))
+    ]
     odd += ["its MLP is not gated"] if config.get("model_type") in UNGATED else []
     if missing or odd:
         raise PlanError(
             f"the operations of model_type={config.get('model_type')!r} are not known: "
-            f"{', '.join([f'{key} is missing' for key in missing] + odd[:1])}; choose cost_model=attention"
+            f"{', '.join([f'{key} is missing' for key in missing] + odd[:1])}; choose "
+            "cost_model=attention"
         )

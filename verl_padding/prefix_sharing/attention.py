@@ -1,8 +1,10 @@
-"""Attention of the segments of a tree: queries are a segment's tokens, keys and values those of its whole path.
+"""Attention of the segments of a tree: queries are a segment's tokens, keys and values those of its
+whole path.
 
-Nothing else of a model knows of the tree, for every other layer computes each token by itself. transformers' entries
-for flash attention are wrapped, ours by torch among them; an attention module whose attribute :data:`TREE` is set
-follows that tree. verl's fused forward drops arguments that it does not know, so the tree is no argument of the model.
+Nothing else of a model knows of the tree, for every other layer computes each token by itself.
+transformers' entries for flash attention are wrapped, ours by torch among them; an attention module
+whose attribute :data:`TREE` is set follows that tree. verl's fused forward drops arguments that it
+does not know, so the tree is no argument of the model.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ ENTRIES = (PACKED, "flash_attention_2", "flash_attention_3")
 
 
 class GatherTokens(torch.autograd.Function):
-    """``index_select`` whose backward adds up in float32: in bfloat16, a sum over 128 branches is 1 % off."""
+    """``index_select`` whose backward adds up in float32: in bfloat16, a sum over 128 branches is 1
+    % off."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, dim: int, places: torch.Tensor) -> torch.Tensor:
@@ -36,33 +39,42 @@ class GatherTokens(torch.autograd.Function):
         (gradient,) = gradients
         (places,) = ctx.saved_tensors
         exact = torch.promote_types(gradient.dtype, torch.float32)
-        total = gradient.new_zeros(ctx.shape, dtype=exact).index_add_(ctx.dim, places, gradient.to(exact))
+        total = gradient.new_zeros(ctx.shape, dtype=exact).index_add_(
+            ctx.dim, places, gradient.to(exact)
+        )
         return total.to(gradient.dtype), None, None
 
 
 def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
     """The causal attention modules of a model; those that look at images are none."""
     return (
-        module for module in model.modules() if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
+        module
+        for module in model.modules()
+        if hasattr(module, "layer_idx") and getattr(module, "is_causal", False)
     )
 
 
 def patch_attention() -> None:
-    """Wraps transformers' attentions, and the flash attention inside verl's exchange between Ulysses ranks.
+    """Wraps transformers' attentions, and the flash attention inside verl's exchange between
+    Ulysses ranks.
 
-    Ours is among the former once it is registered (``worker/packed_attention.py``), which comes first.
+    Ours is among the former once it is registered (``worker/packed_attention.py``), which comes
+    first.
     """
     from verl.models.transformers import monkey_patch
 
     for name in ENTRIES:
-        if name in ALL_ATTENTION_FUNCTIONS and not hasattr(attend := ALL_ATTENTION_FUNCTIONS[name], TREE):
+        if name in ALL_ATTENTION_FUNCTIONS and not hasattr(
+            attend := ALL_ATTENTION_FUNCTIONS[name], TREE
+        ):
             ALL_ATTENTION_FUNCTIONS[name] = hand_tree_on(attend)
     if not hasattr(monkey_patch._flash_attention_forward, TREE):
         monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
 
 
 def hand_tree_on(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' ``flash_attention_forward``, which hands the tree on to :func:`gather_paths`."""
+    """transformers' ``flash_attention_forward``, which hands the tree on to
+    :func:`gather_paths`."""
 
     @functools.wraps(attend)
     def attend_with_tree(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +88,8 @@ def hand_tree_on(attend: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' ``_flash_attention_forward``, which verl calls with all tokens and some of the heads.
+    """transformers' ``_flash_attention_forward``, which verl calls with all tokens and some of the
+    heads.
 
     Its argument :data:`TREE` is a tree, and which layer follows it.
     flash-attn from 2.1 on aligns the causal mask of a segment with the end of its path.
@@ -104,7 +117,10 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
             "max_length_q": max(paths.lengths_S),
             "max_length_k": max(paths.path_lengths_S),
         }
-        key, value = GatherTokens.apply(key, 1, paths.places), GatherTokens.apply(value, 1, paths.places)
+        key, value = (
+            GatherTokens.apply(key, 1, paths.places),
+            GatherTokens.apply(value, 1, paths.places),
+        )
         return attend(query, key, value, None, query_length, *args, **kwargs)
 
     setattr(attend_to_paths, TREE, True)

@@ -1,13 +1,16 @@
-"""How far the rows of a batch begin alike, found once a step: for its plan, its advantages and its record.
+"""How far the rows of a batch begin alike, found once a step: for its plan, its advantages and its
+record.
 
 Example:
-    Rows ``p_0_0`` [5, 6, 7], ``p_0_1`` [5, 6, 7, 8, 9] and ``p_1_0`` [5, 6, 4]. In the forest by tokens ``p_0_1`` comes
-    first, ``p_0_0`` shares 3 tokens with it, and ``p_1_0``, the last, 2 with ``p_0_0``. Where a router has sent the
-    token 6 of ``p_1_0`` elsewhere, outputs are the same for its first token alone: 1 in the forest by outputs. And
-    ``p_0_1`` continues ``p_0_0``: the agent has gone on from there, so what both train is one action.
+    Rows ``p_0_0`` [5, 6, 7], ``p_0_1`` [5, 6, 7, 8, 9] and ``p_1_0`` [5, 6, 4]. In the forest by
+    tokens ``p_0_1`` comes first, ``p_0_0`` shares 3 tokens with it, and ``p_1_0``, the last, 2 with
+    ``p_0_0``. Where a router has sent the token 6 of ``p_1_0`` elsewhere, outputs are the same for
+    its first token alone: 1 in the forest by outputs. And ``p_0_1`` continues ``p_0_0``: the agent
+    has gone on from there, so what both train is one action.
 
-That a row begins with another says what may be computed once, not what happened: an agent that meets the same state
-twice may answer it twice with the same tokens. An agent loop can say what happened (:data:`EXTENDS`).
+That a row begins with another says what may be computed once, not what happened: an agent that
+meets the same state twice may answer it twice with the same tokens. An agent loop can say what
+happened (:data:`EXTENDS`).
 """
 
 import logging
@@ -26,19 +29,28 @@ from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_
 from verl_padding.pads.upsampling import EXTRA_FIELDS, images_of_rows
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key, uid_of_key
-from verl_padding.prefix_sharing.row_inputs import IMAGES, PER_TOKEN, RECORDED, TOKENS, RowInputs, images_begin_alike
+from verl_padding.prefix_sharing.row_inputs import (
+    IMAGES,
+    PER_TOKEN,
+    RECORDED,
+    TOKENS,
+    RowInputs,
+    images_begin_alike,
+)
 
 logger = logging.getLogger(__name__)
 
 EXTENDS = "extends"
-"""What an agent loop may put into a row's ``extra_fields``: the number, in its session, of the row that this one goes
-on from, or None. Rows of such a session continue no others than they say."""
+"""What an agent loop may put into a row's ``extra_fields``: the number, in its session, of the row
+that this one goes on from, or None. Rows of such a session continue no others than they say."""
 MAX_TOKENS_READ, MAX_LARGE_TOKENS_READ = 1 << 22, 1 << 16
-"""Tokens of the rows that are read at once: ids alone, and with the fields of which a token may have kilobytes."""
+"""Tokens of the rows that are read at once: ids alone, and with the fields of which a token may
+have kilobytes."""
 
 
 class PrefixDetection:
-    """How far the rows of a batch begin alike; each answer is found when it is first asked for, and kept.
+    """How far the rows of a batch begin alike; each answer is found when it is first asked for, and
+    kept.
 
     Args:
         batch: real rows in TransferQueue.
@@ -46,7 +58,9 @@ class PrefixDetection:
         may_have_images: whether the job's models look at images or sounds.
     """
 
-    def __init__(self, batch: KVBatchMeta, tokens_R: Sequence[int], *, may_have_images: bool = False):
+    def __init__(
+        self, batch: KVBatchMeta, tokens_R: Sequence[int], *, may_have_images: bool = False
+    ):
         self._keys, self._partition = list(batch.keys), batch.partition_id
         self._tokens_R = tokens_R
         self._may_have_images, self._batch = may_have_images, batch
@@ -58,8 +72,10 @@ class PrefixDetection:
 
     @cached_property
     def by_tokens(self) -> Forest:
-        """How far rows of a prompt, or of a session where there are images, begin with the same tokens."""
-        # Sessions meet images of their own: rows of two sessions that look at different ones may have the same tokens.
+        """How far rows of a prompt, or of a session where there are images, begin with the same
+        tokens."""
+        # Sessions meet images of their own: rows of two sessions that look at different ones may
+        # have the same tokens.
         group_R = list(map(session_of_key if self.has_images else uid_of_key, self._keys))
         rows_of: dict[str, list[int]] = {}
         for row, group in enumerate(group_R):
@@ -68,51 +84,62 @@ class PrefixDetection:
         shared_R = np.zeros(len(group_R), dtype=np.int64)
         for part in self._parts(rows_of.values(), MAX_TOKENS_READ):
             forest = RowInputs(self._read(part, [TOKENS])).forest([group_R[row] for row in part])
-            order += [part[place] for place in np.argsort(forest.place_R)]
+            order += [part[place] for place in np.argsort(forest.dfs_position_R)]
             shared_R[part] = forest.shared_R
         return Forest.in_order(self._tokens_R, order, shared_R[order])
 
     @cached_property
     def by_outputs(self) -> Forest:
-        """How far rows have the same outputs: the same tokens, images, recorded routes and teacher's fields.
+        """How far rows have the same outputs: the same tokens, images, recorded routes and
+        teacher's fields.
 
-        Position ids follow from the tokens where nothing else is there; workers compare them in any case.
+        Position ids follow from the tokens where nothing else is there; workers compare them in any
+        case.
         """
         forest, there = self.by_tokens, fields_of_all(self._keys, self._partition)
         if not self.has_images and there.isdisjoint(RECORDED):
             return forest
-        order, shared_R = np.argsort(forest.place_R).tolist(), forest.shared_R.copy()
+        order, shared_R = np.argsort(forest.dfs_position_R).tolist(), forest.shared_R.copy()
         before_R = {row: before for before, row in pairwise(order) if shared_R[row]}
         for part in self._parts([[row] for row in before_R], MAX_LARGE_TOKENS_READ):
             read = list(dict.fromkeys(each for row in part for each in (before_R[row], row)))
             inputs = RowInputs(self._read(read, [TOKENS, IMAGES, *PER_TOKEN]))
             number = {row: place for place, row in enumerate(read)}
             for row in part:
-                shared_R[row] = min(shared_R[row], inputs.shared(number[before_R[row]], number[row]))
+                shared_R[row] = min(
+                    shared_R[row], inputs.shared(number[before_R[row]], number[row])
+                )
         return Forest.in_order(self._tokens_R, order, shared_R[order])
 
     @cached_property
     def continued_R(self) -> list[int | None]:
-        """Number of the row that each row continues, so that a token of both is one action; None for none.
+        """Number of the row that each row continues, so that a token of both is one action; None
+        for none.
 
-        That is the longest row before it in its session that it begins with, and that is shorter: an agent cannot have
-        gone on from an equal row, nor from a later one. In a session whose agent loop says what rows extend
-        (:data:`EXTENDS`), it is the row that it names, if it begins with that one.
+        That is the longest row before it in its session that it begins with, and that is shorter:
+        an agent cannot have gone on from an equal row, nor from a later one. In a session whose
+        agent loop says what rows extend (:data:`EXTENDS`), it is the row that it names, if it
+        begins with that one.
         """
         continued_R: list[int | None] = [None] * len(self._keys)
         sessions = [rows for rows in rows_of_sessions(self._keys) if len(rows) > 1]
         declared = self._declared([row for rows in sessions for row in rows])
-        for part in self._parts(sessions, MAX_LARGE_TOKENS_READ if self.has_images else MAX_TOKENS_READ):
+        for part in self._parts(
+            sessions, MAX_LARGE_TOKENS_READ if self.has_images else MAX_TOKENS_READ
+        ):
             images_R = {}
             if self.has_images:
                 images_R = dict(zip(part, tu.get(self._read(part, [IMAGES]), IMAGES), strict=True))
-            for row, earlier in continued_rows(self.by_tokens, self._keys, part, declared, images_R).items():
+            for row, earlier in continued_rows(
+                self.by_tokens, self._keys, part, declared, images_R
+            ).items():
                 continued_R[row] = earlier
         self._warn_of_mistaken(declared, continued_R)
         return continued_R
 
     def _declared(self, rows: Sequence[int]) -> dict[int, int | None]:
-        """Number of the row that a row extends, None for none, for those rows whose agent loop says it."""
+        """Number of the row that a row extends, None for none, for those rows whose agent loop says
+        it."""
         if not rows:
             return {}
         number = {key: row for row, key in enumerate(self._keys)}
@@ -122,21 +149,29 @@ class PrefixDetection:
             if not isinstance(extra, Mapping) or EXTENDS not in extra:
                 continue
             key, place = self._keys[row], extra[EXTENDS]
-            if place is not None and (isinstance(place, bool) or not isinstance(place, Integral) or place < 0):
+            if place is not None and (
+                isinstance(place, bool) or not isinstance(place, Integral) or place < 0
+            ):
                 raise PaddingDataError(
-                    f"row {key!r}: extra_fields[{EXTENDS!r}] is {place!r}, and must be the number of a row of its "
-                    "session, from 0, or None. Have the agent loop give such a number, or leave it out."
+                    f"row {key!r}: extra_fields[{EXTENDS!r}] is {place!r}, and must be the number "
+                    "of a row of its session, from 0, or None. Have the agent loop give such a "
+                    "number, or leave it out."
                 )
             # A row that is not in the batch has been left out of it.
             declared[row] = None if place is None else number.get(f"{session_of_key(key)}_{place}")
         return declared
 
-    def _warn_of_mistaken(self, declared: Mapping[int, int | None], continued_R: Sequence[int | None]) -> None:
-        mistaken = [self._keys[row] for row, earlier in declared.items() if continued_R[row] != earlier]
+    def _warn_of_mistaken(
+        self, declared: Mapping[int, int | None], continued_R: Sequence[int | None]
+    ) -> None:
+        mistaken = [
+            self._keys[row] for row, earlier in declared.items() if continued_R[row] != earlier
+        ]
         if mistaken:
             logger.warning(
-                f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} ({len(mistaken)} in all) names "
-                "a row of the session that they do not begin with. They continue no row. Correct it in the agent loop."
+                f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} "
+                f"({len(mistaken)} in all) names a row of the session that they do not begin "
+                "with. They continue no row. Correct it in the agent loop."
             )
 
     def _read(self, rows: Sequence[int], names: Sequence[str]) -> TensorDict:
@@ -145,8 +180,12 @@ class PrefixDetection:
     def _parts(self, groups: Iterable[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
         """The rows of groups, as many groups at once as begin within so many tokens."""
         groups = list(groups)
-        begins = accumulate((sum(self._tokens_R[row] for row in rows) for rows in groups), initial=0)
-        for _, part in groupby(zip(begins, groups, strict=False), key=lambda each: each[0] // max_tokens):
+        begins = accumulate(
+            (sum(self._tokens_R[row] for row in rows) for rows in groups), initial=0
+        )
+        for _, part in groupby(
+            zip(begins, groups, strict=False), key=lambda each: each[0] // max_tokens
+        ):
             yield [row for _, rows in part for row in rows]
 
 
@@ -157,7 +196,8 @@ def continued_rows(
     declared: Mapping[int, int | None],
     images_R: Mapping[int, Mapping[str, Any] | None],
 ) -> dict[int, int]:
-    """Of the rows with these numbers, which are those of whole sessions: the row that each continues.
+    """Of the rows with these numbers, which are those of whole sessions: the row that each
+    continues.
 
     Args:
         forest: by tokens.
@@ -177,8 +217,8 @@ def continued_rows(
     found = {}
     for session in rows_of_sessions([keys[row] for row in rows]):
         order, shared_I = forest.shared_among(np.array([rows[number] for number in session]))
-        # From the last row of a tree to its first, beginnings come before the rows that begin with them: those of the
-        # row at hand are kept, the longest last.
+        # From the last row of a tree to its first, beginnings come before the rows that begin with
+        # them: those of the row at hand are kept, the longest last.
         beginnings: list[int] = []
         shared_with_next = 0
         for place, shared in zip(order[::-1].tolist(), shared_I[::-1].tolist(), strict=True):

@@ -1,14 +1,16 @@
-"""Tokens that rows share are computed once in verl's FSDP engines, which get the segments of a micro-batch alone.
+"""Tokens that rows share are computed once in verl's FSDP engines, which get the segments of a
+micro-batch alone.
 
-A causal model's output at a position depends on the tokens up to it, so rows that begin alike have the same outputs up
-to where they part. The engine's inputs are made from the segments of the rows' tree
-(:mod:`~verl_padding.prefix_sharing.tree`), and every output is expanded to all rows of the micro-batch before loss,
-metrics or driver see it; backward adds up the gradients of all branches. verl 0.9 has no place for this: its engines
-make inputs and outputs in two methods, which this module wraps in the class of a worker's engine, until verl shares
-prefixes by itself (tests/prefix_sharing/test_engine.py).
+A causal model's output at a position depends on the tokens up to it, so rows that begin alike have
+the same outputs up to where they part. The engine's inputs are made from the segments of the rows'
+tree (:mod:`~verl_padding.prefix_sharing.tree`), and every output is expanded to all rows of the
+micro-batch before loss, metrics or driver see it; backward adds up the gradients of all branches.
+verl 0.9 has no place for this: its engines make inputs and outputs in two methods, which this
+module wraps in the class of a worker's engine, until verl shares prefixes by itself
+(tests/prefix_sharing/test_engine.py).
 
-The last output of a row belongs to whatever token comes next. Shared, it is another one than alone, and nothing reads
-it.
+The last output of a row belongs to whatever token comes next. Shared, it is another one than alone,
+and nothing reads it.
 """
 
 import functools
@@ -32,34 +34,45 @@ from verl_padding.prefix_sharing.tree import TREE, PrefixTree, build_tree, tree_
 SHARES = "_verl_padding_shares"
 """Attribute of an engine's method that is wrapped already."""
 ACTIVE_TREE = "_verl_padding_tree"
-"""Attribute of an engine: the tree that its attention follows, until the backward pass has ended."""
+"""Attribute of an engine: the tree that its attention follows, until the backward pass has
+ended."""
 SEGMENTS = "computed_segments"
-"""Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected once."""
+"""Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected
+once."""
 
 
 class BranchesMixedError(PaddingError):
-    """Some layers of a model have not attended to the paths of a tree, so tokens of one branch have seen another."""
+    """Some layers of a model have not attended to the paths of a tree, so tokens of one branch have
+    seen another."""
 
 
 def find_tree(data: TensorDict, *, branches: bool) -> PrefixTree:
-    """The tree of a micro-batch's rows, found by comparing them: a plan that was wrong about them costs time alone.
+    """The tree of a micro-batch's rows, found by comparing them: a plan that was wrong about them
+    costs time alone.
 
     Pads are computed as they are, as they were planned.
 
     Args:
         data: a micro-batch, on the CPU.
-        branches: whether rows share tokens before they part; if not, a row shares all of itself or nothing.
+        branches: whether rows share tokens before they part; if not, a row shares all of itself or
+            nothing.
     """
     inputs = RowInputs(data)
     lengths_R = [len(ids) for ids in inputs.ids_R]
     is_pad_R = read_column(data, IS_PADDING).tolist() if IS_PADDING in data else [False] * len(data)
     temperature_R = inputs.temperature_R or [1.0] * len(data)
-    group_R = [f"pad {row}" if is_pad else f"{temperature_R[row]}" for row, is_pad in enumerate(is_pad_R)]
+    group_R = [
+        f"pad {row}" if is_pad else f"{temperature_R[row]}" for row, is_pad in enumerate(is_pad_R)
+    ]
     forest = inputs.forest(group_R)
-    order = np.argsort(forest.place_R).tolist()
+    order = np.argsort(forest.dfs_position_R).tolist()
     before_I = [order[0], *order[:-1]]
-    shared_I = [0, *(inputs.shared(a, b) if group_R[a] == group_R[b] else 0 for a, b in pairwise(order))]
-    # What sees an image may see more than what is before it: a mask of the model's says so, which trees leave out.
+    shared_I = [
+        0,
+        *(inputs.shared(a, b) if group_R[a] == group_R[b] else 0 for a, b in pairwise(order)),
+    ]
+    # What sees an image may see more than what is before it: a mask of the model's says so, which
+    # trees leave out.
     branches = branches and not any(inputs.images_R)
     for place, row in enumerate(order):
         if not branches and shared_I[place] < lengths_R[row]:
@@ -86,17 +99,20 @@ def share_in(engine: Any) -> None:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     cls = type(engine)
-    # Rows are compared by what verl's own methods read of them: those of another engine may read more.
+    # Rows are compared by what verl's own methods read of them: those of another engine may read
+    # more.
     for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step"):
         # The module that Python, or functools.wraps, has written on it.
         own: Any = getattr(cls, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) != FSDPEngineWithLMHead.__module__:
             raise PaddingError(
-                f"padding.sharing='on': {cls.__name__} has a {name} of its own, not that of verl's FSDP "
-                "engines: it may read fields of rows that are not compared before rows share. Put functools.wraps("
-                f"FSDPEngineWithLMHead.{name}) on it if it reads no others, or set padding.sharing=off."
+                f"padding.sharing='on': {cls.__name__} has a {name} of its own, not that of "
+                "verl's FSDP engines: it may read fields of rows that are not compared before "
+                f"rows share. Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it reads "
+                "no others, or set padding.sharing=off."
             )
-    # Each by itself: the engine of a critic inherits one of them from that of an actor, which may be wrapped already.
+    # Each by itself: the engine of a critic inherits one of them from that of an actor, which may
+    # be wrapped already.
     wraps: dict[str, Callable[..., Any]] = {
         "prepare_model_inputs": _wrap_prepare_inputs,
         "prepare_model_outputs": _wrap_prepare_outputs,
@@ -112,7 +128,8 @@ def share_in(engine: Any) -> None:
 
 
 def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
-    """The rows of a tree's segments, of which the fields with a value per token begin where the segment does."""
+    """The rows of a tree's segments, of which the fields with a value per token begin where the
+    segment does."""
     segments = tu.index_select_tensor_dict(micro_batch, tree.tip_S)
     segments.pop(TREE)  # a micro-batch with nothing to share
     if not tree.branches:
@@ -126,7 +143,9 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
         rows = zip(segments[name].unbind(), tree.start_S, tree.lengths_S, strict=True)
         parts = [row.narrow(dim, start, length) for row, start, length in rows]
         segments[name] = torch.nested.nested_tensor_from_jagged(
-            torch.cat(parts, dim), offsets.to(parts[0].device), jagged_dim=parts[0].ndim if dim == -1 else 1
+            torch.cat(parts, dim),
+            offsets.to(parts[0].device),
+            jagged_dim=parts[0].ndim if dim == -1 else 1,
         )
     return segments
 
@@ -140,7 +159,8 @@ def _activate_tree(engine: Any, tree: PrefixTree | None) -> None:
 
 
 def _with_tree_released(run: Callable[..., Any]) -> Callable[..., Any]:
-    # Layers that are checkpointed follow a tree again in the backward pass, so it lasts until the call ends.
+    # Layers that are checkpointed follow a tree again in the backward pass, so it lasts until the
+    # call ends.
     @functools.wraps(run)
     def forward_backward_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -169,11 +189,17 @@ def _wrap_prepare_inputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_prepare_outputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepare_model_outputs(
-        self: Any, output: Any, output_args: Any, micro_batch: TensorDict, logits_processor_func: Any
+        self: Any,
+        output: Any,
+        output_args: Any,
+        micro_batch: TensorDict,
+        logits_processor_func: Any,
     ) -> dict[str, Any]:
         tree = tree_of(micro_batch)
         computed = micro_batch if tree is None else output_args[SEGMENTS]
-        outputs: dict[str, Any] = prepare(self, output, output_args, computed, logits_processor_func)
+        outputs: dict[str, Any] = prepare(
+            self, output, output_args, computed, logits_processor_func
+        )
         if tree is None:
             return outputs
         if tree.branches:
@@ -184,15 +210,17 @@ def _wrap_prepare_outputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
             is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
             if not is_nested or of_segments.offsets().diff().tolist() != tree.lengths_S:
                 raise PaddingError(
-                    f"padding.sharing: {type(self).__name__}'s {name!r} must be nested, with a value for each token "
-                    f"that is computed ({tree.lengths_S}): anything else of a row is not that of another row. Set "
-                    "padding.sharing=off."
+                    f"padding.sharing: {type(self).__name__}'s {name!r} must be nested, with a "
+                    f"value for each token that is computed ({tree.lengths_S}): anything else of "
+                    "a row is not that of another row. Set padding.sharing=off."
                 )
             values = of_segments.values()
             expanded = GatherTokens.apply(values, 0, tree.row_places.to(values.device))
             return torch.nested.nested_tensor_from_jagged(expanded, offsets)
 
-        return {name: None if value is None else expand(name, value) for name, value in outputs.items()}
+        return {
+            name: None if value is None else expand(name, value) for name, value in outputs.items()
+        }
 
     return prepare_model_outputs
 
@@ -202,7 +230,9 @@ def _check_all_layers_attended(engine: Any, tree: PrefixTree) -> None:
     layers = {id(layer) for layer in attention_layers(engine.module)}
     if len(layers) != config.num_hidden_layers or tree.attended != layers:
         raise BranchesMixedError(
-            f"padding.sharing='on': {len(tree.attended & layers)} of {config.num_hidden_layers} layers have attended "
-            f"to the paths of rows that part (model_type={config.model_type}, attn_implementation="
-            f"{config._attn_implementation}): the others mix branches. Set padding.sharing=off."
+            f"padding.sharing='on': {len(tree.attended & layers)} of {config.num_hidden_layers} "
+            "layers have attended to the paths of rows that part "
+            f"(model_type={config.model_type}, "
+            f"attn_implementation={config._attn_implementation}): the others mix branches. Set "
+            "padding.sharing=off."
         )

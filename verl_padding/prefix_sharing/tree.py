@@ -1,9 +1,11 @@
-"""The rows of a micro-batch as a tree, in which each token that rows share is computed once, also where rows part.
+"""The rows of a micro-batch as a tree, in which each token that rows share is computed once, also
+where rows part.
 
-Sorted so that the longer of two rows that begin alike comes first, a row shares most with the row right before it. A
-row that is not the beginning of another one has a *segment*: the whole row, or what follows the shared tokens and a
-copy of the last one of them, because a token's output is compared with the token after it, which is another one on each
-branch. All tokens of a row, shared or not, are its *path*: queries of a segment attend to keys and values of the path.
+Sorted so that the longer of two rows that begin alike comes first, a row shares most with the row
+right before it. A row that is not the beginning of another one has a *segment*: the whole row, or
+what follows the shared tokens and a copy of the last one of them, because a token's output is
+compared with the token after it, which is another one on each branch. All tokens of a row, shared
+or not, are its *path*: queries of a segment attend to keys and values of the path.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.forest import LEAST_SHARED
+from verl_padding.plan.forest import MIN_SHARED_TOKENS
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -47,8 +49,9 @@ class Paths:
 class PrefixTree:
     """Where each token of each row of a micro-batch is computed.
 
-    Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6], of which the second comes first, have the segments [5, 6, 7, 9, 9]
-    and [7, 8]: ``tip_S`` is [1, 0], ``start_S`` [0, 2], and the first row's tokens are computed at [0, 1, 5, 6].
+    Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6], of which the second comes first, have the
+    segments [5, 6, 7, 9, 9] and [7, 8]: ``tip_S`` is [1, 0], ``start_S`` [0, 2], and the first
+    row's tokens are computed at [0, 1, 5, 6].
     """
 
     tip_S: list[int]
@@ -82,8 +85,8 @@ class PrefixTree:
         return sum(self.lengths_S)
 
     def paths(self, tokens: int, device: torch.device) -> Paths:
-        """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the tree fill up Ulysses
-        ranks."""
+        """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the tree
+        fill up Ulysses ranks."""
         if (tokens, device) not in self.on_device:
             rest = [tokens - self.tokens] if tokens > self.tokens else []
             lengths_S, path_lengths_S = self.lengths_S + rest, self.path_lengths_S + rest
@@ -93,8 +96,12 @@ class PrefixTree:
                 places=torch.from_numpy(places).to(device),
                 lengths_S=lengths_S,
                 path_lengths_S=path_lengths_S,
-                ends_S=torch.tensor(list(accumulate(lengths_S, initial=0)), dtype=torch.int32, device=device),
-                path_ends_S=torch.tensor(list(accumulate(path_lengths_S, initial=0)), dtype=torch.int32, device=device),
+                ends_S=torch.tensor(
+                    list(accumulate(lengths_S, initial=0)), dtype=torch.int32, device=device
+                ),
+                path_ends_S=torch.tensor(
+                    list(accumulate(path_lengths_S, initial=0)), dtype=torch.int32, device=device
+                ),
             )
         return self.on_device[tokens, device]
 
@@ -105,29 +112,37 @@ class PrefixTree:
 
     @property
     def branches(self) -> bool:
-        """Whether a segment continues the beginning of another one; if not, segments are whole rows."""
+        """Whether a segment continues the beginning of another one; if not, segments are whole
+        rows."""
         return any(self.start_S)
 
 
 def build_tree(
-    lengths_R: Sequence[int], order: Sequence[int], shared_I: Sequence[int], before_I: Sequence[int] | None = None
+    lengths_R: Sequence[int],
+    order: Sequence[int],
+    shared_I: Sequence[int],
+    before_I: Sequence[int] | None = None,
 ) -> PrefixTree:
     """
     Args:
         lengths_R: tokens of each row.
-        order: the rows' numbers, so that a row shares most with the row before it, and a longer row comes before its
-            own beginnings.
-        shared_I: how many of its first tokens each row, in that order, shares with the row before it.
-        before_I: the row, earlier in that order, that each shares them with; None for the one right before it.
+        order: the rows' numbers, so that a row shares most with the row before it, and a longer row
+            comes before its own beginnings.
+        shared_I: how many of its first tokens each row, in that order, shares with the row before
+            it.
+        before_I: the row, earlier in that order, that each shares them with; None for the one right
+            before it.
     """
     tip_S: list[int] = []
     start_S: list[int] = []
     place_RT: list[Int64s] = [np.empty(0, dtype=np.int64)] * len(lengths_R)
     tokens = 0
-    for row, shared, earlier in zip(order, shared_I, before_I or [order[0], *order[:-1]], strict=True):
+    for row, shared, earlier in zip(
+        order, shared_I, before_I or [order[0], *order[:-1]], strict=True
+    ):
         length, before = lengths_R[row], place_RT[earlier]
         if shared < length:
-            start = shared - 1 if shared >= LEAST_SHARED else 0
+            start = shared - 1 if shared >= MIN_SHARED_TOKENS else 0
             own = np.arange(tokens, tokens + length - start)
             place_RT[row] = np.concatenate([before[:start], own])
             tip_S.append(row)
@@ -144,8 +159,12 @@ def tree_of(data: TensorDict) -> PrefixTree | None:
 
 
 def computed_rows(data: TensorDict) -> list[tuple[int, int, int]]:
-    """Of all that is computed of a micro-batch, on the CPU: the row, its tokens, and how many of them it shares."""
+    """Of all that is computed of a micro-batch, on the CPU: the row, its tokens, and how many of
+    them it shares."""
     tree = tree_of(data)
     if tree is None:
-        return [(row, tokens, 0) for row, tokens in enumerate(data["input_ids"].offsets().diff().tolist())]
+        return [
+            (row, tokens, 0)
+            for row, tokens in enumerate(data["input_ids"].offsets().diff().tolist())
+        ]
     return list(zip(tree.tip_S, tree.path_lengths_S, tree.start_S, strict=True))

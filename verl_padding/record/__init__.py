@@ -1,4 +1,4 @@
-"""The record of a step: its rows, where each went, what micro-batches took by the clock; and the file of it.
+"""The record of a step: its rows, where each went, the seconds of micro-batches; and its file.
 
 May import: errors, plan, timing.
 """

@@ -1,4 +1,5 @@
-"""The file of a step, ``<step>.jsonl``: of each local update its rows, if recorded, and its timings, if timed.
+"""The file of a step, ``<step>.jsonl``: of each local update its rows, if recorded, and its
+timings, if timed.
 
 docs/record.md has the form. Nothing of a row's texts or token ids is in it, but its key.
 """
@@ -21,7 +22,8 @@ from verl_padding.timing.timings import MicroBatchTiming
 FORMAT_VERSION = 1
 """Version of the form: a reader knows by it whether it can read a file."""
 FOLDER = "steps"
-"""Where the files are if no folder is set: beside the folder of rollouts, or among the checkpoints."""
+"""Where the files are if no folder is set: beside the folder of rollouts, or among the
+checkpoints."""
 
 
 class Place(NamedTuple):
@@ -31,7 +33,8 @@ class Place(NamedTuple):
     rank: int
     """Data-parallel rank."""
     micro_batch: int | None
-    """Its number in the mini-batch; None where verl's packer cuts the micro-batches, in the workers."""
+    """Its number in the mini-batch; None where verl's packer cuts the micro-batches, in the
+    workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +53,22 @@ class RecordedRow:
     advantage: float | None
     """Mean over its trained tokens; None where it has none."""
     idle: bool
-    """Whether it adds nothing to the gradient: no trained token, or an advantage of exactly 0 on each."""
+    """Whether it adds nothing to the gradient: no trained token, or an advantage of exactly 0 on
+    each."""
     weight: float
-    """What the gradient of its outputs is multiplied by in the actor's update; 1 where all rows weigh the same."""
+    """What the gradient of its outputs is multiplied by in the actor's update; 1 where all rows
+    weigh the same."""
     shared_tokens: int
     """How many of its first tokens are also those of row ``shares_with``."""
     shares_with: int | None
-    """Number of the row that it shares its beginning with: the one before it in the order of trees. None for none."""
+    """Number of the row that it shares its beginning with: the one before it in the order of trees.
+    None for none."""
     age: int | None
-    """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None where it does not say."""
+    """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None where
+    it does not say."""
     places: Mapping[str, Place]
-    """Where each worker call that was planned computes it; a call that leaves it out is not there."""
+    """Where each worker call that was planned computes it; a call that leaves it out is not
+    there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +86,8 @@ class RecordedStep:
     """Empty where micro-batches are not timed."""
 
     def forest(self) -> Forest:
-        """What the rows begin with alike, within each prompt; a ValueError where that is no trees."""
+        """What the rows begin with alike, within each prompt; a ValueError where that is no
+        trees."""
         follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}
         order: list[int] = []
         for row in self.rows:
@@ -93,16 +102,25 @@ class RecordedStep:
 
 
 def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
-    """Writes the local updates of a step, and makes the folder: of each a line with its number and keys, then a line
-    for each row, then one for each timing. The file is there once it is whole."""
+    """Writes the local updates of a step, and makes the folder: of each a line with its number and
+    keys, then a line for each row, then one for each timing. The file is there once it is whole."""
     lines: list[Mapping[str, Any]] = []
     for each in updates:
-        lines.append({"form": FORMAT_VERSION, "step": each.step, "update": each.update, "keys": list(each.keys)})
+        lines.append(
+            {
+                "form": FORMAT_VERSION,
+                "step": each.step,
+                "update": each.update,
+                "keys": list(each.keys),
+            }
+        )
         lines += [{name: or_null(value) for name, value in vars(row).items()} for row in each.rows]
         lines += map(vars, each.timings)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.part")
-    written.write_text("".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines))
+    written.write_text(
+        "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
+    )
     os.replace(written, path)
 
 
@@ -117,7 +135,8 @@ def begins_step(line: bytes) -> bool:
 
 
 def read_steps(path: Path) -> list[RecordedStep]:
-    """The local updates of a step's file, mostly one; a PaddingDataError if it holds something else."""
+    """The local updates of a step's file, mostly one; a PaddingDataError if it holds something
+    else."""
     try:
         with path.open("rb") as lines:
             return parse_steps(lines, str(path))
@@ -135,7 +154,9 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
                 _check_form(name, values.pop("form", None))
                 updates.append((values, [], []))
             elif "call" in values:
-                tuples = {each: tuple(value) for each, value in values.items() if isinstance(value, list)}
+                tuples = {
+                    each: tuple(value) for each, value in values.items() if isinstance(value, list)
+                }
                 updates[-1][2].append(MicroBatchTiming(**values | tuples))
             else:
                 numbers = {each: math.nan for each in ("reward", "weight") if values[each] is None}
@@ -146,26 +167,36 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
         for step, rows, _ in updates:
             if rows and [(row.row, row.key) for row in rows] != [*enumerate(step["keys"])]:
                 raise LookupError(f"it holds {len(rows)} of the rows of {len(step['keys'])} keys")
-        steps = [RecordedStep(**values, rows=rows, timings=timings) for values, rows, timings in updates]
+        steps = [
+            RecordedStep(**values, rows=rows, timings=timings) for values, rows, timings in updates
+        ]
         for each in steps:
             Rows.from_keys(each.keys, [row.tokens for row in each.rows] or [1] * len(each.keys))
             each.forest()
         return steps
     except PaddingDataError:
         raise
-    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise _not_a_step(name, error) from error
 
 
 def _not_a_step(name: str, error: Exception) -> PaddingDataError:
     return PaddingDataError(
-        f"{name}: not the file of a step ({error!r}). Name one that padding.record=true has written."
+        f"{name}: not the file of a step ({error!r}). Name one that padding.record=true has "
+        "written."
     )
 
 
 def _check_form(name: str, form: object) -> None:
     if form != FORMAT_VERSION:
         raise PaddingDataError(
-            f"{name}: form={form}, and this version of verl_padding reads form {FORMAT_VERSION}. Read the file with "
-            "the version that has written it, or record the step again."
+            f"{name}: form={form}, and this version of verl_padding reads form {FORMAT_VERSION}. "
+            "Read the file with the version that has written it, or record the step again."
         )

@@ -15,7 +15,8 @@ from verl_padding.plan.row_keys import session_of_key
 METRICS = "metrics.jsonl"
 """Of verl's ``file`` logger: a line ``{"step": .., "data": {metric: value}}`` for each step."""
 ROLLOUTS = "rollouts"
-"""verl's ``trainer.rollout_data_dir``: ``<step>.jsonl``, a line for each row, whose uid is the row's key."""
+"""verl's ``trainer.rollout_data_dir``: ``<step>.jsonl``, a line for each row, whose uid is the
+row's key."""
 LOG = "log"
 """The output of the job."""
 CONFIG = Path("hydra", ".hydra", "config.yaml")
@@ -37,7 +38,8 @@ class StepRows:
 def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
     """(step, metrics) of the training steps that the job in ``folder`` has logged so far.
 
-    A metric that is NaN, infinite or null is NaN. What is no number, or no training step, is left out.
+    A metric that is NaN, infinite or null is NaN. What is no number, or no training step, is left
+    out.
 
     Raises:
         PaddingDataError: the file is none of verl's file logger.
@@ -53,7 +55,11 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def _numbers(data: dict[str, Any]) -> dict[str, float]:
-    return {name: known_or_nan(value) for name, value in data.items() if isinstance(value, int | float | None)}
+    return {
+        name: known_or_nan(value)
+        for name, value in data.items()
+        if isinstance(value, int | float | None)
+    }
 
 
 def known_or_nan(value: float | None) -> float:
@@ -80,15 +86,17 @@ def read_step(path: Path) -> StepRows:
     # verl gives every row of a session the session's reward.
     rewards = {session_of_key(row["uid"]): known_or_nan(row["score"]) for row in real}
     pads = len(rows) - len(real)
-    return StepRows(step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=pads)
+    return StepRows(
+        step=int(path.stem), reward=fmean(rewards.values()), real=len(real), dumped_pads=pads
+    )
 
 
 def read_dump(path: Path, **fields: Any) -> list[dict[str, Any]]:
     """Fields of the rows of a rollout dump, by their names and types.
 
     Raises:
-        PaddingDataError: a line lacks one of them, or the last line has no end. verl writes dumps in
-            a thread: a job that is running, or was killed, may leave a part of one.
+        PaddingDataError: a line lacks one of them, or the last line has no end. verl writes dumps
+            in a thread: a job that is running, or was killed, may leave a part of one.
     """
     if not path.read_bytes().endswith(b"\n"):
         fix = "Wait until its job has written it, or remove it"

@@ -1,4 +1,5 @@
-"""How stock verl 0.9 pads a batch and lays it out, the latter by its own functions, to compare with a plan."""
+"""How stock verl 0.9 pads a batch and lays it out, the latter by its own functions, to compare with
+a plan."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ Track = Callable[[Iterable[int]], Iterable[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class StockRule:
-    """How stock verl 0.9 pads: to a multiple of lcm(dp, actor mini-batch, critic mini-batch), in rows."""
+    """How stock verl 0.9 pads: to a multiple of lcm(dp, actor mini-batch, critic mini-batch), in
+    rows."""
 
     dp_size: int
     actor_rows: int
@@ -44,30 +46,41 @@ class StockRule:
 
 
 def verl_layout(
-    tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int, token_budget: int, track: Track = lambda each: each
+    tokens_R: Sequence[int],
+    *,
+    dp_size: int,
+    mini_batch_rows: int,
+    token_budget: int,
+    track: Track = lambda each: each,
 ) -> list[list[list[list[int]]]]:
-    """Rows of the micro-batches of each mini-batch and rank; numbers from the number of real rows on are pads.
-    ``track`` wraps the numbers of the mini-batches, for a progress bar: verl's packer is slow. Where stock verl would
-    stop at the batch, this raises a PaddingDataError."""
+    """Rows of the micro-batches of each mini-batch and rank; numbers from the number of real rows
+    on are pads. ``track`` wraps the numbers of the mini-batches, for a progress bar: verl's packer
+    is slow. Where stock verl would stop at the batch, this raises a PaddingDataError."""
     if mini_batch_rows % dp_size:
         raise PaddingDataError(
-            f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch (--mini-batch x --n) "
-            f"evenly over --dp {dp_size}. Change one of the three, or leave --compare out."
+            f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch "
+            f"(--mini-batch x --n) evenly over --dp {dp_size}. Change one of the three, or leave "
+            "--compare out."
         )
     if len(tokens_R) % mini_batch_rows and token_budget < VERL_PAD_TOKENS:
         raise PaddingDataError(
-            f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than --budget {token_budget}. Raise "
-            "--budget to as many, or leave --compare out."
+            f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than --budget "
+            f"{token_budget}. Raise --budget to as many, or leave --compare out."
         )
     cells_MD, pads = deal_as_verl(tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows)
     padded = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
-    return [pack_as_verl(cells_MD[step], padded, token_budget) for step in track(range(len(cells_MD)))]
+    return [
+        pack_as_verl(cells_MD[step], padded, token_budget) for step in track(range(len(cells_MD)))
+    ]
 
 
-def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int) -> tuple[list[list[list[int]]], int]:
-    """Rows of each mini-batch and rank, and the number of pads, by verl's ``_balance_batch``: pads go behind the rows
-    up to a multiple of both sizes; ranks are balanced over the whole batch, and each rank's rows sorted and cut into
-    mini-batches in their order. ``mini_batch_rows`` is a multiple of ``dp_size``."""
+def deal_as_verl(
+    tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int
+) -> tuple[list[list[list[int]]], int]:
+    """Rows of each mini-batch and rank, and the number of pads, by verl's ``_balance_batch``: pads
+    go behind the rows up to a multiple of both sizes; ranks are balanced over the whole batch, and
+    each rank's rows sorted and cut into mini-batches in their order. ``mini_batch_rows`` is a
+    multiple of ``dp_size``."""
     import torch
     from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
@@ -78,20 +91,30 @@ def deal_as_verl(tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int)
     workload = calculate_workload(padded).tolist()
     chunks = get_seqlen_balanced_partitions(workload, k_partitions=dp_size, equal_size=True)
     cell = mini_batch_rows // dp_size
-    return [[chunk[first : first + cell] for chunk in chunks] for first in range(0, total // dp_size, cell)], pads
+    return [
+        [chunk[first : first + cell] for chunk in chunks]
+        for first in range(0, total // dp_size, cell)
+    ], pads
 
 
-def pack_as_verl(cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], token_budget: int) -> list[list[list[int]]]:
-    """Micro-batches of each rank's cell, by verl's own packer. verl's ranks agree, by collectives, on the first number
-    of micro-batches that works on all of them."""
+def pack_as_verl(
+    cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], token_budget: int
+) -> list[list[list[int]]]:
+    """Micro-batches of each rank's cell, by verl's own packer. verl's ranks agree, by collectives,
+    on the first number of micro-batches that works on all of them."""
     import torch
     from tensordict import TensorDict
     from verl.utils.seqlen_balancing import rearrange_micro_batches
 
     def pack(cell: Sequence[int], at_least: int) -> list[list[int]]:
         rows = [torch.zeros(tokens_R[row], dtype=torch.int8) for row in cell]
-        data = TensorDict({"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=len(cell))
-        _, places_K = rearrange_micro_batches(data, max_token_len=token_budget, min_num_micro_batch=at_least)
+        data = TensorDict(
+            {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)},
+            batch_size=len(cell),
+        )
+        _, places_K = rearrange_micro_batches(
+            data, max_token_len=token_budget, min_num_micro_batch=at_least
+        )
         return [[cell[place] for place in places] for places in places_K]
 
     bins_DK = [pack(cell, at_least=1) for cell in cells_D]

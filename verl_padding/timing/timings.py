@@ -11,7 +11,8 @@ from verl_padding.plan.cost import CostModel
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchTiming:
-    """One micro-batch on one rank, backward pass included: from its start to that of the next one, or the call's end.
+    """One micro-batch on one rank, backward pass included: from its start to that of the next one,
+    or the call's end.
 
     In a pipeline, where the passes of micro-batches alternate, a timing is a whole mini-batch.
     """
@@ -28,20 +29,25 @@ class MicroBatchTiming:
     seconds: float
     """How long it took, with what the rank waited for others."""
     forward_s: float | None
-    """How long its forward pass took of these; in an update the rest is the backward pass. None in a pipeline."""
+    """How long its forward pass took of these; in an update the rest is the backward pass. None in
+    a pipeline."""
     busy_s: float | None
-    """How long the rank computed; None where that cannot be told apart (a GPU, or a CPU with several threads)."""
+    """How long the rank computed; None where that cannot be told apart (a GPU, or a CPU with
+    several threads)."""
     rows: tuple[int, ...]
     """Numbers of its real rows in the batch."""
     pads: int
     computed_tokens: tuple[int, ...]
-    """Tokens of each row that was computed, pads among them; of rows that extend each other only the longest is."""
+    """Tokens of each row that was computed, pads among them; of rows that extend each other only
+    the longest is."""
     reserved_bytes: int
-    """Most memory that the process has held since the call began: reserved on the device, or resident on a CPU."""
+    """Most memory that the process has held since the call began: reserved on the device, or
+    resident on a CPU."""
     allocated_bytes: int | None
     """Most memory that tensors have held on the device since the call began; None on a CPU."""
     shared_tokens: tuple[int, ...] = ()
-    """How many of each computed row's tokens were computed in another one; empty where rows do not part."""
+    """How many of each computed row's tokens were computed in another one; empty where rows do not
+    part."""
 
     @property
     def tokens(self) -> int:
@@ -56,8 +62,10 @@ class MicroBatchTiming:
     def cost(self, cost_model: CostModel) -> int:
         """What the plan reckons for its rows and pads."""
         shared = [tokens for tokens in self.shared_tokens if tokens]
-        computed, elsewhere = (np.array(tokens, dtype=np.int64) for tokens in (self.computed_tokens, shared))
-        return int(cost_model(computed).sum() - cost_model(elsewhere).sum())
+        computed, cached = (
+            np.array(tokens, dtype=np.int64) for tokens in (self.computed_tokens, shared)
+        )
+        return int(cost_model(computed).sum() - cost_model(cached).sum())
 
 
 def timings_by_call(timings: Iterable[MicroBatchTiming]) -> dict[str, list[MicroBatchTiming]]:
@@ -76,23 +84,32 @@ def _by_micro_batch(timings: Iterable[MicroBatchTiming]) -> list[list[MicroBatch
 
 
 def imbalance_and_waiting(timings: Sequence[MicroBatchTiming]) -> tuple[float, float] | None:
-    """Seconds that the slowest rank of each micro-batch of a call computed, summed, over those of the mean rank; and
-    the seconds that the mean rank waited in the call. None where computing cannot be told from waiting."""
-    busy_KD = [[timing.busy_s for timing in group if timing.busy_s is not None] for group in _by_micro_batch(timings)]
+    """Seconds that the slowest rank of each micro-batch of a call computed, summed, over those of
+    the mean rank; and the seconds that the mean rank waited in the call. None where computing
+    cannot be told from waiting."""
+    busy_KD = [
+        [timing.busy_s for timing in group if timing.busy_s is not None]
+        for group in _by_micro_batch(timings)
+    ]
     ranks, busy_s = len({timing.rank for timing in timings}), sum(map(sum, busy_KD))
     if not busy_s:
         return None
-    return sum(map(max, busy_KD)) * ranks / busy_s, (sum(timing.seconds for timing in timings) - busy_s) / ranks
+    return sum(map(max, busy_KD)) * ranks / busy_s, (
+        sum(timing.seconds for timing in timings) - busy_s
+    ) / ranks
 
 
 def prediction_error(timings: Sequence[MicroBatchTiming], cost_model: CostModel) -> float:
     """How wrong the costs of a call's micro-batches are, as a share of their seconds.
 
-    sum |cost - seconds| / sum seconds, where costs are scaled to the same sum. Where computing cannot be told from
-    waiting, all ranks show the time of the slowest, so a micro-batch of all ranks counts as one, by its costliest rank.
+    sum |cost - seconds| / sum seconds, where costs are scaled to the same sum. Where computing
+    cannot be told from waiting, all ranks show the time of the slowest, so a micro-batch of all
+    ranks counts as one, by its costliest rank.
     """
     groups = [[timing] for timing in timings if timing.busy_s is not None]
     groups += _by_micro_batch(timing for timing in timings if timing.busy_s is None)
-    cost = np.array([max(timing.cost(cost_model) for timing in group) for group in groups], dtype=np.float64)
+    cost = np.array(
+        [max(timing.cost(cost_model) for timing in group) for group in groups], dtype=np.float64
+    )
     seconds = np.array([max(timing.known_busy_s for timing in group) for group in groups])
     return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())

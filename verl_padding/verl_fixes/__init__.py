@@ -1,8 +1,8 @@
-"""Repairs of verl 0.9 that have nothing to do with pads, each of a fault that would be silent, or hang a job.
+"""Repairs of verl 0.9 that are not about pads, each of a fault that is silent or hangs a job.
 
-One module a repair, each with its reason; a test in tests/verl_fixes fails once verl has repaired it. Only three doors
-of the plug-in install them: ``driver/mixin.py`` (the trainer's process), ``driver/worker_calls.py`` (its workers) and
-``entry/import_hooks.py`` (every process).
+One module a repair, each with its reason; a test in tests/verl_fixes fails once verl has repaired
+it. Only three doors of the plug-in install them: ``driver/mixin.py`` (the trainer's process),
+``driver/worker_calls.py`` (its workers) and ``entry/import_hooks.py`` (every process).
 
 May import: errors, job, pads, worker.
 """

@@ -1,4 +1,5 @@
-"""Ends a job one of whose actors has died; verl or TransferQueue would wait for it for minutes, or forever."""
+"""Ends a job one of whose actors has died; verl or TransferQueue would wait for it for minutes, or
+forever."""
 
 import logging
 import signal
@@ -20,7 +21,8 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 3.0
 """Seconds between two looks at the actors."""
 REPEAT_S = 15.0
-"""Seconds after which the trainer is interrupted again: its clean-up may wait for the lost actor, too."""
+"""Seconds after which the trainer is interrupted again: its clean-up may wait for the lost actor,
+too."""
 _SIGNAL = signal.SIGURG
 """Interrupts the main thread. By default a process ignores it, and nothing else sends it."""
 
@@ -76,7 +78,8 @@ class ActorWatch:
 
     @contextmanager
     def interrupting_main_thread(self) -> Iterator[None]:
-        """For a with-block in the main thread, which alone can be interrupted; others run unwatched.
+        """For a with-block in the main thread, which alone can be interrupted; others run
+        unwatched.
 
         Raises:
             LostActorError: an actor has died; with its name and Ray's reason.
@@ -87,7 +90,9 @@ class ActorWatch:
             return
         before = signal.signal(_SIGNAL, self._interrupt)
         main_thread = (threading.get_ident(),)
-        thread = threading.Thread(target=self._watch, args=main_thread, daemon=True, name="actor watch")
+        thread = threading.Thread(
+            target=self._watch, args=main_thread, daemon=True, name="actor watch"
+        )
         thread.start()
         try:
             try:

@@ -4,11 +4,16 @@ from functools import wraps
 from typing import Any
 
 from transformers import AutoModelForTokenClassification
-from transformers.utils import is_flash_attn_2_available, is_kernels_available, is_torch_npu_available
+from transformers.utils import (
+    is_flash_attn_2_available,
+    is_kernels_available,
+    is_torch_npu_available,
+)
 
 
 def load_critics_by_config(_: Any) -> None:
-    """Loads a critic with the attention of its config, where flash-attn is neither installed nor can be fetched."""
+    """Loads a critic with the attention of its config, where flash-attn is neither installed nor
+    can be fetched."""
     from verl.utils import model
 
     load_with_flash_attn = model.load_valuehead_model

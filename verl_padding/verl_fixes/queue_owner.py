@@ -1,6 +1,8 @@
-"""Refuses the TransferQueue of another Ray job: two trainers would train, and clear, each other's rows.
+"""Refuses the TransferQueue of another Ray job: two trainers would train, and clear, each other's
+rows.
 
-A Ray cluster has one TransferQueue, and all of verl's trainers use its partitions ``train`` and ``val``.
+A Ray cluster has one TransferQueue, and all of verl's trainers use its partitions ``train`` and
+``val``.
 """
 
 import ray
@@ -13,11 +15,13 @@ from verl_padding.pads import queue
 def check_queue_owner() -> None:
     """Refuses a TransferQueue that another Ray job has made, and leaves it as it is.
 
-    To be called before anything else can raise: verl's runner connects to the queue before it makes a trainer, and
-    closes it when the trainer raises, which ends the controller, also that of another job.
+    To be called before anything else can raise: verl's runner connects to the queue before it makes
+    a trainer, and closes it when the trainer raises, which ends the controller, also that of
+    another job.
 
     Raises:
-        PaddingConfigError: with the other job, and the settings that give this one a cluster of its own.
+        PaddingConfigError: with the other job, and the settings that give this one a cluster of its
+            own.
     """
     if not queue.is_connected():
         return
@@ -26,15 +30,18 @@ def check_queue_owner() -> None:
         return
     queue.detach()
     raise PaddingConfigError(
-        f"RAY_ADDRESS: the TransferQueue of this Ray cluster belongs to another job, {_describe_job(owner)}, and "
-        "verl has one queue per cluster. Give this job a cluster of its own (RAY_ADDRESS=local or "
-        "+ray_kwargs.ray_init.address=local), or wait until the other job has ended; Ray takes a few seconds to end "
-        "one that was killed."
+        "RAY_ADDRESS: the TransferQueue of this Ray cluster belongs to another job, "
+        f"{_describe_job(owner)}, and verl has one queue per cluster. Give this job a cluster of "
+        "its own (RAY_ADDRESS=local or +ray_kwargs.ray_init.address=local), or wait until the "
+        "other job has ended; Ray takes a few seconds to end one that was killed."
     )
 
 
 def _describe_job(job: str) -> str:
     for entry in ray._private.state.state.job_table():
         if entry["JobID"] == job:
-            return f"{job} (pid {entry['DriverPid']} on {entry['DriverIPAddress']}: {entry['Entrypoint']})"
+            return (
+                f"{job} (pid {entry['DriverPid']} on {entry['DriverIPAddress']}:"
+                f" {entry['Entrypoint']})"
+            )
     return job

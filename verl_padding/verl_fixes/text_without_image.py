@@ -1,8 +1,10 @@
-"""Micro-batches without an image, for Qwen2-VL and Qwen2.5-VL on FSDP: verl 0.9 stops at the first one.
+"""Micro-batches without an image, for Qwen2-VL and Qwen2.5-VL on FSDP: verl 0.9 stops at the first
+one.
 
-verl shows such a micro-batch an image of zeros, times zero, so that the vision tower runs on every rank; but with
-transformers 5 the tower answers with an object that has no ``mean``. The probe for leaks sends rows of text alone, so
-no padded job of these models would start. Here the features are taken out of that object, as verl does for images.
+verl shows such a micro-batch an image of zeros, times zero, so that the vision tower runs on every
+rank; but with transformers 5 the tower answers with an object that has no ``mean``. The probe for
+leaks sends rows of text alone, so no padded job of these models would start. Here the features are
+taken out of that object, as verl does for images.
 """
 
 import functools
@@ -28,7 +30,8 @@ def install_in_worker(role: str, training_worker: Any) -> None:
 
 
 def embed_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """Turns token ids (1, T) into their embeddings (1, T, hidden), to which the vision tower adds a zero."""
+    """Turns token ids (1, T) into their embeddings (1, T, hidden), to which the vision tower adds a
+    zero."""
     from verl.utils.transformers_compat import unpack_visual_output
 
     embeds = model.get_input_embeddings()(input_ids)

@@ -1,4 +1,5 @@
-"""What is repaired in verl's trainers: they watch their actors, and forget a flag of the reference's pass."""
+"""What is repaired in verl's trainers: they watch their actors, and forget a flag of the
+reference's pass."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,14 +1,17 @@
-"""Shows, by computing it, that rows packed beside each other do not see each other: else pads would change real rows.
+"""Shows, by computing it, that rows packed beside each other do not see each other: else pads would
+change real rows.
 
-Whether a model keeps rows apart that verl packs one behind the other depends on its code, the attention and the engine;
-layers that run on from one row into the next, and attention that does not know where a row begins, fail in silence. A
-row is computed between two neighbours, and again between others of the same lengths, at the same place: what it gets
-may differ by rounding only. A third pass changes the row's own first token: in low precision, where rounding is as
-large as many an effect, a leak is what changes outputs by a part of what that token changes. Each rank computes the
-same rows, so that all take part in the same collectives.
+Whether a model keeps rows apart that verl packs one behind the other depends on its code, the
+attention and the engine; layers that run on from one row into the next, and attention that does not
+know where a row begins, fail in silence. A row is computed between two neighbours, and again
+between others of the same lengths, at the same place: what it gets may differ by rounding only. A
+third pass changes the row's own first token: in low precision, where rounding is as large as many
+an effect, a leak is what changes outputs by a part of what that token changes. Each rank computes
+the same rows, so that all take part in the same collectives.
 
-Where rows share tokens, the probe also shows whether rows that part have the outputs of the rows alone when what they
-have in common is computed once. That is no refusal: if they do not, rows of such a model share whole beginnings alone.
+Where rows share tokens, the probe also shows whether rows that part have the outputs of the rows
+alone when what they have in common is computed once. That is no refusal: if they do not, rows of
+such a model share whole beginnings alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,82 +30,110 @@ from verl_padding.worker.training_workers import training_workers
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
 ROUNDING = 16
-"""Machine epsilons of the outputs that a difference by rounding has at most: experts get other numbers of tokens."""
+"""Machine epsilons of the outputs that a difference by rounding has at most: experts get other
+numbers of tokens."""
 LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
-"""Part of the effect of a row's first token that a difference by rounding has at most; the latter where a token may get
-other experts by rounding."""
+"""Part of the effect of a row's first token that a difference by rounding has at most; the latter
+where a token may get other experts by rounding."""
 
 
 BRANCHES = "branches"
-"""What the probe answers for each rank: whether rows that part may share what is before, in all of its models."""
+"""What the probe answers for each rank: whether rows that part may share what is before, in all of
+its models."""
 
 
 def probe_for_leaks(
     axes: Sequence[int], *, shares: bool, fixes: Mapping[str, str], multiples: Mapping[str, int]
 ) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: a PaddingConfigError if a model of a worker does not keep rows apart.
+    """For verl's ``execute_with_func_generator``: a PaddingConfigError if a model of a worker does
+    not keep rows apart.
 
     Args:
-        axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)`` for M-RoPE.
-        shares: whether tokens are to be computed once: a shorter row's outputs have to be those of the longer one's
-            beginning then, too, and the answer (:data:`BRANCHES`) says whether rows that part may share.
-        fixes, multiples: role -> what to set where rows are not kept apart, and of how many micro-batches its engine's
-            schedule takes multiples.
+        axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)``
+            for M-RoPE.
+        shares: whether tokens are to be computed once: a shorter row's outputs have to be those of
+            the longer one's beginning then, too, and the answer (:data:`BRANCHES`) says whether
+            rows that part may share.
+        fixes, multiples: role -> what to set where rows are not kept apart, and of how many
+            micro-batches its engine's schedule takes multiples.
     """
 
     def probe(worker: Any) -> Any:
         from verl.protocol import DataProto
 
         branches = True
-        for role, trainee in training_workers(worker).items():
-            if role in fixes and _packs_rows(trainee.engine_config):
-                branches &= _probe(role, trainee, tuple(axes), shares, fixes[role], multiples[role])
+        for role, training_worker in training_workers(worker).items():
+            if role in fixes and _packs_rows(training_worker.engine_config):
+                branches &= _probe(
+                    role, training_worker, tuple(axes), shares, fixes[role], multiples[role]
+                )
         return DataProto(non_tensor_batch={BRANCHES: np.array([branches])})
 
     return probe
 
 
 def _packs_rows(config: Any) -> bool:
-    """Whether an engine puts rows behind each other; with micro-batches of one row each, it does not."""
-    sizes = {config.micro_batch_size_per_gpu, config.infer_micro_batch_size_per_gpu} - {None}  # a reference has one
+    """Whether an engine puts rows behind each other; with micro-batches of one row each, it does
+    not."""
+    sizes = {config.micro_batch_size_per_gpu, config.infer_micro_batch_size_per_gpu} - {
+        None
+    }  # a reference has one
     return bool(config.use_remove_padding and (config.use_dynamic_bsz or sizes != {1}))
 
 
-def _probe(role: str, trainee: Any, axes: tuple[int, ...], shares: bool, fix: str, multiple: int) -> bool:
-    """Refuses a model that does not keep rows apart; returns whether rows that part may share what is before."""
+def _probe(
+    role: str, training_worker: Any, axes: tuple[int, ...], shares: bool, fix: str, multiple: int
+) -> bool:
+    """Refuses a model that does not keep rows apart; returns whether rows that part may share what
+    is before."""
     from verl.utils.torch_dtypes import PrecisionType
 
-    text = trainee.model_config.hf_config.get_text_config()
+    text = training_worker.model_config.hf_config.get_text_config()
     draws = torch.Generator().manual_seed(0)
-    low, high = min(16, text.vocab_size // 4), min(text.vocab_size, 200)  # no token of an image is among these
+    low, high = (
+        min(16, text.vocab_size // 4),
+        min(text.vocab_size, 200),
+    )  # no token of an image is among these
     sizes = (ROW, LONGER, *[NEIGHBOUR] * 4)
     row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
     other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
     passes = [(*around[:2], row), (*around[2:], row), (*around[:2], other)]
     rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
-    outputs = [output for each in rows if (output := _outputs(trainee, each, axes, multiple)) is not None]
+    outputs = [
+        output
+        for each in rows
+        if (output := _outputs(training_worker, each, axes, multiple)) is not None
+    ]
     parting = [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
     alone = in_tree = None
     if shares:
-        alone = _outputs(trainee, parting, axes, multiple)
+        alone = _outputs(training_worker, parting, axes, multiple)
         try:
-            in_tree = _outputs(trainee, parting, axes, multiple, shares=True)
-        except BranchesMixedError:  # on all ranks alike, and after their collectives: all of its layers have run
+            in_tree = _outputs(training_worker, parting, axes, multiple, shares=True)
+        except (
+            BranchesMixedError
+        ):  # on all ranks alike, and after their collectives: all of its layers have run
             in_tree = []
-    if not outputs:  # ranks that share rows have none of their own, but all of them take part in each pass
+    if (
+        not outputs
+    ):  # ranks that share rows have none of their own, but all of them take part in each pass
         return in_tree != []
     one, beside_others, changed = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
     part = (LEAK_OF_EXPERTS if any(getattr(text, name, None) for name in EXPERTS) else LEAK) * own
-    epsilon = torch.finfo(PrecisionType.to_dtype(trainee.engine_config.dtype)).eps
+    epsilon = torch.finfo(PrecisionType.to_dtype(training_worker.engine_config.dtype)).eps
     rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), part)
-    attention = trainee.engine.module.config.get_text_config()._attn_implementation
-    model = f"{type(trainee.engine).__name__}, model_type={text.model_type}, attn_implementation={attention}"
+    attention = training_worker.engine.module.config.get_text_config()._attn_implementation
+    model = (
+        f"{type(training_worker.engine).__name__}, model_type={text.model_type},"
+        f" attn_implementation={attention}"
+    )
     if not leak <= rounding:  # nor where it is no number
         raise PaddingConfigError(
-            f"{fix.partition('=')[0]}=True: packed rows see each other in the {role}, so pads would change real rows "
-            f"({model}: other neighbours change a row's outputs by {leak:.2g}, its own first token by {own:.2g}). Set "
-            f"{fix}, or choose another model or attention."
+            f"{fix.partition('=')[0]}=True: packed rows see each other in the {role}, so pads "
+            f"would change real rows ({model}: other neighbours change a row's outputs by "
+            f"{leak:.2g}, its own first token by {own:.2g}). Set {fix}, or choose another model "
+            "or attention."
         )
     beginning = _distance(one[1], one[3][: len(one[1])])
     if not shares:
@@ -110,9 +141,9 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], shares: bool, fix: st
     # At another place, the row is computed in another order.
     if not beginning <= max(rounding, part):
         raise PaddingConfigError(
-            f"padding.sharing='on': in the {role}, a row's outputs are not those of a longer row's beginning "
-            f"({model}: they differ by {beginning:.2g}, the row's own first token changes {own:.2g}). Set "
-            "padding.sharing=off."
+            f"padding.sharing='on': in the {role}, a row's outputs are not those of a longer "
+            f"row's beginning ({model}: they differ by {beginning:.2g}, the row's own first token "
+            f"changes {own:.2g}). Set padding.sharing=off."
         )
     if not alone or not in_tree:
         return False
@@ -120,9 +151,15 @@ def _probe(role: str, trainee: Any, axes: tuple[int, ...], shares: bool, fix: st
 
 
 def _outputs(
-    trainee: Any, rows: Sequence[torch.Tensor], axes: tuple[int, ...], multiple: int, *, shares: bool = False
+    training_worker: Any,
+    rows: Sequence[torch.Tensor],
+    axes: tuple[int, ...],
+    multiple: int,
+    *,
+    shares: bool = False,
 ) -> list[torch.Tensor] | None:
-    """What the engine computes for each row of a micro-batch, which it gets ``multiple`` times, but for the last token.
+    """What the engine computes for each row of a micro-batch, which it gets ``multiple`` times, but
+    for the last token.
 
     None on a rank that has no outputs.
     """
@@ -133,7 +170,9 @@ def _outputs(
     response_masks = [mask[1:] for mask in ones]
     fields = {
         "input_ids": rows,
-        "position_ids": [torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows],
+        "position_ids": [
+            torch.arange(len(ids)).expand(*axes, len(ids)).contiguous() for ids in rows
+        ],
         "attention_mask": ones,
         "loss_mask": response_masks,
         "response_mask": response_masks,
@@ -146,12 +185,18 @@ def _outputs(
     tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
     if shares:
         tu.assign_non_tensor_data(data, TREE, find_tree(data, branches=True))
-    output = trainee.infer_batch(data)
+    output = training_worker.infer_batch(data)
     if output is None:
         return None
     found = output["log_probs"] if "log_probs" in output else output["values"]
-    each = found.unbind() if found.is_nested else [line[: len(ids)] for line, ids in zip(found, rows, strict=True)]
-    return [line.detach().float().cpu()[: len(ids) - 2] for line, ids in zip(each, rows, strict=True)]
+    each = (
+        found.unbind()
+        if found.is_nested
+        else [line[: len(ids)] for line, ids in zip(found, rows, strict=True)]
+    )
+    return [
+        line.detach().float().cpu()[: len(ids) - 2] for line, ids in zip(each, rows, strict=True)
+    ]
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

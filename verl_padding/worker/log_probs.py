@@ -1,7 +1,9 @@
-"""Log-probs and entropies of logits in chunks, where flash-attn, whose cross entropy verl takes, is not installed.
+"""Log-probs and entropies of logits in chunks, where flash-attn, whose cross entropy verl takes, is
+not installed.
 
-verl then computes the log-probs of one token after the other, in a loop of Python, and entropies of all tokens at once.
-Here the exponentials of a chunk are all that is held beside the logits, forwards and backwards.
+verl then computes the log-probs of one token after the other, in a loop of Python, and entropies of
+all tokens at once. Here the exponentials of a chunk are all that is held beside the logits,
+forwards and backwards.
 """
 
 from typing import Any
@@ -24,12 +26,12 @@ def use_chunks(torch_functional: Any) -> None:
 
 
 @for_training_workers
-def install_in_worker(role: str, trainee: Any) -> None:
+def install_in_worker(role: str, training_worker: Any) -> None:
     """For verl's ``execute_with_func_generator``."""
     from verl.utils import torch_functional
 
     use_chunks(torch_functional)
-    engine = trainee.engine
+    engine = training_worker.engine
     takes_verls = not engine.engine_config.entropy_from_logits_with_chunking
     if torch_functional.entropy_from_logits is entropy_from_logits and takes_verls:
         engine.compute_entropy_from_logits = entropy_from_logits
@@ -38,7 +40,8 @@ def install_in_worker(role: str, trainee: Any) -> None:
 def cross_entropy_loss(
     logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = False
 ) -> tuple[torch.Tensor, None]:
-    """flash-attn's function of this name: (tokens, vocabulary) logits and labels (tokens,) -> losses (tokens,), None.
+    """flash-attn's function of this name: (tokens, vocabulary) logits and labels (tokens,) ->
+    losses (tokens,), None.
 
     Args:
         inplace_backward: whether the gradient may overwrite the logits.
@@ -62,7 +65,9 @@ def _exact(logits: torch.Tensor) -> torch.Tensor:
 
 class CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, in_place: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, in_place: bool
+    ) -> torch.Tensor:
         log_sums = torch.cat([_exact(logits[chunk]).logsumexp(-1) for chunk in _chunks(logits)])
         ctx.save_for_backward(logits, labels, log_sums)
         ctx.in_place = in_place

@@ -1,9 +1,11 @@
-"""A loss that sees only rows that train: it wraps whatever loss a worker has, and weights its metrics.
+"""A loss that sees only rows that train: it wraps whatever loss a worker has, and weights its
+metrics.
 
-verl appends the metrics of a rank's micro-batches, takes the mean over ranks, then the mean or the sum over
-micro-batches, all with equal weights and equal counts. A micro-batch without a trained token has nothing to report, and
-one of two rows counts like one of twenty. Here each metric is one running number per rank, so that counts agree,
-and is already weighted, so that a plain mean over the reporting ranks gives the mini-batch's value.
+verl appends the metrics of a rank's micro-batches, takes the mean over ranks, then the mean or the
+sum over micro-batches, all with equal weights and equal counts. A micro-batch without a trained
+token has nothing to report, and one of two rows counts like one of twenty. Here each metric is one
+running number per rank, so that counts agree, and is already weighted, so that a plain mean over
+the reporting ranks gives the mini-batch's value.
 """
 
 import copy
@@ -28,40 +30,48 @@ from verl_padding.worker.training_workers import for_training_workers
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
 PACKING_EFFICIENCY = "padding/packing_efficiency"
-"""Metric of a worker: computed tokens of real rows over the token budget, as a mean over its micro-batches."""
+"""Metric of a worker: computed tokens of real rows over the token budget, as a mean over its
+micro-batches."""
 
 PREFIX = "verl_padding/"
 """Prefix of our policy losses in verl's registry."""
 ROW_MEAN = "geo_mean"
-"""verl 0.9 adds this loss up over micro-batches and takes its mean over ranks, each with equal weight, so a row weighs
-more the fewer rows its micro-batch holds. A mean of r of the mini-batch's R rows is r / R of its mean."""
+"""verl 0.9 adds this loss up over micro-batches and takes its mean over ranks, each with equal
+weight, so a row weighs more the fewer rows its micro-batch holds. A mean of r of the mini-batch's R
+rows is r / R of its mean."""
 
 CLIP_FRACTIONS = frozenset({"actor/pg_clipfrac", "actor/pg_clipfrac_lower"})
 CLIPS_NO_ZERO = ("vanilla", "gspo", "sapo", "geo_mean", "bypass_mode")
-"""verl's policy losses whose clip fractions count no token with an advantage of 0, though they are over all tokens."""
+"""verl's policy losses whose clip fractions count no token with an advantage of 0, though they are
+over all tokens."""
 
-# Only its name says what a metric of verl is: an extreme, as in reduce_metrics, or a mean over rows, as the metrics of
-# a rollout correction that are perplexities or of sequences. All other means are over tokens. The option of a
-# rejection, as in rollout_rs_seq_max_k2_mean, says nothing about that, except in the fractions of rejected rows.
+# Only its name says what a metric of verl is: an extreme, as in reduce_metrics, or a mean over
+# rows, as the metrics of a rollout correction that are perplexities or of sequences. All other
+# means are over tokens. The option of a rejection, as in rollout_rs_seq_max_k2_mean, says nothing
+# about that, except in the fractions of rejected rows.
 _OPTION = re.compile(r"(rollout_rs)_(token|seq)(?:_sum|_mean|_max)?_k[123](_.*)")
 _EXTREME = re.compile(r"(?:^|[_/])(min|max)(?:_deviation)?$|/(min|max)_")
 _OF_ROWS = re.compile(r"(?:^|[_/])(?:ppl|seq)(?:$|_)")
 
 
 class RealRowsLoss:
-    """Hands ``inner`` the real rows of a micro-batch that have a trained token, with its mini-batch's denominators.
+    """Hands ``inner`` the real rows of a micro-batch that have a trained token, with its
+    mini-batch's denominators.
 
-    Pads have none, and neither have real rows whose ``response_mask`` is all 0, which stay in the denominators. A
-    micro-batch without a trained token gets a zero that depends on the model's output, so that its backward runs the
-    same collectives as on the other ranks; ``inner`` is not called. Beside the inner loss's metrics, every micro-batch
-    reports a count of one, and how full it is. A mini-batch without a trained token reports 0 for verl's policy loss,
-    and for each loss that ``inner`` has reported before.
+    Pads have none, and neither have real rows whose ``response_mask`` is all 0, which stay in the
+    denominators. A micro-batch without a trained token gets a zero that depends on the model's
+    output, so that its backward runs the same collectives as on the other ranks; ``inner`` is not
+    called. Beside the inner loss's metrics, every micro-batch reports a count of one, and how full
+    it is. A mini-batch without a trained token reports 0 for verl's policy loss, and for each loss
+    that ``inner`` has reported before.
 
-    Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which the gradient of
-    their outputs is multiplied. Loss and metrics are those of rows that weigh the same.
+    Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which
+    the gradient of their outputs is multiplied. Loss and metrics are those of rows that weigh the
+    same.
 
-    Of an update that may leave idle rows out, denominators are those of all rows. Losses and clip fractions in which
-    such rows count nothing are those of all rows, too; other metrics are of the computed rows, and named so.
+    Of an update that may leave idle rows out, denominators are those of all rows. Losses and clip
+    fractions in which such rows count nothing are those of all rows, too; other metrics are of the
+    computed rows, and named so.
     """
 
     def __init__(self, inner: Callable[..., Any], denominator: Denominator):
@@ -69,19 +79,29 @@ class RealRowsLoss:
         self.denominator = denominator
         policy_loss = _policy_loss(inner)
         clips_no_zero = policy_loss is not None and policy_loss.loss_mode in CLIPS_NO_ZERO
-        bypasses = policy_loss is not None and policy_loss.loss_mode == "bypass_mode"  # by a loss of its own choice
-        # A bypass that rejects tokens takes its fractions of those that are left, which no column counts.
+        bypasses = (
+            policy_loss is not None and policy_loss.loss_mode == "bypass_mode"
+        )  # by a loss of its own choice
+        # A bypass that rejects tokens takes its fractions of those that are left, which no column
+        # counts.
         rejects = clips_no_zero and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
         self._of_all_rows = CLIP_FRACTIONS if clips_no_zero and not rejects else frozenset()
-        # Reported from the first mini-batch on, trained token or not; others once the inner loss has reported them.
+        # Reported from the first mini-batch on, trained token or not; others once the inner loss
+        # has reported them.
         is_verls = isinstance(inner, partial) and inner.func is ppo_loss
         self._losses: set[str] = {"actor/pg_loss"} if is_verls else set()
-        self._known: set[str] = set(CLIP_FRACTIONS) if is_verls and clips_no_zero and not bypasses else set()
+        self._known: set[str] = (
+            set(CLIP_FRACTIONS) if is_verls and clips_no_zero and not bypasses else set()
+        )
 
-    def __call__(self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any) -> Any:
-        """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's ``ppo_loss``."""
+    def __call__(
+        self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any
+    ) -> Any:
+        """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's
+        ``ppo_loss``."""
         if model_output is None or columns.IS_PADDING not in data:
-            # Top-k distillation asks the loss for per-token values first, those of pads included; nothing is summed.
+            # Top-k distillation asks the loss for per-token values first, those of pads included;
+            # nothing is summed.
             return self.inner(model_output=model_output, data=data, **kwargs)
         real_R = ~columns.read_column(data, columns.IS_PADDING).bool()
         has_token_R = torch.stack([mask.any() for mask in data["response_mask"].unbind()])
@@ -90,25 +110,37 @@ class RealRowsLoss:
         reporting_ranks = int(columns.read_column(data, columns.REPORTING_RANKS)[0])
         if not trained:
             if reporting_ranks == 0:  # where some rank trains, it alone reports losses
-                of_left_out = self._of_all_rows & self._known if _trained_tokens_of_all(data) else frozenset()
+                of_left_out = (
+                    self._of_all_rows & self._known if _trained_tokens_of_all(data) else frozenset()
+                )
                 zeros = self._losses | of_left_out
                 packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in zeros}
             return _connected_zero(model_output), packing
         if len(trained) < len(data):
-            model_output = {name: _select(value, trained, len(data)) for name, value in model_output.items()}
+            model_output = {
+                name: _select(value, trained, len(data)) for name, value in model_output.items()
+            }
             data = tu.index_select_tensor_dict(data, trained)
         if self.denominator == "rows":
-            tu.assign_non_tensor(data, global_batch_size=int(columns.read_column(data, columns.REAL_ROWS)[0]))
+            tu.assign_non_tensor(
+                data, global_batch_size=int(columns.read_column(data, columns.REAL_ROWS)[0])
+            )
         if tu.get_non_tensor_data(data=data, key=columns.WEIGHS_ROWS, default=False):
             factor_R = columns.read_column(data, columns.LOSS_FACTOR)
-            model_output = {name: weighted_output(value, factor_R) for name, value in model_output.items()}
+            model_output = {
+                name: weighted_output(value, factor_R) for name, value in model_output.items()
+            }
         if tu.get_non_tensor_data(data=data, key=columns.OLD_LOG_PROBS_OF_UPDATE, default=False):
-            data["old_log_probs"] = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
+            data["old_log_probs"] = response_from_nested(
+                model_output["log_probs"].detach(), data["response_mask"]
+            )
         leaves_out = tu.get_non_tensor_data(data=data, key=columns.LEAVES_OUT, default=False)
         if leaves_out:
-            tu.assign_non_tensor(data, batch_num_tokens=int(columns.read_column(data, columns.ALL_TOKENS)[0]))
+            tu.assign_non_tensor(
+                data, batch_num_tokens=int(columns.read_column(data, columns.ALL_TOKENS)[0])
+            )
         loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
-        self._losses.update(names_of_sums(metrics))
+        self._losses.update(summed_metrics(metrics))
         tokens = int(data["response_mask"].sum())
         share = partial(
             _share_metrics,
@@ -116,13 +148,18 @@ class RealRowsLoss:
             reporting_ranks=reporting_ranks,
             dp_size=int(data["dp_size"]),
         )
-        shared = share(metrics, of_tokens=tokens / int(columns.read_column(data, columns.LOSS_TOKENS)[0]))
+        shared = share(
+            metrics, of_tokens=tokens / int(columns.read_column(data, columns.LOSS_TOKENS)[0])
+        )
         if leaves_out:
             of_all = {name: metrics[name] for name in self._of_all_rows & metrics.keys()}
             self._known |= of_all.keys()
-            keeps = {*names_of_sums(metrics), *of_all}
+            keeps = {*summed_metrics(metrics), *of_all}
             shared |= share(of_all, of_tokens=tokens / _trained_tokens_of_all(data))
-            shared = {name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()}
+            shared = {
+                name if name in keeps else f"{name}_computed": metric
+                for name, metric in shared.items()
+            }
         return loss, shared | packing
 
 
@@ -130,10 +167,10 @@ def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
     """For verl's ``execute_with_func_generator``: wraps each worker's loss, in the worker."""
 
     @for_training_workers
-    def wrap(role: str, trainee: Any) -> None:
+    def wrap(role: str, training_worker: Any) -> None:
         if role != "ref":
-            assert trainee.loss_fn is not None, "the worker has no loss yet"
-            trainee.set_loss_fn(RealRowsLoss(trainee.loss_fn, denominator))
+            assert training_worker.loss_fn is not None, "the worker has no loss yet"
+            training_worker.set_loss_fn(RealRowsLoss(training_worker.loss_fn, denominator))
 
     return wrap
 
@@ -142,14 +179,19 @@ def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric
     # Plain metrics, one value a micro-batch: every rank has as many.
     metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
-        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
-        computed = sum(tokens - shared for row, tokens, shared in computed_rows(data) if real_R[row])
+        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(
+            data=data, key="sp_size", default=1
+        )
+        computed = sum(
+            tokens - shared for row, tokens, shared in computed_rows(data) if real_R[row]
+        )
         metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / budget)
     return metrics
 
 
 def _trained_tokens_of_all(data: TensorDict) -> int:
-    """Trained tokens of all rows of the mini-batch, also those left out; 0 of an update that leaves none out."""
+    """Trained tokens of all rows of the mini-batch, also those left out; 0 of an update that leaves
+    none out."""
     leaves_out = tu.get_non_tensor_data(data=data, key=columns.LEAVES_OUT, default=False)
     return int(columns.read_column(data, columns.ALL_LOSS_TOKENS)[0]) if leaves_out else 0
 
@@ -159,7 +201,8 @@ def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:
     assert grads, f"no model output with a gradient among {sorted(model_output)}"
     # One is enough: every output comes from the same forward pass.
     values = grads[0].values() if grads[0].is_nested else grads[0]
-    # The sum of no values, not of all values times zero: that would be NaN if a pad's output is not finite.
+    # The sum of no values, not of all values times zero: that would be NaN if a pad's output is not
+    # finite.
     return values.flatten()[:0].sum()
 
 
@@ -186,7 +229,9 @@ def weighted_output(value: Any, factor_R: torch.Tensor) -> Any:
     dtype = torch.promote_types(flat.dtype, torch.float32)
     factors = factors.to(device=flat.device, dtype=dtype).reshape(-1, *[1] * (flat.ndim - 1))
     # A row that weighs nothing adds nothing, even if its gradient is not finite.
-    flat.register_hook(lambda gradient: torch.where(factors == 0, 0.0, gradient * factors).to(gradient.dtype))
+    flat.register_hook(
+        lambda gradient: torch.where(factors == 0, 0.0, gradient * factors).to(gradient.dtype)
+    )
     return flat if offsets is None else torch.nested.nested_tensor_from_jagged(flat, offsets)
 
 
@@ -194,15 +239,19 @@ def weighted_output(value: Any, factor_R: torch.Tensor) -> Any:
 def share_of_mini_batch(
     *, response_mask: torch.Tensor, config: Any, **arguments: Any
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's policy loss that takes the mean of the rows it gets, as its share of the mini-batch's mean."""
-    mean, metrics = get_policy_loss_fn(ROW_MEAN)(response_mask=response_mask, config=config, **arguments)
+    """verl's policy loss that takes the mean of the rows it gets, as its share of the mini-batch's
+    mean."""
+    mean, metrics = get_policy_loss_fn(ROW_MEAN)(
+        response_mask=response_mask, config=config, **arguments
+    )
     info = config.global_batch_info
     # Times the ranks, as verl's other losses are: FSDP takes the mean over them.
     return mean * (len(response_mask) * info["dp_size"] / info["global_batch_size"]), metrics
 
 
 def normalize_over_mini_batch(loss: Any) -> Any:
-    """verl's actor loss with its policy loss replaced if that is a mean of rows; any other loss stays as it is."""
+    """verl's actor loss with its policy loss replaced if that is a mean of rows; any other loss
+    stays as it is."""
     policy_loss = _policy_loss(loss)
     if policy_loss is None or policy_loss.loss_mode != ROW_MEAN:
         return loss
@@ -214,11 +263,16 @@ def normalize_over_mini_batch(loss: Any) -> Any:
 
 def _policy_loss(loss: Any) -> Any:
     """What the config of verl's actor loss says of its policy loss; None of any other loss."""
-    return getattr(loss.keywords.get("config"), "policy_loss", None) if isinstance(loss, partial) else None
+    return (
+        getattr(loss.keywords.get("config"), "policy_loss", None)
+        if isinstance(loss, partial)
+        else None
+    )
 
 
 class RunningMetric(Metric):
-    """A metric that keeps one number for a rank's micro-batches so far: their sum, minimum or maximum."""
+    """A metric that keeps one number for a rank's micro-batches so far: their sum, minimum or
+    maximum."""
 
     values: list[float]
 
@@ -234,11 +288,13 @@ class RunningMetric(Metric):
 def _share_metrics(
     metrics: dict[str, Any], *, of_tokens: float, of_rows: float, reporting_ranks: int, dp_size: int
 ) -> dict[str, Any]:
-    """Metrics of a loss on a micro-batch that has this part of its mini-batch's trained tokens, and of their rows.
+    """Metrics of a loss on a micro-batch that has this part of its mini-batch's trained tokens, and
+    of their rows.
 
-    Sums (losses, which verl scales by the data-parallel size) stay sums; means become weighted sums, of tokens or, by
-    their name, of rows; extremes stay extremes. What cannot be added up (a standard deviation) becomes the mean of the
-    micro-batches', as in verl. Only the ranks that hold a trained token of the mini-batch report metrics.
+    Sums (losses, which verl scales by the data-parallel size) stay sums; means become weighted
+    sums, of tokens or, by their name, of rows; extremes stay extremes. What cannot be added up (a
+    standard deviation) becomes the mean of the micro-batches', as in verl. Only the ranks that hold
+    a trained token of the mini-batch report metrics.
     """
     shared = {}
     for name, value in metrics.items():
@@ -269,6 +325,10 @@ def _kind_of_mean(name: str) -> str:
     return "rows" if _OF_ROWS.search(name) else "tokens"
 
 
-def names_of_sums(metrics: dict[str, Any]) -> list[str]:
+def summed_metrics(metrics: dict[str, Any]) -> list[str]:
     """Names of those metrics of a loss that verl adds up over micro-batches, as it does losses."""
-    return [name for name, value in metrics.items() if getattr(value, "aggregation", None) is AggregationType.SUM]
+    return [
+        name
+        for name, value in metrics.items()
+        if getattr(value, "aggregation", None) is AggregationType.SUM
+    ]

@@ -1,9 +1,9 @@
 """A clock in verl's workers: what each micro-batch takes, and which rows it holds.
 
-verl times whole calls. Here an engine's ``forward_step`` and ``forward_backward_batch`` are wrapped, on that one
-engine: a mark is set where each micro-batch begins, where its forward pass ends and where the call ends.
-A micro-batch's seconds lie between two beginnings. On a GPU marks are events, which wait for nothing
-and are read when the step is over.
+verl times whole calls. Here an engine's ``forward_step`` and ``forward_backward_batch`` are
+wrapped, on that one engine: a mark is set where each micro-batch begins, where its forward pass
+ends and where the call ends. A micro-batch's seconds lie between two beginnings. On a GPU marks are
+events, which wait for nothing and are read when the step is over.
 """
 
 import functools
@@ -39,7 +39,8 @@ class _Mark:
 
 @dataclass
 class _MiniBatch:
-    """One call of the engine; ``held`` and ``memory`` go by the names of :class:`MicroBatchTiming`."""
+    """One call of the engine; ``held`` and ``memory`` go by the names of
+    :class:`MicroBatchTiming`."""
 
     call: str
     number: int
@@ -57,10 +58,14 @@ class MicroBatchClock:
         self._engine = engine
         self._device = get_torch_device()
         self._has_events = get_device_name() != "cpu"
-        # In a pipeline the passes of several micro-batches take turns: only their sum can be measured.
+        # In a pipeline the passes of several micro-batches take turns: only their sum can be
+        # measured.
         self._whole = (getattr(engine.engine_config, "pipeline_model_parallel_size", 1) or 1) > 1
         self._timed: list[_MiniBatch] = []
-        self._forward_backward, self._forward_step = engine.forward_backward_batch, engine.forward_step
+        self._forward_backward, self._forward_step = (
+            engine.forward_backward_batch,
+            engine.forward_step,
+        )
         engine.forward_backward_batch = self._time_mini_batch
 
     def read(self) -> list[MicroBatchTiming]:
@@ -86,12 +91,16 @@ class MicroBatchClock:
         timed.marks.append(self._mark())
         timed.memory = {
             "reserved_bytes": int(self._device.max_memory_reserved()),
-            "allocated_bytes": int(self._device.max_memory_allocated()) if self._has_events else None,
+            "allocated_bytes": int(self._device.max_memory_allocated())
+            if self._has_events
+            else None,
         }
         self._timed.append(timed)
         return output
 
-    def _time_micro_batch(self, timed: _MiniBatch, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def _time_micro_batch(
+        self, timed: _MiniBatch, micro_batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         data = micro_batch
         if not isinstance(micro_batch, TensorDict):  # Megatron's engine takes it from an iterator
             data = next(micro_batch)
@@ -102,7 +111,8 @@ class MicroBatchClock:
         return output
 
     def _begin(self, timed: _MiniBatch, data: TensorDict) -> None:
-        """Marks the beginning of a micro-batch and its rows, which are on the CPU: nothing waits for a device."""
+        """Marks the beginning of a micro-batch and its rows, which are on the CPU: nothing waits
+        for a device."""
         timed.marks.append(self._mark())
         number_R = read_column(data, BATCH_ROW).tolist()
         rows = tuple(number for number in number_R if number >= 0)
@@ -118,13 +128,19 @@ class MicroBatchClock:
         return _Mark(event)
 
     def _seconds(self, begin: _Mark, end: _Mark) -> float:
-        return float(begin.event.elapsed_time(end.event) / 1e3) if self._has_events else end.wall_s - begin.wall_s
+        return (
+            float(begin.event.elapsed_time(end.event) / 1e3)
+            if self._has_events
+            else end.wall_s - begin.wall_s
+        )
 
     def _timings(self, timed: _MiniBatch) -> Iterator[MicroBatchTiming]:
         start_s = timed.start_s
         # With several threads, the seconds of a process do not show how many of them were busy.
         one_thread = not self._has_events and torch.get_num_threads() == 1
-        for micro_batch, (held, (begin, end)) in enumerate(zip(timed.held, pairwise(timed.marks), strict=True)):
+        for micro_batch, (held, (begin, end)) in enumerate(
+            zip(timed.held, pairwise(timed.marks), strict=True)
+        ):
             seconds = self._seconds(begin, end)
             yield MicroBatchTiming(
                 call=timed.call,
@@ -133,7 +149,9 @@ class MicroBatchClock:
                 micro_batch=micro_batch,
                 start_s=start_s,
                 seconds=seconds,
-                forward_s=None if self._whole else self._seconds(begin, timed.forward_ends[micro_batch]),
+                forward_s=None
+                if self._whole
+                else self._seconds(begin, timed.forward_ends[micro_batch]),
                 busy_s=min(end.cpu_s - begin.cpu_s, seconds) if one_thread else None,
                 **held,
                 **timed.memory,
@@ -142,20 +160,24 @@ class MicroBatchClock:
 
 
 @for_training_workers
-def install_in_worker(role: str, trainee: Any) -> None:
+def install_in_worker(role: str, training_worker: Any) -> None:
     """For verl's ``execute_with_func_generator``: gives each engine of a worker a clock."""
-    if not hasattr(trainee.engine, CLOCK):
-        setattr(trainee.engine, CLOCK, MicroBatchClock(trainee.engine))
+    if not hasattr(training_worker.engine, CLOCK):
+        setattr(training_worker.engine, CLOCK, MicroBatchClock(training_worker.engine))
 
 
 def read_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: what a worker's engines took, as ``non_tensor_batch[TIMINGS]``."""
+    """For verl's ``execute_with_func_generator``: what a worker's engines took, as
+    ``non_tensor_batch[TIMINGS]``."""
     from verl.protocol import DataProto
 
     # Of ranks that share their rows, only one answers.
-    engines = [trainee.engine for trainee in training_workers(worker).values()]
+    engines = [training_worker.engine for training_worker in training_workers(worker).values()]
     timings = [
-        timing for engine in engines for timing in getattr(engine, CLOCK).read() if engine.is_mp_src_rank_with_outputs()
+        timing
+        for engine in engines
+        for timing in getattr(engine, CLOCK).read()
+        if engine.is_mp_src_rank_with_outputs()
     ]
     answer = np.empty(len(timings), dtype=object)
     answer[:] = timings

@@ -1,4 +1,5 @@
-"""Attention of rows that are packed one behind the other, by torch alone: no pair of tokens of two rows is computed.
+"""Attention of rows that are packed one behind the other, by torch alone: no pair of tokens of two
+rows is computed.
 
 transformers gives packed rows to flash-attn's ``flash_attn_varlen_func``, or to sdpa with a mask
 of all pairs of their tokens. The attention :data:`PACKED` takes the way of flash-attn (ends of rows
@@ -8,7 +9,8 @@ torch's own kernels:
 - half precision on CUDA: ``torch.nn.attention.varlen`` (torch 2.11 or later), one call a layer;
 - anything else: ``scaled_dot_product_attention``, row by row.
 
-It takes the place of sdpa, by which models are loaded where flash-attn is not installed, if their masks are causal.
+It takes the place of sdpa, by which models are loaded where flash-attn is not installed, if their
+masks are causal.
 """
 
 import inspect
@@ -40,37 +42,48 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 @for_training_workers
-def install_in_worker(role: str, trainee: Any) -> None:
-    """For verl's ``execute_with_func_generator``: :data:`PACKED` for FSDP engines that pack rows."""
-    if trainee.engine_config.strategy.startswith("fsdp"):
-        pack_attention(trainee.engine.module, trainee.engine_config)
+def install_in_worker(role: str, training_worker: Any) -> None:
+    """For verl's ``execute_with_func_generator``: :data:`PACKED` for FSDP engines that pack
+    rows."""
+    if training_worker.engine_config.strategy.startswith("fsdp"):
+        pack_attention(training_worker.engine.module, training_worker.engine_config)
 
 
 def pack_attention(model: nn.Module, engine_config: Any) -> None:
     """Puts :data:`PACKED` in the place of a model's sdpa, if its engine packs rows.
 
     Raises:
-        PaddingConfigError: Ulysses ranks share rows, and the model's attention does not exchange their tokens.
+        PaddingConfigError: Ulysses ranks share rows, and the model's attention does not exchange
+            their tokens.
     """
     if not engine_config.use_remove_padding:
         return
     use_packed_attention(model)
     text = model.config.get_text_config()
-    if text._attn_implementation == "sdpa" and (ranks := engine_config.ulysses_sequence_parallel_size) > 1:
+    if (
+        text._attn_implementation == "sdpa"
+        and (ranks := engine_config.ulysses_sequence_parallel_size) > 1
+    ):
         raise PaddingConfigError(
-            f"ulysses_sequence_parallel_size={ranks}: verl exchanges tokens around flash attention, which "
-            f"{type(model).__name__} does not take by torch alone. Install flash-attn, or set it to 1."
+            f"ulysses_sequence_parallel_size={ranks}: verl exchanges tokens around flash "
+            f"attention, which {type(model).__name__} does not take by torch alone. Install "
+            "flash-attn, or set it to 1."
         )
 
 
 def use_packed_attention(model: nn.Module) -> None:
-    """Puts :data:`PACKED` in the place of sdpa; a model with an attention of its own keeps what it has.
+    """Puts :data:`PACKED` in the place of sdpa; a model with an attention of its own keeps what it
+    has.
 
     Towers that look at images keep theirs, too: an image is attended to by itself.
     """
     text: Any = model.config.get_text_config()
     layers = list(attention_layers(model))
-    of_verl = [module for name in BY_VERL if (module := sys.modules.get(name)) and _attend_by(layers, module)]
+    of_verl = [
+        module
+        for name in BY_VERL
+        if (module := sys.modules.get(name)) and _attend_by(layers, module)
+    ]
     if (
         text._attn_implementation == "sdpa"
         and layers
@@ -85,7 +98,8 @@ def use_packed_attention(model: nn.Module) -> None:
 
 
 def _names(layer: nn.Module) -> dict[str, Any]:
-    """What a layer's forward pass knows by name: transformers' table of attentions, if it attends by that."""
+    """What a layer's forward pass knows by name: transformers' table of attentions, if it attends
+    by that."""
     return inspect.unwrap(layer.forward).__globals__
 
 
@@ -94,16 +108,24 @@ def _attend_by(layers: list[nn.Module], module: Any) -> bool:
 
 
 def _bring_kernels(module: Any) -> None:
-    """Brings verl's attention of a family of vision models what it imports from flash-attn alone."""
+    """Brings verl's attention of a family of vision models what it imports from flash-attn
+    alone."""
     if hasattr(module, "flash_attn_varlen_func"):
         return
     attend = module._flash_attention_forward
 
     @wraps(attend)
-    def without_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _mask: Any, *args: Any, **kwargs: Any) -> Any:
-        return attend(q, k, v, None, *args, attn_implementation=PACKED, **kwargs)  # one row: nothing is padded
+    def without_mask(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        return attend(
+            q, k, v, None, *args, attn_implementation=PACKED, **kwargs
+        )  # one row: nothing is padded
 
-    module.flash_attn_varlen_func, module._flash_attention_forward = flash_attn_varlen_func, without_mask
+    module.flash_attn_varlen_func, module._flash_attention_forward = (
+        flash_attn_varlen_func,
+        without_mask,
+    )
     module._flash_supports_window_size, module._flash_supports_deterministic = True, False
     module._flash_use_top_left_mask = False
 
@@ -117,21 +139,31 @@ def register() -> None:
     find_functions = modeling_flash_attention_utils._lazy_imports
 
     @wraps(find_functions)
-    def find_ours(implementation: str | None, *args: Any, **kwargs: Any) -> tuple[Callable[..., Any] | None, ...]:
+    def find_ours(
+        implementation: str | None, *args: Any, **kwargs: Any
+    ) -> tuple[Callable[..., Any] | None, ...]:
         if implementation != PACKED:
             return find_functions(implementation, *args, **kwargs)
-        pad, unpad = modeling_flash_attention_utils._pad_input, modeling_flash_attention_utils._unpad_input
+        pad, unpad = (
+            modeling_flash_attention_utils._pad_input,
+            modeling_flash_attention_utils._unpad_input,
+        )
         return flash_attn_func, flash_attn_varlen_func, None, pad, unpad
 
-    # transformers looks for these functions in packages and on its hub; it has no registry for them.
+    # transformers looks for these functions in packages and on its hub; it has no registry for
+    # them.
     modeling_flash_attention_utils._lazy_imports = find_ours
 
 
-def positions_unless_masked(*, mask_function: Callable[..., Any], use_vmap: bool = False, **given: Any) -> Any:
-    """transformers' mask interface, of packed rows: int32 (1, tokens), each token's place in its row.
+def positions_unless_masked(
+    *, mask_function: Callable[..., Any], use_vmap: bool = False, **given: Any
+) -> Any:
+    """transformers' mask interface, of packed rows: int32 (1, tokens), each token's place in its
+    row.
 
-    Rows [a, b, c] and [d, e] have [0, 1, 2, 0, 1]. Where tokens see later ones, as those of an image may, it is the
-    mask of all pairs that sdpa gets, and of rows side by side what flash-attn gets.
+    Rows [a, b, c] and [d, e] have [0, 1, 2, 0, 1]. Where tokens see later ones, as those of an
+    image may, it is the mask of all pairs that sdpa gets, and of rows side by side what flash-attn
+    gets.
     """
     length, device = given["q_length"], given["device"]
     zero, at = torch.zeros((), dtype=torch.long, device=device), torch.arange(length, device=device)
@@ -157,15 +189,22 @@ def attend(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: (1, heads, tokens, head size) -> (1, tokens, heads, head size), None."""
+    """transformers' attention interface: (1, heads, tokens, head size) -> (1, tokens, heads, head
+    size), None."""
     if attention_mask is not None and attention_mask.ndim == 4:
         given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal} | kwargs
-        masked: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+        masked: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **given
+        )
         return masked
-    if "sliding_window" not in kwargs and getattr(module.config, "sliding_window", None) is not None:
+    if (
+        "sliding_window" not in kwargs
+        and getattr(module.config, "sliding_window", None) is not None
+    ):
         raise PaddingError(
-            f"attn_implementation=sdpa: {type(module).__name__} has its sliding window in a mask alone, which torch's "
-            "kernels do without. Set override_config.attn_implementation=eager, with padding.sharing=off."
+            f"attn_implementation=sdpa: {type(module).__name__} has its sliding window in a mask "
+            "alone, which torch's kernels do without. Set "
+            "override_config.attn_implementation=eager, with padding.sharing=off."
         )
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         if kwargs.get("position_ids") is None:  # some layers do not hand them on
@@ -203,8 +242,10 @@ def flash_attn_varlen_func(
     """flash-attn's function of this name, by torch.
 
     Args:
-        q, k, v: (tokens, heads, head size) of sequences one behind the other; ``k`` and ``v`` may have fewer heads.
-        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,): where the sequences of queries and of keys begin and end.
+        q, k, v: (tokens, heads, head size) of sequences one behind the other; ``k`` and ``v`` may
+            have fewer heads.
+        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,): where the sequences of queries and of
+            keys begin and end.
         causal: a query sees no later key; the last query of a sequence is at its last key.
         window_size: keys before and behind its own that a query sees; -1 for all of them.
 
@@ -215,8 +256,9 @@ def flash_attn_varlen_func(
     """
     if softcap or s_aux is not None:
         raise PaddingError(
-            f"attn_implementation=sdpa: softcap={softcap}, sinks={s_aux is not None}: torch's kernels do without. "
-            "Install flash-attn, or set override_config.attn_implementation=eager."
+            f"attn_implementation=sdpa: softcap={softcap}, sinks={s_aux is not None}: torch's "
+            "kernels do without. Install flash-attn, or set "
+            "override_config.attn_implementation=eager."
         )
     window = (window_size[0], 0) if causal else window_size
     if has_kernel(q) and not dropout_p:
@@ -226,33 +268,49 @@ def flash_attn_varlen_func(
         if grouped is None:
             k, v = (_as_many_heads(states, q) for states in (k, v))
         lengths = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
-        return varlen.varlen_attn(q, k, v, *lengths, scale=softmax_scale, window_size=window, **grouped or {})
-    # Repeated, for with grouped heads and a mask torch keeps all weights; and split, for the gradient of a slice is as
-    # long as what it was cut from.
+        return varlen.varlen_attn(
+            q, k, v, *lengths, scale=softmax_scale, window_size=window, **grouped or {}
+        )
+    # Repeated, for with grouped heads and a mask torch keeps all weights; and split, for the
+    # gradient of a slice is as long as what it was cut from.
     lengths_q, lengths_k = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
     k, v = (_as_many_heads(states, q) for states in (k, v))
     rows = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     return torch.cat([_attend_in_row(*row, window, softmax_scale, dropout_p) for row in rows])
 
 
-def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """flash-attn's function of this name, of sequences of one length: (sequences, tokens, heads, head size)."""
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **kwargs: Any
+) -> torch.Tensor:
+    """flash-attn's function of this name, of sequences of one length: (sequences, tokens, heads,
+    head size)."""
     ends = []
     for states in (q, k):
         rows, length = states.shape[:2]
         ends.append(torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=q.device))
     lengths = *ends, q.shape[1], k.shape[1]
-    return flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *lengths, **kwargs).view_as(q)
+    return flash_attn_varlen_func(
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *lengths, **kwargs
+    ).view_as(q)
 
 
 def has_kernel(query: torch.Tensor) -> bool:
-    """Whether torch's kernel takes these queries: half precision, heads of at most 256, an Ampere GPU or later."""
-    return query.is_cuda and query.dtype in HALF and query.shape[-1] <= 256 and _has_varlen(query.device)
+    """Whether torch's kernel takes these queries: half precision, heads of at most 256, an Ampere
+    GPU or later."""
+    return (
+        query.is_cuda
+        and query.dtype in HALF
+        and query.shape[-1] <= 256
+        and _has_varlen(query.device)
+    )
 
 
 @cache
 def _has_varlen(device: torch.device) -> bool:
-    if find_spec("torch.nn.attention.varlen") is None or torch.cuda.get_device_capability(device)[0] < 8:
+    if (
+        find_spec("torch.nn.attention.varlen") is None
+        or torch.cuda.get_device_capability(device)[0] < 8
+    ):
         return False
     from torch.nn.attention import varlen
 
@@ -261,14 +319,17 @@ def _has_varlen(device: torch.device) -> bool:
 
 @cache
 def how_to_group_heads(device: torch.device) -> dict[str, bool] | None:
-    """How torch's kernel is told that keys have fewer heads than queries; None where they have to be repeated.
+    """How torch's kernel is told that keys have fewer heads than queries; None where they have to
+    be repeated.
 
     Versions differ: 2.11 takes them as they are, later ones with ``enable_gqa``. It is tried, once.
     """
     from torch.nn.attention import varlen
 
     draw = torch.Generator(device).manual_seed(0)
-    q, k = (torch.randn(4, heads, 64, dtype=HALF[0], device=device, generator=draw) for heads in (4, 2))
+    q, k = (
+        torch.randn(4, heads, 64, dtype=HALF[0], device=device, generator=draw) for heads in (4, 2)
+    )
     ends = torch.tensor([0, 4], dtype=torch.int32, device=device)
     repeated = _as_many_heads(k, q)
     want = varlen.varlen_attn(q, repeated, repeated, ends, ends, 4, 4, window_size=(-1, 0))
@@ -288,7 +349,12 @@ def _as_many_heads(states: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _attend_in_row(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: tuple[int, int], scale: float | None, dropout: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: tuple[int, int],
+    scale: float | None,
+    dropout: float,
 ) -> torch.Tensor:
     """(queries, heads, head size), of one row."""
     (n_queries, n_keys), (left, right) = (len(q), len(k)), window
@@ -302,5 +368,7 @@ def _attend_in_row(
         if left >= 0:
             mask &= distance >= -left
     q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale)
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
+    )
     return out[0].transpose(0, 1)

@@ -1,8 +1,9 @@
 """The plan's micro-batches in verl's workers, instead of those of verl's packer.
 
-verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their modules import by name;
-no setting or registry avoids it. With ``padding.packer=plan``, that name is replaced in the module of a worker's
-engine. It can go when verl takes micro-batches that are already cut (tests/worker/test_plan_packer.py).
+verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their
+modules import by name; no setting or registry avoids it. With ``padding.packer=plan``, that name is
+replaced in the module of a worker's engine. It can go when verl takes micro-batches that are
+already cut (tests/worker/test_plan_packer.py).
 """
 
 import functools
@@ -37,13 +38,13 @@ def install(*, shares: bool) -> Callable[[Any], Any]:
     """
 
     @for_training_workers
-    def patch(role: str, trainee: Any) -> None:
-        engine = trainee.engine
+    def patch(role: str, training_worker: Any) -> None:
+        engine = training_worker.engine
         module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
         if PATCHED not in module:
             raise PaddingError(
-                f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as the engines of "
-                f"verl {KNOWN_VERL} do. Set padding.packer=verl."
+                f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as "
+                f"the engines of verl {KNOWN_VERL} do. Set padding.packer=verl."
             )
         module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]))
         if shares:
@@ -53,26 +54,36 @@ def install(*, shares: bool) -> Callable[[Any], Any]:
 
 
 def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
-    """verl's ``prepare_micro_batches``, except for calls whose micro-batches the plan has cut by tokens.
+    """verl's ``prepare_micro_batches``, except for calls whose micro-batches the plan has cut by
+    tokens.
 
-    Those need no packing, retries or collective: the plan has given every rank the same number of them. Where rows
-    share, each also gets the tree of what is computed (:mod:`~verl_padding.prefix_sharing.engine`).
+    Those need no packing, retries or collective: the plan has given every rank the same number of
+    them. Where rows share, each also gets the tree of what is computed
+    (:mod:`~verl_padding.prefix_sharing.engine`).
     """
 
     @functools.wraps(prepare)
-    def prepare_micro_batches(data: TensorDict, **kwargs: Any) -> tuple[list[TensorDict], list[list[int]] | None]:
+    def prepare_micro_batches(
+        data: TensorDict, **kwargs: Any
+    ) -> tuple[list[TensorDict], list[list[int]] | None]:
         if not tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False):
             return prepare(data, **kwargs)
         number_R = read_column(data, MICRO_BATCH).tolist()
-        indices = [list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)]
+        indices = [
+            list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)
+        ]
         if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
             raise PaddingDataError(
-                f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows were lost or moved. "
-                "Set padding.packer=verl to train without that order."
+                f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows "
+                "were lost or moved. Set padding.packer=verl to train without that order."
             )
-        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data=data, key="sp_size", default=1)
+        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(
+            data=data, key="sp_size", default=1
+        )
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
-        branches = tu.get_non_tensor_data(data=data, key=BRANCHES, default=None)  # None: nothing is shared
+        branches = tu.get_non_tensor_data(
+            data=data, key=BRANCHES, default=None
+        )  # None: nothing is shared
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tokens = computed = len(micro_batch[TOKENS].values())
@@ -81,7 +92,11 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
                 computed = tree.tokens
                 if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TREE, tree)
-            planned = tokens - int(read_column(micro_batch, SHARED).sum()) if SHARED in micro_batch else tokens
+            planned = (
+                tokens - int(read_column(micro_batch, SHARED).sum())
+                if SHARED in micro_batch
+                else tokens
+            )
             _check_tokens(computed, planned, budget)
         return micro_batches, indices
 
@@ -89,14 +104,16 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
 
 
 def _check_tokens(computed: int, planned: int, budget: int) -> None:
-    """Refuses a micro-batch that was not planned like this; rows that share less than planned cost time and memory."""
+    """Refuses a micro-batch that was not planned like this; rows that share less than planned cost
+    time and memory."""
     if planned > budget:
         raise PaddingDataError(
-            f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have changed since the plan."
-            " Set padding.packer=verl to have the workers cut them anew."
+            f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have "
+            "changed since the plan. Set padding.packer=verl to have the workers cut them anew."
         )
     if computed > planned:
         logger.warning(
-            f"verl_padding: a micro-batch computes {computed} tokens, where {planned} were planned and the budget is "
-            f"{budget}: its rows do not share what was planned. If memory does not suffice, set padding.sharing=off."
+            f"verl_padding: a micro-batch computes {computed} tokens, where {planned} were "
+            f"planned and the budget is {budget}: its rows do not share what was planned. If "
+            "memory does not suffice, set padding.sharing=off."
         )

@@ -9,18 +9,23 @@ def training_workers(worker: Any) -> dict[str, Any]:
 
     An ``ActorRolloutRefWorker`` holds its training workers; a critic is one.
     """
-    held = {role: trainee for role in ("actor", "ref") if (trainee := getattr(worker, role, None)) is not None}
+    held = {
+        role: training_worker
+        for role in ("actor", "ref")
+        if (training_worker := getattr(worker, role, None)) is not None
+    }
     return held or {"critic": worker}
 
 
 def for_training_workers(change: Callable[[str, Any], None]) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: calls ``change`` with role and training worker, for each of them."""
+    """For verl's ``execute_with_func_generator``: calls ``change`` with role and training worker,
+    for each of them."""
 
     def change_all(worker: Any) -> Any:
         from verl.protocol import DataProto
 
-        for role, trainee in training_workers(worker).items():
-            change(role, trainee)
+        for role, training_worker in training_workers(worker).items():
+            change(role, training_worker)
         return DataProto()  # empty, and of a class that verl can concatenate over ranks
 
     return change_all

@@ -1,4 +1,5 @@
-"""Jobs of a user's own, in a folder: data, agent loop, reward, tools and template, each of which a test may break."""
+"""Jobs of a user's own, in a folder: data, agent loop, reward, tools and template, each of which a
+test may break."""
 
 import shutil
 from collections.abc import Callable
@@ -21,7 +22,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 class Mine(AgentLoopBase):
     async def run(self, sampling_params, raw_prompt, **kwargs):
-        ids = self.tokenizer.apply_chat_template(raw_prompt, add_generation_prompt=True, return_dict=False)
+        ids = self.tokenizer.apply_chat_template(
+            raw_prompt, add_generation_prompt=True, return_dict=False
+        )
         outputs = []
         for turn in range(2):
             reply = await self.server_manager.generate(
@@ -64,7 +67,10 @@ def dry_run_of(*overrides: str, **options) -> tuple[int, str]:
     """The exit code of the dry run of a job, and its output."""
     console = Console(width=1000, record=True, file=StringIO())
     options = {"replies": ["2 it is"], "timeout_s": 280} | options
-    return dry_run(JobArguments(overrides=overrides), console=console, **options), console.export_text()
+    return (
+        dry_run(JobArguments(overrides=overrides), console=console, **options),
+        console.export_text(),
+    )
 
 
 @dataclass
@@ -79,7 +85,9 @@ class OwnJob:
         path.write_text(text)
         return path
 
-    def data(self, rows: int = 8, name: str = "train.parquet", **columns: Callable[[int], object]) -> str:
+    def data(
+        self, rows: int = 8, name: str = "train.parquet", **columns: Callable[[int], object]
+    ) -> str:
         """Overrides of the data: columns are made by the number of a row; None leaves one out."""
         made: dict[str, Callable[[int], object]] = {
             "prompt": lambda row: [{"role": "user", "content": f"one and {row}"}],
@@ -88,14 +96,22 @@ class OwnJob:
             "extra_info": lambda row: {"index": row},
             **columns,
         }
-        frame = pandas.DataFrame([{key: make(row) for key, make in made.items() if make} for row in range(rows)])
+        frame = pandas.DataFrame(
+            [{key: make(row) for key, make in made.items() if make} for row in range(rows)]
+        )
         path = self.folder / name
-        frame.to_parquet(path) if path.suffix == ".parquet" else frame.to_json(path, orient="records", lines=True)
+        (
+            frame.to_parquet(path)
+            if path.suffix == ".parquet"
+            else frame.to_json(path, orient="records", lines=True)
+        )
         return f"data.train_files={path}"
 
     def loop(self, text: str = LOOP, name: str = "mine", module: str = "loop_of_mine") -> list[str]:
         self.file(f"{module}.py", text)
-        agents = self.file("agent.yaml", yaml.safe_dump([{"name": name, "_target_": f"{module}.Mine"}]))
+        agents = self.file(
+            "agent.yaml", yaml.safe_dump([{"name": name, "_target_": f"{module}.Mine"}])
+        )
         return [f"{AGENT}.agent_loop_config_path={agents}", f"{AGENT}.default_agent_loop=mine"]
 
     def reward(self, text: str = REWARD) -> list[str]:
@@ -103,7 +119,11 @@ class OwnJob:
 
     def tool(self, text: str = TOOL) -> list[str]:
         path = self.file("tool_of_mine.py", text)
-        return [f"{TURNS}.function_tool_path={path}", f"{AGENT}.default_agent_loop=tool_agent", f"{TURNS}.enable=true"]
+        return [
+            f"{TURNS}.function_tool_path={path}",
+            f"{AGENT}.default_agent_loop=tool_agent",
+            f"{TURNS}.enable=true",
+        ]
 
     def template(self, text: str) -> str:
         """A copy of the model with another chat template."""

@@ -1,4 +1,5 @@
-"""The sessions stage of a dry run: what is wrong with a user's code is found by running it, and right code passes."""
+"""The sessions stage of a dry run: what is wrong with a user's code is found by running it, and
+right code passes."""
 
 import asyncio
 import subprocess
@@ -66,15 +67,23 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
         lambda own: ["data.max_prompt_length=2", "data.filter_overlong_prompts=true"],
         ("data.train_files",),
     ),
-    "a file that is not there": (lambda own: ["data.train_files=/nowhere.parquet"], ("/nowhere.parquet",)),
+    "a file that is not there": (
+        lambda own: ["data.train_files=/nowhere.parquet"],
+        ("/nowhere.parquet",),
+    ),
     "a template that renders nothing": (with_template("hello"), ("template",)),
     "a template that refuses a role": (with_template(REFUSING), ("no such role: user",)),
     "a file of agent loops that is no YAML": (
-        lambda own: [f"{AGENT}.agent_loop_config_path={own.file('agent.yaml', '- name: [')}", *own.reward()],
+        lambda own: [
+            f"{AGENT}.agent_loop_config_path={own.file('agent.yaml', '- name: [')}",
+            *own.reward(),
+        ],
         ("agent.yaml",),
     ),
     "a sampling parameter that no other process can get": (
-        with_loop("sampling_params=sampling_params", "sampling_params={'stop': (each for each in ids)}"),
+        with_loop(
+            "sampling_params=sampling_params", "sampling_params={'stop': (each for each in ids)}"
+        ),
         ("cannot pickle", f"loop_of_mine.py:{line_of(LOOP, 'self.server_manager')}"),
     ),
     "a loop of another name": (with_loop(name="yours"), ("mine", "not registered")),
@@ -92,26 +101,48 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
         with_loop("response_ids=reply.token_ids,"),
         ("response_ids", "loop_of_mine.py"),
     ),
-    "a text in the place of tokens": (with_loop("prompt_ids=ids, s", "prompt_ids=str(ids), s"), ("str",)),
+    "a text in the place of tokens": (
+        with_loop("prompt_ids=ids, s", "prompt_ids=str(ids), s"),
+        ("str",),
+    ),
     "tokens that the model lacks": (
         with_loop("prompt_ids=ids, s", "prompt_ids=[99999], s"),
         ("99999", "vocab_size"),
     ),
     "a reward that is a tuple": (with_reward(REWARD.replace(SCORE, "return 1.0, {}")), ("tuple",)),
-    "a reward without a score": (with_reward(REWARD.replace(SCORE, "return {'accuracy': 1.0}")), ("'score'",)),
-    "a reward that is nothing": (with_reward("def compute_score(**given):\n    pass\n"), ("rm_scores",)),
+    "a reward without a score": (
+        with_reward(REWARD.replace(SCORE, "return {'accuracy': 1.0}")),
+        ("'score'",),
+    ),
+    "a reward that is nothing": (
+        with_reward("def compute_score(**given):\n    pass\n"),
+        ("rm_scores",),
+    ),
     "a reward that raises": (
         with_reward(REWARD.replace("return 1.0 if", "return extra_info['answer'] if")),
-        ("KeyError: 'answer'", f"reward_of_mine.py:{line_of(REWARD, SCORE)}", "reward.custom_reward_function.path"),
+        (
+            "KeyError: 'answer'",
+            f"reward_of_mine.py:{line_of(REWARD, SCORE)}",
+            "reward.custom_reward_function.path",
+        ),
     ),
     "a reward that is not Python": (with_reward("def compute_score(\n"), ("reward_of_mine.py",)),
     "a tool class that is not there": (
-        with_file(f"{TURNS}.tool_config_path", TOOLS, f"{AGENT}.default_agent_loop=tool_agent", name="tools.yaml"),
+        with_file(
+            f"{TURNS}.tool_config_path",
+            TOOLS,
+            f"{AGENT}.default_agent_loop=tool_agent",
+            name="tools.yaml",
+        ),
         ("'loader'",),
     ),
     "a user-defined data set that raises": (
         with_file("data.custom_cls.path", DATA_SET, "data.custom_cls.name=Mine"),
-        ("KeyError: 'question'", f"data_of_mine.py:{line_of(DATA_SET, 'question')}", "data.custom_cls.path"),
+        (
+            "KeyError: 'question'",
+            f"data_of_mine.py:{line_of(DATA_SET, 'question')}",
+            "data.custom_cls.path",
+        ),
     ),
 }
 """What makes a job wrong, and words of what is said of it."""
@@ -130,11 +161,18 @@ RIGHT: dict[str, Overrides] = {
         "def compute_score(**given):\n    return {'score': 1.0, 'accuracy': 0.5, 'note': 'well'}\n"
     ),
     "rewards of the loop itself": lambda own: own.loop(
-        LOOP.replace("dict(reply.extra_fields)", "reply.extra_fields | {'reward_extra_info': {}}, reward_score=0.5")
+        LOOP.replace(
+            "dict(reply.extra_fields)",
+            "reply.extra_fields | {'reward_extra_info': {}}, reward_score=0.5",
+        )
     ),
     "tools": lambda own: [*own.tool(), *own.reward()],
     "prompts as lines": with_data(name="train.jsonl"),
-    "a validation": lambda own: [*own.reward(), "trainer.val_before_train=true", "trainer.test_freq=5"],
+    "a validation": lambda own: [
+        *own.reward(),
+        "trainer.val_before_train=true",
+        "trainer.test_freq=5",
+    ],
     "verl's DAPO rewards": lambda own: [*own.reward(), "reward.reward_manager.name=dapo"],
 }
 
@@ -177,16 +215,34 @@ def test_tools_and_rewards_may_be_left_out(own):
 HOLDS_THE_LOCK = "import re; re.match('(a+)+$', 'a' * 60 + 'b')"
 
 
-@pytest.mark.parametrize("forever", ["while True: pass", "import asyncio; await asyncio.sleep(1e6)", HOLDS_THE_LOCK])
+@pytest.mark.parametrize(
+    "forever", ["while True: pass", "import asyncio; await asyncio.sleep(1e6)", HOLDS_THE_LOCK]
+)
 def test_a_loop_that_does_not_end_is_shown_with_the_line_that_hangs(own, forever):
     text = LOOP.replace(RETURNED, f"{forever}  # here")
     job = own.overrides(*own.loop(text), *own.reward())
-    command = [sys.executable, "-m", "verl_padding", "dry-run", "--only", "sessions", "--timeout", "10", *job]
-    ended = subprocess.run(command, cwd=own.folder, capture_output=True, text=True, timeout=300, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "verl_padding",
+        "dry-run",
+        "--only",
+        "sessions",
+        "--timeout",
+        "10",
+        *job,
+    ]
+    ended = subprocess.run(
+        command, cwd=own.folder, capture_output=True, text=True, timeout=300, check=False
+    )
     assert ended.returncode == 1
     line = line_of(text, "# here")
     of_the_interpreter = f'loop_of_mine.py", line {line} in run'
-    where = of_the_interpreter in ended.stderr if forever == HOLDS_THE_LOCK else f"mine.py:{line}" in ended.stdout
+    where = (
+        of_the_interpreter in ended.stderr
+        if forever == HOLDS_THE_LOCK
+        else f"mine.py:{line}" in ended.stdout
+    )
     assert where, ended.stdout + ended.stderr
 
 
@@ -196,7 +252,8 @@ def compute_score(ground_truth, extra_info, **given):
     extra_info["seen"] = True
     return {"score": 1.0 if first else extra_info["kept_by_the_first"]}
 """
-"""Right only where each session's reward has data of its own: if sessions share them, the second raises KeyError."""
+"""Right only where each session's reward has data of its own: if sessions share them, the second
+raises KeyError."""
 NEEDS_ANOTHERS = """
 def compute_score(ground_truth, extra_info, **given):
     if not compute_score.called:
@@ -220,7 +277,11 @@ def test_a_reward_that_writes_into_its_data_writes_into_its_own(own):
 def test_rows_stay_what_they_were_when_they_were_put():
     rows: list[SampledRow] = []
     info = {"writer": 0}
-    put = {"keys": ["a_0_0"], "fields": list_of_dict_to_tensordict([{"extra_info": info}]), "tags": [{}]}
+    put = {
+        "keys": ["a_0_0"],
+        "fields": list_of_dict_to_tensordict([{"extra_info": info}]),
+        "tags": [{}],
+    }
     asyncio.run(_Queue(rows).async_kv_batch_put(**put, partition_id=TRAIN))
     info["writer"] = 1
     assert [row.fields for row in rows] == [{"extra_info": {"writer": 0}}]

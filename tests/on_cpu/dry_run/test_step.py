@@ -35,8 +35,15 @@ def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
 
 
 def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own: OwnJob, tmp_path):
-    engine = ["model_engine=megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"]
-    mine = ["actor_rollout_ref.actor.clip_ratio=0.3", "padding.strategy=rows", "trainer.logger=[console,wandb]"]
+    engine = [
+        "model_engine=megatron",
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+    ]
+    mine = [
+        "actor_rollout_ref.actor.clip_ratio=0.3",
+        "padding.strategy=rows",
+        "trainer.logger=[console,wandb]",
+    ]
     mine += ["trainer.default_local_dir=/mine/checkpoints", "trainer.nnodes=2"]
     job = [each for each in own.overrides(*engine, *mine) if each != "+local=cpu"]
     config = compose_job(JobArguments(overrides=(*job, "actor_rollout_ref.rollout.name=vllm")))
@@ -51,8 +58,14 @@ def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own: O
 
 
 def test_a_reduced_job_keeps_what_the_config_of_a_cpu_would_change(own: OwnJob, tmp_path):
-    unpacked = ["actor_rollout_ref.model.use_remove_padding=False", "critic.model.use_remove_padding=False"]
-    budget = ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384", "data.max_prompt_length=100"]
+    unpacked = [
+        "actor_rollout_ref.model.use_remove_padding=False",
+        "critic.model.use_remove_padding=False",
+    ]
+    budget = [
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
+        "data.max_prompt_length=100",
+    ]
     config = compose_job(JobArguments(overrides=tuple(own.overrides(*unpacked, *budget))))
     small, _ = reduced(config, model=tmp_path / "model", folder=tmp_path, longest_row=3330)
     assert not small.actor_rollout_ref.model.use_remove_padding
@@ -61,13 +74,24 @@ def test_a_reduced_job_keeps_what_the_config_of_a_cpu_would_change(own: OwnJob, 
 
 
 def test_a_reduced_job_has_no_servers_and_no_tools_that_are_left_out(own: OwnJob, tmp_path):
-    job = [*own.tool(), *own.reward(), "reward.reward_model.enable=true", "critic.model.path=/another/model"]
+    job = [
+        *own.tool(),
+        *own.reward(),
+        "reward.reward_model.enable=true",
+        "critic.model.path=/another/model",
+    ]
     config = compose_job(JobArguments(overrides=tuple(own.overrides(*job))))
-    small, left_out = reduced(config, model=tmp_path, folder=tmp_path, with_tools=False, with_rewards=False)
+    small, left_out = reduced(
+        config, model=tmp_path, folder=tmp_path, with_tools=False, with_rewards=False
+    )
     assert small.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
     assert Path(small.reward.custom_reward_function.path).parent == tmp_path
     assert not small.reward.reward_model.enable
-    assert [each for each in ("tools", "rewards", "reward_model", "critic") if each not in " ".join(left_out)] == []
+    assert [
+        each
+        for each in ("tools", "rewards", "reward_model", "critic")
+        if each not in " ".join(left_out)
+    ] == []
 
 
 def test_of_two_errors_of_the_users_code_the_one_raised_last_is_shown(tmp_path):
@@ -122,7 +146,8 @@ def test_failed_sessions_are_counted_whatever_process_logs_them():
 (AgentLoopWorker pid=7)   File "/mine/loop.py", line 5, in run
 (AgentLoopWorker pid=7)     step()
 (AgentLoopWorker pid=7) KeyError: 'answer'
-(AgentLoopWorker pid=8) ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=cd""".splitlines():
+(AgentLoopWorker pid=8) ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=cd
+""".splitlines():
         found.read(line)
     assert found.failed_sessions == 2
     assert [failure.kind for failure in found.failures()] == ["KeyError"]
@@ -130,7 +155,9 @@ def test_failed_sessions_are_counted_whatever_process_logs_them():
 
 
 def test_a_job_that_is_refused_before_ray_starts_is_shown_by_its_reason(own):
-    code, said = dry_run_of(*own.overrides(*own.reward(), "padding.packer=no_such_packer"), only="step")
+    code, said = dry_run_of(
+        *own.overrides(*own.reward(), "padding.packer=no_such_packer"), only="step"
+    )
     assert code == 1
     (shown,) = [line for line in said.splitlines() if line.startswith("step: ")]
     assert "no_such_packer" in shown
@@ -140,7 +167,11 @@ def test_a_job_that_is_refused_before_ray_starts_is_shown_by_its_reason(own):
 
 def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_is_not():
     unknown = float("nan")
-    step = {"training/rollout_actor_probs_pearson_corr": unknown, "actor/pg_loss": unknown, "actor/grad_norm": 1.0}
+    step = {
+        "training/rollout_actor_probs_pearson_corr": unknown,
+        "actor/pg_loss": unknown,
+        "actor/grad_norm": 1.0,
+    }
     assert metrics_not_finite([step]) == ["actor/pg_loss"]
 
 
@@ -149,10 +180,16 @@ JOBS = {
     "grpo": (),
     "gae": CRITIC,
     "stock verl": ("~padding",),
-    "lora": ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"),
+    "lora": (
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.model.target_modules=all-linear",
+    ),
     "kl": ("actor_rollout_ref.actor.use_kl_loss=true",),
     "colocate_async": ("trainer.v1.trainer_mode=colocate_async",),
-    "separate_async": ("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+    "separate_async": (
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+    ),
     "validation": ("trainer.test_freq=5",),
     "qwen3_moe": (),
     "qwen3_vl": (),
@@ -169,22 +206,33 @@ def test_a_step_goes_well_and_leaves_the_users_folder_as_it_was(job, own, tmp_pa
     code, said = dry_run_of(*overrides, only="step")
     assert code == 0, said
     assert "1 step(s)" in said
-    assert {file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()} == before
+    assert {
+        file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()
+    } == before
     assert {each.name for each in own.folder.iterdir() if each.is_dir()} <= {"__pycache__"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script", sorted(RECIPES.glob("*/run_qwen3_4b_*.sh")), ids=lambda path: path.parent.name + path.stem
+    "script",
+    sorted(RECIPES.glob("*/run_qwen3_4b_*.sh")),
+    ids=lambda path: path.parent.name + path.stem,
 )
 def test_the_gpu_scripts_of_the_recipes_run_as_they_stand(script, own, tmp_path):
     model = make_tiny_model("qwen3", tmp_path / "models")
-    large = Qwen3Config(num_hidden_layers=36, hidden_size=2560, intermediate_size=9728, num_attention_heads=32)
+    large = Qwen3Config(
+        num_hidden_layers=36, hidden_size=2560, intermediate_size=9728, num_attention_heads=32
+    )
     config = json.loads((model / "config.json").read_text())
-    wide = large.to_dict() | {key: config[key] for key in ("vocab_size", "eos_token_id", "architectures")}
+    wide = large.to_dict() | {
+        key: config[key] for key in ("vocab_size", "eos_token_id", "architectures")
+    }
     (model / "config.json").write_text(json.dumps(wide | {"dtype": "bfloat16"}, default=str))
     extra = {"answer": "#### 2", "question": "one and one"}
-    columns = {"data_source": lambda row: "openai/gsm8k", "extra_info": lambda row: extra | {"index": row}}
+    columns = {
+        "data_source": lambda row: "openai/gsm8k",
+        "extra_info": lambda row: extra | {"index": row},
+    }
     for name in ("train", "test"):
         own.data(name=f"{name}.parquet", rows=16, **columns)
     stub = tmp_path / "bin" / "verl-padding"
@@ -216,20 +264,30 @@ def estimator(token_level_rewards, response_mask, **kwargs):
     return torch.zeros(3, 3), torch.zeros(3, 3)
 
 @register_policy_loss("mine")
-def loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, **kwargs):
+def loss(old_log_prob, log_prob, advantages, response_mask, **kwargs):
     return (log_prob * response_mask).sum() * float("nan"), {}
 """
 FAILING = {
-    "an estimator of another shape": ("return 1.0", ["algorithm.adv_estimator=mine", "~padding"], ["RuntimeError: "]),
-    "a loss that is no number": ("return 1.0", ["actor_rollout_ref.actor.policy_loss.loss_mode=mine"], ["not finite"]),
+    "an estimator of another shape": (
+        "return 1.0",
+        ["algorithm.adv_estimator=mine", "~padding"],
+        ["RuntimeError: "],
+    ),
+    "a loss that is no number": (
+        "return 1.0",
+        ["actor_rollout_ref.actor.policy_loss.loss_mode=mine"],
+        ["not finite"],
+    ),
     "a reward that raises in its worker": (
         "raise KeyError('mine')",
         [],
         ["reward_of_mine.py:2", "reward.custom_reward_function.path"],
     ),
     "a reward that raises in one session of a prompt": (
-        "import random; extra_info = given['extra_info']\n"
-        "    return {'score': 1.0 if random.random() < 0.5 else extra_info['answer']}",
+        (
+            "import random; extra_info = given['extra_info']\n"
+            "    return {'score': 1.0 if random.random() < 0.5 else extra_info['answer']}"
+        ),
         [],
         ["failed, and verl went on without", "KeyError: 'answer'", "reward_of_mine.py:3"],
     ),
@@ -255,19 +313,31 @@ def test_a_step_that_fails_is_shown_with_what_is_wrong(name, own, monkeypatch):
 @pytest.mark.slow
 def test_ctrl_c_leaves_no_process_and_no_folder(own, tmp_path):
     (tmp_path / "tmp").mkdir()
-    command = [sys.executable, "-m", "verl_padding", "dry-run", "--only", "step", *own.overrides(*own.reward())]
+    command = [
+        sys.executable,
+        "-m",
+        "verl_padding",
+        "dry-run",
+        "--only",
+        "step",
+        *own.overrides(*own.reward()),
+    ]
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     process = subprocess.Popen(
         command, cwd=own.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     ended = time.monotonic() + 120
-    while len(psutil.Process(process.pid).children(recursive=True)) < 4 and time.monotonic() < ended:
+    while (
+        len(psutil.Process(process.pid).children(recursive=True)) < 4 and time.monotonic() < ended
+    ):
         time.sleep(0.5)
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 4
     process.send_signal(signal.SIGINT)
     process.wait(timeout=60)
-    assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE
+    ]
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -277,11 +347,20 @@ def test_a_model_whose_packed_rows_see_each_other_ends_the_job_at_once(own, tmp_
     tiny = json.loads((model / "config.json").read_text())
     # It has no attention of torch's that rows could be kept apart in.
     sizes = {"hidden_size": 64, "n_layer": 2, "n_head": 4}
-    sizes |= {"num_key_value_heads": 4, "max_position_embeddings": 512, "intermediate_size": 256}  # for verl
+    sizes |= {
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+        "intermediate_size": 256,
+    }  # for verl
     ids = {name: tiny[name] for name in ("vocab_size", "eos_token_id")}
     bloom = BloomConfig(**sizes, **ids, architectures=["BloomForCausalLM"])
     (model / "config.json").write_text(json.dumps(bloom.to_dict(), default=str))
-    code, said = dry_run_of(*own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"), only="step")
+    code, said = dry_run_of(
+        *own.overrides(*own.reward(), f"actor_rollout_ref.model.path={model}"), only="step"
+    )
     assert code == 1, said
-    assert "PaddingConfigError: actor_rollout_ref.model.use_remove_padding=True: packed rows see each other" in said
+    assert (
+        "PaddingConfigError: actor_rollout_ref.model.use_remove_padding=True: packed rows see "
+        "each other" in said
+    )
     assert "model_type=bloom" in said

@@ -33,15 +33,24 @@ of_one_kind = pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def rows_of(model: Any, *, count: int = 17, **settings: Any) -> list[Generation]:
     """Requests of all lengths."""
     rng = Random(1)
-    prompts = [[rng.randrange(model.config.vocab_size) for _ in range(rng.randint(1, 40))] for _ in range(count)]
-    return [Generation(prompt, rng.randint(1, 20), seed=seed, **settings) for seed, prompt in enumerate(prompts)]
+    prompts = [
+        [rng.randrange(model.config.vocab_size) for _ in range(rng.randint(1, 40))]
+        for _ in range(count)
+    ]
+    return [
+        Generation(prompt, rng.randint(1, 20), seed=seed, **settings)
+        for seed, prompt in enumerate(prompts)
+    ]
 
 
 @torch.inference_mode()
 def one_pass(model: Any, generation: Generation, **inputs: torch.Tensor) -> torch.Tensor:
-    """(responses, vocabulary) log-probs of the response from one forward pass over the whole sequence, alone."""
+    """(responses, vocabulary) log-probs of the response from one forward pass over the whole
+    sequence, alone."""
     ids = torch.tensor([generation.prompt_ids + generation.token_ids])
-    logits = model(input_ids=ids, use_cache=False, **inputs).logits[0, len(generation.prompt_ids) - 1 : -1]
+    logits = model(input_ids=ids, use_cache=False, **inputs).logits[
+        0, len(generation.prompt_ids) - 1 : -1
+    ]
     return (logits / (generation.temperature or 1.0)).log_softmax(-1)
 
 
@@ -67,7 +76,9 @@ def test_log_probs_are_those_of_a_single_forward_pass(model: Any, temperature: f
 
 def test_in_float64_company_changes_no_bit_of_a_row(model: Any) -> None:
     kind = {"qwen3_moe": {"experts_implementation": "eager"}}.get(model.config.model_type, {})
-    exact = type(model).from_pretrained(model.config._name_or_path, dtype=torch.float64, **kind).eval()
+    exact = (
+        type(model).from_pretrained(model.config._name_or_path, dtype=torch.float64, **kind).eval()
+    )
     exact.load_state_dict(model.state_dict())
     assert exact.dtype == torch.float64
     found = []
@@ -76,7 +87,12 @@ def test_in_float64_company_changes_no_bit_of_a_row(model: Any) -> None:
         for start in range(0, 17, together):
             generate(exact, rows[start : start + together])
         # as training rows hold them
-        found.append([(row.token_ids, torch.tensor(row.log_probs, dtype=torch.float32).tolist()) for row in rows])
+        found.append(
+            [
+                (row.token_ids, torch.tensor(row.log_probs, dtype=torch.float32).tolist())
+                for row in rows
+            ]
+        )
     assert found == [found[0]] * 3
 
 
@@ -120,9 +136,14 @@ def test_top_k_and_top_p_leave_only_the_likeliest_tokens(model: Any) -> None:
     assert {g.token_ids[0] for g in by_k} == first_three
     assert {g.token_ids[0] for g in by_p} <= in_half
     # the log-prob is that of the distribution the token was drawn from
-    kept = {int(token): float(prob / probs[:3].sum()) for token, prob in zip(order[:3], probs[:3], strict=True)}
+    kept = {
+        int(token): float(prob / probs[:3].sum())
+        for token, prob in zip(order[:3], probs[:3], strict=True)
+    }
     for generation in by_k:
-        assert generation.log_probs[0] == pytest.approx(math.log(kept[generation.token_ids[0]]), abs=1e-5)
+        assert generation.log_probs[0] == pytest.approx(
+            math.log(kept[generation.token_ids[0]]), abs=1e-5
+        )
 
 
 def picture_prompt(model: Any, rng: Random, n_images: int) -> Generation:
@@ -133,8 +154,17 @@ def picture_prompt(model: Any, rng: Random, n_images: int) -> Generation:
         grids.append([1, height, width])
         patches.append(torch.randn(height * width, 3 * 2 * IMAGE_PATCH**2))
         image = [config.image_token_id] * (height * width // 4)
-        ids += [config.vision_start_token_id, *image, config.vision_end_token_id, rng.randrange(200)]
-    images = {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)} if n_images else {}
+        ids += [
+            config.vision_start_token_id,
+            *image,
+            config.vision_end_token_id,
+            rng.randrange(200),
+        ]
+    images = (
+        {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
+        if n_images
+        else {}
+    )
     return Generation(ids, rng.randint(2, 12), images=images, seed=rng.random().hex())
 
 

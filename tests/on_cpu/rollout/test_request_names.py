@@ -22,15 +22,22 @@ class Session(verl_agent_loop.AgentLoopWorker):
     def __init__(self, play: Any):
         self._play = play
 
-    async def _run_agent_loop(self, sampling_params: Any, trajectory: Any, *, agent_name: str, **kwargs: Any) -> Any:
+    async def _run_agent_loop(
+        self, sampling_params: Any, trajectory: Any, *, agent_name: str, **kwargs: Any
+    ) -> Any:
         return await self._play(**kwargs)
 
 
 class Client(verl_llm_server.LLMServerClient):
-    """verl's client, whose servers answer after a random while and note under which name they were asked for what."""
+    """verl's client, whose servers answer after a random while and note under which name they were
+    asked for what."""
 
     def __init__(self, rollout: str = "transformers"):
-        super().__init__(SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name=rollout))))
+        super().__init__(
+            SimpleNamespace(
+                actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name=rollout))
+            )
+        )
         self.asked: dict[str, str] = {}
 
     async def ask(self, what: str) -> None:
@@ -52,7 +59,12 @@ def run(play: Any, **prompt: Any) -> None:
 
     async def session(index: int, number: int) -> None:
         trajectory = {"step": 4, "sample_index": index, "rollout_n": 0, "validate": False}
-        fields = {"index": index, "session_id": number, "raw_prompt": PROMPT, "uid": ordered_uid(4, index)} | prompt
+        fields = {
+            "index": index,
+            "session_id": number,
+            "raw_prompt": PROMPT,
+            "uid": ordered_uid(4, index),
+        } | prompt
         await Session(play)._run_agent_loop({}, trajectory=trajectory, agent_name="any", **fields)
 
     async def sessions() -> None:
@@ -73,7 +85,8 @@ async def turns(client: Client, who: str) -> None:
 
 
 async def with_subagents(client: Client, who: str) -> None:
-    """A lead whose sub-agents run side by side, and ask alike; tasks of libraries come and go between."""
+    """A lead whose sub-agents run side by side, and ask alike; tasks of libraries come and go
+    between."""
 
     async def subagent(place: int) -> None:
         if random.random() < 0.5:
@@ -91,9 +104,13 @@ async def with_subagents(client: Client, who: str) -> None:
         await client.ask(f"{who} then")
 
 
-@pytest.mark.parametrize(("play", "requests"), [(turns, 6 * 4), (with_subagents, 6 * (1 + 2 * (3 * 4 + 1)))])
+@pytest.mark.parametrize(
+    ("play", "requests"), [(turns, 6 * 4), (with_subagents, 6 * (1 + 2 * (3 * 4 + 1)))]
+)
 @pytest.mark.parametrize("uid", [None, "verl's own"])
-def test_each_request_has_the_same_name_in_each_run(play: Any, requests: int, uid: str | None) -> None:
+def test_each_request_has_the_same_name_in_each_run(
+    play: Any, requests: int, uid: str | None
+) -> None:
     prompt = {"uid": uid} if uid else {}
 
     first = names_of(play, **prompt)
@@ -110,7 +127,9 @@ def test_each_request_has_the_same_name_in_each_run(play: Any, requests: int, ui
 
 def test_other_rollouts_and_requests_outside_a_session_keep_verls_ids() -> None:
     other = Client("vllm")
-    other.config.actor_rollout_ref.rollout.full_determinism = True  # verl then sends the caller's id
+    other.config.actor_rollout_ref.rollout.full_determinism = (
+        True  # verl then sends the caller's id
+    )
 
     async def play(**_: Any) -> None:
         assert other._vllm_request_id("verl's own") == "verl's own"
@@ -122,11 +141,18 @@ def test_other_rollouts_and_requests_outside_a_session_keep_verls_ids() -> None:
 
 def name_of(row: dict[str, Any], **trajectory: Any) -> str:
     fields = {"index": 0, "session_id": 0, "uid": "verl's own", "raw_prompt": PROMPT} | row
-    return session_name({"step": 4, "sample_index": 0, "rollout_n": 0, "validate": False} | trajectory, fields)
+    return session_name(
+        {"step": 4, "sample_index": 0, "rollout_n": 0, "validate": False} | trajectory, fields
+    )
 
 
 def test_sessions_of_other_prompts_steps_and_validation_have_other_names() -> None:
-    others = [{"index": 1}, {"session_id": 1}, {"raw_prompt": [{"content": "four?"}]}, {"uid": ordered_uid(4, 0)}]
+    others = [
+        {"index": 1},
+        {"session_id": 1},
+        {"raw_prompt": [{"content": "four?"}]},
+        {"uid": ordered_uid(4, 0)},
+    ]
     names = {name_of(row) for row in ({}, *others)}
     names |= {name_of({}, step=5), name_of({}, validate=True), name_of({}, rollout_n=1)}
     assert len(names) == 8

@@ -27,7 +27,13 @@ CONFIG = SimpleNamespace(
     max_num_seqs=64,
     max_num_batched_tokens=4096,
 )
-PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+PARAMS = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "repetition_penalty": 1.0,
+    "logprobs": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,9 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 async def test_concurrent_requests_get_the_log_probs_of_the_weights(model, server):
     await server.load_weights(weights(model), global_steps=7)
     prompts = [[5, 6, 7][: 1 + n % 3] for n in range(12)]
-    outputs = await asyncio.gather(*[server.generate(p, PARAMS, str(n)) for n, p in enumerate(prompts)])
+    outputs = await asyncio.gather(
+        *[server.generate(p, PARAMS, str(n)) for n, p in enumerate(prompts)]
+    )
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor([prompt + output.token_ids])
         with torch.inference_mode():
@@ -81,7 +89,11 @@ async def test_concurrent_requests_get_the_log_probs_of_the_weights(model, serve
 async def test_a_request_is_answered_by_its_id_at_any_time_by_any_server(model, server):
     prompts = {str(n): [[5, 6], [7], [5, 6], [8, 9, 10]][n % 4] for n in range(24)}
     answers = []
-    for names, pause in ((list(prompts), 0.0), (list(reversed(prompts)), 0.0), (list(prompts)[::2], 0.002)):
+    for names, pause in (
+        (list(prompts), 0.0),
+        (list(reversed(prompts)), 0.0),
+        (list(prompts)[::2], 0.002),
+    ):
         await server.load_weights(weights(model), global_steps=1)
         running = {}
         for name in names:
@@ -93,9 +105,13 @@ async def test_a_request_is_answered_by_its_id_at_any_time_by_any_server(model, 
         answers.append({name: (outputs[name].token_ids, float32[name]) for name in names})
     assert answers[0] == answers[1]
     assert answers[2].items() <= answers[0].items()
-    assert len({tuple(tokens) for tokens, _ in answers[0].values()}) == 24  # no two samples are alike
+    assert (
+        len({tuple(tokens) for tokens, _ in answers[0].values()}) == 24
+    )  # no two samples are alike
     for seed in (1, 2):
-        other = TransformersServer(SimpleNamespace(**{**vars(CONFIG), "seed": seed}), server._model_config)
+        other = TransformersServer(
+            SimpleNamespace(**{**vars(CONFIG), "seed": seed}), server._model_config
+        )
         await other.load_weights(weights(model), global_steps=1)
         again = await other.generate(prompts["3"], PARAMS, "3")
         assert (again.token_ids == answers[0]["3"][0]) == (seed == CONFIG.seed)
@@ -127,7 +143,9 @@ async def test_new_weights_are_used_and_old_ones_are_gone(model, server):
 
 @in_a_loop
 async def test_weights_that_do_not_fit_are_refused(model, server):
-    incomplete = {name: tensor for name, tensor in weights(model).items() if name != "model.norm.weight"}
+    incomplete = {
+        name: tensor for name, tensor in weights(model).items() if name != "model.norm.weight"
+    }
     with pytest.raises(RuntimeError, match=r"norm\.weight"):
         await server.load_weights(incomplete)
 
@@ -138,7 +156,9 @@ async def test_an_abort_returns_what_there_is_and_holds_later_requests(model, se
     # too long to be finished before the abort
     endless = PARAMS | {"max_tokens": 3000, "ignore_eos": True}
     running = [asyncio.create_task(server.generate([n], endless, "")) for n in range(3)]
-    while len(server._running + server._waiting) < 3 or not all(row.token_ids for row in server._running):
+    while len(server._running + server._waiting) < 3 or not all(
+        row.token_ids for row in server._running
+    ):
         await asyncio.sleep(0.01)
     with pytest.raises(RuntimeError, match="running"):
         await server.load_weights(weights(model))
@@ -179,7 +199,9 @@ async def test_a_server_that_leaves_the_balancer_rejects_at_once(model, server):
     ],
 )
 @in_a_loop
-async def test_a_response_has_room_for_what_prompt_and_context_leave(model, server, longest, prompt, params, tokens):
+async def test_a_response_has_room_for_what_prompt_and_context_leave(
+    model, server, longest, prompt, params, tokens
+):
     server._config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": longest})
     await server.load_weights(weights(model))
     output = await server.generate([5] * prompt, PARAMS | {"ignore_eos": True} | params, "")

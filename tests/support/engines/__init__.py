@@ -1,7 +1,7 @@
 """verl's Megatron and VeOmni engines on a CPU: in float32, without CUDA and their kernels.
 
-A process that imports this package gets the hooks below, and ``+local=cpu_megatron`` and ``+local=cpu_veomni`` as
-choices of Hydra's; workers import it by ``VERL_USE_EXTERNAL_MODULES``.
+A process that imports this package gets the hooks below, and ``+local=cpu_megatron`` and
+``+local=cpu_veomni`` as choices of Hydra's; workers import it by ``VERL_USE_EXTERNAL_MODULES``.
 """
 
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 HOOKS = {
-    "verl.workers.engine.megatron.transformer_impl": "tests.support.engines.megatron.engines:register_engines",
+    "verl.workers.engine.megatron.transformer_impl": (
+        "tests.support.engines.megatron.engines:register_engines"
+    ),
     "verl.workers.engine.veomni.transformer_impl": "tests.support.engines.veomni:register_engines",
 }
 """Module of verl -> what its import calls, with that module."""

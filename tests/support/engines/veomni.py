@@ -24,8 +24,8 @@ class _OnCpu:
         self._autocast_dtype = torch.float32  # verl's word for no autocast
 
     def _build_model_optimizer(self) -> None:
-        # verl takes VeOmni's own dtype for what is computed, bfloat16, which a CPU emulates: slowly, and hiding small
-        # errors. It has no setting for it.
+        # verl takes VeOmni's own dtype for what is computed, bfloat16, which a CPU emulates:
+        # slowly, and hiding small errors. It has no setting for it.
         from verl.workers.engine.veomni import transformer_impl
 
         in_float32 = partial(transformer_impl.MixedPrecisionConfig, param_dtype="float32")

@@ -1,4 +1,5 @@
-"""What ended a dry run: the first real exception, the user's own line first, and what it comes from."""
+"""What ended a dry run: the first real exception, the user's own line first, and what it comes
+from."""
 
 import asyncio
 import faulthandler
@@ -21,12 +22,20 @@ from verl_padding.errors import PaddingError
 
 MAX_SHOWN = 400  # characters of an exception's message, or of a job's last words, that are shown
 SESSION_FAILED = "Error in _run_prompt"
-"""What verl logs of a session that has failed, before the exception; it goes on without the session."""
+"""What verl logs of a session that has failed, before the exception; it goes on without the
+session."""
 REFUSED = "verl_padding: "
 """How the last line of a job begins that the plug-in has refused."""
 GRACE_S = 5  # seconds after the time limit in which a process ends itself in words
 PACKAGE = str(Path(__file__).parents[2]) + "/"
-LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen", "<string>", sysconfig.get_paths()["stdlib"], PACKAGE)
+LIBRARIES = (
+    "/site-packages/",
+    "/dist-packages/",
+    "<frozen",
+    "<string>",
+    sysconfig.get_paths()["stdlib"],
+    PACKAGE,
+)
 """Parts of the names of all files but the user's own."""
 
 
@@ -64,11 +73,16 @@ class Failure:
     def key(self) -> tuple[object, ...]:
         """Of failures that are of one kind."""
         last = (self.own or self.frames)[-1:]
-        return self.kind, *((frame.file, frame.line) for frame in last), "" if last else self.message[:60]
+        return (
+            self.kind,
+            *((frame.file, frame.line) for frame in last),
+            "" if last else self.message[:60],
+        )
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """The innermost cause: verl, Hydra and Ray wrap it. What the user's own code handled when it raised is none."""
+        """The innermost cause: verl, Hydra and Ray wrap it. What the user's own code handled when
+        it raised is none."""
         frames = _frames(traceback.walk_tb(error.__traceback__))
         while True:
             handled = error.__suppress_context__ or (frames and frames[-1].is_own)
@@ -87,7 +101,9 @@ class Failure:
             yield f"  {frame}"
         if self.frames and not self.frames[-1].is_own:
             yield f"  raised in {self.frames[-1]}"
-        if settings := dict.fromkeys(files[frame.file] for frame in self.own if frame.file in files):
+        if settings := dict.fromkeys(
+            files[frame.file] for frame in self.own if frame.file in files
+        ):
             yield f"  set by {', '.join(settings)}"
         if self.count > 1 or self.process:
             yield f"  {self.count} times" + (f", in {self.process}" if self.process else "")
@@ -96,7 +112,9 @@ class Failure:
 def shortened(text: str) -> str:
     """A text in one line, without the middle of a long one."""
     text = " ".join(text.split())
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]} .. {text[-MAX_SHOWN // 2 :]}"
+    return (
+        text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]} .. {text[-MAX_SHOWN // 2 :]}"
+    )
 
 
 def count_failure(failure: Failure, found: dict[tuple[object, ...], Failure]) -> None:
@@ -110,7 +128,8 @@ def _frames(walked: Iterable[tuple[FrameType, int]]) -> list[Frame]:
 
 
 class DryRunError(PaddingError):
-    """A dry run has ended: what went wrong, what the job was doing, and the exceptions that were seen, in order."""
+    """A dry run has ended: what went wrong, what the job was doing, and the exceptions that were
+    seen, in order."""
 
     def __init__(self, message: str, *, stage: str, failures: Iterable[Failure] = ()):
         super().__init__(message)
@@ -126,7 +145,8 @@ WRAPPERS = ("ray.exceptions.", "RayTaskError", "ray.")
 
 
 class FailuresOfLog:
-    """What went wrong by the output of a job's processes, read line by line; Ray's own wrappers are left out.
+    """What went wrong by the output of a job's processes, read line by line; Ray's own wrappers are
+    left out.
 
     Attributes:
         failed_sessions: how many sessions verl has gone on without.
@@ -153,19 +173,24 @@ class FailuresOfLog:
             if frame := FRAME.match(text):
                 failure.frames.append(Frame(frame["file"], int(frame["line"]), frame["name"] or ""))
             elif raised := RAISED.match(text):
-                failure.kind, failure.message = raised["kind"].rpartition(".")[2], raised["message"] or ""
+                failure.kind, failure.message = (
+                    raised["kind"].rpartition(".")[2],
+                    raised["message"] or "",
+                )
                 del self._open[process]
                 if failure.frames and not raised["kind"].startswith(WRAPPERS):
                     count_failure(failure, self._found)
 
     def failures(self) -> list[Failure]:
-        """Those with a line of the user's own first, then in the order in which they were raised."""
+        """Those with a line of the user's own first, then in the order in which they were
+        raised."""
         return sorted(self._found.values(), key=lambda failure: not failure.own)
 
 
 @contextmanager
 def time_limit(timeout_s: float, show: Callable[[DryRunError], object]) -> Iterator[None]:
-    """Ends this process after this time, where the user's code hangs, once the error with its line has been shown."""
+    """Ends this process after this time, where the user's code hangs, once the error with its line
+    has been shown."""
 
     def end() -> None:
         hung = Failure("Timeout", f"still running after {timeout_s:.0f} s", list(_running_frames()))
@@ -176,7 +201,8 @@ def time_limit(timeout_s: float, show: Callable[[DryRunError], object]) -> Itera
     timer = threading.Timer(timeout_s, end)
     timer.daemon = True
     timer.start()
-    # Code that never gives the interpreter's lock away, such as a regular expression, stops the timer, too.
+    # Code that never gives the interpreter's lock away, such as a regular expression, stops the
+    # timer, too.
     faulthandler.dump_traceback_later(timeout_s + GRACE_S, exit=True, file=2)
     try:
         yield
@@ -189,7 +215,9 @@ def _running_frames() -> Iterator[Frame]:
     """Frames of all threads, and of all tasks that wait, the user's own among them."""
     for top in sys._current_frames().values():
         yield from _frames(traceback.walk_stack(top))
-    for task in [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]:
+    for task in [
+        each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()
+    ]:
         waiting: Any = task.get_coro()
         while (frame := getattr(waiting, "cr_frame", None)) is not None:
             yield from _frames([(frame, frame.f_lineno)])

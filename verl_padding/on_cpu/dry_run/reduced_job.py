@@ -1,4 +1,5 @@
-"""A job, reduced to what a CPU can run: its config (the rest stays the user's), and a small model of its kind."""
+"""A job, reduced to what a CPU can run: its config (the rest stays the user's), and a small model
+of its kind."""
 
 import json
 import shutil
@@ -12,8 +13,14 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
 from verl_padding.on_cpu.tiny_models import TOWER
 
-ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")  # merged in this order
-ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
+ON_A_CPU = (
+    "shared/engine_on_cpu.yaml",
+    "local/cpu.yaml",
+    "shared/dry_run.yaml",
+)  # merged in this order
+ACTOR, REF, ROLLOUT, MODEL = (
+    f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model")
+)
 PROMPTS, SESSIONS, STEPS = 4, 2, 1  # of the reduced job, as configs/shared/dry_run.yaml has them
 BUDGET, SHORT_RESPONSE = 2048, 512  # tokens of a micro-batch, and of a response where none was seen
 SERVED = {
@@ -30,15 +37,20 @@ SERVED = {
     "global_profiler.tool": None,
     "trainer.val_only": False,
 }
-"""What takes devices or servers that are not here -> its value in the dry run; reported where the job asks for it."""
+"""What takes devices or servers that are not here -> its value in the dry run; reported where the
+job asks for it."""
 NO_REWARD = "def compute_score(**_):\n    return 0.0\n"  # in the place of the job's reward function
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{key}" for key in ("tool_config_path", "function_tool_path"))
 
 HEADS, HEAD = 2, 32
 SIZES = {
-    **dict.fromkeys(("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size"), HEADS * HEAD),
+    **dict.fromkeys(
+        ("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size"), HEADS * HEAD
+    ),
     "intermediate_size": 2 * HEADS * HEAD,
-    **dict.fromkeys(("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"), HEADS),
+    **dict.fromkeys(
+        ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"), HEADS
+    ),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), HEAD),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), HEAD),
     "qk_rope_head_dim": HEAD // 2,
@@ -56,9 +68,12 @@ def validates(config: DictConfig) -> bool:
 
 
 def without_servers(config: DictConfig) -> list[str]:
-    """Turns off what takes devices or servers that are not here, and returns what that is, in words."""
+    """Turns off what takes devices or servers that are not here, and returns what that is, in
+    words."""
     wanted = {setting: OmegaConf.select(config, setting) for setting in SERVED}
-    asked = {setting: value for setting, value in wanted.items() if value not in (SERVED[setting], None)}
+    asked = {
+        setting: value for setting, value in wanted.items() if value not in (SERVED[setting], None)
+    }
     with read_write(config), open_dict(config):
         for setting in asked:
             OmegaConf.update(config, setting, SERVED[setting])
@@ -87,12 +102,18 @@ def reduced(
     """
     config = config.copy()
     left_out = without_servers(config)
-    if (critic := OmegaConf.select(config, "critic.model.path")) not in (None, config.actor_rollout_ref.model.path):
+    if (critic := OmegaConf.select(config, "critic.model.path")) not in (
+        None,
+        config.actor_rollout_ref.model.path,
+    ):
         left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
     changes = _changes(config, folder, longest_row)
     for section in (MODEL, "critic.model"):
-        changes |= {f"{section}.path": str(model), f"{section}.override_config": {"attn_implementation": attention}}
+        changes |= {
+            f"{section}.path": str(model),
+            f"{section}.override_config": {"attn_implementation": attention},
+        }
     if not with_tools:
         changes |= dict.fromkeys(TOOLS)
         left_out.append("tools")
@@ -136,7 +157,8 @@ def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, An
     }
     if config.data.get("gen_batch_size") is not None:
         changes["data.gen_batch_size"] = PROMPTS
-    # Rows of another run are of other lengths; where none was seen, prompts may be as long as they are let be.
+    # Rows of another run are of other lengths; where none was seen, prompts may be as long as they
+    # are let be.
     budget = max(BUDGET, 2 * longest_row or config.data.max_prompt_length + SHORT_RESPONSE)
     for section in (ACTOR, REF, ROLLOUT, MODEL, "critic", "critic.fsdp", "critic.model"):
         for setting in [f"{section}.{name}" for name in OmegaConf.select(config, section) or {}]:
@@ -149,7 +171,10 @@ def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, An
                 changes[setting] = 1
             elif setting.endswith(("use_dynamic_bsz", "use_remove_padding", "calculate_log_probs")):
                 changes[setting] = value  # which the config of a CPU would change
-    if any((OmegaConf.select(config, f"{MODEL}.{rank}") or 0) > 0 for rank in ("lora_rank", "lora.rank")):
+    if any(
+        (OmegaConf.select(config, f"{MODEL}.{rank}") or 0) > 0
+        for rank in ("lora_rank", "lora.rank")
+    ):
         changes[f"{MODEL}.lora.merge"] = True
     if config.get("padding") is not None:
         changes["padding.record"] = False
@@ -163,7 +188,11 @@ def _put_fsdp2(config: DictConfig) -> None:
         mine, fsdp2 = OmegaConf.select(config, section), OmegaConf.select(base, section)
         both = mine.keys() & fsdp2.keys()
         with read_write(fsdp2), open_dict(fsdp2):
-            fsdp2.merge_with(OmegaConf.masked_copy(mine, [*both - {"strategy", "_target_", "optim", "checkpoint"}]))
+            fsdp2.merge_with(
+                OmegaConf.masked_copy(
+                    mine, [*both - {"strategy", "_target_", "optim", "checkpoint"}]
+                )
+            )
         OmegaConf.update(config, section, fsdp2, merge=False)
 
 
@@ -181,19 +210,35 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
         small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := small.get(key), dict):
-            factors = {name: rope[name][: HEAD // 2] for name in ("long_factor", "short_factor") if name in rope}
-            sections = {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]} if "mrope_section" in rope else {}
+            factors = {
+                name: rope[name][: HEAD // 2]
+                for name in ("long_factor", "short_factor")
+                if name in rope
+            }
+            sections = (
+                {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]}
+                if "mrope_section" in rope
+                else {}
+            )
             small[key] = rope | factors | sections
     if "text_config" in small:
         small["text_config"] = shrunk(small["text_config"])
     if vision := small.get("vision_config"):
-        small["vision_config"] = _shrunk_tower(vision, small.get("text_config", small)["hidden_size"])
+        small["vision_config"] = _shrunk_tower(
+            vision, small.get("text_config", small)["hidden_size"]
+        )
     return small
 
 
 def _shrunk_tower(config: dict[str, Any], width_of_text: int) -> dict[str, Any]:
-    small = {key: min(value, TOWER[key]) if key in TOWER else value for key, value in config.items()}
-    fixed = {"out_hidden_size": width_of_text, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
+    small = {
+        key: min(value, TOWER[key]) if key in TOWER else value for key, value in config.items()
+    }
+    fixed = {
+        "out_hidden_size": width_of_text,
+        "deepstack_visual_indexes": [0],
+        "fullatt_block_indexes": [1],
+    }
     small |= {key: value for key, value in fixed.items() if key in small}
     if "embed_dim" in small:  # Qwen2-VL: embed_dim is the tower's, hidden_size what comes out of it
         small["embed_dim"], small["hidden_size"] = TOWER["hidden_size"], width_of_text
@@ -204,8 +249,9 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
     """Writes config, random weights, and whatever of the model's folder is not weights.
 
     Args:
-        section: ``actor_rollout_ref.model``, which names a folder or, on the hub, a model of which no weights are
-            fetched. Other configs and tokenizers that it names take the place of the model's own.
+        section: ``actor_rollout_ref.model``, which names a folder or, on the hub, a model of which
+            no weights are fetched. Other configs and tokenizers that it names take the place of the
+            model's own.
 
     Returns: what it is, in words, and the attention that it has on a CPU.
     """
@@ -220,19 +266,34 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
             if file.is_file() and not file.name.endswith(WEIGHTS):
                 shutil.copy(file, place / file.name)
     else:
-        transformers.AutoProcessor.from_pretrained(section.path, trust_remote_code=trust).save_pretrained(place)
-        shutil.copy(str(transformers.utils.cached_file(section.path, "config.json")), place / "config.json")
+        transformers.AutoProcessor.from_pretrained(
+            section.path, trust_remote_code=trust
+        ).save_pretrained(place)
+        shutil.copy(
+            str(transformers.utils.cached_file(section.path, "config.json")), place / "config.json"
+        )
     if tokenizer := section.get("tokenizer_path"):
-        transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust).save_pretrained(place)
+        transformers.AutoTokenizer.from_pretrained(
+            tokenizer, trust_remote_code=trust
+        ).save_pretrained(place)
     config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        known = getattr(transformers, hf.architectures[0], None)  # None for code that comes with the model
-        model = known(hf) if known else transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
+        known = getattr(
+            transformers, hf.architectures[0], None
+        )  # None for code that comes with the model
+        model = (
+            known(hf)
+            if known
+            else transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
+        )
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(place)
     parameters = sum(weight.numel() for weight in model.parameters())
     attention = "sdpa" if model._supports_sdpa else "eager"
-    return f"{hf.architectures[0]}, shrunk to {parameters:,} parameters with random weights", attention
+    return (
+        f"{hf.architectures[0]}, shrunk to {parameters:,} parameters with random weights",
+        attention,
+    )

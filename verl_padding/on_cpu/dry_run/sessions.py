@@ -1,6 +1,8 @@
-"""The sessions stage: sessions of the job in this process, by verl's own classes, and what their rows lack.
+"""The sessions stage: sessions of the job in this process, by verl's own classes, and what their
+rows lack.
 
-The user's own data set, chat template, agent loop, tools and rewards run on a few prompts, without Ray or a model.
+The user's own data set, chat template, agent loop, tools and rewards run on a few prompts, without
+Ray or a model.
 """
 
 import asyncio
@@ -27,8 +29,20 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_padding.driver.agent_loops import PaddedAgentLoopWorker
-from verl_padding.on_cpu.dry_run.failure import SESSION_FAILED, DryRunError, Failure, count_failure, shortened
-from verl_padding.on_cpu.dry_run.reduced_job import PROMPTS, SESSIONS, TOOLS, validates, without_servers
+from verl_padding.on_cpu.dry_run.failure import (
+    SESSION_FAILED,
+    DryRunError,
+    Failure,
+    count_failure,
+    shortened,
+)
+from verl_padding.on_cpu.dry_run.reduced_job import (
+    PROMPTS,
+    SESSIONS,
+    TOOLS,
+    validates,
+    without_servers,
+)
 from verl_padding.on_cpu.scripted_replies import Replies
 from verl_padding.plan.row_keys import session_of_key
 
@@ -64,7 +78,11 @@ class Sessions:
 
 
 def simulate_sessions(
-    config: DictConfig, *, replies: Sequence[str] = (), with_tools: bool = True, with_rewards: bool = True
+    config: DictConfig,
+    *,
+    replies: Sequence[str] = (),
+    with_tools: bool = True,
+    with_rewards: bool = True,
 ) -> Sessions:
     """Simulates sessions of the first prompts, and of validation if the job validates.
 
@@ -93,14 +111,18 @@ def simulate_sessions(
         raise
     except Exception as error:
         failure = Failure.of(error)
-        raise DryRunError(f"{failure.kind}: {failure.message}", stage="sessions", failures=[failure]) from error
+        raise DryRunError(
+            f"{failure.kind}: {failure.message}", stage="sessions", failures=[failure]
+        ) from error
     finally:
         logging.getLogger().removeHandler(handler)
         verls.setLevel(level)
     return simulated
 
 
-async def _simulate(config: DictConfig, simulated: Sessions, texts: Sequence[str], *, with_rewards: bool) -> None:
+async def _simulate(
+    config: DictConfig, simulated: Sessions, texts: Sequence[str], *, with_rewards: bool
+) -> None:
     class Worker(PaddedAgentLoopWorker):
         async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -114,7 +136,9 @@ async def _simulate(config: DictConfig, simulated: Sessions, texts: Sequence[str
     compute_score = RewardLoopWorker(by_value(config)).compute_score if with_rewards else _no_reward
     replies = Replies(model.tokenizer, config.actor_rollout_ref.rollout, texts)
     with mock.patch.object(agent_loop_tq, "tq", _Queue(simulated.rows)):
-        worker = Worker(by_value(config), _ScriptedServer(model, replies), None, [_remote(compute_score)])
+        worker = Worker(
+            by_value(config), _ScriptedServer(model, replies), None, [_remote(compute_score)]
+        )
         for setting, is_train in (("data.train_files", True), ("data.val_files", False)):
             if (batch := _batch(config, model, setting, is_train=is_train)) is not None:
                 await worker.generate_sequences(batch)
@@ -122,23 +146,28 @@ async def _simulate(config: DictConfig, simulated: Sessions, texts: Sequence[str
     simulated.replies = replies.given
     if not simulated.of(TRAIN) and simulated.of(VAL):
         raise DryRunError(
-            "data.train_files: verl takes a prompt with a column `validate` for one of a validation, and would wait "
-            "for ever for one to train on. Leave that column out.",
+            "data.train_files: verl takes a prompt with a column `validate` for one of a "
+            "validation, and would wait for ever for one to train on. Leave that column out.",
             stage="sessions",
         )
 
 
 def _batch(config: DictConfig, model: Any, setting: str, *, is_train: bool) -> Any:
-    """Prompts as verl's trainer hands them to its agent loop workers; None for a validation that the job has not."""
+    """Prompts as verl's trainer hands them to its agent loop workers; None for a validation that
+    the job has not."""
     of_model = (model.tokenizer, model.processor)
     files = OmegaConf.select(config, setting)
-    data = create_rl_dataset(files, config.data, *of_model, is_train=is_train, max_samples=8 * PROMPTS)
+    data = create_rl_dataset(
+        files, config.data, *of_model, is_train=is_train, max_samples=8 * PROMPTS
+    )
     if not len(data):
         message = f"{setting}: no prompt is left of the first {8 * PROMPTS}. Look at its filter."
         raise DryRunError(message, stage="data")
     if not is_train and not validates(config):
         return None
-    columns = next(iter(DataLoader(data, batch_size=min(PROMPTS, len(data)), collate_fn=collate_fn)))
+    columns = next(
+        iter(DataLoader(data, batch_size=min(PROMPTS, len(data)), collate_fn=collate_fn))
+    )
     columns["uid"] = np.array([str(uuid4()) for _ in columns["raw_prompt"]], dtype=object)
     batch = tu.get_tensordict(columns)
     tu.assign_non_tensor(batch, global_steps=1, **({} if is_train else {"validate": True}))
@@ -155,9 +184,11 @@ def _remote(compute_score: Callable[[Any], Awaitable[Any]]) -> Any:
 
 
 def by_value(value: Any) -> Any:
-    """A copy, as Ray hands it to another process: in a job, rewards, loops and the queue each have their own.
+    """A copy, as Ray hands it to another process: in a job, rewards, loops and the queue each have
+    their own.
 
-    What cannot be pickled is an error here too, lazily opened images are read once, and arrays are read-only.
+    What cannot be pickled is an error here too, lazily opened images are read once, and arrays are
+    read-only.
     """
     buffers: list[pickle.PickleBuffer] = []
     pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -174,7 +205,9 @@ class _Queue:
 
     async def async_kv_put(self, **_: Any) -> None: ...
 
-    async def async_kv_batch_put(self, keys: Any, fields: Any, tags: Any, partition_id: str) -> None:
+    async def async_kv_batch_put(
+        self, keys: Any, fields: Any, tags: Any, partition_id: str
+    ) -> None:
         for place, key in enumerate(keys):
             row = {name: tu.unwrap_non_tensor_data(fields[name][place]) for name in fields.keys()}  # noqa: SIM118
             self._rows.append(SampledRow(key, by_value(row), partition_id))
@@ -189,13 +222,25 @@ class _ScriptedServer:
         self._replies = replies
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **others: Any
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        **others: Any,
     ) -> Any:
         sampling_params, _ = by_value((sampling_params, others))
-        if not isinstance(prompt_ids, list) or not all(isinstance(token, int) for token in prompt_ids):
-            raise TypeError(f"prompt_ids: a list of token ids is needed, not {type(prompt_ids).__name__}")
+        if not isinstance(prompt_ids, list) or not all(
+            isinstance(token, int) for token in prompt_ids
+        ):
+            raise TypeError(
+                f"prompt_ids: a list of token ids is needed, not {type(prompt_ids).__name__}"
+            )
         if prompt_ids and max(prompt_ids) >= self._vocabulary:
-            raise ValueError(f"prompt_ids: token {max(prompt_ids)}, but the model's vocab_size is {self._vocabulary}")
+            raise ValueError(
+                f"prompt_ids: token {max(prompt_ids)}, but the model's vocab_size is "
+                f"{self._vocabulary}"
+            )
         steps = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
         return self._replies.answer(request_id, len(prompt_ids), sampling_params, **steps)
 
@@ -223,17 +268,26 @@ def description(simulated: Sessions) -> Iterator[str]:
     sessions = Counter(session_of_key(row.key) for row in rows)
     sizes = sorted(Counter(sessions.values()).items())
     per_session = ", ".join(f"{size} ({count} sessions)" for size, count in sizes)
-    yield f"{len(rows)} rows of {len(sessions)} sessions ({simulated.replies} replies); rows a session: {per_session}"
+    yield (
+        f"{len(rows)} rows of {len(sessions)} sessions ({simulated.replies} replies); rows a"
+        f" session: {per_session}"
+    )
     if not rows:
         return
-    prompts, responses = (sorted(len(row.fields[name]) for row in rows) for name in ("prompts", "responses"))
+    prompts, responses = (
+        sorted(len(row.fields[name]) for row in rows) for name in ("prompts", "responses")
+    )
     trained = sum(int(row.fields["response_mask"].sum()) for row in rows)
     yield (
-        f"tokens: prompts {prompts[0]} to {prompts[-1]}, responses {responses[0]} to {responses[-1]}, "
-        f"{trained} of {sum(responses)} response tokens are trained"
+        f"tokens: prompts {prompts[0]} to {prompts[-1]}, responses {responses[0]} to "
+        f"{responses[-1]}, {trained} of {sum(responses)} response tokens are trained"
     )
-    rewards = Counter(round(float(row.fields["rm_scores"].sum()), 3) for row in rows if "rm_scores" in row.fields)
-    yield "rewards: " + ", ".join(f"{reward:g} ({count} rows)" for reward, count in sorted(rewards.items()))
+    rewards = Counter(
+        round(float(row.fields["rm_scores"].sum()), 3) for row in rows if "rm_scores" in row.fields
+    )
+    yield "rewards: " + ", ".join(
+        f"{reward:g} ({count} rows)" for reward, count in sorted(rewards.items())
+    )
     if validated := simulated.of(VAL):
         yield f"validation: {len(validated)} rows"
     for name in ("prompts", "responses"):
@@ -247,20 +301,30 @@ def problems(simulated: Sessions, config: DictConfig) -> Iterator[str]:
     needed = ["rm_scores"]
     needed += ["rollout_log_probs"] if config.actor_rollout_ref.rollout.calculate_log_probs else []
     for row in rows:
-        found.update(f"rows have no {name}, which verl's trainer reads" for name in needed if name not in row.fields)
+        found.update(
+            f"rows have no {name}, which verl's trainer reads"
+            for name in needed
+            if name not in row.fields
+        )
         length = len(row.fields["responses"])
         for name in AS_LONG_AS_RESPONSES:
             value = row.fields.get(name)
             if isinstance(value, torch.Tensor) and len(value) != length:
-                found[f"rows have a {name} of {len(value)} tokens beside a response of {length}"] += 1
+                found[
+                    f"rows have a {name} of {len(value)} tokens beside a response of {length}"
+                ] += 1
     for message, count in found.items():
         yield f"{count} of {len(rows)} {message}"
     if _template_drops_messages(rows, simulated.tokenizer):
-        yield "the chat template renders different messages to the same prompt: their content does not reach the model"
+        yield (
+            "the chat template renders different messages to the same prompt: their content does"
+            " not reach the model"
+        )
 
 
 def _template_drops_messages(rows: Sequence[SampledRow], tokenizer: Any) -> bool:
-    """As a template does of prompts that are text, and no lists of messages; verl passes that over."""
+    """As a template does of prompts that are text, and no lists of messages; verl passes that
+    over."""
     first = [row.fields for row in rows if row.key.endswith("_0")]
     messages = {str(fields.get("raw_prompt")): fields.get("raw_prompt") for fields in first}
     prompts = {tuple(fields["prompts"].tolist()) for fields in first}

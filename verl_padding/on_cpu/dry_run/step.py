@@ -1,4 +1,5 @@
-"""The step stage: a step of the job by verl's trainer, Ray, TransferQueue and FSDP2, on a CPU, its model shrunk."""
+"""The step stage: a step of the job by verl's trainer, Ray, TransferQueue and FSDP2, on a CPU, its
+model shrunk."""
 
 import json
 import math
@@ -16,13 +17,20 @@ from verl_padding.on_cpu.dry_run.failure import DryRunError, Failure, FailuresOf
 from verl_padding.on_cpu.dry_run.reduced_job import STEPS, reduced, write_shrunk_model
 from verl_padding.on_cpu.launch import run_command
 from verl_padding.on_cpu.scripted_replies import TEXTS
-from verl_padding.plan.counted import counted
+from verl_padding.plan.plural import plural
 from verl_padding.runs.run_files import LOG, read_metrics
 
 CALLBACK = {"_target_": "verl_padding.entry.hydra_callback.CheckJobBeforeStart"}
-SHOWN = ("padding/real_rows/total", "padding/pad_rows/total", "actor/grad_norm", "actor/pg_loss", "critic/score/mean")
+SHOWN = (
+    "padding/real_rows/total",
+    "padding/pad_rows/total",
+    "actor/grad_norm",
+    "actor/pg_loss",
+    "critic/score/mean",
+)
 ROLLOUT_METRICS = "training/rollout_"
-"""Prefix of metrics that compare the rollout with the trainer. They mean nothing for scripted replies."""
+"""Prefix of metrics that compare the rollout with the trainer. They mean nothing for scripted
+replies."""
 LOG_LINES = 12  # that are shown where no exception is in the log
 
 
@@ -48,8 +56,8 @@ def run_step(
         replies: texts of the model, among others.
 
     Raises:
-        DryRunError: the job has ended with an error, has not ended in time, or went on without a session or with a
-            metric that is not finite.
+        DryRunError: the job has ended with an error, has not ended in time, or went on without a
+            session or with a metric that is not finite.
     """
     started = time.monotonic()
     section = config.actor_rollout_ref.model
@@ -58,7 +66,9 @@ def run_step(
     except Exception as error:
         message = f"no small model can be made of {section.path}, so its step cannot be run here"
         raise DryRunError(message, stage="model", failures=[Failure.of(error)]) from error
-    small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention, **reduced_options)
+    small, left_out = reduced(
+        config, model=folder / "model", folder=folder, attention=attention, **reduced_options
+    )
     with open_dict(small):
         small.hydra = {"run": {"dir": str(folder / "hydra")}}
         if asks_for_padding(small):  # which composing has taken out
@@ -71,7 +81,9 @@ def run_step(
     ended = ""
     with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
         try:
-            code = run_command(command, folder=folder, on_line=of_log.read, timeout_s=timeout_s, cwd=Path.cwd())
+            code = run_command(
+                command, folder=folder, on_line=of_log.read, timeout_s=timeout_s, cwd=Path.cwd()
+            )
         except TimeoutError:
             code, ended = 1, f"the job has not ended in {timeout_s:.0f} s"
     steps = [data for _, data in read_metrics(folder)]
@@ -97,5 +109,5 @@ def _what_is_wrong(of_log: FailuresOfLog, ended: str, steps: Sequence[Mapping[st
         wrong = f"metrics are not finite: {', '.join(not_finite)}"
     if not of_log.failed_sessions:
         return wrong
-    failed = f"{counted(of_log.failed_sessions, 'session')} failed, and verl went on without them"
+    failed = f"{plural(of_log.failed_sessions, 'session')} failed, and verl went on without them"
     return f"{wrong}; {failed}" if wrong else failed

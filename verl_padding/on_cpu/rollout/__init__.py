@@ -1,1 +1,1 @@
-"""Rollouts on a CPU: by transformers with requests that repeat, and by vLLM; and how weights get there."""
+"""Rollouts on a CPU: by transformers with requests that repeat, and by vLLM; and their weights."""

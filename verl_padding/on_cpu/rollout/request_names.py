@@ -1,7 +1,8 @@
 """Names of rollout requests that are the same in each run: the rollout server is seeded by them.
 
-verl's client sends each request under a random id, and sessions run side by side. A name says the step, the prompt, the
-session, which of the session's asyncio tasks asks (a loop starts its sub-agents as tasks), and how often it has asked.
+verl's client sends each request under a random id, and sessions run side by side. A name says the
+step, the prompt, the session, which of the session's asyncio tasks asks (a loop starts its
+sub-agents as tasks), and how often it has asked.
 """
 
 import asyncio
@@ -18,14 +19,16 @@ from verl_padding.pads.prompt_order import place_of
 
 
 class Agent:
-    """One asyncio task of a session; no two in a job have one name if no two rows of the data set are alike."""
+    """One asyncio task of a session; no two in a job have one name if no two rows of the data set
+    are alike."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._counts: Counter[str] = Counter()
 
     def name_next(self, work: str) -> str:
-        """The name of its next turn, or of a task that it starts, by the task's coroutine: others may come between."""
+        """The name of its next turn, or of a task that it starts, by the task's coroutine: others
+        may come between."""
         self._counts[work] += 1
         return f"{self._name} {work} {self._counts[work]}"
 
@@ -34,13 +37,17 @@ _agent: ContextVar[Agent | None] = ContextVar("verl_padding_agent", default=None
 
 
 def name_sessions(agent_loop: Any) -> None:
-    """Lets each session of verl's ``AgentLoopWorker`` know its name; this can go when verl's client knows it."""
+    """Lets each session of verl's ``AgentLoopWorker`` know its name; this can go when verl's client
+    knows it."""
     run = agent_loop.AgentLoopWorker._run_agent_loop
 
-    # A plain function under verl's name: Ray pickles an actor's methods by name where it can. Pickled by value, verl's
-    # method would see a copy of its module's globals, without the agent loops that its worker has registered.
+    # A plain function under verl's name: Ray pickles an actor's methods by name where it can.
+    # Pickled by value, verl's method would see a copy of its module's globals, without the agent
+    # loops that its worker has registered.
     @functools.wraps(run)
-    async def in_session(self: Any, sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any) -> Any:
+    async def in_session(
+        self: Any, sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any
+    ) -> Any:
         name_tasks(asyncio.get_running_loop())
         token = _agent.set(Agent(session_name(trajectory, fields)))
         try:
@@ -67,7 +74,8 @@ def name_requests(llm_server: Any) -> None:
 def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     """The same in each run of a job, and a different one for each session.
 
-    Of the `trajectory`, ``rollout_n`` distinguishes neighbours with one index; `fields` are the row and ``session_id``.
+    Of the `trajectory`, ``rollout_n`` distinguishes neighbours with one index; `fields` are the row
+    and ``session_id``.
     """
     # The trainer's place is the better name if there is one: a data set may hold a row twice.
     if place := place_of(str(fields.get("uid"))):
@@ -80,7 +88,8 @@ def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> st
 
 
 def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Makes each task that a session starts an agent, numbered in the order of starting; a second call does nothing."""
+    """Makes each task that a session starts an agent, numbered in the order of starting; a second
+    call does nothing."""
     before = loop.get_task_factory()
     if getattr(before, "names_tasks", False):
         return

@@ -20,15 +20,24 @@ from verl_padding.on_cpu.scripted_replies import TEXTS, Replies
 from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
 
 _LIMITS = ("max_tokens", "max_new_tokens")
-_KNOWN_PARAMS = {*_LIMITS, "temperature", "top_p", "top_k", "logprobs", "ignore_eos", "stop_token_ids"}
+_KNOWN_PARAMS = {
+    *_LIMITS,
+    "temperature",
+    "top_p",
+    "top_k",
+    "logprobs",
+    "ignore_eos",
+    "stop_token_ids",
+}
 """What verl and agent loops may put into sampling_params, and ``repetition_penalty=1``."""
 
 
 class TransformersServer:
-    """One server of a rollout replica, which answers many requests at a time, with the methods that verl calls.
+    """One server of a rollout replica, which answers many requests at a time, with the methods that
+    verl calls.
 
-    Its weights come from the trainer by `load_weights` and go with `sleep`. Requests that come while the model runs
-    wait, and run together then.
+    Its weights come from the trainer by `load_weights` and go with `sleep`. Requests that come
+    while the model runs wait, and run together then.
 
     Args:
         config: verl's ``RolloutConfig``.
@@ -48,7 +57,11 @@ class TransformersServer:
         self._resumed = asyncio.Event()
         self._resumed.set()
         texts = os.environ.get(TEXTS)
-        self._replies = None if texts is None else Replies(self._model_config.tokenizer, config, json.loads(texts))
+        self._replies = (
+            None
+            if texts is None
+            else Replies(self._model_config.tokenizer, config, json.loads(texts))
+        )
 
     async def generate(
         self,
@@ -61,27 +74,39 @@ class TransformersServer:
         mm_processor_kwargs: dict[str, Any] | None = None,
         priority: int = 0,
     ) -> TokenOutput:
-        """The response to a prompt, with the step of the weights it came from; what there is of it if it is aborted.
+        """The response to a prompt, with the step of the weights it came from; what there is of it
+        if it is aborted.
 
         Args:
-            request_id: seeds the response, with the rollout's seed: equal requests with one id get one response, at
-                any time and from any server (:mod:`verl_padding.on_cpu.rollout.request_names`).
+            request_id: seeds the response, with the rollout's seed: equal requests with one id get
+                one response, at any time and from any server
+                (:mod:`verl_padding.on_cpu.rollout.request_names`).
             image_data: PIL images whose tokens the prompt holds, in order.
         """
         if self._replies is not None:
             step = self._weights_of_step
-            return self._replies.answer(request_id, len(prompt_ids), sampling_params, global_steps=step)
+            return self._replies.answer(
+                request_id, len(prompt_ids), sampling_params, global_steps=step
+            )
         if video_data or audio_data:
-            raise NotImplementedError("the transformers rollout generates from text and images only")
+            raise NotImplementedError(
+                "the transformers rollout generates from text and images only"
+            )
         generation = self._generation(prompt_ids, sampling_params, request_id)
         if image_data:
-            generation.images = self._model_config.processor.image_processor(images=image_data, return_tensors="pt")
+            generation.images = self._model_config.processor.image_processor(
+                images=image_data, return_tensors="pt"
+            )
         if self._rejecting:
             return self._output(generation, sampling_params, self._weights_of_step)
         await self._resumed.wait()
         if self._model is None:
-            raise RuntimeError("asked to generate while the server sleeps: no weights have been loaded")
-        step = self._weights_of_step  # read now: once answered, new weights may come before this goes on
+            raise RuntimeError(
+                "asked to generate while the server sleeps: no weights have been loaded"
+            )
+        step = (
+            self._weights_of_step
+        )  # read now: once answered, new weights may come before this goes on
         self._waiting.append(generation)
         async with self._model_is_free:
             while generation in self._waiting:  # else it ran with others, or was aborted
@@ -90,10 +115,15 @@ class TransformersServer:
             raise generation.error
         return self._output(generation, sampling_params, step)
 
-    async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None = None) -> None:
-        """Builds the model from the trainer's weights, in transformers' format; responses carry ``global_steps``."""
+    async def load_weights(
+        self, weights: dict[str, torch.Tensor], global_steps: int | None = None
+    ) -> None:
+        """Builds the model from the trainer's weights, in transformers' format; responses carry
+        ``global_steps``."""
         if running := self._waiting + self._running:
-            raise RuntimeError(f"{len(running)} requests are running: abort them before new weights")
+            raise RuntimeError(
+                f"{len(running)} requests are running: abort them before new weights"
+            )
         async with self._model_is_free:
             self._model = await asyncio.to_thread(self._build, weights)
         self._weights_of_step = global_steps
@@ -104,7 +134,8 @@ class TransformersServer:
         self._model = None
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Ends all requests as aborted; new ones wait for `resume_generation`, or end at once if they are rejected."""
+        """Ends all requests as aborted; new ones wait for `resume_generation`, or end at once if
+        they are rejected."""
         self._rejecting = reject_request
         self._resumed.clear()
         return {"aborted_count": await self._abort(), "request_ids": []}
@@ -114,7 +145,8 @@ class TransformersServer:
         self._resumed.set()
 
     async def wake_up(self, **kwargs: Any) -> None:
-        """Nothing: weights come with `load_weights`, keys and values live no longer than their request."""
+        """Nothing: weights come with `load_weights`, keys and values live no longer than their
+        request."""
 
     clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = wake_up
 
@@ -144,14 +176,29 @@ class TransformersServer:
             self._aborting = False
         return count
 
-    def _generation(self, prompt_ids: list[int], params: dict[str, Any], request_id: str) -> Generation:
-        known = _KNOWN_PARAMS | ({"repetition_penalty"} if params.get("repetition_penalty") == 1 else set())
+    def _generation(
+        self, prompt_ids: list[int], params: dict[str, Any], request_id: str
+    ) -> Generation:
+        known = _KNOWN_PARAMS | (
+            {"repetition_penalty"} if params.get("repetition_penalty") == 1 else set()
+        )
         if unknown := params.keys() - known:
-            raise ValueError(f"the transformers rollout does not support the sampling parameters {sorted(unknown)}")
+            raise ValueError(
+                "the transformers rollout does not support the sampling parameters "
+                f"{sorted(unknown)}"
+            )
         config = self._config
         budget = config.prompt_length + config.response_length - len(prompt_ids)
-        limit = max(1, next((params[name] for name in _LIMITS if name in params), min(config.response_length, budget)))
-        if config.max_model_len is not None:  # a prompt that leaves no room is refused, as verl's rollouts do
+        limit = max(
+            1,
+            next(
+                (params[name] for name in _LIMITS if name in params),
+                min(config.response_length, budget),
+            ),
+        )
+        if (
+            config.max_model_len is not None
+        ):  # a prompt that leaves no room is refused, as verl's rollouts do
             limit = min(limit, config.max_model_len - len(prompt_ids))
         stop_ids = set(params.get("stop_token_ids") or ())
         if not params.get("ignore_eos", config.ignore_eos):
@@ -168,7 +215,9 @@ class TransformersServer:
             seed=f"{config.seed} {request_id}",
         )
 
-    def _output(self, generation: Generation, params: dict[str, Any], step: int | None) -> TokenOutput:
+    def _output(
+        self, generation: Generation, params: dict[str, Any], step: int | None
+    ) -> TokenOutput:
         return TokenOutput(
             token_ids=generation.token_ids,
             log_probs=generation.log_probs if params.get("logprobs") else None,
@@ -181,13 +230,15 @@ class TransformersServer:
         hf_config = self._model_config.hf_config
         model_class = getattr(transformers, hf_config.architectures[0])
         dtype = getattr(torch, self._config.dtype)
-        # Not load_state_dict: from_pretrained also converts a checkpoint's names (the experts of MoE models).
+        # Not load_state_dict: from_pretrained also converts a checkpoint's names (the experts of
+        # MoE models).
         model, report = model_class.from_pretrained(
             None,
             config=hf_config,
             state_dict=weights,
             dtype=dtype,
-            # The faster ways to run a mixture's experts do not support float64; other models ignore this.
+            # The faster ways to run a mixture's experts do not support float64; other models ignore
+            # this.
             experts_implementation="eager" if dtype == torch.float64 else None,
             output_loading_info=True,
         )
@@ -197,11 +248,14 @@ class TransformersServer:
 
 
 class TransformersReplica(RolloutReplica):
-    """The driver's end: one server, whatever the replica's world size, since a small model is not split on a CPU."""
+    """The driver's end: one server, whatever the replica's world size, since a small model is not
+    split on a CPU."""
 
     async def launch_servers(self) -> None:
         name = _server_name(self.replica_rank)
-        actor = ray.remote(TransformersServer).options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
+        actor = ray.remote(TransformersServer).options(
+            name=name, max_concurrency=self.max_concurrency, num_cpus=0
+        )
         self._server_handle = actor.remote(self.config, self.model_config)
         self.servers = [self._server_handle]
         self._server_address = name  # where others have one
@@ -209,12 +263,15 @@ class TransformersReplica(RolloutReplica):
 
 
 class TransformersAdapter(BaseRollout):
-    """The worker's end: the first of a replica's workers hands the weights to its server, the others help to gather.
+    """The worker's end: the first of a replica's workers hands the weights to its server, the
+    others help to gather.
 
     It lives in the trainer's worker (hybrid) or in a worker of its own (standalone).
     """
 
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
+    ) -> None:
         super().__init__(config, model_config, device_mesh)
         sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
         size = prod(getattr(self.config, name) for name in sizes)
@@ -230,13 +287,19 @@ class TransformersAdapter(BaseRollout):
             await self._server().sleep.remote()
 
     async def update_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **kwargs: Any
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        global_steps: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        """Sends (name, full tensor) pairs to the server; all workers of the replica must call it."""
+        """Sends (name, full tensor) pairs to the server; all workers of the replica must call
+        it."""
         tensors = {}
         async for name, tensor in ensure_async_iterator(weights):
             if self.is_leader_rank:
-                tensors[name] = tensor.detach().to("cpu", copy=True)  # the gathered tensor may be the live parameter
+                tensors[name] = tensor.detach().to(
+                    "cpu", copy=True
+                )  # the gathered tensor may be the live parameter
         if self.is_leader_rank:
             await self._server().load_weights.remote(tensors, global_steps)
 

@@ -16,16 +16,20 @@ _POLL_S = 0.02
 
 @CheckpointEngineRegistry.register("shared_file")
 class SharedFileCheckpointEngine(CheckpointEngine):
-    """Rank 0 of the trainer, the master, writes all weights into one file, and every rollout worker reads it.
+    """Rank 0 of the trainer, the master, writes all weights into one file, and every rollout worker
+    reads it.
 
-    A file lives for one synchronisation, in the temporary folder (``TMPDIR``), which all of them must share.
+    A file lives for one synchronisation, in the temporary folder (``TMPDIR``), which all of them
+    must share.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self._is_master = is_master
 
     def prepare(self) -> dict[str, Any]:
-        return {"file": str(Path(tempfile.gettempdir(), f"verl_weights_{uuid.uuid4().hex}.safetensors"))}
+        return {
+            "file": str(Path(tempfile.gettempdir(), f"verl_weights_{uuid.uuid4().hex}.safetensors"))
+        }
 
     @classmethod
     def build_topology(
@@ -44,7 +48,8 @@ class SharedFileCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Writes the file, and returns its bytes as a metric; every rank must call it: to gather is a collective."""
+        """Writes the file, and returns its bytes as a metric; every rank must call it: to gather is
+        a collective."""
         tensors = {}
         for name, tensor in weights:
             if self._is_master:
@@ -58,8 +63,11 @@ class SharedFileCheckpointEngine(CheckpointEngine):
         partial.rename(self._file)  # at once, so that no reader finds half a file
         return {"checkpoint_engine/bytes": float(size)}
 
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Yields (name, weight) once the file is there; a trainer that fails before ends the job."""
+    async def receive_weights(
+        self, global_steps: int | None = None
+    ) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """Yields (name, weight) once the file is there; a trainer that fails before ends the
+        job."""
         while not self._file.exists():
             await asyncio.sleep(_POLL_S)
         for name, tensor in load_file(self._file).items():

@@ -1,4 +1,5 @@
-"""verl's own vLLM replica on a CPU: the same server, with the worker extension that can load weights there."""
+"""verl's own vLLM replica on a CPU: the same server, with the worker extension that can load
+weights there."""
 
 from typing import Any
 

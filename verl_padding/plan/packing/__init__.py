@@ -1,4 +1,4 @@
-"""What cuts mini-batches into cells and micro-batches. To add one, write its module and register it below."""
+"""Cuts mini-batches into cells and micro-batches. To add a cutter, write and register it below."""
 
 from dataclasses import replace
 
@@ -24,7 +24,8 @@ CUTTERS: tuple[MicroBatchCutter, ...] = (
 
 
 def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
-    """The layout of a call: where rows share, one that takes no longer than what sharing less would have given.
+    """The layout of a call: where rows share, one that takes no longer than what sharing less would
+    have given.
 
     Args:
         packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
@@ -44,7 +45,9 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
     return best
 
 
-def _filled(costs: CallCosts, packer: Packer, mini_batches: MiniBatches, as_computed: CallCosts) -> Layout:
+def _filled(
+    costs: CallCosts, packer: Packer, mini_batches: MiniBatches, as_computed: CallCosts
+) -> Layout:
     """The layout by some costs; ``as_computed`` know all that the workers will share in it."""
     cutter = next(cutter for cutter in CUTTERS if cutter.takes(costs, packer))
     return cutter.layout(costs, mini_batches, as_computed)

@@ -1,7 +1,7 @@
 """Items in bins: packed to the brim one after another, or spread over all of them alike.
 
-Items that are packed by tokens are numbered by falling cost, the costliest is item 0; cost rises with tokens, so they
-are numbered by falling tokens as well.
+Items that are packed by tokens are numbered by falling cost, the costliest is item 0; cost rises
+with tokens, so they are numbered by falling tokens as well.
 """
 
 import heapq
@@ -33,14 +33,16 @@ def fill(
     most_tokens: int,
     most_cost: float = inf,
 ) -> None:
-    """Moves the longest item left that fits into a bin, again and again; ``left`` has the shortest and cheapest first.
+    """Moves the longest item left that fits into a bin, again and again; ``left`` has the shortest
+    and cheapest first.
 
     Long items first make a bin as costly as its tokens allow: cost rises faster than tokens.
     """
     tokens = most_tokens - sum(tokens_I[item] for item in items)
     cost = most_cost - sum(cost_I[item] for item in items)
     while n_fitting := min(
-        bisect_right(left, tokens, key=tokens_I.__getitem__), bisect_right(left, cost, key=cost_I.__getitem__)
+        bisect_right(left, tokens, key=tokens_I.__getitem__),
+        bisect_right(left, cost, key=cost_I.__getitem__),
     ):
         item = left.pop(n_fitting - 1)
         items.append(item)
@@ -49,12 +51,18 @@ def fill(
 
 
 def spread(
-    items: Sequence[int], tokens_I: Sequence[int], cost_I: Sequence[int], goal_B: Sequence[int], token_budget: int
+    items: Sequence[int],
+    tokens_I: Sequence[int],
+    cost_I: Sequence[int],
+    goal_B: Sequence[int],
+    token_budget: int,
 ) -> list[Bin] | None:
-    """Shares items out over bins, the costliest first, each to the bin that is farthest below its goal.
+    """Shares items out over bins, the costliest first, each to the bin that is farthest below its
+    goal.
 
-    With equal goals this is longest-processing-time first; items of all lengths go everywhere, so that bins hold about
-    the same number of them. A goal may be exceeded, the token budget may not: None if an item does not fit anywhere.
+    With equal goals this is longest-processing-time first; items of all lengths go everywhere, so
+    that bins hold about the same number of them. A goal may be exceeded, the token budget may not:
+    None if an item does not fit anywhere.
     """
     bins: list[Bin] = [[] for _ in goal_B]
     tokens_left_B = [token_budget] * len(bins)
@@ -80,14 +88,16 @@ def spread(
 
 
 def balance(cost_I: Int64s, n_bins: int, most: int) -> list[Bin]:
-    """Shares items out over bins, the costliest first, each to the cheapest bin; a bin gets at most ``most`` items.
+    """Shares items out over bins, the costliest first, each to the cheapest bin; a bin gets at most
+    ``most`` items.
 
-    No bin is empty while there are at least as many items as bins. Deterministic: ties go to fewer items, then to the
-    lower number.
+    No bin is empty while there are at least as many items as bins. Deterministic: ties go to fewer
+    items, then to the lower number.
     """
     n_items = len(cost_I)
     assert most * n_bins >= n_items, f"{n_items} items do not fit into {n_bins} bins of {most}"
-    # By cost, then by number of items: no bin stays empty because others hold items that cost nothing.
+    # By cost, then by number of items: no bin stays empty because others hold items that cost
+    # nothing.
     with_count_I = [cost * (n_items + 1) + 1 for cost in cost_I.tolist()]
     costliest_first = np.argsort(-cost_I, kind="stable").tolist()
     bins = spread(costliest_first, [1] * n_items, with_count_I, [0] * n_bins, most)

@@ -1,9 +1,11 @@
-"""Cells of a call: how many rows they hold, which rows each rank gets, and the ways that then cut each cell by itself.
+"""Cells of a call: how many rows they hold, which rows each rank gets, and the ways that then cut
+each cell by itself.
 
-Cells need equal row counts, not equal real-row counts: a rank with one long row and eleven pads is as good as one
-with twelve short rows. Where micro-batches are cut by tokens, pads are nearly free, so the ranks are balanced by
-cost and pads level the counts. Where micro-batches are cut by rows, each takes a pass of its own even if it holds
-pads alone, so cells are as small as they can be and the ranks are balanced under that cap.
+Cells need equal row counts, not equal real-row counts: a rank with one long row and eleven pads is
+as good as one with twelve short rows. Where micro-batches are cut by tokens, pads are nearly free,
+so the ranks are balanced by cost and pads level the counts. Where micro-batches are cut by rows,
+each takes a pass of its own even if it holds pads alone, so cells are as small as they can be and
+the ranks are balanced under that cap.
 """
 
 from collections.abc import Sequence
@@ -27,29 +29,41 @@ def up_to_multiple(number: int, multiple: int) -> int:
 def extra_cost(costs: CallCosts, rows: Sequence[int]) -> Int64s:
     """What each row costs beyond the pad that would stand in its place.
 
-    Each place of a cell costs a rank a pad at least, the same on all ranks; the rest is to be balanced.
+    Each place of a cell costs a rank a pad at least, the same on all ranks; the rest is to be
+    balanced.
     """
     return np.maximum(costs.cost_R[np.asarray(rows, dtype=np.int64)] - costs.pad, 0)
 
 
 def pads_time(costs: CallCosts, size: int, n_rows: int) -> int:
-    """How much the pads of a mini-batch of ``n_rows`` real rows delay it, with cells of ``size`` rows."""
+    """How much the pads of a mini-batch of ``n_rows`` real rows delay it, with cells of ``size``
+    rows."""
     return size * costs.pad + (costs.call.dp_size * size - n_rows) * costs.pad_handling
 
 
-def balanced_cells(costs: CallCosts, rows: Sequence[int], size: int | None) -> tuple[int, list[list[int]]]:
+def balanced_cells(
+    costs: CallCosts, rows: Sequence[int], size: int | None
+) -> tuple[int, list[list[int]]]:
     """The rows of a cell, pads among them, and the real rows of each rank, balanced by cost.
 
-    What a chain costs is not known here: with chains, the cells are the least, and only make sure that there is a plan.
+    What a chain costs is not known here: with chains, the cells are the least, and only make sure
+    that there is a plan.
     """
-    extra_I, n_ranks, least = extra_cost(costs, rows), costs.call.dp_size, costs.call.min_cell_rows(len(rows))
+    extra_I, n_ranks, least = (
+        extra_cost(costs, rows),
+        costs.call.dp_size,
+        costs.call.min_cell_rows(len(rows)),
+    )
     if size is None and costs.forest is None:
-        # A rank with one long row leaves the rest to the others, and pads level the counts, if that pays for the pads.
+        # A rank with one long row leaves the rest to the others, and pads level the counts, if that
+        # pays for the pads.
         tried = []
         for most in (least, len(rows)):
             bins = balance(extra_I, n_ranks, most)
             size = up_to_multiple(max(map(len, bins)), costs.call.cell_multiple)
-            time = max(int(extra_I[items].sum()) for items in bins) + pads_time(costs, size, len(rows))
+            time = max(int(extra_I[items].sum()) for items in bins) + pads_time(
+                costs, size, len(rows)
+            )
             tried.append((time, size, bins))
         _, size, bins = min(tried)
     else:
@@ -66,9 +80,11 @@ def balanced_cells(costs: CallCosts, rows: Sequence[int], size: int | None) -> t
 
 
 class FixedRowCount(MicroBatchCutter):
-    """Micro-batches of a fixed number of rows, and of about the same cost: they need the least memory.
+    """Micro-batches of a fixed number of rows, and of about the same cost: they need the least
+    memory.
 
-    If they are in the same order on all ranks, the costliest first, ranks that synchronize at each wait least.
+    If they are in the same order on all ranks, the costliest first, ranks that synchronize at each
+    wait least.
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
@@ -103,10 +119,11 @@ class CutByWorkers(MicroBatchCutter):
 
 
 class SyncPerStep(MicroBatchCutter):
-    """As few micro-batches as hold all cells of a mini-batch, for ranks that synchronize once in it.
+    """As few micro-batches as hold all cells of a mini-batch, for ranks that synchronize once in
+    it.
 
-    Those of a rank cost about the same. Not where chains are computed once: cells that are cut by themselves know
-    nothing of them. MicroSteps do, and what balances them balances cells, too.
+    Those of a rank cost about the same. Not where chains are computed once: cells that are cut by
+    themselves know nothing of them. MicroSteps do, and what balances them balances cells, too.
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
@@ -118,17 +135,23 @@ class SyncPerStep(MicroBatchCutter):
 
 
 def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
-    """Cuts balanced cells of ``size`` rows, whose pads fit in the end, with a micro-batch for each row or pad."""
+    """Cuts balanced cells of ``size`` rows, whose pads fit in the end, with a micro-batch for each
+    row or pad."""
     call = costs.call
     assert call.token_budget is not None
     longest_first_D = [costs.longest_first(rows).tolist() for rows in rows_D]
     tokens_DI = [costs.tokens_R[rows].tolist() for rows in longest_first_D]
     cost_DI = [costs.cost_R[rows].tolist() for rows in longest_first_D]
-    tight_D = [first_fit(tokens, cost, call.token_budget) for tokens, cost in zip(tokens_DI, cost_DI, strict=True)]
+    tight_D = [
+        first_fit(tokens, cost, call.token_budget)
+        for tokens, cost in zip(tokens_DI, cost_DI, strict=True)
+    ]
     n_bins = up_to_multiple(max(map(len, tight_D)), call.micro_batch_multiple)
     while True:
         rows_DK = []
-        for rows, tokens, cost, tight in zip(longest_first_D, tokens_DI, cost_DI, tight_D, strict=True):
+        for rows, tokens, cost, tight in zip(
+            longest_first_D, tokens_DI, cost_DI, tight_D, strict=True
+        ):
             goal = -(-sum(cost) // n_bins)
             bins = spread(range(len(rows)), tokens, cost, [goal] * n_bins, call.token_budget)
             bins_K = bins or _split(tight, cost, n_bins)
@@ -143,7 +166,8 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
 
 
 def _split(bins: list[Bin], cost_I: Sequence[int], n_bins: int) -> list[Bin]:
-    """Splits the costliest bins of more than one item until there are ``n_bins``, or no such bin; then empty ones."""
+    """Splits the costliest bins of more than one item until there are ``n_bins``, or no such bin;
+    then empty ones."""
     bins = list(bins)
     while len(bins) < n_bins:
         splittable = [number for number, items in enumerate(bins) if len(items) > 1]

@@ -14,7 +14,8 @@ Item = TypeVar("Item")
 
 
 class MicroBatchCutter(ABC):
-    """Assigns the rows of mini-batches to ranks and micro-batches, and pads to what is left of the cells."""
+    """Assigns the rows of mini-batches to ranks and micro-batches, and pads to what is left of the
+    cells."""
 
     cuts_micro_batches = True
     """False if the workers cut the cells."""
@@ -25,11 +26,12 @@ class MicroBatchCutter(ABC):
 
     @abstractmethod
     def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
-        """The cells of a mini-batch of these rows, one at least: of ``size`` rows, pads among them, or of as many as
-        take the least time."""
+        """The cells of a mini-batch of these rows, one at least: of ``size`` rows, pads among them,
+        or of as many as take the least time."""
 
     def layout(self, costs: CallCosts, mini_batches: MiniBatches, as_computed: CallCosts) -> Layout:
-        """The layout of a call, filled by ``costs``; micro-batches are in the order of what is computed of them."""
+        """The layout of a call, filled by ``costs``; micro-batches are in the order of what is
+        computed of them."""
         fixed = mini_batches.mini_batch_rows
         size = None if fixed is None else costs.call.min_cell_rows(fixed)
         cells_M = [self.fill(costs, rows, size) for rows in mini_batches.rows_M]
@@ -37,5 +39,6 @@ class MicroBatchCutter(ABC):
 
 
 def cheap_at_both_ends(costly_first_K: list[Item]) -> list[Item]:
-    """verl's order of micro-batches (``rearrange_micro_batches``): a pipeline fills and drains with cheap ones."""
+    """verl's order of micro-batches (``rearrange_micro_batches``): a pipeline fills and drains with
+    cheap ones."""
     return costly_first_K[::2][::-1] + costly_first_K[1::2]

@@ -1,11 +1,14 @@
-"""Cuts mini-batches for engines that pad rows, where each row costs as much as the longest beside it.
+"""Cuts mini-batches for engines that pad rows, where each row costs as much as the longest beside
+it.
 
-Call the rows of a micro-batch a *block*: with s rows of which the longest costs C it costs s C, and pads cost C like
-any other row. Rows are sorted, longest first, pads behind them; blocks of neighbours are then all that is needed. Say
-that some layout has blocks of s_1, s_2, .. rows, in the order of their longest rows. The first k - 1 of them hold at
-most s_1 + .. + s_(k-1) rows, so the longest row of block k is no shorter than the one at that place of the sorted rows,
-which is where block k of the same sizes begins if neighbours are put together. So no block becomes costlier, larger or
-higher than its micro-step by sorting, whatever the sizes are; what is left to choose is the sizes.
+Call the rows of a micro-batch a *block*: with s rows of which the longest costs C it costs s C, and
+pads cost C like any other row. Rows are sorted, longest first, pads behind them; blocks of
+neighbours are then all that is needed. Say that some layout has blocks of s_1, s_2, .. rows, in the
+order of their longest rows. The first k - 1 of them hold at most s_1 + .. + s_(k-1) rows, so the
+longest row of block k is no shorter than the one at that place of the sorted rows, which is where
+block k of the same sizes begins if neighbours are put together. So no block becomes costlier,
+larger or higher than its micro-step by sorting, whatever the sizes are; what is left to choose is
+the sizes.
 """
 
 from collections.abc import Sequence
@@ -36,7 +39,8 @@ class PaddedRows(MicroBatchCutter):
 
 
 def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
-    """Micro-batch k of all ranks has the same number of rows, neighbours in the order of lengths."""
+    """Micro-batch k of all ranks has the same number of rows, neighbours in the order of
+    lengths."""
     n_ranks = costs.call.dp_size
     # A row shorter than a pad counts as a pad, as it may stand beside one.
     places = np.full(n_ranks * size, costs.pad_tokens, dtype=np.int64)
@@ -48,21 +52,28 @@ def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> FilledCe
     for micro_step, n_rows in enumerate(n_rows_K):
         end = begin + n_ranks * n_rows
         # In the first micro-step each rank gets a row, while there are enough.
-        blocks_D = blocks(by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=micro_step == 0)
+        blocks_D = blocks(
+            by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=micro_step == 0
+        )
         for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), blocks_D, strict=True):
             rows_DK[rank].append(block)
             load_D[rank] += n_rows * (int(costs.cost_R[block[0]]) if block else costs.pad)
         begin = end
     if costs.call.has_pipeline:
-        rows_DK, n_rows_K = [cheap_at_both_ends(rows_K) for rows_K in rows_DK], cheap_at_both_ends(n_rows_K)
+        rows_DK, n_rows_K = (
+            [cheap_at_both_ends(rows_K) for rows_K in rows_DK],
+            cheap_at_both_ends(n_rows_K),
+        )
     return FilledCells.filled_up(rows_DK, n_rows_K)
 
 
 def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
-    """Rows of a rank's micro-batch in each micro-step: the sizes that take least time, or little more with less memory.
+    """Rows of a rank's micro-batch in each micro-step: the sizes that take least time, or little
+    more with less memory.
 
     Args:
-        longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 .. size - 1.
+        longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 ..
+            size - 1.
     """
     budget = costs.call.token_budget
     if budget is None:
@@ -81,17 +92,25 @@ def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int
 
 
 def _quickest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
-    """Sizes of the micro-steps with blocks of at most ``limit`` tokens, and the time of the mini-batch.
+    """Sizes of the micro-steps with blocks of at most ``limit`` tokens, and the time of the
+    mini-batch.
 
-    A block ends where padding its rows to the longest one costs more than the handling of a micro-batch: where lengths
-    fall evenly, that is the best size. With lengths 900 800 300 200, 256 tokens of handling and a cost of one a token,
-    300 would add 600 to the 100 that 800 wastes: the blocks are 900 800 and 300 200.
+    A block ends where padding its rows to the longest one costs more than the handling of a
+    micro-batch: where lengths fall evenly, that is the best size. With lengths 900 800 300 200, 256
+    tokens of handling and a cost of one a token, 300 would add 600 to the 100 that 800 wastes: the
+    blocks are 900 800 and 300 200.
     """
-    size, multiple, cost_T = len(longest_T), costs.call.micro_batch_multiple, costs.cost_model(longest_T)
+    size, multiple, cost_T = (
+        len(longest_T),
+        costs.call.micro_batch_multiple,
+        costs.cost_model(longest_T),
+    )
     starts = [0]
     while starts[-1] < size:
         t = starts[-1]
-        most = min(size - t, limit // int(longest_T[t]))  # at least one: no row is longer than the limit
+        most = min(
+            size - t, limit // int(longest_T[t])
+        )  # at least one: no row is longer than the limit
         wasted_S = np.cumsum(cost_T[t] - cost_T[t : t + most])
         starts.append(t + int(np.searchsorted(wasted_S, costs.micro_batch_overhead, side="right")))
     n_rows_K = np.diff(starts).tolist()
@@ -100,20 +119,26 @@ def _quickest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int
         half = n_rows_K[largest] // 2
         n_rows_K[largest : largest + 1] = [n_rows_K[largest] - half, half]
     begin_K = np.cumsum([0, *n_rows_K[:-1]])
-    return n_rows_K, int((cost_T[begin_K] * n_rows_K).sum()) + len(n_rows_K) * costs.micro_batch_overhead
+    return n_rows_K, int((cost_T[begin_K] * n_rows_K).sum()) + len(
+        n_rows_K
+    ) * costs.micro_batch_overhead
 
 
 def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
-    """Each rank gets neighbours in the order of lengths, because all its rows are padded to its longest.
+    """Each rank gets neighbours in the order of lengths, because all its rows are padded to its
+    longest.
 
-    The slowest rank is the one with the longest row, whatever the others have, so there is nothing to balance.
+    The slowest rank is the one with the longest row, whatever the others have, so there is nothing
+    to balance.
     """
     call = costs.call
     if call.token_budget is None:
         n_micro = size // call.micro_batch_rows
     else:
         longest = max(int(costs.tokens_R[by_length[0]]), costs.pad_tokens)
-        n_micro = up_to_multiple(-(-size // (call.token_budget // longest)), call.micro_batch_multiple)
+        n_micro = up_to_multiple(
+            -(-size // (call.token_budget // longest)), call.micro_batch_multiple
+        )
     cuts = list(pairwise(size * number // n_micro for number in range(n_micro + 1)))
     cells = blocks(by_length.tolist(), call.dp_size, size, spread_pads=True)
     rows_DK = [[rows[begin:end] for begin, end in cuts] for rows in cells]

@@ -1,7 +1,8 @@
 """Where pads go: cells are filled up with them, micro-batch by micro-batch.
 
-Where every micro-batch has a fixed number of places, pads take those that are left. Where micro-batches are cut by
-tokens, those where a rank waits for others come first. If they have no room, rows move and micro-batches are added.
+Where every micro-batch has a fixed number of places, pads take those that are left. Where
+micro-batches are cut by tokens, those where a rank waits for others come first. If they have no
+room, rows move and micro-batches are added.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ RowsDK = list[list[list[int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Real rows of a mini-batch, by rank and micro-batch; a micro-batch without rows will hold pads."""
+    """Real rows of a mini-batch, by rank and micro-batch; a micro-batch without rows will hold
+    pads."""
 
     rows_DK: RowsDK
     time: int = 0
-    """Cost of the slowest rank, summed over the micro-batches, plus their handling; 0 where it is not compared."""
+    """Cost of the slowest rank, summed over the micro-batches, plus their handling; 0 where it is
+    not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,17 @@ class FilledCells(Cut):
     @classmethod
     def filled_up(cls, rows_DK: RowsDK, places_K: Sequence[int]) -> FilledCells:
         """Fills micro-batch k of each rank up to its number of places."""
-        pads_DK = [[n - len(rows) for n, rows in zip(places_K, rows_K, strict=True)] for rows_K in rows_DK]
+        pads_DK = [
+            [n - len(rows) for n, rows in zip(places_K, rows_K, strict=True)] for rows_K in rows_DK
+        ]
         return cls(rows_DK=rows_DK, pads_DK=pads_DK)
 
 
-def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_batches: bool) -> Layout:
-    """The layout of cells that are filled: pads are numbered from ``n_rows`` on, by mini-batch, rank and micro-batch.
+def numbered(
+    cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_batches: bool
+) -> Layout:
+    """The layout of cells that are filled: pads are numbered from ``n_rows`` on, by mini-batch,
+    rank and micro-batch.
 
     Args:
         with_micro_batches: False where the workers cut them.
@@ -57,12 +65,17 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
         cells_M = [_largest_first(costs, filled) for filled in cells_M]
     held_MDK = [
         [
-            [sorted(rows) + list(islice(next_pad, pads)) for rows, pads in zip(rows_K, pads_K, strict=True)]
+            [
+                sorted(rows) + list(islice(next_pad, pads))
+                for rows, pads in zip(rows_K, pads_K, strict=True)
+            ]
             for rows_K, pads_K in zip(filled.rows_DK, filled.pads_DK, strict=True)
         ]
         for filled in cells_M
     ]
-    cells = tuple(tuple(tuple(chain.from_iterable(held_K)) for held_K in held_DK) for held_DK in held_MDK)
+    cells = tuple(
+        tuple(tuple(chain.from_iterable(held_K)) for held_K in held_DK) for held_DK in held_MDK
+    )
     n_rows_MDK = tuple(tuple(tuple(map(len, held_K)) for held_K in held_DK) for held_DK in held_MDK)
     return Layout(
         n_rows=n_rows,
@@ -73,7 +86,8 @@ def numbered(cells_M: Sequence[FilledCells], costs: CallCosts, *, with_micro_bat
 
 
 def _largest_first(costs: CallCosts, filled: FilledCells) -> FilledCells:
-    """The micro-batches in the order of the most tokens that a rank computes in them, on all ranks alike.
+    """The micro-batches in the order of the most tokens that a rank computes in them, on all ranks
+    alike.
 
     Memory then runs out early, if it does: by the second one, beside the first gradients.
     """
@@ -82,17 +96,25 @@ def _largest_first(costs: CallCosts, filled: FilledCells) -> FilledCells:
         tokens_DK = costs.micro_batch_loads(filled.rows_DK)[0] + pads_DK * costs.pad_tokens
     else:
         longest_DK = [
-            [max((int(costs.tokens_R[row]) for row in rows), default=costs.pad_tokens) for rows in rows_K]
+            [
+                max((int(costs.tokens_R[row]) for row in rows), default=costs.pad_tokens)
+                for rows in rows_K
+            ]
             for rows_K in filled.rows_DK
         ]
-        tokens_DK = (np.array([[*map(len, rows_K)] for rows_K in filled.rows_DK]) + pads_DK) * longest_DK
+        tokens_DK = (
+            np.array([[*map(len, rows_K)] for rows_K in filled.rows_DK]) + pads_DK
+        ) * longest_DK
     order_K = np.argsort(-tokens_DK.max(axis=0), kind="stable").tolist()
     rows_DK = [[rows_K[k] for k in order_K] for rows_K in filled.rows_DK]
-    return replace(filled, rows_DK=rows_DK, pads_DK=[[pads_K[k] for k in order_K] for pads_K in filled.pads_DK])
+    return replace(
+        filled, rows_DK=rows_DK, pads_DK=[[pads_K[k] for k in order_K] for pads_K in filled.pads_DK]
+    )
 
 
 def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) -> list[list[int]]:
-    """Cuts rows, longest first, into blocks of ``size`` places; the last places of the last blocks are for pads.
+    """Cuts rows, longest first, into blocks of ``size`` places; the last places of the last blocks
+    are for pads.
 
     With ``spread_pads``, no block holds only pads while there are rows for all.
     """
@@ -140,7 +162,8 @@ def with_pads(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
 
 
 def fit(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
-    """The cut, changed only as much as cells of ``size`` rows require, with its pads; None if there is no room."""
+    """The cut, changed only as much as cells of ``size`` rows require, with its pads; None if there
+    is no room."""
     fitted = _shrink(costs, cut, size)
     for _ in range(MAX_ADDED_STEPS + 1):
         if fitted is None:
@@ -153,7 +176,8 @@ def fit(costs: CallCosts, cut: Cut, size: int) -> FilledCells | None:
 
 
 def _add_micro_steps(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
-    """The cut with room for pads: new micro-batches hold pads, or the shortest row of a rank that has no pad to place.
+    """The cut with room for pads: new micro-batches hold pads, or the shortest row of a rank that
+    has no pad to place.
 
     A row as long as the token budget leaves no token for the pads that its rank needs.
     """
@@ -171,20 +195,28 @@ def _add_micro_steps(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
                 moved.append(row)
                 height = max(height, int(costs.cost_R[row]))
             rows_K.append(moved)
-    return Cut(rows_DK=rows_DK, time=cut.time + costs.call.micro_batch_multiple * (height + costs.micro_batch_overhead))
+    return Cut(
+        rows_DK=rows_DK,
+        time=cut.time + costs.call.micro_batch_multiple * (height + costs.micro_batch_overhead),
+    )
 
 
 def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
-    """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the token budget.
+    """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the
+    token budget.
 
-    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of their
-    micro-step. The shortest of rows that begin alike is the cheapest to compute apart from them.
+    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of
+    their micro-step. The shortest of rows that begin alike is the cheapest to compute apart from
+    them.
     """
     if min_rows_of(cut.rows_DK) <= size:
         return cut
     budget, never = costs.call.token_budget, np.iinfo(np.int64).min
     assert budget is not None
-    rows_DK = [[sorted(rows, key=lambda row: -costs.tokens_R[row]) for rows in rows_K] for rows_K in cut.rows_DK]
+    rows_DK = [
+        [sorted(rows, key=lambda row: -costs.tokens_R[row]) for rows in rows_K]
+        for rows_K in cut.rows_DK
+    ]
     used_DK, load_DK = costs.micro_batch_loads(rows_DK)
     height_K = load_DK.max(axis=0)
     places_D = np.array([size - _rows_needed(rows_K) for rows_K in rows_DK])
@@ -205,11 +237,16 @@ def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
             if below_DK[taker, to_step] == never:
                 return None
             target = rows_DK[taker][to_step]
-            places_D[taker] -= bool(target)  # a row in an empty micro-batch takes the place of a pad
+            places_D[taker] -= bool(
+                target
+            )  # a row in an empty micro-batch takes the place of a pad
             places_D[giver] += 1
             target.append(row)
             target.sort(key=lambda row: -costs.tokens_R[row])
             for rank, k in ((giver, step), (taker, to_step)):
                 tokens_I, cost_I = costs.computed(rows_DK[rank][k])
                 used_DK[rank, k], load_DK[rank, k] = tokens_I.sum(), cost_I.sum()
-    return Cut(rows_DK=rows_DK, time=int(load_DK.max(axis=0).sum()) + len(height_K) * costs.micro_batch_overhead)
+    return Cut(
+        rows_DK=rows_DK,
+        time=int(load_DK.max(axis=0).sum()) + len(height_K) * costs.micro_batch_overhead,
+    )

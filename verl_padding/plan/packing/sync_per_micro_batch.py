@@ -38,8 +38,8 @@ from verl_padding.plan.packing.pads import Cut, FilledCells, fit, min_rows_of
 MAX_EXTRA_STEPS = 3
 """Larger numbers of micro-steps than the least that are tried: one more may fit rows better."""
 HUGE = 16384
-"""In a mini-batch with more rows, a way to group rows is not tried if another one is faster than it could be, unless
-rows that share met by chance."""
+"""In a mini-batch with more rows, a way to group rows is not tried if another one is faster than it
+could be, unless rows that share met by chance."""
 
 
 class SyncPerMicroBatch(MicroBatchCutter):
@@ -52,8 +52,8 @@ class SyncPerMicroBatch(MicroBatchCutter):
         return True
 
     def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
-        """Cuts with cells of the size that takes the least time: the smallest, those that the cuts ask for, and some
-        between, in steps that double."""
+        """Cuts with cells of the size that takes the least time: the smallest, those that the cuts
+        ask for, and some between, in steps that double."""
         cuts, min_time = candidate_cuts(costs, rows, size)
         sizes = {size} if size else _sizes_to_try(costs.call, cuts, len(rows))
         quickest = cuts[0].time
@@ -77,8 +77,11 @@ def _sizes_to_try(call: Call, cuts: Sequence[Cut], n_rows: int) -> set[int]:
     return needed | {least + (1 << step) // 2 * multiple for step in range(steps.bit_length() + 1)}
 
 
-def _fit_best(costs: CallCosts, cuts: Sequence[Cut], min_time: int, rows: Sequence[int], size: int) -> FilledCells:
-    """The best cut that fits into cells of ``size`` rows; if none fits, or none fits well, balanced cells are cut.
+def _fit_best(
+    costs: CallCosts, cuts: Sequence[Cut], min_time: int, rows: Sequence[int], size: int
+) -> FilledCells:
+    """The best cut that fits into cells of ``size`` rows; if none fits, or none fits well, balanced
+    cells are cut.
 
     Args:
         cuts: of the mini-batch, the best first; none can beat ``min_time``.
@@ -99,7 +102,9 @@ def _fit_best(costs: CallCosts, cuts: Sequence[Cut], min_time: int, rows: Sequen
     return best
 
 
-def candidate_cuts(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> tuple[list[Cut], int]:
+def candidate_cuts(
+    costs: CallCosts, rows: Sequence[int], cell_rows: int | None
+) -> tuple[list[Cut], int]:
     """Good cuts of a mini-batch, the best first, and a time that none can beat.
 
     Args:
@@ -107,9 +112,16 @@ def candidate_cuts(costs: CallCosts, rows: Sequence[int], cell_rows: int | None)
         cell_rows: rows of a cell, and so the most of an item; None for any number.
     """
     cuts: list[Cut] = []
-    packers = [MicroStepPacker(costs, items) for items in candidate_groupings(costs, rows, cell_rows)]
+    packers = [
+        MicroStepPacker(costs, items) for items in candidate_groupings(costs, rows, cell_rows)
+    ]
     for packer in sorted(packers, key=attrgetter("min_time")):
-        if cuts and costs.n_rows > HUGE and cell_rows is None and packer.min_time >= min(cut.time for cut in cuts):
+        if (
+            cuts
+            and costs.n_rows > HUGE
+            and cell_rows is None
+            and packer.min_time >= min(cut.time for cut in cuts)
+        ):
             break
         micro_steps = min(packer.candidates(), key=attrgetter("time"))
         bins_DK = packer.assign_ranks(micro_steps)
@@ -117,14 +129,18 @@ def candidate_cuts(costs: CallCosts, rows: Sequence[int], cell_rows: int | None)
         time = micro_steps.time
         if len(packers) > 1:  # items of a bin may share more
             _, load_DK = costs.micro_batch_loads(rows_DK)
-            time = int(load_DK.max(axis=0).sum()) + len(micro_steps.bins_KD) * costs.micro_batch_overhead
+            time = (
+                int(load_DK.max(axis=0).sum())
+                + len(micro_steps.bins_KD) * costs.micro_batch_overhead
+            )
         cuts.append(Cut(rows_DK=rows_DK, time=time))
     return sorted(cuts, key=attrgetter("time")), min(packer.min_time for packer in packers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroSteps:
-    """Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided yet."""
+    """Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided
+    yet."""
 
     bins_KD: list[list[Bin]]
     """Bins of each micro-step; both micro-steps and the bins in them from costly to cheap."""
@@ -146,10 +162,12 @@ class MicroStepPacker:
         """The number of micro-steps is a multiple of it."""
         arrays = np.array(items.tokens_I, dtype=np.int64), np.array(items.cost_I, dtype=np.int64)
         self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
-        """The least height there is; of runs of trees, whose cost a token may fall with their tokens, about that."""
+        """The least height there is; of runs of trees, whose cost a token may fall with their
+        tokens, about that."""
         # A search takes time with the items, and many of them are packed well at the first attempt.
         self.goal = self.bound + self.bound * min(max(len(items), 1 << 11), 1 << 14) // (1 << 21)
-        """Height at which a search may end: a thousandth above the bound, up to a hundredth for many thousand items."""
+        """Height at which a search may end: a thousandth above the bound, up to a hundredth for
+        many thousand items."""
         self.min_steps = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
         self.min_time = self.bound + self.min_steps * costs.micro_batch_overhead
         """A time that no cut can beat."""
@@ -162,7 +180,10 @@ class MicroStepPacker:
             bins = first_fit(self.tokens_I, self.cost_I, self.token_budget)
             if len(bins) >= self.n_ranks:  # else some rank would have no item in any micro-step
                 yield self.group_into_micro_steps(bins)
-        least, most = up_to_multiple(self.min_steps or 1, self.multiple), len(self.tokens_I) + self.multiple
+        least, most = (
+            up_to_multiple(self.min_steps or 1, self.multiple),
+            len(self.tokens_I) + self.multiple,
+        )
         best_time, successes = inf, 0
         for n_steps in range(least, most + 1, self.multiple):
             if successes > MAX_EXTRA_STEPS or self.bound + n_steps * self._overhead >= best_time:
@@ -177,7 +198,8 @@ class MicroStepPacker:
             successes += 1
 
     def assign_ranks(self, micro_steps: MicroSteps) -> list[list[Bin]]:
-        """Gives each rank a bin of each micro-step; ranks with few rows so far get the bins with many."""
+        """Gives each rank a bin of each micro-step; ranks with few rows so far get the bins with
+        many."""
         bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
         ranks_by_load = [(0, 0, rank) for rank in range(self.n_ranks)]
         for bins in micro_steps.bins_KD:
@@ -190,7 +212,8 @@ class MicroStepPacker:
         return bins_DK
 
     def group_into_micro_steps(self, bins: list[Bin]) -> MicroSteps:
-        """Groups bins into micro-steps so that the heights are least: neighbours by cost, one bin a rank.
+        """Groups bins into micro-steps so that the heights are least: neighbours by cost, one bin a
+        rank.
 
         Bins without items fill the last micro-steps.
         """
@@ -201,7 +224,10 @@ class MicroStepPacker:
         ordered += [[] for _ in range(n_steps * self.n_ranks - len(bins))]
         height = sum(load_B[number] for number in costliest_first[:: self.n_ranks])
         return MicroSteps(
-            bins_KD=[ordered[first : first + self.n_ranks] for first in range(0, len(ordered), self.n_ranks)],
+            bins_KD=[
+                ordered[first : first + self.n_ranks]
+                for first in range(0, len(ordered), self.n_ranks)
+            ],
             height=height,
             time=height + n_steps * self._overhead,
         )
@@ -210,7 +236,8 @@ class MicroStepPacker:
         return sum(self.cost_I[item] for items in bins for item in items)
 
     def _pack(self, n_steps: int) -> MicroSteps | None:
-        """Packs into ``n_steps`` micro-steps: heavy ones, as high as their longest row, then light ones.
+        """Packs into ``n_steps`` micro-steps: heavy ones, as high as their longest row, then light
+        ones.
 
         A row costlier than the mean of the micro-steps makes its micro-step a heavy one. The other
         bins of it can be filled as high only with long rows, for many short ones exceed the token
@@ -224,7 +251,9 @@ class MicroStepPacker:
             if height * n_light * self.n_ranks <= rest:
                 break
             # One for each first, so that no rank is without an item while there are enough.
-            bins: list[Bin] = [[left.pop()] if left and not heavy_bins else [] for _ in range(self.n_ranks)]
+            bins: list[Bin] = [
+                [left.pop()] if left and not heavy_bins else [] for _ in range(self.n_ranks)
+            ]
             for items in bins:
                 fill(items, left, self.tokens_I, self.cost_I, self.token_budget, height)
             rest -= self._cost(bins)
@@ -236,5 +265,7 @@ class MicroStepPacker:
             return self.group_into_micro_steps(heavy_bins + light_bins)
         # Long rows that fill heavy bins to the brim may leave the others too little room.
         n_bins = n_steps * self.n_ranks
-        all_bins = spread(range(len(self.cost_I)), self.tokens_I, self.cost_I, [0] * n_bins, self.token_budget)
+        all_bins = spread(
+            range(len(self.cost_I)), self.tokens_I, self.cost_I, [0] * n_bins, self.token_budget
+        )
         return None if all_bins is None else self.group_into_micro_steps(all_bins)

@@ -1,18 +1,20 @@
-"""A mini-batch is ppo_mini_batch_size x rollout.n rows, pads among them, and there are as many as verl makes."""
+"""A mini-batch is ppo_mini_batch_size x rollout.n rows, pads among them, and there are as many as
+verl makes."""
 
 from math import lcm
 
 from verl_padding.plan.calls import StepShape, Update
-from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered, rows_of_prompts
+from verl_padding.plan.plural import plural
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies.strategy import Strategy
 
 
 def padded_rows(n_rows: int, *sizes: int) -> int:
-    """Rows of a batch of ``n_rows`` real ones after padding, by verl 0.9's rule (``_get_required_batch_multiple``);
-    ``sizes`` are the data-parallel sizes and the rows per mini-batch of all calls that share the batch.
+    """Rows of a batch of ``n_rows`` real ones after padding, by verl 0.9's rule
+    (``_get_required_batch_multiple``); ``sizes`` are the data-parallel sizes and the rows per
+    mini-batch of all calls that share the batch.
 
     >>> padded_rows(25, 4, 8, 12)
     48
@@ -22,12 +24,14 @@ def padded_rows(n_rows: int, *sizes: int) -> int:
 
 
 class Lcm(Strategy):
-    """verl's rule: fixed mini-batches, as many as make up the smallest common multiple that holds the rows.
+    """verl's rule: fixed mini-batches, as many as make up the smallest common multiple that holds
+    the rows.
 
-    25 rows, four ranks, an actor's mini-batches of 8 and a critic's of 12: multiples of lcm(4, 8, 12) = 24, so
-    48 rows in every call; six steps of the actor and four of the critic. verl fills the last ones with pads alone;
-    here the 25 rows are spread: 5 4 4 4 4 4 and 7 6 6 6. While only the critic trains, verl still takes the actor's
-    ranks into the multiple; ``row_multiple`` stands for them.
+    25 rows, four ranks, an actor's mini-batches of 8 and a critic's of 12: multiples of lcm(4, 8,
+    12) = 24, so 48 rows in every call; six steps of the actor and four of the critic. verl fills
+    the last ones with pads alone; here the 25 rows are spread: 5 4 4 4 4 4 and 7 6 6 6. While only
+    the critic trains, verl still takes the actor's ranks into the multiple; ``row_multiple`` stands
+    for them.
     """
 
     has_fixed_steps = False
@@ -38,16 +42,29 @@ class Lcm(Strategy):
         if rows % unit:
             prompts = f"{update.mini_batch_setting}={update.prompts_per_mini_batch}"
             sessions = f"{shape.sessions_setting}={shape.sessions_per_prompt}"
-            multiple = f"dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) = {unit}"
-            why = f"a mini-batch of {name!r} has {prompts} x {sessions} = {rows} rows, not a multiple of {multiple}"
+            multiple = (
+                f"dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) ="
+                f" {unit}"
+            )
+            why = (
+                f"a mini-batch of {name!r} has {prompts} x {sessions} = {rows} rows, not a multiple"
+                f" of {multiple}"
+            )
             raise PlanError(f"strategy='lcm': {why}; change one of them or choose another strategy")
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
-        sizes = [each for update in shape.updates.values() for each in (update.dp_size, shape.mini_batch_rows(update))]
-        total, size = padded_rows(len(rows), shape.row_multiple, *sizes), shape.mini_batch_rows(shape.updates[name])
+        sizes = [
+            each
+            for update in shape.updates.values()
+            for each in (update.dp_size, shape.mini_batch_rows(update))
+        ]
+        total, size = (
+            padded_rows(len(rows), shape.row_multiple, *sizes),
+            shape.mini_batch_rows(shape.updates[name]),
+        )
         by_prompt = ordered(rows_of_prompts(rows), shape.updates[name], shape.seed)
         order = [row for group in by_prompt for row in group]
         return cut_evenly(order, total // size, name, mini_batch_rows=size)
 
-    def tell_steps(self, shape: StepShape, update: Update) -> str:
-        return f"one optimizer step for {counted(shape.mini_batch_rows(update), 'row')}"
+    def describe_steps(self, shape: StepShape, update: Update) -> str:
+        return f"one optimizer step for {plural(shape.mini_batch_rows(update), 'row')}"

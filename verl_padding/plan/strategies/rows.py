@@ -11,4 +11,6 @@ class EvenRows(Strategy):
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         update = shape.updates[name]
-        return cut_evenly(ordered(range(len(rows)), update, shape.seed), shape.optimizer_steps(update), name)
+        return cut_evenly(
+            ordered(range(len(rows)), update, shape.seed), shape.optimizer_steps(update), name
+        )

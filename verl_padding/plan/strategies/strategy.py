@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from verl_padding.plan.calls import StepShape, Update
-from verl_padding.plan.counted import counted
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.mini_batches import MiniBatches
+from verl_padding.plan.plural import plural
 from verl_padding.plan.rows import Rows
 
 
@@ -14,24 +14,33 @@ class Strategy(ABC):
     """A way to cut the rows of an update into mini-batches, one optimizer step each."""
 
     has_fixed_steps: ClassVar[bool] = True
-    """Whether a batch takes the configured number of optimizer steps, whatever the number of its rows."""
+    """Whether a batch takes the configured number of optimizer steps, whatever the number of its
+    rows."""
 
     def check(self, shape: StepShape, name: str) -> None:
-        """Raises a PlanError if the update called ``name`` cannot be cut like this, whatever rows come: as long as a
-        strategy says nothing else, because its prompts do not divide into whole mini-batches."""
+        """Raises a PlanError if the update called ``name`` cannot be cut like this, whatever rows
+        come: as long as a strategy says nothing else, because its prompts do not divide into whole
+        mini-batches."""
         update, prompts = shape.updates[name], shape.prompts_setting
         size = update.prompts_per_mini_batch
         if shape.prompts % size:
-            divisors = [divisor for divisor in range(1, shape.prompts + 1) if shape.prompts % divisor == 0]
+            divisors = [
+                divisor for divisor in range(1, shape.prompts + 1) if shape.prompts % divisor == 0
+            ]
             nearest = [d for d in divisors if d < size][-1:] + [d for d in divisors if d > size][:1]
-            fix = f"set it to {' or '.join(map(str, nearest))}, or make {prompts} a multiple of {size}"
+            fix = (
+                f"set it to {' or '.join(map(str, nearest))}, or make {prompts} a multiple of"
+                f" {size}"
+            )
             setting = f"{update.mini_batch_setting}={size}"
-            raise PlanError(f"{setting} of {name!r} does not divide {prompts}={shape.prompts}: {fix}")
+            raise PlanError(
+                f"{setting} of {name!r} does not divide {prompts}={shape.prompts}: {fix}"
+            )
 
     @abstractmethod
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         """Cuts the rows (one at least) for the update called ``name``."""
 
-    def tell_steps(self, shape: StepShape, update: Update) -> str:
+    def describe_steps(self, shape: StepShape, update: Update) -> str:
         """How many optimizer steps an update takes, in words."""
-        return f"{counted(shape.optimizer_steps(update), 'optimizer step')} per batch"
+        return f"{plural(shape.optimizer_steps(update), 'optimizer step')} per batch"

@@ -1,8 +1,10 @@
-"""verl's Megatron engines for device "cpu", and what Megatron-Core asks of ``torch.cuda``, answered by the CPU.
+"""verl's Megatron engines for device "cpu", and what Megatron-Core asks of ``torch.cuda``, answered
+by the CPU.
 
-verl imports its Megatron engine wherever Megatron-Core is installed, so nothing is changed in a process before it
-builds one. Megatron-Core places its buffers, its random states and its streams on a CUDA device without asking for one.
-Each answer below says "the CPU" to such a question; none computes anything.
+verl imports its Megatron engine wherever Megatron-Core is installed, so nothing is changed in a
+process before it builds one. Megatron-Core places its buffers, its random states and its streams on
+a CUDA device without asking for one. Each answer below says "the CPU" to such a question; none
+computes anything.
 """
 
 from __future__ import annotations
@@ -41,16 +43,20 @@ class _OnCpu:
         super().__init__(model_config, engine_config, *args, **kwargs)  # type: ignore[call-arg]
 
     def _build_tf_config(self) -> None:
-        # verl's config knows half precisions only, which a CPU emulates: slowly, and hiding small errors.
+        # verl's config knows half precisions only, which a CPU emulates: slowly, and hiding small
+        # errors.
         object.__setattr__(self.engine_config, "dtype", "float32")
         config = self.model_config.hf_config
-        if not hasattr(config, "rope_theta"):  # transformers 5 has it in here, and mbridge asks for it there
+        if not hasattr(
+            config, "rope_theta"
+        ):  # transformers 5 has it in here, and mbridge asks for it there
             config.rope_theta = config.rope_parameters["rope_theta"]
         super()._build_tf_config()  # type: ignore[misc]
 
 
 class NoStream:
-    """A stream or an event of a device that runs everything in order: whatever it is told is done already."""
+    """A stream or an event of a device that runs everything in order: whatever it is told is done
+    already."""
 
     def __init__(self, *_: Any, **__: Any):
         pass

@@ -1,7 +1,8 @@
-"""Layers of Megatron-Core with the parameter names of Transformer Engine's, which the bridges to Hugging Face map.
+"""Layers of Megatron-Core with the parameter names of Transformer Engine's, which the bridges to
+Hugging Face map.
 
-Megatron-Core itself has local layers for all but three kinds: a norm that is part of the linear layer behind it, the
-linear layers of all experts in one module, and attention of packed rows.
+Megatron-Core itself has local layers for all but three kinds: a norm that is part of the linear
+layer behind it, the linear layers of all experts in one module, and attention of packed rows.
 """
 
 from __future__ import annotations
@@ -43,14 +44,26 @@ class RmsNorm(nn.Module):
 class ColumnLinear(ColumnParallelLinear):
     """In the place of ``TEColumnParallelLinear``."""
 
-    def __init__(self, *args: Any, tp_comm_buffer_name: str | None = None, name: str | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        tp_comm_buffer_name: str | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
 
 
 class RowLinear(RowParallelLinear):
     """In the place of ``TERowParallelLinear``."""
 
-    def __init__(self, *args: Any, tp_comm_buffer_name: str | None = None, name: str | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        tp_comm_buffer_name: str | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
 
 
@@ -62,17 +75,29 @@ class NormColumnLinear(ColumnLinear):
         self.layer_norm_weight = _norm_weight(config, input_size)
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        x = functional.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.config.layernorm_epsilon)
+        x = functional.rms_norm(
+            x, x.shape[-1:], self.layer_norm_weight, self.config.layernorm_epsilon
+        )
         return super().forward(x, *args, **kwargs)
 
 
 class ExpertsLinear(nn.Module):
-    """In the place of ``TEColumnParallelGroupedLinear``: weights ``weight0``, ``weight1``, .. of a rank's experts."""
+    """In the place of ``TEColumnParallelGroupedLinear``: weights ``weight0``, ``weight1``, .. of a
+    rank's experts."""
 
     partition_dim = 0
     """Dimension of a weight that expert tensor parallelism splits."""
 
-    def __init__(self, num_gemms: int, input_size: int, output_size: int, *, config: Any, pg_collection: Any, **_: Any):
+    def __init__(
+        self,
+        num_gemms: int,
+        input_size: int,
+        output_size: int,
+        *,
+        config: Any,
+        pg_collection: Any,
+        **_: Any,
+    ):
         super().__init__()
         shape = [output_size, input_size]
         shape[self.partition_dim] //= pg_collection.expt_tp.size()
@@ -80,7 +105,11 @@ class ExpertsLinear(nn.Module):
             weight: Any = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
             config.init_method(weight.data)
             weight.allreduce = config.expert_model_parallel_size == 1
-            weight.tensor_model_parallel, weight.partition_dim, weight.partition_stride = True, self.partition_dim, 1
+            weight.tensor_model_parallel, weight.partition_dim, weight.partition_stride = (
+                True,
+                self.partition_dim,
+                1,
+            )
             setattr(self, f"weight{expert}", weight)
 
     def forward(self, x: torch.Tensor, tokens_E: Sequence[int]) -> tuple[torch.Tensor, None]:
@@ -90,7 +119,9 @@ class ExpertsLinear(nn.Module):
             tokens_E: tokens of each expert.
         """
         parts = x.split([int(tokens) for tokens in tokens_E])
-        return torch.cat([functional.linear(part, getattr(self, f"weight{e}")) for e, part in enumerate(parts)]), None
+        return torch.cat(
+            [functional.linear(part, getattr(self, f"weight{e}")) for e, part in enumerate(parts)]
+        ), None
 
 
 class ExpertsRowLinear(ExpertsLinear):
@@ -123,14 +154,15 @@ class PackedAttention(DotProductAttention):
     ) -> torch.Tensor:
         """
         Args:
-            query: this rank's tokens of all rows, (T, heads, dim); keys and values have fewer heads where queries
-                share them.
+            query: this rank's tokens of all rows, (T, heads, dim); keys and values have fewer heads
+                where queries share them.
             packed_seq_params: where the rows begin, over all context parallel ranks.
 
         Returns:
             (T, heads x dim).
         """
-        # Megatron-Core's own attention hides what a mask marks, and verl marks what is not to be hidden.
+        # Megatron-Core's own attention hides what a mask marks, and verl marks what is not to be
+        # hidden.
         assert packed_seq_params is not None, "use_remove_padding=False"
         padded = packed_seq_params.cu_seqlens_q_padded
         starts = (packed_seq_params.cu_seqlens_q if padded is None else padded).tolist()
@@ -138,14 +170,24 @@ class PackedAttention(DotProductAttention):
         keys, values = [key], [value]
         if ranks > 1:
             group = parallel_state.get_context_parallel_group()
-            keys, values = all_gather(key.contiguous(), group), all_gather(value.contiguous(), group)
+            keys, values = (
+                all_gather(key.contiguous(), group),
+                all_gather(value.contiguous(), group),
+            )
         rows = []
         for start, end in pairwise(starts):
             here = slice(start // ranks, end // ranks)
             if here.start == here.stop:
                 continue
-            mask = None if ranks == 1 else _may_see(end - start, ranks, parallel_state.get_context_parallel_rank())
-            of_row = [query[here], *(_whole_row([part[here] for part in parts]) for parts in (keys, values))]
+            mask = (
+                None
+                if ranks == 1
+                else _may_see(end - start, ranks, parallel_state.get_context_parallel_rank())
+            )
+            of_row = [
+                query[here],
+                *(_whole_row([part[here] for part in parts]) for parts in (keys, values)),
+            ]
             q, k, v = (part.transpose(0, 1)[None] for part in of_row)
             attended = functional.scaled_dot_product_attention(
                 q,
@@ -164,8 +206,8 @@ def _whole_row(parts: list[torch.Tensor]) -> torch.Tensor:
     """A row from its parts: of 2 x C chunks, rank r holds chunks r and 2 C - 1 - r.
 
     Example:
-        With two ranks and chunks a, b, c, d, the parts are (a, d) and (b, c): the first halves in order, then the
-        second ones backwards.
+        With two ranks and chunks a, b, c, d, the parts are (a, d) and (b, c): the first halves in
+        order, then the second ones backwards.
     """
     if len(parts) == 1:
         return parts[0]
@@ -204,5 +246,7 @@ class LayersWithoutTransformerEngine(LocalSpecProvider):
     def core_attention(self) -> type:
         return PackedAttention
 
-    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool) -> tuple[type, Any]:
+    def grouped_mlp_modules(
+        self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool
+    ) -> tuple[type, Any]:
         return TEGroupedMLP, MLPSubmodules(linear_fc1=ExpertsLinear, linear_fc2=ExpertsRowLinear)

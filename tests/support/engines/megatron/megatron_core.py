@@ -19,7 +19,9 @@ def replace_transformer_engine() -> None:
     """Replaces it in this process, once and for good."""
     if getattr(gpt_layer_specs, "TESpecProvider", None) is LayersWithoutTransformerEngine:
         return
-    torch._dynamo.config.disable = True  # small functions are compiled at their first call: minutes on a CPU
+    torch._dynamo.config.disable = (
+        True  # small functions are compiled at their first call: minutes on a CPU
+    )
     gpt_layer_specs.TESpecProvider = LayersWithoutTransformerEngine
     gpt_layer_specs.TENorm = RmsNorm
     random_states._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
@@ -28,12 +30,17 @@ def replace_transformer_engine() -> None:
         moe_utils.te_general_gemm = None  # asked for, and there only with Transformer Engine
     token_dispatcher.maybe_move_tensor_to_cpu = _as_on_the_host
     torch.distributed.all_to_all_single = _with_lists(torch.distributed.all_to_all_single)
-    wrapt.wrap_function_wrapper(distrib_optimizer, "DistributedOptimizer.sharded_state_dict", _of_a_new_optimizer)
-    wrapt.wrap_function_wrapper(distrib_optimizer, "DistributedOptimizer.load_state_dict", _with_its_steps)
+    wrapt.wrap_function_wrapper(
+        distrib_optimizer, "DistributedOptimizer.sharded_state_dict", _of_a_new_optimizer
+    )
+    wrapt.wrap_function_wrapper(
+        distrib_optimizer, "DistributedOptimizer.load_state_dict", _with_its_steps
+    )
 
 
 def _as_on_the_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """Megatron-Core's function gives a tensor that is on the CPU back as it is, and not as NumPy's."""
+    """Megatron-Core's function gives a tensor that is on the CPU back as it is, and not as
+    NumPy's."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -48,17 +55,25 @@ def _with_lists(all_to_all: Any) -> Any:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        sizes = [None if of is None else [int(size) for size in of] for of in (output_split_sizes, input_split_sizes)]
+        sizes = [
+            None if of is None else [int(size) for size in of]
+            for of in (output_split_sizes, input_split_sizes)
+        ]
         return all_to_all(output, input, *sizes, *args, **kwargs)
 
     return with_lists
 
 
-def _of_a_new_optimizer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A checkpoint is loaded into an optimizer that has made no step: it takes one of zeros first, all of which is
-    then replaced. Megatron-Core does so itself with Transformer Engine's optimizer."""
+def _of_a_new_optimizer(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A checkpoint is loaded into an optimizer that has made no step: it takes one of zeros first,
+    all of which is then replaced. Megatron-Core does so itself with Transformer Engine's
+    optimizer."""
 
-    def call(model_sharded_state_dict: Any, is_loading: bool = False, *rest: Any, **others: Any) -> Any:
+    def call(
+        model_sharded_state_dict: Any, is_loading: bool = False, *rest: Any, **others: Any
+    ) -> Any:
         if is_loading and not instance.optimizer.state:
             instance._init_optimizer_states_with_dummy_values()
         return wrapped(model_sharded_state_dict, is_loading, *rest, **others)
@@ -66,11 +81,14 @@ def _of_a_new_optimizer(wrapped: Any, instance: Any, args: tuple[Any, ...], kwar
     return call(*args, **kwargs)
 
 
-def _with_its_steps(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _with_its_steps(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """In float32 the optimizer's parameters are the model's own, into which a checkpoint is copied.
 
-    torch's optimizer counts its steps once for each weight. Megatron-Core hands it one count for all, to which each
-    weight would add, and then copies that of the optimizer of zeros into it; the checkpoint's own stands in the groups.
+    torch's optimizer counts its steps once for each weight. Megatron-Core hands it one count for
+    all, to which each weight would add, and then copies that of the optimizer of zeros into it; the
+    checkpoint's own stands in the groups.
     """
     with torch.no_grad():
         loaded = wrapped(*args, **kwargs)
