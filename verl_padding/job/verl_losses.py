@@ -24,6 +24,8 @@ class PolicyLoss:
     chooses tokens among those of all rows of a micro-batch."""
     is_mean_over_rows: bool = False
     """Whether it is a mean over rows, whatever ``loss_agg_mode`` says of the other terms."""
+    skips_zero_advantages: bool = False
+    """Whether its clip fractions, means over all tokens, count none with an advantage of 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +40,18 @@ class Estimator:
 
 
 POLICY_LOSSES = {
-    "vanilla": PolicyLoss(),
+    "vanilla": PolicyLoss(skips_zero_advantages=True),
     "dppo_tv": PolicyLoss(),
     "dppo_kl": PolicyLoss(),
-    "gspo": PolicyLoss(),
-    "sapo": PolicyLoss(is_mean_over_rows=True),
+    "gspo": PolicyLoss(skips_zero_advantages=True),
+    "sapo": PolicyLoss(is_mean_over_rows=True, skips_zero_advantages=True),
     "gpg": PolicyLoss(),
     "clip_cov": PolicyLoss(is_zero_without_advantage=False, is_sum=False),
     "kl_cov": PolicyLoss(is_zero_without_advantage=False, is_sum=False),
-    "geo_mean": PolicyLoss(is_mean_over_rows=True),
+    "geo_mean": PolicyLoss(is_mean_over_rows=True, skips_zero_advantages=True),
     "cispo": PolicyLoss(),
     "dro": PolicyLoss(is_zero_without_advantage=False),
-    BYPASS: PolicyLoss(),
+    BYPASS: PolicyLoss(skips_zero_advantages=True),
 }
 ESTIMATORS = {
     "gae": Estimator(reads_rewards_alone=False),

@@ -23,6 +23,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from verl_padding.config import Denominator
+from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES
 from verl_padding.pads import columns
 from verl_padding.prefix_sharing.tree import computed_rows
 from verl_padding.worker.training_workers import for_training_workers
@@ -41,9 +42,6 @@ weight, so a row weighs more the fewer rows its micro-batch holds. A mean of r o
 rows is r / R of its mean."""
 
 CLIP_FRACTIONS = frozenset({"actor/pg_clipfrac", "actor/pg_clipfrac_lower"})
-CLIPS_NO_ZERO = ("vanilla", "gspo", "sapo", "geo_mean", "bypass_mode")
-"""verl's policy losses whose clip fractions count no token with an advantage of 0, though they are
-over all tokens."""
 
 # Only its name says what a metric of verl is: an extreme, as in reduce_metrics, or a mean over
 # rows, as the metrics of a rollout correction that are perplexities or of sequences. All other
@@ -78,21 +76,19 @@ class RealRowsLoss:
         self.inner = normalize_over_mini_batch(inner)
         self.denominator = denominator
         policy_loss = _policy_loss(inner)
-        clips_no_zero = policy_loss is not None and policy_loss.loss_mode in CLIPS_NO_ZERO
-        bypasses = (
-            policy_loss is not None and policy_loss.loss_mode == "bypass_mode"
-        )  # by a loss of its own choice
+        mode = None if policy_loss is None else policy_loss.loss_mode
+        skips_zeros = mode in POLICY_LOSSES and POLICY_LOSSES[mode].skips_zero_advantages
         # A bypass that rejects tokens takes its fractions of those that are left, which no column
         # counts.
-        rejects = clips_no_zero and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
-        self._of_all_rows = CLIP_FRACTIONS if clips_no_zero and not rejects else frozenset()
+        rejects = skips_zeros and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
+        self._of_all_rows = CLIP_FRACTIONS if skips_zeros and not rejects else frozenset()
         # Reported from the first mini-batch on, trained token or not; others once the inner loss
         # has reported them.
         is_verls = isinstance(inner, partial) and inner.func is ppo_loss
         self._losses: set[str] = {"actor/pg_loss"} if is_verls else set()
-        self._known: set[str] = (
-            set(CLIP_FRACTIONS) if is_verls and clips_no_zero and not bypasses else set()
-        )
+        # A bypass has a loss of its own choice.
+        clips = is_verls and skips_zeros and mode != BYPASS
+        self._known: set[str] = set(CLIP_FRACTIONS) if clips else set()
 
     def __call__(
         self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any
