@@ -12,12 +12,26 @@ from verl_padding.driver.session_counts import SessionCounts
 from verl_padding.driver.stock_guard import PaddedTrainerMarker
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.job.attention import use_torch_attention
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.prompt_order import PromptNames
 from verl_padding.pads.queue import KVBatchMeta, clear_leftovers
 from verl_padding.verl_fixes.queue_owner import check_queue_owner
 from verl_padding.verl_fixes.trainer import RepairedTrainer
 
 LOOP_MANAGER = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
+
+
+def prepare_job(config: DictConfig, mode: str) -> VerlJob:
+    """Checks a job, and puts into its config what verl reads from there later."""
+    use_torch_attention(config)
+    job = check_job(config, mode)
+    agent = config.actor_rollout_ref.rollout.agent
+    if not agent.get("agent_loop_manager_class"):
+        with open_dict(agent):
+            agent.agent_loop_manager_class = LOOP_MANAGER
+    # verl compares the name of the mode with its own and looks up sections of the config by it.
+    config.trainer.v1.trainer_mode = mode
+    return job
 
 
 class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
@@ -38,12 +52,9 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
 
     def __init__(self, config: DictConfig):
         check_queue_owner()
-        use_torch_attention(config)
-        self._job = check_job(config, self.extends)
+        self._job = prepare_job(config, self.extends)
         self._session_counts = SessionCounts(config.actor_rollout_ref.rollout.n)
         self._prompt_names = PromptNames()
-        # verl compares the name of the mode with its own and looks up sections of the config by it.
-        config.trainer.v1.trainer_mode = self.extends
         super().__init__(config)
 
     def _init_tokenizer(self) -> None:
@@ -55,14 +66,8 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
 
     def _setup(self) -> None:
         super()._setup()
-        clear_leftovers(
-            "train"
-        )  # verl's name for the part of TransferQueue that training rows are in
+        clear_leftovers("train")  # verl's name for the queue's partition of training rows
         self.steps = TrainingSteps(self, self._job)
-        agent = self.config.actor_rollout_ref.rollout.agent
-        if not agent.get("agent_loop_manager_class"):  # verl.trainer.main_ppo makes it next
-            with open_dict(agent):
-                agent.agent_loop_manager_class = LOOP_MANAGER
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self.steps.start()
