@@ -1,0 +1,174 @@
+"""The plan beside other planners that share prefixes, on the same rows: TRL's and OpenPipe ART's.
+
+    python3.12 -m venv planners && planners/bin/pip install -e ".[cpu]" trl==1.16.0
+    planners/bin/pip install openpipe-art==0.5.23 transformers==5.10.4
+    planners/bin/python -m benchmarks.planners [--keep]
+
+Three batches of 256 rows for eight ranks, micro-batches of 16,384 tokens. Each planner is called as
+its package has it, without a model: TRL's ``TokenBudgetBatcher`` gets the rows as a stream, and the
+micro-batch that it does not fill is left out; ART's trainer rank cuts micro-batches by the memory
+of a model on a GPU, so it plans what is shared in the plan's own. All are counted by one cost.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+
+from benchmarks.one_gpu import rows
+from benchmarks.results import Keep, busy_cores, report
+from verl_padding.plan import Rows, plan_batch
+from verl_padding.plan.cost import Int64s, attention_cost
+from verl_padding.plan.forest import Forest, cached_tokens
+from verl_padding.plan.row_keys import uid_of_key
+
+BATCHES, RANKS, BUDGET, VOCABULARY = 3, 8, 16_384, 32_000
+PAD = np.array([1, 1])
+
+MicroSteps = list[list[list[Int64s]]]
+"""Token ids of the rows of each rank, micro-step by micro-step."""
+
+
+def main(keep: Keep = False) -> None:
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    draw, scale = random.Random(0), {"scale": 1.0, "vocabulary": VOCABULARY}
+    makers = {
+        "8 turns, reasoning left out": partial(rows.sessions, draw, 16, turns=8, **scale),
+        "8 turns, each extends the last": partial(
+            rows.sessions, draw, 16, turns=8, grows=True, **scale
+        ),
+        "8 rollouts of a prompt": partial(rows.rollouts, draw, 32, 8, **scale),
+    }
+    busy, cases = busy_cores(), {}
+    for name, make in makers.items():
+        batches = [make() for _ in range(BATCHES)]
+        planned = [plan(batch) for batch in batches]
+        cases[name] = {
+            "verl_padding": figures(
+                [step for steps, _ in planned for step in steps],
+                sum(seconds for _, seconds in planned),
+            ),
+            "TRL": figures(*plan_by_trl(batches)),
+            "ART, in the micro-batches of verl_padding": share_by_art(planned),
+        }
+    versions = {name: version(name) for name in ("trl", "openpipe-art")}
+    report("planners", {"planners": versions, "cases": cases}, keep=keep, busy=busy)
+
+
+def plan(batch: rows.Texts) -> tuple[MicroSteps, float]:
+    """The micro-batches of the plan, one mini-batch of all prompts, and its seconds."""
+    ids_R = ids_of(batch)
+    begun = time.perf_counter()
+    uids = [uid_of_key(key) for key in batch]
+    forest = Forest.from_tokens(ids_R)
+    prompts = len(set(uids))
+    job = rows.job_of(
+        prompts=prompts,
+        sessions=len(batch),
+        mini_prompts=prompts,
+        ranks=RANKS,
+        budget=BUDGET,
+        has_pass=False,
+        skips_idle=False,
+        packer="plan",
+        sharing="on",
+    )
+    found = plan_batch(Rows.from_keys(list(batch), forest.tokens_R.tolist(), forest), job)
+    seconds = time.perf_counter() - begun
+    layout = found.layouts["actor"]
+    of_ranks = [layout.micro_batches(0, rank) for rank in range(RANKS)]
+    steps = [
+        [[ids_R[row] if row < len(ids_R) else PAD for row in cell] for cell in step]
+        for step in zip(*of_ranks, strict=True)
+    ]
+    return steps, seconds
+
+
+def plan_by_trl(batches: Sequence[rows.Texts]) -> tuple[MicroSteps, float]:
+    """The micro-batches of TRL's planner for asynchronous GRPO, and its seconds."""
+    from trl.experimental.async_grpo.async_grpo_trainer import TokenBudgetBatcher
+
+    samples = []
+    for number, batch in enumerate(batches):
+        for key, (prompt, response) in batch.items():
+            ids, mask = torch.tensor(prompt + response), torch.zeros(len(prompt + response))
+            mask[len(prompt) :] = 1
+            group = f"{number}_{uid_of_key(key)}"
+            samples.append({"input_ids": ids, "completion_mask": mask, "group_id": group})
+    begun = time.perf_counter()
+    steps = list(TokenBudgetBatcher(samples, RANKS, BUDGET, {"batch/dropped_oversize_total": []}))
+    seconds = time.perf_counter() - begun
+    return [
+        [[sample["input_ids"].numpy() for sample in row.samples] for row in step] for step in steps
+    ], seconds
+
+
+def share_by_art(planned: Sequence[tuple[MicroSteps, float]]) -> dict[str, Any]:
+    """What ART's planner computes of given micro-batches, and its seconds for them."""
+    from art.trainer_rank import _impl
+    from art.trainer_rank._planner_cost import COEFFICIENT_VERSION, DEFAULT_TABLE
+    from art.trainer_rank._prefix_tree_planner import (
+        build_canonical_prefix_tree,
+        select_prefix_tree_layout,
+    )
+
+    groups = [
+        [torch.tensor(ids) for ids in cell] for steps, _ in planned for s in steps for cell in s
+    ]
+    begun, computed = time.perf_counter(), 0
+    for group in groups:
+        layout = select_prefix_tree_layout(
+            build_canonical_prefix_tree(group),
+            cp_size=1,
+            layers=28,
+            uses_gdn=False,
+            coefficient_version=COEFFICIENT_VERSION,
+            coefficients=DEFAULT_TABLE.coefficients_milli_us,
+            refinement_work_budget=_impl._PLANNER_REFINEMENT_BUDGET,
+        ).layout
+        computed += layout.packed_tokens
+    tokens = sum(len(ids) for group in groups for ids in group)
+    return {
+        "sharing_factor": round(tokens / computed, 3),
+        "us_a_token": round(1e6 * (time.perf_counter() - begun) / tokens, 3),
+    }
+
+
+def figures(steps: MicroSteps, seconds: float) -> dict[str, Any]:
+    """What is computed, how evenly over ranks, and the time of planning."""
+    tokens = sum(len(ids) for step in steps for cell in step for ids in cell)
+    of_cells = np.array([[computed(cell) for cell in step] for step in steps])
+    computed_tokens, cost_DK = of_cells[..., 0].sum(), of_cells[..., 1]
+    return {
+        "sharing_factor": round(tokens / computed_tokens, 3),
+        "micro_steps": len(steps),
+        "full": round(computed_tokens / (len(steps) * RANKS * BUDGET), 3),
+        "waiting_each_micro_step": round(1 - cost_DK.mean() * len(steps) / cost_DK.max(1).sum(), 4),
+        "waiting_over_all": round(1 - cost_DK.sum(0).mean() / cost_DK.sum(0).max(), 4),
+        "us_a_token": round(1e6 * seconds / tokens, 3),
+    }
+
+
+def computed(cell: Sequence[Int64s]) -> tuple[int, int]:
+    """Tokens that are computed of some rows, and their cost."""
+    forest = Forest.from_tokens(cell)
+    start_R = cached_tokens(forest.shared_R, forest.tokens_R)
+    cost = attention_cost(forest.tokens_R) - attention_cost(start_R)
+    return int((forest.tokens_R - start_R).sum()), int(cost.sum())
+
+
+def ids_of(batch: rows.Texts) -> list[Int64s]:
+    return [np.array(prompt + response, dtype=np.int64) for prompt, response in batch.values()]
+
+
+if __name__ == "__main__":
+    typer.run(main)
