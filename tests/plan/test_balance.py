@@ -40,9 +40,7 @@ def cheapest_possible(costs, n_bins, most):
     n_bins=st.integers(1, 8),
     spare=st.integers(0, 3),
 )
-def test_every_item_is_in_one_bin_none_overflows_and_none_is_empty_without_need(
-    costs, n_bins, spare
-):
+def test_every_item_is_in_one_bin_and_none_overflows_or_is_empty(costs, n_bins, spare):
     most = -(-len(costs) // n_bins) + spare
     bins = balance(np.array(costs, dtype=np.int64), n_bins, most)
     assert sorted(item for items in bins for item in items) == list(range(len(costs)))
