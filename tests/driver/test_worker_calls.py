@@ -221,7 +221,7 @@ def numbers_or_pad(data):
     ("call", "name"),
     [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref"), ("infer_batch", "values")],
 )
-def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name):
+def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empty_queue):
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     trainer = padded_trainer()
     trainer._balance_batch(batch, {})
