@@ -71,7 +71,7 @@ def test_what_is_installed_is_whole_and_uninstalling_leaves_nothing_behind(tmp_p
     assert run("-c", ENTRY_POINTS) == "[]"
 
 
-def test_the_plug_in_is_found_in_a_folder_that_holds_a_checkout(tmp_path: Path):
+def test_the_plug_in_is_found_in_a_folder_that_holds_a_checkout(tmp_path):
     """Python takes the checkout's folder, which has the package's name, for a package without an
     ``__init__``."""
     (tmp_path / "verl_padding").mkdir()

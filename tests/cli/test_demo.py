@@ -13,16 +13,6 @@ from verl_padding.cli.app import app
 from verl_padding.errors import PaddingDataError
 
 
-def test_the_command_passes_on_its_options_and_the_jobs_exit_code(monkeypatch, tmp_path):
-    seen = {}
-    monkeypatch.setattr(demo, "run_demo", lambda **options: seen.update(options) or 7)
-    result = CliRunner().invoke(
-        app, ["demo", "--steps", "3", "--out", str(tmp_path / "a"), "--stock", "--seed", "5"]
-    )
-    assert result.exit_code == 7
-    assert seen == {"steps": 3, "out": tmp_path / "a", "stock": True, "images": False, "seed": 5}
-
-
 @pytest.mark.parametrize("name", ["thesis.tex", "metrics.jsonl"])
 def test_a_folder_that_is_not_empty_is_refused_and_stays_as_it_is(name, tmp_path):
     (tmp_path / name).write_text("years of work")

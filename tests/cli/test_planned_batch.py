@@ -1,14 +1,11 @@
 """Plans of folders, pipes, recorded steps and jobs, and their page."""
 
 import json
-import os
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from tests.cli.test_plan import (
-    PLANNED,
     SHAPE,
     SHARING,
     cost_of,
@@ -19,12 +16,12 @@ from tests.cli.test_plan import (
     write_lines,
 )
 from tests.record.test_step_file import made_step
-from tests.support.written_pages import Opened, needs_a_browser, parsed
+from tests.support.written_pages import parsed
 from verl_padding.record.step_file import write_steps
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """Three steps of 64, 32 and 60 rows."""
     place = tmp_path / "rollouts"
     place.mkdir()
@@ -43,16 +40,6 @@ def test_standard_input_is_planned_as_a_file_is(path):
     assert given["file"] == "standard input"
     assert given["steps"] == from_file["steps"]
     assert "standard input, line 1 (row number 0): not a row" in run("-", *SHAPE, given="{").stderr
-
-
-def test_a_pipe_with_a_name_is_read_once(path, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = Thread(target=pipe.write_bytes, args=[path.read_bytes()])
-    writer.start()
-    shown = plan_of(pipe, *SHAPE)
-    writer.join()
-    assert shown["steps"] == plan_of(path, *SHAPE)["steps"]
 
 
 def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
@@ -77,25 +64,6 @@ def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
     rows = [batch["comparison"]["verl"]["rows"] for batch in shown["batches"]]
     assert rows == [64, 32, 60]
     assert shown["comparison"]["verl"]["rows"] == shown["comparison"]["plan"]["rows"] == sum(rows)
-
-
-def test_of_a_folder_what_is_no_file_of_rows_is_named_and_left_out(folder):
-    (folder / "3.jsonl").write_text(json.dumps(ROWS[0]) + "\n{\n")
-    (folder / "7.jsonl").mkdir()
-    (folder / "8.jsonl").write_text("[" * 100_000 + "\n")
-    (folder / "9.jsonl").write_text(
-        json.dumps({"form": 1, "step": 9, "update": 0, "keys": ["a"]}) + "\n"
-    )
-    result = run(folder, *OF_FOUR, "--json")
-    shown = json.loads(result.stdout)
-    assert [Path(batch["file"]).name for batch in shown["batches"]] == [
-        "1.jsonl",
-        "2.jsonl",
-        "10.jsonl",
-    ]
-    assert len(shown["left_out"]) == 4
-    assert all(left_out in result.stderr for left_out in shown["left_out"])
-    assert "3.jsonl, line 2 (row number 1): not a row" in refused(folder / "3.jsonl", *OF_FOUR)
 
 
 def test_a_row_past_the_budget_is_refused_with_its_key_and_the_option(tmp_path):
@@ -193,13 +161,3 @@ def test_the_page_has_the_bars_of_the_plan_and_of_stock_verl(packer, path, rows,
             max(loads) for step in steps for loads in zip(*loads_of(step, rows), strict=True)
         )
         assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 2)
-
-
-@needs_a_browser
-def test_a_browser_shows_a_plan_which_has_no_curves(path, tmp_path):
-    page = tmp_path / "plan.html"
-    assert run(path, *PLANNED, "--page", page).exit_code == 0
-    assert parsed(page).packed["curves"] == {"curves": {}, "first": []}
-    opened = Opened(page, tmp_path / "profile")
-    assert opened.console == []
-    assert opened.prompts.count("<details") == 9

@@ -2,11 +2,8 @@
 
 import json
 import math
-import random
 import re
-from itertools import count
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -82,7 +79,7 @@ def write_dump(
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
+def run(tmp_path):
     """Three steps, of which the second is timed, and the third alone that."""
     folder = tmp_path / "my <run>"
     folder.mkdir()
@@ -243,15 +240,6 @@ def test_a_record_that_cannot_be_read_is_named_and_left_out(run):
         ]
 
 
-def test_records_that_the_metrics_do_not_have_are_named(run):
-    page, said = report_and_notes(run)
-    assert page.notes == said
-    (note,) = said
-    assert "metrics.jsonl does not have steps 2, 3" in note, "the second step has no dump"
-    (run / "metrics.jsonl").unlink()
-    assert report_and_notes(run)[1] == [], "there are no metrics to be of"
-
-
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, -math.inf])
 def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run):
     rows = [
@@ -306,67 +294,3 @@ def test_a_browser_shows_a_row_its_tree_and_its_texts_without_an_error(run, tmp_
     assert "uno" in body
     assert "one &lt;/script&gt;&lt;script&gt;document.title" in body
     assert len(re.findall(r'class="main-svg"', opened.dom)) >= 3
-
-
-@needs_a_browser
-def test_a_browser_shows_unknown_rewards_and_sorts_by_known_ones(run, tmp_path):
-    half = [
-        row(0, "a_0_0", reward=math.nan),
-        row(1, "a_1_0", reward=1.0),
-        row(2, "b_0_0", reward=0.5),
-    ]
-    write_steps([step_of(half)], run / "steps" / "1.jsonl")
-    opened = Opened(report(run, "--steps", "1"), tmp_path / "profile", at="#step-1/0")
-    assert opened.console == []
-    assert "unknown" in opened.visible("td")
-    body = opened.prompts
-    assert re.findall(r"reward ([\w.]+),", body) == ["unknown", "0.500"]
-
-
-@needs_a_browser
-def test_a_browser_shows_the_seconds_of_a_timed_step(run, tmp_path):
-    page = report(run)
-    alone = Opened(page, tmp_path / "profile")
-    assert alone.console == []
-    assert "Step 3" in alone.visible("h2")
-    assert "seconds" in alone.dom.split('id="bars"')[1].split('id="held"')[0]
-    opened = Opened(page, tmp_path / "profile", at="#step-2/0")
-    assert opened.console == []
-    assert "No rollout dump has its texts." in opened.visible("td")
-    assert re.findall(
-        r'<option value="(\w+)"', opened.dom.split('id="call"')[1].split("</select>")[0]
-    ) == [
-        "actor",
-        "log_prob",
-    ]
-
-
-@needs_a_browser
-def test_2000_rows_a_step_are_shown_when_they_are_asked_for(tmp_path):
-    run, draws = tmp_path / "run", random.Random(0)
-    words = ["".join(draws.choices(ascii_lowercase, k=6)) for _ in range(5000)]
-    numbers = count()
-    rows = [
-        row(
-            next(numbers),
-            f"p{prompt}_{session}_{index}",
-            places={"actor": Place(index % 2, session, prompt % 10)},
-        )
-        for prompt in range(50)
-        for session in range(8)
-        for index in range(5)
-    ]
-    texts = {
-        each.key: (" ".join(draws.choices(words, k=500)), " ".join(draws.choices(words, k=80)))
-        for each in rows
-    }
-    for step in (1, 2):
-        write_steps([step_of(rows, step=step)], run / "steps" / f"{step}.jsonl")
-        write_dump(run / "rollouts", step, texts, rows)
-    page = report(run)
-    steps = re.findall(r'id="packed-step-[^>]*>([^<]*)<', page.read_text())
-    print(f"bytes of a step: {len(steps[0]):,}, of the page: {page.stat().st_size:,}")
-    opened = Opened(page, tmp_path / "profile", at="#step-2/1999")
-    assert opened.console == []
-    assert "p49_7_4" in opened.prompts
-    assert opened.dom.count("<details") == 50

@@ -4,12 +4,9 @@ import json
 import re
 from dataclasses import fields
 
-import numpy as np
-
 from tests.cli.test_plan import SHARED, plan_of
 from tests.support.pages import DOCS, FENCE, read
 from verl_padding.cli.batch_reader import read_rows
-from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
 
 PAGE = read(DOCS / "rows_file.md")
@@ -34,43 +31,6 @@ def test_the_rows_of_the_page_are_read_as_it_says():
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
     assert first_column("A row of a rollout dump") == json.loads(TEXTS[1]).keys()
-
-
-def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
-    (code,) = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "python"]
-    page: dict = {}
-    exec(code, page)
-    talk = [
-        {"role": role, "content": text}
-        for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)
-    ]
-    other = [{"role": "user", "content": "e"}, *talk[1:2]]
-    told = [talk, [*talk[:1], {**talk[1], "content": "no"}], other]
-    traces = [json.dumps({"messages": messages}) for messages in told]
-    lines = [line.encode() for line in page["trace_rows"](traces, make_byte_tokenizer())]
-    rows = read_rows(lines, name="page", tokenize=None, find_shared=True).rows
-    # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline,
-    # the text, a marker.
-    message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)
-    assert rows.tokens_R == (message, 2 * message, message + 1, message)
-    assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
-    assert len(set(rows.session_R)) == 3
-    assert rows.forest.shared_by_pairs(np.array([0]), np.array([1])).tolist() == [message]
-
-
-def test_tasks_behind_one_system_message_are_prompts_of_their_own():
-    (code,) = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "python"]
-    page: dict = {}
-    exec(code, page)
-    system, answer = {"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}
-    traces = [
-        json.dumps({"messages": [system, {"role": "user", "content": task}, answer]})
-        for task in "xyx"
-    ]
-    prompts = [
-        json.loads(line)["prompt"] for line in page["trace_rows"](traces, make_byte_tokenizer())
-    ]
-    assert prompts[0] == prompts[2] != prompts[1]
 
 
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):

@@ -101,14 +101,3 @@ def test_where_equal_scores_may_differ_in_advantage_none_is_called_rounded(other
     assert "padding/prompts/rounded_advantage/total" not in advantage_metrics(
         [trained_rows(PROMPTS)], other
     )
-
-
-@pytest.mark.parametrize(("score", "right", "wrong"), [(1.0, 1, 0), (0.0, 0, 1), (-1.0, 0, 1)])
-def test_if_a_step_has_one_score_alone_it_is_right_above_0(score, right, wrong):
-    found = advantage_metrics(
-        [trained_rows({f"a_{n}_0": MadeRow(score=score) for n in range(2)})], algorithm()
-    )
-    assert (found["padding/prompts/all_right/share"], found["padding/prompts/all_wrong/share"]) == (
-        right,
-        wrong,
-    )

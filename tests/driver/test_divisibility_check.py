@@ -60,14 +60,6 @@ def test_another_job_is_refused_as_ever():
         validate(compose_job(*FIVE_TIMES_THREE))
 
 
-def test_what_else_verl_checks_is_still_checked():
-    config = compose_job(
-        *FIVE_TIMES_THREE, "+padding=prompt", "actor_rollout_ref.actor.ppo_micro_batch_size=4"
-    )
-    with pytest.raises(Exception, match="You have set both"):
-        validate(config)
-
-
 def test_verls_own_function_still_needs_it():
     # When this fails, verl takes such batches by itself, and our function around it can go.
     with pytest.raises(AssertionError, match="must be divisible"):

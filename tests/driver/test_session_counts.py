@@ -71,21 +71,6 @@ def made(sampler: type[ReplayBuffer]) -> ReplayBuffer:
     return buffer
 
 
-def test_a_sampler_may_call_verls_method_by_the_names_of_its_parameters():
-    class ByName(ReplayBuffer):
-        def give(self, uids):
-            rows = {key: {} for key in ("a_0_0", "b_0_0")}
-            return self._materialize_batch(
-                partition_id=PARTITION, selected_prompt_uids=uids, partition_snapshot=rows
-            )
-
-    put_prompts(a="finished", b="finished")
-    counts, buffer = SessionCounts(2), made(ByName)
-    keys = counts.watch(buffer).give(["a"]).keys
-    assert keys == ["a_0_0"]
-    assert counts.metrics(keys)["padding/session/missing/total"] == 1
-
-
 def test_a_sampler_with_a_method_of_its_own_is_left_alone():
     class Grouped(ReplayBuffer):
         def _materialize_batch(self, partition_id, groups):

@@ -1,16 +1,12 @@
 """The record of a step, from a trainer's local updates on the real TransferQueue."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.rows_in_queue import put_columns, put_rows
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.step_record import places
 from verl_padding.job.calls import ACTOR, LOG_PROB
-from verl_padding.plan import Layout
 from verl_padding.record.step_file import Place, read_steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -111,18 +107,13 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(
     assert metrics["timing_s/padding/rows"] > 0
 
 
-def test_without_the_setting_no_file_is_written(monkeypatch, tmp_path):
-    trained_step(monkeypatch, f"trainer.default_local_dir={tmp_path}")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_file_that_cannot_be_written_ends_no_step(monkeypatch, tmp_path, caplog):
     (tmp_path / "steps").touch()
     trained_step(monkeypatch, "padding.record=true", f"trainer.default_local_dir={tmp_path}")
     assert f"{tmp_path / 'steps' / '7.jsonl'} cannot be written" in caplog.text
 
 
-def test_the_files_are_beside_the_rollouts_if_there_are_any(monkeypatch, tmp_path: Path):
+def test_the_files_are_beside_the_rollouts_if_there_are_any(monkeypatch, tmp_path):
     rollouts = f"trainer.rollout_data_dir={tmp_path / 'rollouts'}"
     trained_step(
         monkeypatch,
@@ -131,13 +122,3 @@ def test_the_files_are_beside_the_rollouts_if_there_are_any(monkeypatch, tmp_pat
         f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
     )
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["7.jsonl"]
-
-
-def test_a_row_that_an_update_leaves_out_has_no_place():
-    layout = Layout(
-        n_rows=4,
-        cells=(((4, 0), (5, 1)),),  # two ranks; 4 and 5 are pads, in a micro-batch of their own
-        micro_batch_rows=(((1, 1), (1, 1)),),
-        left_out=((2, 3),),
-    )
-    assert places(layout) == {0: Place(0, 0, 1), 1: Place(0, 1, 1)}

@@ -17,9 +17,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from tests.support.trainer_without_workers import make_trainer
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding import __version__
-from verl_padding.driver import stock_guard
-from verl_padding.driver.mixin import PaddedTrainer
-from verl_padding.driver.trainers import PaddedTrainerSeparateAsync, padded_trainer
+from verl_padding.driver.trainers import padded_trainer
 from verl_padding.entry import import_hooks
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.modes import STOCK_MODES
@@ -80,22 +78,6 @@ def test_without_a_section_verls_trainers_are_verls(mode):
     assert type(trainer).__module__.startswith("verl.")
 
 
-@pytest.mark.parametrize("mode", STOCK_MODES)
-def test_without_registered_padded_trainers_a_section_is_refused(mode, monkeypatch):
-    monkeypatch.setattr(stock_guard, "PADDED_TRAINERS", {})
-    name = get_trainer_cls(mode).__name__
-    with pytest.raises(
-        PaddingConfigError, match=rf"^padding: {name} is not a padded trainer and would ignore it"
-    ):
-        make_trainer(job(mode, "+padding=prompt"))
-
-
-def test_a_trainer_of_ones_own_may_extend_the_mixin_and_verls_trainer():
-    stock = get_trainer_cls("sync")
-    with registered_as("mine", type("Own", (PaddedTrainer, stock), {"extends": "sync"})) as mine:
-        assert type(mine(config=job("mine", "+padding=prompt"))) is mine
-
-
 def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section():
     with registered_as("mine", get_trainer_cls("sync")) as mine:
         with pytest.raises(
@@ -105,15 +87,6 @@ def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section():
         with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer"):
             padded_trainer("mine")
         assert type(mine(config=job("mine"))) is mine
-
-
-def test_a_padded_trainer_by_another_name_extends_the_mode_of_its_base():
-    with registered_as("mine", PaddedTrainerSeparateAsync) as mine:
-        assert padded_trainer("mine").extends == "separate_async"
-        config = job("mine", "+padding=prompt")
-        trainer = mine(config=config)
-        assert type(trainer) is mine
-        assert trainer.trainer_mode == config.trainer.v1.trainer_mode == "separate_async"
 
 
 def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin():

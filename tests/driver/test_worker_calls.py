@@ -8,6 +8,7 @@ import pytest
 import ray
 import torch
 import transfer_queue as tq
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from benchmarks.one_step import padded_group
@@ -16,8 +17,8 @@ from tests.support.ranks_in_process import ANSWER, SHAPES, RanksInProcess
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
-from verl_padding.errors import PaddingConfigError
-from verl_padding.job.calls import CALLS
+from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.job.calls import ACTOR, CALLS
 from verl_padding.pads.columns import IS_PADDING, OPTIMIZER_STEPS, read_column
 from verl_padding.pads.template import PadTemplate
 
@@ -119,26 +120,6 @@ def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, wor
         )
 
 
-def test_a_call_with_the_rows_of_a_step_in_another_order_is_the_steps(workers):
-    trainer, group = trainer_with(workers)
-    batch = put_rows(LENGTHS)
-    trainer._balance_batch(batch, {})
-    content = queue_content()
-    batch.reorder([*reversed(range(len(batch)))])
-    group.update_actor(batch)
-    assert_padded(workers.sent[0], batch)
-    assert set(workers.sent[0].keys) <= set(content), "no pad but those of the step"
-
-
-def test_a_pass_that_the_steps_do_without_can_be_asked_for(workers):
-    trainer, group = trainer_with(workers, *BYPASS)
-    batch = put_rows(LENGTHS)
-    trainer._balance_batch(batch, {})
-    assert "log_prob" not in trainer.steps.current.plan.layouts
-    group.compute_log_prob(batch)
-    assert_padded(workers.sent[0], batch)
-
-
 def test_a_call_that_no_worker_of_the_job_can_make_is_refused(workers):
     _, group = trainer_with(workers)
     with pytest.raises(
@@ -174,20 +155,6 @@ def test_what_verl_sends_beside_the_batch_is_sent(workers):
     assert group.compute_log_prob(data) is data
 
 
-@pytest.mark.parametrize("call", [call.method for call in CALLS if not call.trains])
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_workers_are_told_which_rows_of_a_pass_are_pads(call, packer, workers):
-    overrides = CRITIC if call == "infer_batch" else KL
-    trainer, group = trainer_with(workers, *overrides, f"padding.packer={packer}")
-    batch = put_rows(LENGTHS)
-    trainer._balance_batch(batch, {})
-    getattr(group, call)(batch)
-    [sent] = workers.sent
-    assert sum(pads_of(sent)) == len(sent) - len(LENGTHS) > 0
-    data = tq.kv_batch_get(keys=sent.keys, partition_id=PARTITION, select_fields=[IS_PADDING])
-    assert data[IS_PADDING].tolist() == pads_of(sent)
-
-
 def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     trainer, _ = trainer_with(workers, *CRITIC)
     trainer.ref_in_actor = True
@@ -214,15 +181,6 @@ def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
     group.compute_log_prob(batch)
     group.update_actor(batch)
     assert ["timed_call" in sent.extra_info for sent in workers.sent] == [False, True]
-
-
-def test_a_call_with_a_selection_of_fields_selects_the_column_too(workers):
-    trainer, group = trainer_with(workers)
-    batch = put_rows(LENGTHS)
-    trainer._balance_batch(batch, {})
-    batch.fields = ["input_ids", "position_ids"]
-    group.compute_log_prob(batch)
-    assert workers.sent[0].fields == ["input_ids", "position_ids", IS_PADDING]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -257,3 +215,34 @@ def numbers_or_pad(data):
     pads = read_column(data, IS_PADDING).tolist()
     lengths = [len(prompt) - 3 for prompt in data["prompts"].unbind()]
     return [None if is_pad else length for is_pad, length in zip(pads, lengths, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [("compute_log_prob", "log_prob"), ("compute_ref_log_prob", "ref"), ("infer_batch", "values")],
+)
+def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empty_queue):
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    trainer = padded_trainer()
+    trainer._balance_batch(batch, {})
+    padded = trainer.steps.current.padded_for(ACTOR)
+    padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
+    sent = len(padded.inference_call(name, batch))
+
+    def answer_with(change: int):
+        def answer(rows):
+            n = len(rows) + change
+            keys, tags = [*rows.keys, "of_another"][:n], [*rows.tags, {}][:n]
+            output = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION)
+            return SimpleNamespace(futures=[ray.put(output)]) if name == "values" else output
+
+        return answer
+
+    for change in (-1, 1):
+        calls = {"execute_with_func_generator": lambda function: None, call: answer_with(change)}
+        group = padded_group(SimpleNamespace(**calls), padded)
+        with pytest.raises(
+            PaddingDataError,
+            match=rf"'{name}': outputs of {sent + change} came back for {sent} rows",
+        ):
+            getattr(group, call)(batch)

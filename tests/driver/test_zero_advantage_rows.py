@@ -138,30 +138,6 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
     assert queue_content().keys() == set(ROWS) < content.keys()
 
 
-def test_an_update_in_which_all_rows_have_an_advantage_is_the_planned_one(workers):
-    trainer, group = trainer_with(workers, SKIP)
-    batch = put()
-    trainer._balance_batch(batch, {})
-    put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
-    put_columns(
-        batch, response_mask=[torch.ones(len(mask), dtype=torch.int64) for mask, _ in ROWS.values()]
-    )
-    planned, content = trainer.steps.current.plan, queue_content()
-    group.update_actor(batch)
-    assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS)
-    assert trainer.steps.current.plan == planned
-    assert queue_content().keys() == content.keys()
-
-
-def test_a_job_that_asks_for_no_skipping_computes_all_rows(workers):
-    trainer, group = trainer_with(workers)
-    batch, metrics = put(), {}
-    trainer._balance_batch(batch, metrics)
-    trainer._compute_advantage(batch, metrics)
-    group.update_actor(batch)
-    assert sorted(real_keys(workers.sent[0])) == sorted(ROWS)
-
-
 def test_without_the_pass_nobody_is_asked_for_old_log_probs(workers):
     trainer, group = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP)
     batch, metrics = put(), {}

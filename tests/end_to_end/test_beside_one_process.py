@@ -78,7 +78,7 @@ def run(folder: Path, *overrides: str, model_kind: TinyModelKind = "qwen2") -> J
 
 
 @pytest.fixture(scope="module")
-def prompt(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+def prompt(tmp_path_factory):
     """GAE with a critic and a reference; three mini-batches of the actor, two of the critic."""
     folder = tmp_path_factory.mktemp("prompt")
     critic = make_value_model(make_tiny_model("qwen2", folder / "models"), folder / "critic")
@@ -86,7 +86,7 @@ def prompt(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
 
 
 @pytest.fixture(scope="module")
-def lcm(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+def lcm(tmp_path_factory):
     """GRPO with a reference, on a model that sees; of the second batch, one rank has pads alone."""
     lonely = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
     return run(tmp_path_factory.mktemp("lcm"), "+padding=lcm", lonely, model_kind="qwen3_vl")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.agent import rows_of_step
-from tests.support.jobs import ACTOR, JobFacts, run_job
+from tests.support.jobs import ACTOR, run_job
 from tests.support.tolerance import ADAM_EPS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -48,7 +48,7 @@ def weights_in(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> list[tuple[JobFacts, dict[str, torch.Tensor], Path]]:
+def runs(tmp_path_factory):
     """A stock job with the plug-in installed and one without it: what they did, their weights and
     checkpoints."""
     found = []

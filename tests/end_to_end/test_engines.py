@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import ACTOR, CRITIC, JobFacts, run_job
+from tests.support.jobs import ACTOR, CRITIC, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT, RELATIVE_METRIC
 from verl_padding.on_cpu.tiny_models import TinyModelKind
 
@@ -77,12 +77,12 @@ def marks_of(job: JobOnEngine) -> list[pytest.MarkDecorator]:
     scope="module",
     params=[pytest.param(job, marks=marks_of(job), id=name) for name, job in JOBS.items()],
 )
-def job(request) -> JobOnEngine:
+def job(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def jobs(job, tmp_path_factory) -> tuple[JobFacts, JobFacts]:
+def jobs(job, tmp_path_factory):
     """The job, and its last step again from the checkpoint before it."""
     folder: Path = tmp_path_factory.mktemp("job")
     checkpoints = folder / "checkpoints"

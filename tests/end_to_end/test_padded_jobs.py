@@ -6,10 +6,10 @@ from collections import Counter
 from itertools import islice
 
 import pytest
+from transfer_queue.storage import simple_storage
 
 from tests.support.agent import FAILING_STEP, LONELY_STEP
 from tests.support.jobs import ACTOR, CRITIC, JobFacts, run_job
-from tests.support.storages import HAS_DISK
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
 from verl_padding.job.calls import CRITIC as CRITIC_CALL
@@ -25,11 +25,12 @@ PROMPTS, SESSIONS, MINI = 6, 3, 2
 COUNTS = ("configured", "arrived", "missing", "failed", "empty")
 MISHAPS = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
 STEPS = 4
+HAS_DISK = hasattr(simple_storage, "HybridStorageUnitData")  # not in TransferQueue 0.1.10
 OFFLOAD = "+transfer_queue.backend.SimpleStorage.ssd_offload"
 
 
 @pytest.fixture(scope="module")
-def grpo(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+def grpo(tmp_path_factory):
     """GRPO; one step has a single row, in another some sessions fail."""
     timed = ("padding.timing=true", "padding.record=true")
     folder = tmp_path_factory.mktemp("grpo")
@@ -39,7 +40,7 @@ def grpo(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
 
 
 @pytest.fixture(scope="module")
-def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+def gae(tmp_path_factory):
     """GAE with a critic whose mini-batches differ from the actor's, reference KL, validation, two
     epochs, shuffle.
 
@@ -76,7 +77,7 @@ def gae(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
 
 
 @pytest.fixture(scope="module")
-def vision(tmp_path_factory: pytest.TempPathFactory) -> JobFacts:
+def vision(tmp_path_factory):
     """GRPO on a model that sees, two updates: the first turn of a session holds an image, the
     others do not.
 

@@ -44,7 +44,7 @@ def run(folder: Path) -> JobFacts:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobFacts, JobFacts]:
+def both(tmp_path_factory):
     return run(tmp_path_factory.mktemp("first")), run(tmp_path_factory.mktemp("again"))
 
 
@@ -77,7 +77,7 @@ def repeating_metrics(facts: JobFacts) -> dict[int, dict[str, float]]:
     }
 
 
-def test_each_row_of_each_step_is_generated_again_letter_by_letter(both) -> None:
+def test_each_row_of_each_step_is_generated_again_letter_by_letter(both):
     rows, again = map(rollouts, both)
     assert sorted(rows) == [1, 2, 3]
     for step in rows:
@@ -90,7 +90,7 @@ def test_each_row_of_each_step_is_generated_again_letter_by_letter(both) -> None
     assert again == rows
 
 
-def test_each_metric_of_each_step_is_the_same_to_the_last_bit(both) -> None:
+def test_each_metric_of_each_step_is_the_same_to_the_last_bit(both):
     metrics, again = map(repeating_metrics, both)
     assert sorted(metrics) == [1, 2, 3]
     assert all(len(values) > 60 for values in metrics.values())
@@ -112,7 +112,7 @@ def names_of(batches: list[dict]) -> list[list[tuple]]:
     return [[row_name(key) for key in batch["keys"]] for batch in batches]
 
 
-def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set(both) -> None:
+def test_the_trainer_gets_the_rows_in_the_order_of_the_data_set(both):
     trained, again = (names_of(facts.batches) for facts in both)
     assert len(trained) == STEPS
     assert trained == again == [sorted(names) for names in trained]

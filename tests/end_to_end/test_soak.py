@@ -1,7 +1,5 @@
 """Forty steps with anything from 50 to 500 rows: what a step took, it gives back."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.jobs import ACTOR, run_job
@@ -12,7 +10,7 @@ STEPS, WARM, LOOK = 40, 15, 10
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_queue_and_objects_come_back_to_their_level(tmp_path: Path):
+def test_queue_and_objects_come_back_to_their_level(tmp_path):
     facts = run_job(
         tmp_path,
         "+padding=rows",

@@ -7,7 +7,6 @@ vLLM is where recipes/subagents/install_vllm_cpu.sh has put it, in an environmen
 import math
 import os
 from importlib.util import find_spec
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -40,7 +39,7 @@ VLLM = pytest.param(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("local", "agreement"), [("cpu", LOG_PROB_AGREEMENT), VLLM])
 def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(
-    local, agreement, tmp_path: Path
+    local, agreement, tmp_path
 ):
     notes = tmp_path / "probe"
     notes.mkdir()

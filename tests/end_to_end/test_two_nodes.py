@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -20,7 +19,7 @@ RANKS = 8
 
 
 @pytest.fixture
-def cluster(tmp_path) -> Iterator[Cluster]:
+def cluster(tmp_path):
     """Two nodes of this machine, of four GPU tickets each.
 
     Workers have the environment of their node: the probe is named there, and the plug-in is not.

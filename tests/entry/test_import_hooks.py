@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from types import ModuleType
 
 import pytest
@@ -69,7 +68,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory) -> dict[str, subprocess.CompletedProcess[str]]:
+def ended(tmp_path_factory):
     """Case -> its process."""
     folder = tmp_path_factory.mktemp("processes")
     mode = "trainer:\n  v1:\n    trainer_mode: separate_async\n"
@@ -86,17 +85,9 @@ def answer_of(process: subprocess.CompletedProcess[str]) -> list:
 
 
 @pytest.fixture(scope="module")
-def imported(ended) -> list:
+def imported(ended):
     """What is there after verl was imported in a process of its own."""
     return answer_of(ended["verl"])
-
-
-def test_verl_finds_one_entry_point_and_it_loads():
-    (entry,) = [
-        entry for entry in entry_points(group="verl.plugins") if entry.name == "verl_padding"
-    ]
-    assert entry.value == "verl_padding.plugin"
-    assert entry.load().__name__ == "verl_padding.plugin"
 
 
 def test_importing_verl_imports_the_plugin_and_nothing_heavy_of_it(imported):

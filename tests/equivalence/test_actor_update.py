@@ -4,26 +4,26 @@ pad.
 test_engine_shapes.py has other shapes: four ranks, Ulysses, critics, adapters, experts.
 """
 
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
-from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
-from verl.protocol import DataProto
-from verl.single_controller.ray import RayWorkerGroup
-from verl.utils import tensordict_utils as tu
 
 from benchmarks.one_step import padded_group
 from tests.support.engine_shapes import Shape, started
 from tests.support.fsdp2_workers import follow_no_plan, moments_of, start_over, weights_of
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import PARTITION, empty_queue, put_columns, read_columns
+from tests.support.rows_in_queue import empty_queue, put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
+from tests.support.trained_batches import (
+    put_branching_rows,
+    put_copies,
+    put_full_rows,
+    put_grown_rows,
+    put_trained_rows,
+    put_weights,
+)
 from tests.support.updates import (
     EPOCHS,
     MODES,
@@ -33,10 +33,6 @@ from tests.support.updates import (
     assert_updates_agree,
     call,
     plan_of,
-    put_branching_rows,
-    put_full_rows,
-    put_grown_rows,
-    put_trained_rows,
     read_log_probs,
     update_both,
 )
@@ -51,7 +47,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
 
 @pytest.fixture(scope="module")
-def actors(model_of, one_rank_of) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+def actors(model_of, one_rank_of):
     """Two ranks that get pads, and one that does not."""
     with started(Shape(), model_of(Shape())) as padded_ranks:
         yield padded_ranks, one_rank_of(Shape())
@@ -229,36 +225,6 @@ def follow(padded_ranks, packer):
     )
 
 
-def hold_half_a_gib_for_a_moment(worker):
-    torch.ones(2**29, dtype=torch.uint8).sum()
-    return DataProto()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not os.access("/proc/self/clear_refs", os.W_OK), reason="this system's peaks cannot be reset"
-)
-def test_the_peak_memory_of_an_update_is_its_own(actors):
-    padded_ranks, _ = actors
-    start_over([padded_ranks], "token-mean")
-    batch = put_trained_rows()
-    padded = upsample(batch, plan_of(batch, "verl"), TEMPLATE)
-    group = padded_group(padded_ranks, padded)
-
-    def peak_gib(update) -> float:
-        rows = call(batch, batch.keys, global_batch_size=7, mini_batch_size=4, epochs=1)
-        return max(update(rows)["metrics"]["perf/max_memory_allocated_gb"])
-
-    def update_as_verl(rows):
-        return padded_ranks.update_actor(padded.update_call("actor", rows))
-
-    own = peak_gib(group.update_actor)
-    padded_ranks.execute_with_func_generator(hold_half_a_gib_for_a_moment)
-    assert peak_gib(update_as_verl) > own + 0.4, "verl tells the highest since the process began"
-    assert peak_gib(group.update_actor) < own + 0.1
-    strip(padded.pads)
-
-
 @pytest.mark.parametrize("cut", [*PACKERS, "shared prefixes"])
 def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, actors):
     padded_ranks, one_rank = actors
@@ -290,25 +256,6 @@ def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, ac
         torch.testing.assert_close(row_got, row_want, rtol=RELATIVE_FLOAT32, atol=1e-5)
 
 
-WEIGHTS = [1, 3, 2, 1, 1, 2, 0, 1, 3, 1, 2]
-
-
-def put_copies(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, list[str]]]:
-    """Puts each row as often as it weighs: all copies, and their keys by that of the row."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
-    rows = [row for row, weight in enumerate(WEIGHTS) for _ in range(weight)]
-    keys = [f"{batch.keys[row]}{copy}" for copy, row in enumerate(rows)]
-    tags = [batch.tags[row] for row in rows]
-    tq.kv_batch_put(
-        keys=keys, partition_id=PARTITION, fields=tu.index_select_tensor_dict(data, rows), tags=tags
-    )
-    copies = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info={})
-    return copies, {
-        key: [copy for copy, of in zip(keys, rows, strict=True) if of == row]
-        for row, key in enumerate(batch.keys)
-    }
-
-
 @pytest.mark.slow
 @EACH_MODE
 def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
@@ -323,13 +270,6 @@ def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     )
     padded.put_pads()
     update_both(*actors, batch, plan, padded=padded, copies=copies)
-
-
-def put_weights(batch):
-    weights = TensorDict(
-        {"loss_weight": torch.tensor(WEIGHTS, dtype=torch.float32)}, batch_size=len(batch)
-    )
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=weights)
 
 
 EXACT = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")

@@ -1,7 +1,6 @@
 """Zero effect on each engine in each shape: padded ranks end with the weights of one rank that
 never saw a pad."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,18 +8,17 @@ import numpy as np
 import pytest
 import torch
 from verl.protocol import DataProto
-from verl.single_controller.ray import RayWorkerGroup
 
 from tests.support.engine_shapes import SHAPES, Shape, after_start_over, started
 from tests.support.fsdp2_workers import start_over
 from tests.support.rows_in_queue import put_columns
+from tests.support.trained_batches import put_trained_rows
 from tests.support.updates import (
     EACH_CUT,
     PAD_TOKENS,
     assert_metrics_agree,
     assert_updates_agree,
     plan_of,
-    put_trained_rows,
     update_both,
 )
 from verl_padding.worker.plan_packer import install
@@ -49,9 +47,7 @@ def test_pads_of_megatron_are_as_long_as_its_ranks_of_a_row_ask():
     scope="module",
     params=[pytest.param(shape, marks=shape.marks, id=name) for name, shape in SHAPES.items()],
 )
-def shape_and_both(
-    request, model_of, one_rank_of
-) -> Iterator[tuple[Shape, RayWorkerGroup, RayWorkerGroup]]:
+def shape_and_both(request, model_of, one_rank_of):
     """A shape, its padded ranks, and one rank that does not see a pad."""
     shape: Shape = request.param
     with started(shape, model_of(shape)) as padded_ranks:

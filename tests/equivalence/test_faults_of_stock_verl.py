@@ -5,7 +5,6 @@ advantages come from verl's own methods on the real TransferQueue, the update fr
 this process.
 """
 
-import json
 import math
 from collections import Counter
 from importlib.metadata import version
@@ -15,7 +14,6 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
-from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
 
 from tests.equivalence.zero_effect import (
     HALF,
@@ -27,8 +25,6 @@ from tests.equivalence.zero_effect import (
 from tests.support.losses_on_rows import distilling_loss, policy_loss
 from tests.support.rows_in_queue import put_rows
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
-from verl_padding.pads.tags import PAD_UID_PREFIX
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -93,23 +89,6 @@ def test_different_mini_batches_make_steps_without_a_real_row():
     )
 
 
-def test_a_step_of_pads_alone_moves_the_weights_67_percent_as_far():
-    """AdamW's first update is lr; its second, with no gradient, lr x 0.9 / 1.9 / sqrt(0.999 /
-    1.999)."""
-    config = FSDPOptimizerConfig(lr=1.0, weight_decay=0.0)
-    weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
-    optimizer, places = build_optimizer([weight], config), [0.0]
-    for gradient in (1e3, 0.0):
-        weight.grad = torch.tensor(gradient, dtype=torch.float64)
-        optimizer.step()
-        places.append(float(weight))
-    first, second = places[1] - places[0], places[2] - places[1]
-    assert_still(
-        second / first == pytest.approx(0.67, abs=0.001),
-        "an optimizer step of pads moves the weights",
-    )
-
-
 def test_the_seq_mean_modes_divide_by_rows_that_are_not_there():
     side = pad_as_verl("grpo", HALF)
     errors = {
@@ -163,29 +142,3 @@ def test_the_kl_controller_and_metrics_of_the_correction_count_pads():
         stock["kl_coefficient"] > 1e-3, f"the KL coefficient is off by {stock['kl_coefficient']}"
     )
     assert_still(stock["rollout_corr_metrics_off"] > 0, "metrics of the rollout correction are off")
-
-
-def test_pads_are_in_the_rollout_dump_and_counted_among_the_tokens(tmp_path):
-    trainer = padded_trainer(
-        "data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6"
-    )
-    metrics: dict[str, float] = {}
-    trainer.use_critic = False
-    trainer.tokenizer = make_byte_tokenizer()
-    STOCK._init_dump_executor(trainer)
-    real = put_rows([(5, 3), (4, 2), (6, 1), (5, 5), (3, 3), (2, 2), (2, 4)])
-    batch = STOCK._balance_batch(trainer, real, metrics)
-    STOCK._log_rollout_data(trainer, batch, {}, str(tmp_path))
-    STOCK._shutdown_dump_executor(trainer)
-    (dump,) = tmp_path.glob("*.jsonl")
-    lines = [json.loads(line) for line in dump.read_text().splitlines()]
-    assert len(lines) == 12
-    dumped = [line for line in lines if line["uid"].startswith(PAD_UID_PREFIX)]
-    assert_still(
-        len(dumped) == 5, f"{len(dumped)} of {len(lines)} lines of the rollout dump are pads"
-    )
-    assert_still(
-        all(line["gts"] == "42" for line in dumped), "a pad is dumped with the truth of a prompt"
-    )
-    tokens = 2 * metrics["global_seqlen/mean"]
-    assert_still(tokens == 47 + 5 * 128, f"{tokens:.0f} tokens are counted where rows have 47")

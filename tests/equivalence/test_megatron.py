@@ -22,21 +22,23 @@ from tests.support.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started,
 from tests.support.fsdp2_workers import start_over
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
+from tests.support.trained_batches import (
+    LENGTHS,
+    put_few_rows,
+    put_full_rows,
+    put_trained_rows,
+    with_trained_fields,
+)
 from tests.support.updates import (
     CUTS,
-    LENGTHS,
     PACKERS,
     BothUpdates,
     assert_metrics_agree,
     assert_updates_agree,
     call,
     plan_of,
-    put_few_rows,
-    put_full_rows,
-    put_trained_rows,
     read_log_probs,
     update_both,
-    with_trained_fields,
 )
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan

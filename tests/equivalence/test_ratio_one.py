@@ -37,7 +37,7 @@ ROUNDING = {"float32": 1e-6, "bfloat16": 0.02, AUTOCAST: 0.02}
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
+def rows():
     return trained_rows(grown_sessions([9, 2, 7, 3, 12, 2], prompts=4))
 
 

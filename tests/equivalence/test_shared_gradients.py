@@ -77,17 +77,17 @@ def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "on") -> Ba
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
+def rows():
     return rows_of_sessions()
 
 
 @pytest.fixture(scope="module")
-def plan(rows) -> BatchPlan:
+def plan(rows):
     return plan_of(rows)
 
 
 @pytest.fixture(scope="module")
-def engines(models) -> tuple[Whole, Whole]:
+def engines(models):
     """One that shares, and verl's own, of one model."""
     model = models("qwen2")
     return start_engine(Actor, model, shares=True), start_engine(Actor, model)
@@ -253,7 +253,7 @@ def fused(model: nn.Module) -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def critics(models) -> tuple[Whole, Whole]:
+def critics(models):
     model = models("qwen2", AutoModelForTokenClassification, num_labels=1)
     return start_engine(Critic, model, shares=True), start_engine(Critic, model)
 

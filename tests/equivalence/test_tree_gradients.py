@@ -63,7 +63,7 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows():
     return list(trained_rows(branching_rows()).values())
 
 
@@ -148,7 +148,7 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, m
 
 
 @pytest.fixture(scope="module")
-def engines(models) -> tuple[Whole, Whole]:
+def engines(models):
     return start_engine(Actor, models("qwen2"), shares=True), Actor(models("qwen2"))
 
 

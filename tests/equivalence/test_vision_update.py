@@ -2,18 +2,17 @@
 without pads."""
 
 import json
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from transfer_queue import KVBatchMeta
-from verl.single_controller.ray import RayWorkerGroup
 
 from tests.support.engine_shapes import Shape, started
 from tests.support.fsdp2_workers import start_over
-from tests.support.updates import assert_packed_as_planned, update_both, with_trained_fields
+from tests.support.trained_batches import with_trained_fields
+from tests.support.updates import assert_packed_as_planned, update_both
 from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import find_images
@@ -36,9 +35,7 @@ NEED_FLASH_ATTENTION_TO_PACK = ("qwen2_vl", "qwen2_5_vl")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def actors(
-    request, transfer_queue, tmp_path_factory
-) -> Iterator[tuple[str, dict, RayWorkerGroup, RayWorkerGroup]]:
+def actors(request, transfer_queue, tmp_path_factory):
     """Family, config, two ranks that get pads, and one that does not."""
     model = make_vision_model(request.param, tmp_path_factory.mktemp("model"))
     can_pack = request.param not in NEED_FLASH_ATTENTION_TO_PACK

@@ -18,12 +18,28 @@ from functools import partial
 from math import isclose
 from typing import Any
 
-import torch
-import typer
+from benchmarks.ray_and_queue import ray_and_queue  # before verl: it chooses verl's platform
 
-from benchmarks.ray_and_queue import ray_and_queue
+# isort: split
+import torch
+import transfer_queue as tq
+import typer
+from tensordict import TensorDict
+from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils import tensordict_utils as tu
+
+from benchmarks.one_gpu.rows import nested
 from benchmarks.results import Keep, Outcome, report
+from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES
+from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
+from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows
 from tests.support.tolerance import RELATIVE_FLOAT32
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.pads.columns import OWN_COLUMNS
+from verl_padding.worker.losses import RealRowsLoss
 
 PROMPTS, SESSIONS, MICRO, RANKS = 30, 4, 6, 2
 NOMINAL = PROMPTS * SESSIONS
@@ -41,15 +57,6 @@ READ = (
     "teacher_logprobs",
 )
 SIDES = ("stock verl", "verl_padding")
-MODES = (
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-)
-PACKING_MATTERS = ("clip_cov", "kl_cov")
-"""Losses of verl that choose tokens inside a micro-batch."""
 Loss = Callable[..., Any]
 
 
@@ -82,8 +89,6 @@ class Side:
 def put_rows_without_pads(n_rows: int) -> Any:
     """Rows as they are before an advantage is computed, of 30 prompts with two to four sessions
     each."""
-    from tests.support.rows_in_queue import put_rows
-
     draw = torch.Generator().manual_seed(0)
     keys = [f"p{row % PROMPTS}_{row // PROMPTS}_0" for row in range(n_rows)]
     lengths = [
@@ -98,12 +103,6 @@ def put_rows_without_pads(n_rows: int) -> Any:
 
 def put_computed(keys: list[str], responses: list[int], draw: torch.Generator) -> None:
     """Puts what the workers compute of rows before an advantage."""
-    import transfer_queue as tq
-    from tensordict import TensorDict
-
-    from benchmarks.one_gpu.rows import nested
-    from tests.support.rows_in_queue import PARTITION
-
     columns = {
         name: nested(
             [torch.randn(length, generator=draw).double() * 0.3 - 1.0 for length in responses]
@@ -117,11 +116,6 @@ def put_computed(keys: list[str], responses: list[int], draw: torch.Generator) -
 
 def make_trainer(estimator: str) -> Any:
     """A padded trainer without workers; verl's own methods are its base's."""
-    from verl.trainer.ppo.core_algos import AdaptiveKLController
-
-    from tests.support.trainer_without_workers import padded_trainer
-    from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-
     trainer = padded_trainer(
         "padding.denominator=rows",
         f"algorithm.adv_estimator={estimator}",
@@ -148,8 +142,6 @@ def make_trainer(estimator: str) -> Any:
 def pad_as_verl(estimator: str, n_rows: int) -> Side:
     """Stock verl's pads and order, advantages of its padded batch; raises whatever verl's estimator
     raises on it."""
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
     stock, side = get_trainer_cls("sync"), Side("stock verl", make_trainer(estimator))
     batch = stock._balance_batch(side.trainer, put_rows_without_pads(n_rows), {})
     side.keys, side.pads = list(batch.keys), [bool(tag.get("is_padding")) for tag in batch.tags]
@@ -175,8 +167,6 @@ def pad_as_we_do(estimator: str, n_rows: int) -> Side:
 
 def without_pads(estimator: str, n_rows: int) -> Side:
     """The rows alone, advantages of verl's method."""
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
     batch = put_rows_without_pads(n_rows)
     side = Side(
         "without pads", make_trainer(estimator), keys=list(batch.keys), pads=[False] * n_rows
@@ -188,24 +178,11 @@ def without_pads(estimator: str, n_rows: int) -> Side:
 
 def read(side: Side, *, columns: bool) -> Any:
     """The rows of a side as a worker gets them, and the columns of ours."""
-    import transfer_queue as tq
-
-    from tests.support.rows_in_queue import PARTITION
-    from verl_padding.pads.columns import OWN_COLUMNS
-
     data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
     # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or
     # not.
     names = [*READ, *(OWN_COLUMNS if columns else ())]
     return data.select(*[name for name in names if name in data])
-
-
-def clear_queue() -> None:
-    import transfer_queue as tq
-
-    from tests.support.rows_in_queue import PARTITION
-
-    tq.kv_clear(keys=list((tq.kv_list(PARTITION) or {}).get(PARTITION, {})), partition_id=PARTITION)
 
 
 def gradient(
@@ -219,10 +196,6 @@ def gradient(
 ) -> torch.Tensor:
     """The gradient of a step with respect to the model's outputs, real rows by key and then pads,
     (T,) float64."""
-    from verl.utils import tensordict_utils as tu
-
-    from benchmarks.one_gpu.rows import nested
-
     lengths = [
         len(p) + len(r)
         for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
@@ -261,8 +234,6 @@ def gradient(
 
 def padded_gradient(loss: Loss, side: Side, output_name: str = "log_probs") -> torch.Tensor:
     """That of a side's own pads, by its own loss."""
-    from verl_padding.worker.losses import RealRowsLoss
-
     wrapped = RealRowsLoss(loss, "rows") if side.wraps_loss else loss
     return gradient(
         wrapped, side, read(side, columns=side.wraps_loss), with_pads=True, output_name=output_name
@@ -289,15 +260,8 @@ def error_of_loss(inner: Loss, side: Side, output_name: str, *, at_once: bool) -
 def registered_losses() -> dict[str, tuple[str, Callable[[str], Loss]]]:
     """Name -> (model output, mode -> loss): verl's policy and distillation losses, and its value
     loss."""
-    from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    from tests.support.losses_on_rows import critic_loss, distilling_loss, policy_loss
-    from verl_padding.worker.losses import PREFIX
-
-    names = sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(PREFIX))
     losses: dict[str, tuple[str, Callable[[str], Loss]]] = {
-        name: ("log_probs", partial(policy_loss, name=name)) for name in names
+        name: ("log_probs", partial(policy_loss, name=name)) for name in POLICY_LOSSES
     }
     for name in sorted(DISTILLATION_LOSS_REGISTRY):
         distilling = partial(
@@ -318,14 +282,12 @@ def measure_losses() -> list[dict[str, Any]]:
                 for mode in MODES
             }
             lines.setdefault(name, {"loss": name})[side.name] = errors
-        clear_queue()
+        empty_queue()
     return list(lines.values())
 
 
 def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
     """Errors of each side's gradient, KL controller and metrics of the rollout correction."""
-    from tests.support.losses_on_rows import policy_loss
-
     loss = policy_loss("token-mean")
     try:
         reference = without_pads(name, n_rows)
@@ -333,7 +295,7 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
     except Exception as error:  # it does not run in verl's v1 trainer at all, pads or not
         return {"without pads": type(error).__name__}
     finally:
-        clear_queue()
+        empty_queue()
     record: dict[str, Any] = {}
     for make, label in zip((pad_as_verl, pad_as_we_do), SIDES, strict=True):
         try:
@@ -343,7 +305,7 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
             record[label] = {"gradient": type(error).__name__}
             continue
         finally:
-            clear_queue()
+            empty_queue()
         corrected = {
             key: value
             for key, value in reference.metrics.items()
@@ -366,8 +328,6 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
 def main(keep: Keep = False) -> None:
     """Measures every loss and estimator that the installed verl registers."""
     with ray_and_queue():
-        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
         losses = measure_losses()
         estimators = [
             {"estimator": name}

@@ -1,8 +1,6 @@
 """Models of a job attend by torch where flash-attn is not installed, and by what their config says
 otherwise."""
 
-from importlib.util import find_spec
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -41,12 +39,6 @@ def test_actor_and_critic_attend_by_torch_without_flash_attn(caplog):
 
 
 @pytest.mark.usefixtures("_installed")
-def test_a_job_without_a_critic_has_none_to_tell_of(caplog):
-    assert attentions(GRPO) == ["sdpa", None]
-    assert "critic" not in caplog.text
-
-
-@pytest.mark.usefixtures("_installed")
 def test_an_attention_that_a_user_has_chosen_stays():
     name = "+actor_rollout_ref.model.override_config.attn_implementation"
     assert attentions(GAE, f"{name}=eager") == ["eager", "sdpa"]
@@ -54,17 +46,8 @@ def test_an_attention_that_a_user_has_chosen_stays():
     assert attentions(GAE, f"{name}=flash_attention_2") == ["sdpa", "sdpa"]
 
 
-@pytest.mark.usefixtures("_installed")
-def test_engines_that_are_not_fsdp_keep_theirs():
-    assert attentions(GAE, "model_engine=veomni") == [None, None]
-
-
 @pytest.mark.parametrize("_installed", [["flash_attn"], ["kernels"]], indirect=True, ids=str)
 @pytest.mark.usefixtures("_installed")
 def test_flash_attn_is_used_where_it_is_or_can_be_fetched(caplog):
     assert attentions(GAE) == [None, None]
     assert caplog.records == []
-
-
-def test_this_environment_has_none_of_the_packages():
-    assert find_spec("flash_attn") is None

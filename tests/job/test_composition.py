@@ -1,8 +1,6 @@
 """A job's config is composed as Hydra composes it when the job runs, with the values that Hydra
 itself knows then."""
 
-from pathlib import Path
-
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf.basecontainer import BaseContainer
@@ -11,14 +9,14 @@ from verl_padding.job.composition import JobArguments, compose_job
 
 
 @pytest.fixture
-def hydra_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def hydra_as_in_a_new_process(monkeypatch):
     """It has composed no config, and OmegaConf cannot resolve its values."""
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     monkeypatch.delitem(BaseContainer._resolvers, "hydra", raising=False)
 
 
 @pytest.mark.usefixtures("hydra_as_in_a_new_process")
-def test_hydras_own_values_are_those_of_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_hydras_own_values_are_those_of_each_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for project in ("one", "two"):
         overrides = (

@@ -1,6 +1,6 @@
 """Which losses of a job weigh rows or sessions, and which cannot."""
 
-from tests.support.verl_config import DYNAMIC, compose_job
+from tests.support.verl_config import compose_padded
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.loss_weightings import loss_weightings
@@ -11,13 +11,9 @@ A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_roll
 MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
 
 
-def padded(*overrides):
-    return compose_job("+padding=prompt", *DYNAMIC, *overrides)
-
-
 def test_sessions_weigh_the_same_where_the_job_says_so():
     for setting, by_session in (("row", False), ("session", True)):
-        config = padded(f"padding.weighting={setting}", "padding.denominator=nominal")
+        config = compose_padded(f"padding.weighting={setting}", "padding.denominator=nominal")
         (weighting,) = loss_weightings(config, check_job(config).padding)
         assert (weighting.call, weighting.mode, weighting.refusal) == (ACTOR, "token-mean", "")
         assert (weighting.by_session, weighting.by_rows) == (by_session, False)

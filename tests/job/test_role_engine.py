@@ -156,15 +156,6 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
         check_engines({name: each.config for name, each in engines.items()})(worker)
 
 
-def test_a_fused_forward_that_megatron_turns_off_is_no_other_engine():
-    engines = engines_of(MEGATRON, "actor_rollout_ref.model.use_fused_kernels=true")
-    check = check_engines({role: engine.config for role, engine in engines.items()})
-    made = deepcopy(engines["actor"].config)
-    assert made.use_fused_kernels
-    made.use_fused_kernels = False  # as verl does for critics, and with MTP
-    check(SimpleNamespace(actor=SimpleNamespace(engine_config=made)))
-
-
 def test_an_engine_that_was_made_otherwise_ends_the_job():
     engines = engines_of()
     check = check_engines({role: engine.config for role, engine in engines.items()})
@@ -233,12 +224,6 @@ def test_rows_are_padded_to_what_the_engine_pads_them_to(overrides, actor, criti
     engines = engines_of(*overrides, packer="plan")
     assert engines["actor"].pass_fields(8, training=True)["padded_to"] == actor
     assert engines["critic"].pass_fields(8, training=True)["padded_to"] == critic
-
-
-def test_rows_that_are_rounded_up_to_a_bucket_say_so():
-    bucket = (f"{ACTOR}.pad_to_length=true", f"{ACTOR}.fsdp_config.pad_to_length_bucket=512")
-    assert engine_of("actor", *bucket).pass_fields(8, training=True)["bucket_tokens"] == 512
-    assert engine_of("critic", *bucket).pass_fields(8, training=True).get("bucket_tokens", 1) == 1
 
 
 @pytest.mark.parametrize(("override", "multiple"), [("null", 4), ("2", 2)])
@@ -316,91 +301,6 @@ def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
 def test_engines_that_cannot_be_planned_for_are_refused(overrides, message):
     with pytest.raises(PaddingConfigError, match=f"^{message}"):
         engines_of(*overrides)
-
-
-def test_experts_are_cut_by_the_tensor_parallel_size_where_no_other_is_set():
-    """As Megatron-Core reads it (``parallel_state.py``)."""
-    explicit = f"{ACTOR}.megatron.expert_tensor_parallel_size"
-    engine_of("actor", MEGATRON, f"{explicit}=1")
-    with pytest.raises(PaddingConfigError, match=r"expert_tensor_parallel_size"):
-        engine_of("actor", MEGATRON, f"{explicit}=2")
-
-
-def test_veomnis_engines_share_the_ranks_that_share_weights():
-    with pytest.raises(
-        PaddingConfigError, match=r"veomni\.fsdp_size=8: differs from critic\.veomni\.fsdp_size=4,"
-    ):
-        engine_of("critic", VEOMNI, f"{CRITIC}.veomni.fsdp_size=4")
-    engine_of("critic", VEOMNI, f"{CRITIC}.veomni.fsdp_size=8", f"{ACTOR}.veomni.fsdp_size=-1")
-
-
-def test_fixed_micro_batches_of_padded_rows_go_with_verls_packer():
-    fixed = (*NOT_PACKED, *JOBS["fixed rows"])
-    assert engine_of("actor", *fixed).pass_fields(8, training=True) == {
-        "dp_size": 8,
-        "micro_batch_multiple": 1,
-        "micro_batch_rows": 2,
-        "sync_point": "micro_batch",
-        "padded_to": "micro_batch",
-        "has_pipeline": False,
-    }
-
-
-def with_engines(pad_length, *configs) -> VerlJob:
-    """A reader of a job with these engines, each a strategy and its settings."""
-    reader = VerlJob(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
-    rest = {
-        "section": "",
-        "settings": {},
-        "n_gpus": 8,
-        "attention": None,
-        "device": "cuda",
-        "trains_mtp": False,
-    }
-    reader.engines = {
-        str(place): RoleEngine(config=config, **rest) for place, config in enumerate(configs)
-    }
-    return reader
-
-
-def megatron(tensor=1, context=1, fp8=None):
-    sizes = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
-    return SimpleNamespace(strategy="megatron", **sizes, override_transformer_config={"fp8": fp8})
-
-
-FSDP2 = SimpleNamespace(strategy="fsdp2", ulysses_sequence_parallel_size=8)
-
-
-@pytest.mark.parametrize(
-    ("engine", "multiple"),
-    [
-        (FSDP2, 1),  # Ulysses rounds the packed micro-batch up, not each row
-        (SimpleNamespace(strategy="veomni", ulysses_parallel_size=4), 1),
-        (megatron(), 1),
-        (megatron(tensor=4), 4),
-        (megatron(tensor=2, context=2), 8),
-        (megatron(context=4), 8),
-        (megatron(fp8="hybrid"), 16),
-        (megatron(tensor=3, fp8="e4m3"), 48),
-    ],
-)
-def test_rows_are_rounded_up_as_verls_engines_do(engine, multiple):
-    fits = max(2, multiple)
-    assert with_engines("auto", engine).pad_length() == fits
-    assert with_engines(3 * fits, engine).pad_length() == 3 * fits
-
-
-def test_a_pad_is_as_long_as_the_hungriest_role_and_its_picture_need():
-    reader = with_engines("auto", megatron(tensor=4), megatron(context=3))
-    assert (reader.pad_length(), reader.pad_length(at_least=13)) == (12, 24)
-    assert with_engines("auto", FSDP2).pad_length(at_least=5) == 5
-
-
-@pytest.mark.parametrize(("length", "fitting"), [(6, 8), (2, 4), (9, 12)])
-def test_a_length_that_an_engine_would_round_up_is_refused(length, fitting):
-    message = rf"^padding\.pad_length={length}: .* multiples of 4 .*auto, or {fitting}\.$"
-    with pytest.raises(PaddingConfigError, match=message):
-        with_engines(length, megatron(tensor=4)).pad_length()
 
 
 def test_the_multiple_is_the_one_that_verl_computes():

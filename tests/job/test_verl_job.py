@@ -9,17 +9,16 @@ import pytest
 import transformers
 import verl
 from verl.trainer.ppo import v1
-from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.support.drawn_jobs import forest_of_chains
-from tests.support.verl_config import DYNAMIC, compose_job
+from tests.support.verl_config import compose_job, compose_padded
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.job.role_engine import RoleEngine
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.on_cpu.tiny_models import make_tiny_model
-from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
+from verl_padding.plan import Pass, TransformerCost
 from verl_padding.plan.planner import reuses_layout_of
 
 A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -35,53 +34,8 @@ FIXED = (
 )
 
 
-def padded(*overrides):
-    return compose_job("+padding=prompt", *DYNAMIC, *overrides)
-
-
 def job_of(*overrides, updates_actor=True):
-    return check_job(padded(*overrides)).step_job(updates_actor=updates_actor)
-
-
-@pytest.mark.parametrize(
-    ("warm_up", "steps_of_98_rows"), [(10, {CRITIC: 27}), (0, {CRITIC: 27, ACTOR: 18})]
-)
-def test_lcm_takes_verls_steps_also_while_the_critic_warms_up(warm_up, steps_of_98_rows):
-    config = compose_job(
-        "+padding=lcm",
-        *DYNAMIC,
-        GAE,
-        "data.train_batch_size=24",
-        f"{R}.n=2",
-        f"{A}.ppo_mini_batch_size=3",
-        "critic.ppo_mini_batch_size=2",
-        f"trainer.critic_warmup={warm_up}",
-    )
-    sizes = {ACTOR: 6, LOG_PROB: 6, CRITIC: 2, VALUES: 2}
-    reader = VerlJob(config, PaddingConfig.from_section(config.padding), "sync")
-    job = reader.step_job(dp_sizes=sizes, updates_actor=not warm_up, seed=0)
-    trainer = SimpleNamespace(config=config, use_critic=True, global_steps=1)
-    multiple = get_trainer_cls("sync")._get_required_batch_multiple(trainer, sizes[ACTOR])
-    for n_rows in (98, 24, 97, 144):
-        rows = Rows.from_keys([f"{row}_0_0" for row in range(n_rows)], [8] * n_rows)
-        layouts = plan_batch(rows, job).layouts
-        padded = -(-n_rows // multiple) * multiple
-        steps = {name: padded // job.mini_batch_rows(job.updates[name]) for name in job.updates}
-        assert {name: layouts[name].n_mini_batches for name in job.updates} == steps
-        if n_rows == 98:
-            assert steps == steps_of_98_rows
-
-
-def test_settings_of_a_padded_trainers_own_name_are_refused():
-    overrides = [
-        "trainer.v1.trainer_mode=padded_separate_async",
-        "+trainer.v1.padded_separate_async.rows=4",
-    ]
-    with pytest.raises(
-        PaddingConfigError,
-        match=r"padded_separate_async: verl does not read .*separate_async instead",
-    ):
-        job_of(*overrides)
+    return check_job(compose_padded(*overrides)).step_job(updates_actor=updates_actor)
 
 
 def test_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
@@ -126,117 +80,11 @@ def test_a_log_prob_pass_takes_the_updates_micro_batches_where_it_can(overrides,
     assert reuses_layout_of(warming_up, warming_up.inference[LOG_PROB]) is None
 
 
-def test_a_critic_adds_an_update_and_a_pass_with_its_engines_budget():
-    job = job_of(
-        GAE,
-        "critic.ppo_mini_batch_size=128",
-        "critic.ulysses_sequence_parallel_size=4",  # verl hands it to no engine
-    )
-    assert job.updates[CRITIC].prompts_per_mini_batch == 128
-    assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (8, 32768)
-    assert job.inference[VALUES].token_budget == 32768
-    job = job_of(GAE, "critic.fsdp.ulysses_sequence_parallel_size=4")
-    assert (job.updates[CRITIC].dp_size, job.updates[CRITIC].token_budget) == (2, 4 * 32768)
-    assert job.inference[VALUES].token_budget == 4 * 32768
-
-
 def test_bypass_mode_runs_no_log_prob_pass_but_for_an_own_reference():
     bypass = "algorithm.rollout_correction.bypass_mode=true"
     assert list(job_of(bypass).inference) == []
     lora = (bypass, KL, f"{MODEL}.lora_rank=8")
     assert list(job_of(*lora).inference) == [LOG_PROB]
-
-
-SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_batch_size=16"]
-FIXED_REF = [
-    KL,
-    f"{REF_}.log_prob_use_dynamic_bsz=false",
-    f"{REF_}.log_prob_micro_batch_size_per_gpu=2",
-]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["data.train_batch_size=100", f"{A}.ppo_mini_batch_size=30"],
-            rf"{A}.ppo_mini_batch_size=30 of 'actor' does not divide data.train_batch_size=100: ",
-        ),
-        (
-            [f"{A}.strategy=megatron"],
-            rf"{A}.strategy=megatron: the section's engine is a FSDPEngineConfig\. ",
-        ),
-        ([MEGATRON, f"{A}.strategy=fsdp2"], rf"{A}.strategy=fsdp2: .* is a McoreEngineConfig\. "),
-        (["trainer.use_v1=false"], r"trainer.use_v1=False: .*trainer.use_v1=True"),
-        (
-            ["+async_training={}"],
-            r"trainer.use_v1=True: .* fully asynchronous one \(async_training\)",
-        ),
-        (
-            ["trainer.v1.trainer_mode=async"],
-            r"trainer.v1.trainer_mode='async': .* Choices: sync, colocate_async,",
-        ),
-        (
-            [GAE, "+critic.fsdp.use_dynamic_bsz=false"],
-            r"\+critic.fsdp.micro_batch_size_per_gpu=None: .*_bsz=False",
-        ),
-        (
-            [f"{A}.loss_agg_mode=seq-mean-token-sum-norm"],
-            rf"{A}.loss_scale_factor=None: .*Set it to a constant",
-        ),
-        (
-            [f"{A}.ppo_max_token_len_per_gpu=null"],
-            rf"{A}.ppo_max_token_len_per_gpu=None: micro-batches are cut",
-        ),
-        (SMALL_LCM, r"padding.strategy='lcm'.* = 2 rows, not a multiple of 8 data-parallel ranks"),
-        (
-            ["padding.sharing=on"],
-            r"padding.sharing='on' with padding.packer='verl': only the plan keeps ",
-        ),
-        ([*SHARING, MEGATRON], rf"padding.sharing='on': .* {A} has strategy=megatron"),
-        (
-            [*SHARING, f"{MODEL}.use_remove_padding=false"],
-            rf"padding.sharing=.* {A} has .*use_remove_padding=False",
-        ),
-        ([*SHARING, *FIXED_REF], rf"padding.sharing='on': .* {REF_} has .*dynamic sizes=False"),
-        (
-            ["padding.pad_length=9", f"{A}.ppo_max_token_len_per_gpu=8"],
-            r"padding.pad_length=9: a pad does not fit",
-        ),
-    ],
-)
-def test_a_job_that_cannot_run_is_refused_with_setting_value_and_fix(overrides, message):
-    with pytest.raises(PaddingConfigError, match=f"^{message}"):
-        job_of(*overrides)
-
-
-@pytest.mark.parametrize("synchronous", [True, False])
-def test_whole_parameters_on_each_rank_keep_reuse_and_sharing(synchronous):
-    actor = f"{A}.fsdp_config"
-    job = job_of(
-        PLAN,
-        "padding.sharing=on",
-        f"{actor}.fsdp_size=1",
-        f"{actor}.use_no_sync_for_gradient_accumulation={not synchronous}",
-    )
-    assert job.inference[LOG_PROB].sync_point == "mini_batch"
-    assert reuses_layout_of(job, job.inference[LOG_PROB]) == ACTOR
-    keys = [f"p{prompt}_0_{turn}" for prompt in range(32) for turn in range(3)]
-    tokens = [100, 200, 300] * 32
-    plan = plan_batch(
-        Rows.from_keys(keys, tokens, forest_of_chains(tokens, [row // 3 for row in range(96)])), job
-    )
-    assert {name: figures.sharing_factor for name, figures in plan.figures.items()} == {
-        ACTOR: 2,
-        LOG_PROB: 2,
-    }
-
-
-def test_the_plans_micro_batches_are_refused_with_another_verl(monkeypatch):
-    monkeypatch.setattr("verl.__version__", "0.10.0")
-    with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):
-        job_of(PLAN)
-    assert job_of().packer == "verl"
 
 
 def test_the_cost_of_a_row_is_that_of_its_roles_model(tmp_path):
@@ -312,7 +160,7 @@ def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
         (transformers.Qwen2Config(), None),
     ):
         config.save_pretrained(tmp_path)
-        assert check_job(padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
+        assert check_job(compose_padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
 
 
 def test_a_model_whose_rows_cannot_part_shares_whole_rows_said_once(tmp_path, caplog):
@@ -321,13 +169,14 @@ def test_a_model_whose_rows_cannot_part_shares_whole_rows_said_once(tmp_path, ca
             num_hidden_layers=2, layer_types=[kind, "full_attention"]
         ).save_pretrained(tmp_path)
         reader = check_job(
-            padded(f"{MODEL}.path={tmp_path}", "padding.packer=plan", "padding.sharing=on")
+            compose_padded(f"{MODEL}.path={tmp_path}", "padding.packer=plan", "padding.sharing=on")
         )
         assert reader.may_branch == branches
         assert caplog.text.count("linear_attention") == (not branches)
     actor = make_tiny_model("qwen2", tmp_path / "actor")
     shared = ("padding.packer=plan", "padding.sharing=on", f"{MODEL}.path={actor}")
-    assert check_job(padded(*shared, GAE, f"critic.model.path={tmp_path}")).may_branch is False
+    critic = check_job(compose_padded(*shared, GAE, f"critic.model.path={tmp_path}"))
+    assert critic.may_branch is False
 
 
 def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, monkeypatch):
@@ -356,16 +205,66 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
             r"^the config of critic.model.path=hdfs://models/nothing cannot be read",
         ),
     ):
-        job = padded(*overrides, f"critic.model.path={path}", *settings)
+        job = compose_padded(*overrides, f"critic.model.path={path}", *settings)
         padding = check_job(job).padding
         with pytest.raises(PaddingConfigError, match=message):
             VerlJob(job, padding).check_models()
-    fits = padded(*overrides, "critic.model.path=hdfs://models/critic")
+    fits = compose_padded(*overrides, "critic.model.path=hdfs://models/critic")
     check_job(fits).check_models()
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_local_updates_beside_a_sleeping_rollout_are_refused(mode):
-    setting = f"trainer.v1.{mode}.parameter_sync_step"
-    with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: "):
-        job_of(f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")
+def with_engines(pad_length, *configs) -> VerlJob:
+    """A reader of a job with these engines, each a strategy and its settings."""
+    reader = VerlJob(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
+    rest = {
+        "section": "",
+        "settings": {},
+        "n_gpus": 8,
+        "attention": None,
+        "device": "cuda",
+        "trains_mtp": False,
+    }
+    reader.engines = {
+        str(place): RoleEngine(config=config, **rest) for place, config in enumerate(configs)
+    }
+    return reader
+
+
+def megatron(tensor=1, context=1, fp8=None):
+    sizes = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
+    return SimpleNamespace(strategy="megatron", **sizes, override_transformer_config={"fp8": fp8})
+
+
+FSDP2 = SimpleNamespace(strategy="fsdp2", ulysses_sequence_parallel_size=8)
+
+
+@pytest.mark.parametrize(
+    ("engine", "multiple"),
+    [
+        (FSDP2, 1),  # Ulysses rounds the packed micro-batch up, not each row
+        (SimpleNamespace(strategy="veomni", ulysses_parallel_size=4), 1),
+        (megatron(), 1),
+        (megatron(tensor=4), 4),
+        (megatron(tensor=2, context=2), 8),
+        (megatron(context=4), 8),
+        (megatron(fp8="hybrid"), 16),
+        (megatron(tensor=3, fp8="e4m3"), 48),
+    ],
+)
+def test_rows_are_rounded_up_as_verls_engines_do(engine, multiple):
+    fits = max(2, multiple)
+    assert with_engines("auto", engine).pad_length() == fits
+    assert with_engines(3 * fits, engine).pad_length() == 3 * fits
+
+
+def test_a_pad_is_as_long_as_the_hungriest_role_and_its_picture_need():
+    reader = with_engines("auto", megatron(tensor=4), megatron(context=3))
+    assert (reader.pad_length(), reader.pad_length(at_least=13)) == (12, 24)
+    assert with_engines("auto", FSDP2).pad_length(at_least=5) == 5
+
+
+@pytest.mark.parametrize(("length", "fitting"), [(6, 8), (2, 4), (9, 12)])
+def test_a_length_that_an_engine_would_round_up_is_refused(length, fitting):
+    message = rf"^padding\.pad_length={length}: .* multiples of 4 .*auto, or {fitting}\.$"
+    with pytest.raises(PaddingConfigError, match=message):
+        with_engines(length, megatron(tensor=4)).pad_length()

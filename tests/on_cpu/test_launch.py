@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -40,7 +39,7 @@ STUBBORN = (
 
 
 @pytest.fixture(autouse=True)
-def _bystander() -> Iterator[None]:
+def _bystander():
     """A process of ours, with the same command line as those of the job, that must survive."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     yield
@@ -65,7 +64,7 @@ def left_of_job(folder: Path) -> list[int]:
     ("end", "code"),
     [(f"{STUBBORN}; sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)],
 )
-def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path, end: str, code: int) -> None:
+def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path, end, code):
     lines: list[str] = []
     command = [sys.executable, "-c", f"{JOB}\n{end}"]
     assert run_command(command, folder=tmp_path / "job", on_line=lines.append) == code
@@ -73,7 +72,7 @@ def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path, end: str, cod
     assert_all_gone(tmp_path / "job")
 
 
-def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_a_job_that_takes_too_long_is_ended(tmp_path):
     with pytest.raises(TimeoutError, match="log"):
         run_command(
             [sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, timeout_s=10
@@ -82,7 +81,7 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert_all_gone(tmp_path)
 
 
-def test_an_error_while_a_job_is_read_ends_it(tmp_path: Path) -> None:
+def test_an_error_while_a_job_is_read_ends_it(tmp_path):
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
 
@@ -105,9 +104,7 @@ run_command([sys.executable, "-c", {JOB!r} + "time.sleep(600)"], folder=Path(sys
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_job_ends_with_the_process_that_started_it(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_the_job_ends_with_the_process_that_started_it(tmp_path, number):
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(tmp_path)], stderr=subprocess.DEVNULL
     )
@@ -124,7 +121,7 @@ def test_the_job_ends_with_the_process_that_started_it(
         time.sleep(0.1)
 
 
-def test_a_job_joins_no_cluster_and_keeps_the_rest_of_the_environment(monkeypatch) -> None:
+def test_a_job_joins_no_cluster_and_keeps_the_rest_of_the_environment(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("MY_OWN", "kept")

@@ -1,7 +1,6 @@
 """Tiny models are made without a network, once, and the same everywhere."""
 
 import socket
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from transformers import (
 
 from verl_padding.on_cpu.tiny_models import (
     OF_KIND,
-    TinyModelKind,
     make_byte_tokenizer,
     make_tiny_model,
 )
@@ -25,9 +23,7 @@ TOKENIZER = make_byte_tokenizer()
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
-def test_a_model_is_made_and_loaded_without_a_network(
-    kind: TinyModelKind, tmp_path, monkeypatch
-) -> None:
+def test_a_model_is_made_and_loaded_without_a_network(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", None)
     monkeypatch.setattr(socket, "getaddrinfo", None)
     place = make_tiny_model(kind, tmp_path)
@@ -41,7 +37,7 @@ def test_a_model_is_made_and_loaded_without_a_network(
     assert sum(p.numel() for p in model.parameters()) < 300_000
 
 
-def test_the_seed_decides_the_weights_and_the_caller_keeps_its_own(tmp_path: Path) -> None:
+def test_the_seed_decides_the_weights_and_the_caller_keeps_its_own(tmp_path):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -56,24 +52,7 @@ def test_the_seed_decides_the_weights_and_the_caller_keeps_its_own(tmp_path: Pat
 
 
 @given(text=st.text(max_size=60))
-def test_any_text_is_one_token_a_byte_and_comes_back(text: str) -> None:
+def test_any_text_is_one_token_a_byte_and_comes_back(text):
     ids = TOKENIZER.encode(text, split_special_tokens=True)
     assert len(ids) == len(text.encode())
     assert TOKENIZER.decode(ids) == text
-
-
-def test_verl_finds_the_processor_of_a_model_that_sees(tmp_path: Path) -> None:
-    from PIL import Image
-    from verl.utils import hf_processor
-
-    processor = hf_processor(str(make_tiny_model("qwen3_vl", tmp_path)))
-    image = Image.new("RGB", (64, 64))
-    message = {
-        "role": "user",
-        "content": [{"type": "image", "image": image}, {"type": "text", "text": "what?"}],
-    }
-    text = processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-    inputs = processor(text=[text], images=[image], return_tensors="pt")
-    assert (inputs["input_ids"] == processor.image_token_id).sum() == 4
-    assert inputs["image_grid_thw"].tolist() == [[1, 4, 4]]
-    assert len(inputs["pixel_values"]) == 16

@@ -17,7 +17,6 @@ from verl_padding.pads import columns
 from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
-from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 
@@ -111,30 +110,6 @@ def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
     assert data[columns.MICRO_BATCH].tolist() == [*micro_batches[0], *micro_batches[1]]
 
 
-def test_an_update_carries_the_trained_tokens_of_each_mini_batch():
-    masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1] * 9, [1])]
-    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1)], response_mask=masks)
-    padded = PaddedBatch(batch, plan_for(batch), TEMPLATE)
-    padded.put_pads()
-    rows = padded.update_call("actor", batch)
-    data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-    kept = dict(zip(batch.keys, [2, 0, 9, 1], strict=True))
-    assert padded.idle_steps("actor") == 0
-    for ranks in padded.plan.layouts["actor"].cells:
-        keys_D = [[batch.keys[row] for row in cell if row < len(batch)] for cell in ranks]
-        kept_R = {key: kept[key] for keys in keys_D for key in keys}
-        want = {
-            columns.REAL_ROWS: len(kept_R),
-            columns.LOSS_TOKENS: sum(kept_R.values()),
-            columns.TRAINED_ROWS: sum(tokens > 0 for tokens in kept_R.values()),
-            columns.REPORTING_RANKS: sum(any(kept[key] for key in keys) for keys in keys_D),
-        }
-        for key in kept_R:
-            place = rows.keys.index(key)
-            assert {name: int(data[name][place]) for name in want} == want
-    assert not torch.equal(data[columns.TRAINED_ROWS], data[columns.REAL_ROWS])
-
-
 def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     weights = [2.0, 0.5, 3.0, 1.0, 1.5]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
@@ -217,18 +192,6 @@ def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
         for weight, pad in zip(data["loss_weight"], data[IS_PADDING], strict=True)
         if pad
     } == {0.0}
-
-
-def test_an_update_does_not_read_the_factors_of_an_earlier_one():
-    batch = put_some_fields(WEIGHED_LENGTHS, [{"loss_weight": 4.0}, {}, {}, {}, {}])
-    assert sent(batch, BY_ROWS)[0]
-    some = batch.select_keys(batch.keys[2:])
-    factors, _, data = sent(some, BY_ROWS)
-    assert factors == {}
-    names = {name for key in some.keys for name in read_rows([key], PARTITION)[0]}
-    assert LOSS_FACTOR in names - set(data.keys()), (
-        "rows have it and pads do not: only some ranks would read it"
-    )
 
 
 def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():

@@ -20,7 +20,6 @@ from tests.support.shaped_rows import (
     values,
 )
 from verl_padding import real_rows, strip, upsample
-from verl_padding.pads.template import PadTemplate, Schema
 
 FIVE = [(5, 3), (4, 2), (6, 1), (3, 3), (2, 2)]
 SAID_OTHERWISE = "no pad, said otherwise"
@@ -66,33 +65,6 @@ def test_strip_gives_back_what_upsample_got(lengths, tried, multiple, jagged, le
     assert_same_rows(strip(strip(padded)), before)
 
 
-@pytest.mark.parametrize("jagged", [False, True])
-@pytest.mark.parametrize("lengths", [FIVE, [(5, 2)] * 5, [(1, 1)] * 5])
-def test_pads_are_those_of_the_template(lengths, jagged):
-    rows = rows_of(lengths, ALL_SHAPES)
-    padded = upsample(
-        in_tensordict(rows, jagged=jagged), 8, eos_token_id=7, roles=ROLES, n_experts=N_EXPERTS
-    )
-    template = PadTemplate(
-        eos_token_id=7, length=2, schema=Schema(ROLES), n_experts=lambda: N_EXPERTS
-    )
-    wanted = template.fields(rows, n_pads=3)
-    for name in rows[0].keys() - {"uid", "is_padding"}:
-        for got, want in zip(values(padded.get(name))[5:], values(wanted[name]), strict=True):
-            assert_equal(got, want, name)
-    assert padded["is_padding"].tolist() == [False] * 5 + [True] * 3
-    [uid] = set(values(padded.get("uid"))[5:])
-    assert uid.startswith("pad")
-
-
-@pytest.mark.parametrize("tried", [(), ["no pad"]])
-def test_the_mean_reward_of_real_rows_is_that_without_pads(tried):
-    padded = upsample(in_tensordict(rows_of(FIVE, {"one number", *tried})), 8)
-    assert len(padded) == 8
-    assert padded["reward"].mean() == 0.625
-    assert real_rows(padded)["reward"].mean() == 1.0
-
-
 def test_chunks_and_later_columns_are_stripped_as_well():
     batch = in_tensordict(rows_of([(5, 3), (5, 2), (5, 3)]), jagged=False)
     padded = upsample(batch, 4)
@@ -108,13 +80,6 @@ def test_what_holds_for_all_rows_stays_as_it_is():
     for rows in (upsample(batch, 8), strip(upsample(batch, 8))):
         assert tu.get(rows, "temperature") == 0.7
         assert tu.get(rows, "sizes") == {"mini": 4}
-
-
-def test_a_batch_that_divides_gets_no_pad_and_no_column():
-    batch = in_tensordict(rows_of(FIVE))
-    same = upsample(batch, 5)
-    assert same is not batch
-    assert_same_rows(same, batch)
 
 
 QWEN = {

@@ -191,18 +191,6 @@ def test_a_batch_of_keys_keeps_its_real_ones_with_their_tags():
     assert real_rows(TAGS) == real_rows(tuple(TAGS)) == kept.tags
 
 
-@pytest.mark.parametrize(
-    "is_padding",
-    [torch.tensor(IS_PAD), torch.tensor(IS_PAD)[:, None], NonTensorStack(*IS_PAD)],
-    ids=["column", "column of one", "no tensor"],
-)
-def test_worker_data_keeps_rows_of_every_kind_of_field(is_padding):
-    kept = real_rows(worker_data(is_padding))
-    assert kept["row"].tolist() == REAL
-    assert [len(ids) for ids in kept["ids"].unbind()] == [1 + row for row in REAL]
-    assert list(kept["name"]) == [f"row {row}" for row in REAL]
-
-
 def test_a_data_proto_is_filtered_wherever_its_column_is():
     batch = TensorDict({"row": torch.arange(6), "is_padding": torch.tensor(IS_PAD)}, batch_size=6)
     kept = real_rows(

@@ -57,7 +57,7 @@ def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
     assert layout.n_pads == 1
 
 
-def test_a_pass_has_the_micro_batches_of_all_mini_batches_and_after_them_those_of_other_rows():
+def test_a_pass_has_the_updates_micro_batches_and_then_other_rows():
     update = Layout(
         n_rows=6,
         cells=(((0, 1), (2, 6)), ((3,), (7,))),
@@ -73,47 +73,6 @@ def test_a_pass_has_the_micro_batches_of_all_mini_batches_and_after_them_those_o
         [(2, 6), (7,), (8,), (9,)],
     ]
     assert (both.n_pads, both.left_out) == (4, ())
-
-
-def test_pads_without_room_beside_a_full_row_get_a_micro_batch():
-    # Two ranks need cells of two rows or more. Nothing fits beside the long row, so the other rank,
-    # too, cuts its rows in two: {100} {30} and {30} {30}. That takes no pad.
-    rows = batch([100, 30, 30, 30])
-    call = {"dp_size": 2, "token_budget": 100}
-    job = job_of(prompts=4, packer="plan", a=Update(**call, prompts_per_mini_batch=4))
-    plan = plan_batch(rows, job)
-    layout = plan.layouts["a"]
-    assert plan.n_pads == 0
-    by_rank = [layout.micro_batches(0, rank) for rank in range(2)]
-    assert {len(micro_batches) for micro_batches in by_rank} == {2}
-    assert (0,) in by_rank[0] + by_rank[1]
-
-
-def test_a_row_shorter_than_a_pad_goes_where_no_pad_fits():
-    # A budget of 4, and pads of 2: rows of 3 and 1 on one rank, of 1 and a pad on the other.
-    call = {"dp_size": 2, "token_budget": 4}
-    job = job_of(prompts=3, packer="plan", a=Update(**call, prompts_per_mini_batch=3))
-    layout = plan_batch(batch([1, 1, 3]), job).layouts["a"]
-    tokens = [sorted([1, 1, 3, 2][row] for row in cell) for cell in layout.cells[0]]
-    assert (sorted(tokens), layout.n_micro_batches, layout.n_pads) == ([[1, 2], [1, 3]], 1, 1)
-
-
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_lcm_gives_all_calls_the_same_rows_and_all_pads_a_micro_batch(packer):
-    # 25 rows, multiples of lcm(2, 2 x 4, 2 x 6) = 24. The long row would take a rank alone, and
-    # a pass that is balanced freely more pads than the update has.
-    call = {"dp_size": 2, "token_budget": 400}
-    updates = {
-        name: Update(**call, prompts_per_mini_batch=size) for name, size in (("a", 8), ("c", 12))
-    }
-    job = job_of(
-        "lcm", packer=packer, inference={"p": Pass(**call), "q": Pass(dp_size=3)}, **updates
-    )
-    plan = plan_batch(batch([400, *[10] * 24]), job)
-    assert plan.n_pads == 48 - 25
-    for layout in plan.layouts.values():
-        assert (layout.n_pads, len(layout.order)) == (23, 48)
-    assert {plan.figures[name].pads for name in plan.figures} == {23}
 
 
 def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
@@ -150,19 +109,7 @@ def test_400_prompts_of_3509_rows_make_the_five_steps_that_are_configured(packer
     assert_even(plan.figures["actor"])
 
 
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_verls_rule_makes_six_steps_of_3509_rows_and_they_are_even_in_all_that_can_be(packer):
-    # 3509 rows fill six mini-batches of 640. verl: five of 640 real rows, and one of 309 real rows
-    # and 331 pads.
-    plan = plan_3509("lcm", packer)
-    layout = plan.layouts["actor"]
-    assert layout.real_rows_M == (585, 585, 585, 585, 585, 584)
-    # Here each has 585 of them, and 55 or 56 pads.
-    assert (set(layout.cell_rows_M), layout.n_pads, plan.n_pads) == ({80}, 331, 331)
-    assert_even(plan.figures["actor"])
-
-
-def test_mini_batches_have_the_pads_that_their_own_rows_need_and_many_are_told():
+def test_mini_batches_have_the_pads_they_need_and_many_are_told():
     # One prompt of 400 rows and 15 of 8, in micro-batches of 4 on 8 ranks: 416 + 15 x 32 = 520 rows
     # + 376 pads. In mini-batches of one size, the largest, there would be 16 x 416 - 520 = 6136.
     rows = Rows.from_keys(
@@ -184,32 +131,10 @@ def test_mini_batches_have_the_pads_that_their_own_rows_need_and_many_are_told()
     )
 
 
-def test_what_the_updates_micro_batches_cost_a_pass_is_told():
-    # docs/promises.md has some of these figures.
-    own, taken, micro_batches = [], [], []
-    small = replace(five_jobs()[-1], dp_size=8, mini_batch_rows=23)
-    for job in (*five_jobs(), small):
-        call = {"dp_size": job.dp_size, "token_budget": job.token_budget}
-        shape = job_of(
-            "rows",
-            prompts=job.verl_steps,
-            inference={"own": Pass(**call), "log_prob": Pass(**call, as_update="actor")},
-            packer="plan",
-            actor=Update(**call, prompts_per_mini_batch=1),
-        )
-        figures = plan_batch(batch(job.tokens_R), shape).figures
-        own.append(round(figures["own"].micro_over_lower_bound, 2))
-        taken.append(round(figures["log_prob"].micro_over_lower_bound, 2))
-        micro_batches.append((figures["log_prob"].micro_batches, figures["own"].micro_batches))
-    assert taken == [1.04, 1.0, 1.0, 1.26, 1.0, 1.25]
-    assert own == [1.0, 1.0, 1.0, 1.01, 1.0, 1.0]
-    assert micro_batches == [(20, 19), (10, 10), (33, 30), (12, 10), (19, 18), (16, 5)]
-
-
 @pytest.mark.parametrize(
     ("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("cell", None)]
 )
-def test_a_pass_does_not_take_micro_batches_over_whose_rows_would_be_longer_there(padded_to, taken):
+def test_a_pass_takes_no_micro_batches_in_which_its_rows_would_be_longer(padded_to, taken):
     call = {"dp_size": 2, "token_budget": 100, "padded_to": padded_to}
     inference = {"log_prob": Pass(**call, as_update="actor")}
     actor = Update(**call, prompts_per_mini_batch=1)
@@ -223,32 +148,6 @@ def test_a_pass_does_not_take_micro_batches_over_whose_rows_would_be_longer_ther
         longest = max(rows.tokens_R[row] for of_rank in micro_batches for row in of_rank)
         if padded_to == "cell":
             assert max(map(len, micro_batches)) * longest <= 100
-
-
-def test_a_long_row_buys_balance_with_a_few_pads_and_not_with_hundreds():
-    job = job_of(prompts=41, actor=Update(dp_size=2, token_budget=16000, prompts_per_mini_batch=41))
-    layout = plan_batch(batch([16000] + [400] * 40), job).layouts["actor"]
-    long_rank = next(cell for cell in layout.cells[0] if 0 in cell)
-    assert sum(row < 41 for row in long_rank) == 1, "the rank of the long row has no other"
-    assert layout.cell_rows_M == (40,)
-
-
-def test_a_single_row_is_one_step_with_the_fewest_pads():
-    update = Update(dp_size=2, token_budget=100, prompts_per_mini_batch=1)
-    job = job_of(
-        prompts=4,
-        sessions=2,
-        inference={"log_prob": Pass(dp_size=2, micro_batch_rows=2)},
-        actor=update,
-    )
-    plan = plan_batch(batch([10]), job)
-    assert plan.layouts["actor"].n_mini_batches == 1
-    assert plan.layouts["actor"].n_pads == 1
-    assert plan.layouts["log_prob"].n_pads == 3
-    assert plan.warnings == (
-        "actor: only 1 of 4 optimizer steps, because each step needs a prompt and only 1 of 4 "
-        "arrived",
-    )
 
 
 def test_shuffle_changes_the_mini_batches_with_the_seed_and_nothing_else():
@@ -268,7 +167,7 @@ def test_an_empty_batch_is_refused():
         plan_batch(batch([]), lcm_job(actor=1))
 
 
-def test_a_row_over_the_token_budget_is_refused_with_its_key_length_and_setting():
+def test_a_row_over_the_budget_is_refused_with_key_length_and_setting():
     call = Pass(dp_size=1, token_budget=50, budget_setting="ref.max_tokens")
     job = job_of("rows", inference={"ref": call})
     rows = Rows.from_keys(["a_0_0", "a_0_1"], [50, 51])
@@ -290,7 +189,7 @@ def test_a_key_of_another_form_is_refused_by_name(key):
 @pytest.mark.parametrize(
     "tokens", [None, float("inf"), float("nan"), 7.9, 8.0, "8", 0, -1, True, 2**26 + 1, 2**70]
 )
-def test_a_row_without_a_whole_number_of_tokens_is_refused_by_name_with_the_number(tokens):
+def test_a_row_without_a_whole_number_of_tokens_is_refused_with_it(tokens):
     with pytest.raises(
         PlanError, match=r"^row 'b_0_0' has .* tokens: a whole number from 1 to 67108864"
     ) as refusal:

@@ -3,115 +3,36 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.drawn_jobs import MAX_TOKENS, DrawnRows, batches, computed_once, jobs
+from tests.support.drawn_jobs import batches, jobs
+from tests.support.plan_oracles import (
+    EXAMPLES,
+    MOSTLY_CUT_BY_PLAN,
+    OFTEN,
+    met,
+    none_is_vacuous,
+    planned,
+    tips,
+)
 from verl_padding.pads.columns import cut_into
-from verl_padding.plan import COST_MODELS, BatchPlan, Job, LayoutFigures, Rows, Update, plan_batch
+from verl_padding.plan import Job, LayoutFigures, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
-from verl_padding.plan.calls import Call
 from verl_padding.plan.planner import reuses_layout_of
 from verl_padding.plan.strategies import STRATEGIES
-
-EXAMPLES = settings(max_examples=60)
-MOSTLY_CUT_BY_PLAN = st.one_of(
-    st.tuples(batches(), jobs()),
-    st.tuples(batches(), jobs(pass_cut_as_update=True)),
-    st.tuples(
-        batches(max_prompts=2, max_rows=8, known="forest"),
-        jobs(pass_cut_as_update=True, sharing="on"),
-    ),
-)
-"""Rows and their job. Many of these share prefixes, too."""
-SEVERAL_STEPS = "plans of several steps whose micro-batches a pass takes over"
-met: Counter = Counter()
-"""What the examples have met, so that no promise passes because nothing was asked of it."""
-
-
-def planned(rows: Rows, job: Job) -> BatchPlan:
-    plan = plan_batch(rows, job)
-    met["plans"] += 1
-    met["pads"] += plan.n_pads
-    met["steps"] += sum(plan.layouts[name].n_mini_batches for name in job.updates)
-    met["two updates"] += len(job.updates) > 1
-    met["fewer steps"] += bool(plan.warnings)
-    met["shared prefixes"] += any(figures.sharing_factor > 1 for figures in plan.figures.values())
-    return plan
-
-
-def tips(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
-    """Of the rows of a micro-batch, pads and those that no row which goes on from all of them is
-    beside."""
-    if job.sharing == "off" or call.token_budget is None:
-        return list(held)
-    beginnings = {
-        shorter for row in held if row < len(rows) for shorter in _beginnings(rows, job, row)
-    }
-    return [row for row in held if row not in beginnings]
-
-
-def _beginnings(rows: DrawnRows, job: Job, row: int) -> list[int]:
-    """The rows that are computed in a row: all that it begins with. Where rows share whole
-    beginnings alone, those that come next after it among the trees, one after the other."""
-    if rows.text_R is None or rows.forest is None:
-        return []
-    text, by_place = rows.text_R[row], np.argsort(rows.forest.dfs_position_R).tolist()
-    after = by_place[by_place.index(row) + 1 :]
-    shorter = [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
-    if not rows.whole:
-        return shorter
-    return [after[0], *_beginnings(rows, job, after[0])] if shorter[:1] == after[:1] != [] else []
-
-
-def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
-    """Positions, from 1, of the tokens that the engine computes of a micro-batch."""
-    alone = tips(rows, job, call, held)
-    once: list[int] = []
-    if (
-        job.sharing == "on"
-        and call.token_budget is not None
-        and rows.text_R is not None
-        and not rows.whole
-    ):
-        once = computed_once([rows.text_R[row] for row in held if row < len(rows)])
-        met["rows that part"] += len(once) < sum(
-            rows.tokens_R[row] for row in alone if row < len(rows)
-        )
-        alone = [row for row in alone if row >= len(rows)]
-    ends = [rows.tokens_R[row] if row < len(rows) else job.pad_tokens for row in alone]
-    return [*once, *[position for end in ends for position in range(1, end + 1)]]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _not_vacuous():
-    met.clear()
-    yield
-    # Each is met several times as often, whatever the seed.
-    in_all_tests = "pads", "steps", "two updates", "fewer steps", "shared prefixes"
-    in_some = (
-        "micro-batches",
-        "micro-batches of pads alone",
-        "rows that are computed in others",
-        "rows that part",
+    yield from none_is_vacuous(
+        often=(*OFTEN, "fewer steps"),
+        now_and_then=("rows that are left out", "steps of idle rows alone", "pads of a fixed size"),
     )
-    in_some += (
-        "updates of unequal micro-batches",
-        "rows that are left out",
-        "steps of idle rows alone",
-        "pads of a fixed size",
-    )
-    for what, part in (
-        dict.fromkeys(in_all_tests, 1 / 50) | dict.fromkeys(in_some, 1 / 200)
-    ).items():
-        assert met[what] >= met["plans"] * part, (what, met)
-    assert met[SEVERAL_STEPS] >= met["plans whose micro-batches a pass takes over"] / 10, met
 
 
 @EXAMPLES
@@ -126,20 +47,6 @@ def test_every_real_row_is_in_exactly_one_cell_of_each_layout(rows, job):
         assert Counter(layout.order) == Counter(range(len(rows) + layout.n_pads))
     assert set(plan.layouts) == {name for name, _ in job.calls()}
     assert plan.n_pads == max(layout.n_pads for layout in plan.layouts.values())
-
-
-@EXAMPLES
-@given(rows=batches(), job=jobs(pass_cut_as_update=True))
-def test_a_pass_that_is_cut_as_its_update_has_its_micro_batches_in_their_order(rows, job):
-    plan = planned(rows, job)
-    assert reuses_layout_of(job, job.inference["log_prob"]) == "actor"
-    ours, theirs = plan.layouts["log_prob"], plan.layouts["actor"]
-    met["plans whose micro-batches a pass takes over"] += 1
-    met[SEVERAL_STEPS] += theirs.n_mini_batches > 1
-    assert ours.n_mini_batches == 1
-    for rank in range(theirs.dp_size):
-        of_update = [theirs.micro_batches(step, rank) for step in range(theirs.n_mini_batches)]
-        assert ours.micro_batches(0, rank) == [held for step in of_update for held in step]
 
 
 @EXAMPLES
@@ -177,7 +84,7 @@ def test_the_steps_are_the_configured_ones_whatever_the_number_of_rows(rows, job
 
 @EXAMPLES
 @given(rows=batches(), job=jobs())
-def test_no_step_is_without_real_rows_and_every_rank_has_one_where_there_are_enough(rows, job):
+def test_each_step_and_each_rank_has_real_rows_if_there_are_enough(rows, job):
     plan = planned(rows, job)
     for name, update in job.updates.items():
         layout = plan.layouts[name]
@@ -277,98 +184,6 @@ def test_the_same_input_gives_the_same_plan_and_it_survives_json(drawn):
 
 
 @EXAMPLES
-@given(rows=batches(), job=jobs())
-def test_micro_batches_of_a_fixed_size_are_as_few_as_each_mini_batch_needs(rows, job):
-    plan = planned(rows, job)
-    for name, call in job.calls():
-        layout = plan.layouts[name]
-        for mini_batch in range(layout.n_mini_batches if call.token_budget is None else 0):
-            n_rows = layout.real_rows_M[mini_batch]
-            if job.strategy == "lcm":  # all pads of the mini-batch are computed
-                n_rows = layout.cell_rows_M[mini_batch] * call.dp_size
-            fewest = -(-n_rows // (call.dp_size * call.micro_batch_rows))
-            fewest = -(-fewest // call.micro_batch_multiple) * call.micro_batch_multiple
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
-            assert [len(held_K) for held_K in held_DK] == [fewest] * call.dp_size
-
-
-@pytest.mark.parametrize(
-    ("has_pipeline", "tokens"), [(False, [300, 250, 200]), (True, [200, 300, 250])]
-)
-def test_three_micro_batches_come_in_the_order_that_their_engine_wants(has_pipeline, tokens):
-    shape = {
-        "dp_size": 1,
-        "token_budget": 300,
-        "sync_point": "mini_batch",
-        "has_pipeline": has_pipeline,
-    }
-    update = Update(**shape, prompts_per_mini_batch=3)
-    job = Job(
-        strategy="prompt",
-        prompts=3,
-        sessions_per_prompt=1,
-        updates={"actor": update},
-        inference={},
-        packer="plan",
-    )
-    lengths = [250, 200, 300]
-    layout = plan_batch(Rows.from_keys(["a_0_0", "b_0_0", "c_0_0"], lengths), job).layouts["actor"]
-    assert [[lengths[row] for row in held] for held in layout.micro_batches(0, 0)] == [
-        [n] for n in tokens
-    ]
-
-
-@EXAMPLES
-@given(drawn=MOSTLY_CUT_BY_PLAN)
-def test_the_largest_micro_batch_of_an_update_comes_first(drawn):
-    rows, job = drawn
-    plan = planned(rows, replace(job, packer="plan"))
-    for name, update in job.updates.items():
-        layout = plan.layouts[name]
-        for mini_batch in range(layout.n_mini_batches if update.token_budget is not None else 0):
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
-            tokens_DK = [
-                [len(computed(rows, job, update, held)) for held in held_K] for held_K in held_DK
-            ]
-            tokens_K = [max(tokens_D) for tokens_D in zip(*tokens_DK, strict=True)]
-            in_order = sorted(tokens_K, reverse=True)
-            met["updates of unequal micro-batches"] += len(set(tokens_K)) > 1
-            assert tokens_K == in_order
-
-
-@EXAMPLES
-@given(drawn=MOSTLY_CUT_BY_PLAN)
-def test_no_rank_needs_a_micro_batch_of_pads_for_pads_that_fit_elsewhere(drawn):
-    rows, job = drawn
-    job = job if job.strategy != "lcm" else replace(job, strategy="rows", prompts=24)
-    plan = planned(rows, job)
-    for name, update in job.updates.items():
-        layout = plan.layouts[name]
-        for mini_batch in range(layout.n_mini_batches if layout.micro_batch_rows else 0):
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
-            is_pads_K = [
-                min(map(min, held_D)) >= len(rows) for held_D in zip(*held_DK, strict=True)
-            ]
-            if sum(is_pads_K) < update.micro_batch_multiple:
-                continue
-            assert update.token_budget is not None
-            met["micro-batches of pads alone on every rank"] += 1
-            fit_D = []
-            for held_K in held_DK:
-                others = [
-                    held for held, is_pads in zip(held_K, is_pads_K, strict=True) if not is_pads
-                ]
-                room = [
-                    update.token_budget - len(computed(rows, job, update, held)) for held in others
-                ]
-                fit_D.append(sum(tokens // job.pad_tokens for tokens in room))
-            n_pads = sum(
-                len(held) for held, is_pads in zip(held_DK[0], is_pads_K, strict=True) if is_pads
-            )
-            assert min(fit_D) < n_pads
-
-
-@EXAMPLES
 @given(
     rows=batches(),
     job=st.one_of(jobs(), jobs(pass_cut_as_update=True)),
@@ -415,90 +230,6 @@ def test_idle_rows_are_left_out_of_an_update_and_its_mini_batches_stay(rows, job
 
 
 @EXAMPLES
-@given(drawn=MOSTLY_CUT_BY_PLAN)
-def test_micro_batches_cut_cells_within_the_budget_and_as_many_on_every_rank(drawn):
-    rows, job = drawn
-    plan = planned(rows, job)
-    for name, call in job.calls():
-        layout = plan.layouts[name]
-        if call.token_budget is not None and job.packer == "verl":
-            assert layout.micro_batch_rows is None
-            continue
-        assert layout.micro_batch_rows is not None
-        for mini_batch in range(layout.n_mini_batches):
-            by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
-            met["micro-batches"] += len(by_rank[0])
-            assert {len(micro_batches) for micro_batches in by_rank} == {len(by_rank[0])}
-            assert len(by_rank[0]) % call.micro_batch_multiple == 0
-            for rank, micro_batches in enumerate(by_rank):
-                assert sum(micro_batches, ()) == layout.cells[mini_batch][rank]
-                for micro_batch in micro_batches:
-                    assert micro_batch
-                    met["micro-batches of pads alone"] += min(micro_batch) >= len(rows)
-                    if call.token_budget is None:
-                        assert len(micro_batch) == call.micro_batch_rows
-                    else:
-                        met["rows that are computed in others"] += len(micro_batch) - len(
-                            tips(rows, job, call, micro_batch)
-                        )
-                        assert len(computed(rows, job, call, micro_batch)) <= call.token_budget
-
-
-@EXAMPLES
-@given(drawn=MOSTLY_CUT_BY_PLAN)
-def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
-    rows, job = drawn
-    plan = planned(rows, job)
-    for name, call in job.calls():
-        layout, figures = plan.layouts[name], plan.figures[name]
-        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * layout.n_pads])
-        cost_R = COST_MODELS[job.cost_model](tokens_R)
-        cost_P = np.diff(COST_MODELS[job.cost_model](np.arange(MAX_TOKENS + 1)), prepend=0)
-        if layout.micro_batch_rows is None:
-            load_MD = [
-                [sum(cost_R[min(row, len(rows))] for row in cell) for cell in ranks]
-                for ranks in layout.cells
-            ]
-            slowest = sum(map(max, load_MD))
-            assert figures.imbalance == pytest.approx(slowest / (cost_R.sum() / call.dp_size))
-            assert figures.over_lower_bound >= 1
-            assert figures.micro_batches is None
-            continue
-        slowest = micro_slowest = micro_batches = cost = 0
-        computed_tokens = 0
-        for mini_batch in range(layout.n_mini_batches):
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
-            computed_tokens -= (
-                sum(row >= len(rows) for of_D in held_DK for of in of_D for row in of)
-                * job.pad_tokens
-            )
-            positions_DK = [
-                [computed(rows, job, call, held) for held in held_K] for held_K in held_DK
-            ]
-            load_DK = np.array(
-                [[cost_P[positions].sum() for positions in of_rank] for of_rank in positions_DK]
-            )
-            computed_tokens += sum(
-                len(positions) for of_rank in positions_DK for positions in of_rank
-            )
-            slowest += load_DK.sum(axis=1).max()
-            micro_slowest += load_DK.max(axis=0).sum()
-            cost += load_DK.sum()
-            micro_batches += load_DK.shape[1]
-        mean = cost / call.dp_size
-        assert figures.imbalance == pytest.approx(slowest / mean)
-        assert figures.over_lower_bound >= 1
-        assert figures.micro_batches == micro_batches
-        assert figures.micro_imbalance == pytest.approx(micro_slowest / mean)
-        assert figures.micro_over_lower_bound >= 1
-        assert figures.computed_tokens == computed_tokens
-        assert figures.sharing_factor == pytest.approx(sum(rows.tokens_R) / computed_tokens)
-        if call.token_budget is not None:
-            room = micro_batches * call.dp_size * call.token_budget
-            assert figures.packing_efficiency == pytest.approx(computed_tokens / room)
-
-
-@EXAMPLES
 @given(
     prompts=st.sampled_from([2, 4, 8]),
     n=st.sampled_from([2, 4]),
@@ -528,19 +259,3 @@ def test_a_uniform_batch_has_no_pads_and_the_mini_batches_of_fixed_slicing(promp
         assert mini_batches == [
             [*range(start, start + size)] for start in range(0, prompts * n, size)
         ]
-
-
-def test_no_rank_is_slower_than_the_greedy_bound_allows():
-    # Graham: list scheduling, costliest first, ends within 4/3 of the best; exchanges only improve
-    # on it.
-    rows = Rows.from_keys(
-        [f"p{i}_0_0" for i in range(300)], [2 + (i * 37) % 900 for i in range(300)]
-    )
-    update = Update(dp_size=8, token_budget=1000, prompts_per_mini_batch=60)
-    job = Job(
-        strategy="prompt", prompts=300, sessions_per_prompt=1, updates={"a": update}, inference={}
-    )
-    figures = planned(rows, job).figures["a"]
-    assert 1 <= figures.over_lower_bound < 1.02
-    assert 1 <= figures.imbalance <= figures.over_lower_bound
-    assert figures.optimizer_steps == 5

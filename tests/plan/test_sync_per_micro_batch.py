@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.packing.bins import first_fit, spread
 from verl_padding.plan.packing.packing_units import PackingUnits
 from verl_padding.plan.packing.pads import Cut, fit
 from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker, MicroSteps
@@ -70,7 +69,7 @@ def small_mini_batches(seed: int, number: int) -> Iterator[MicroStepPacker]:
         yield packer_of(tokens.tolist(), n_ranks, int(tokens.max() * rng.choice([1, 1.5, 2, 4])))
 
 
-def test_small_mini_batches_are_packed_as_well_as_trying_everything_does_but_for_a_hair():
+def test_small_mini_batches_are_packed_almost_as_well_as_can_be():
     over = []
     for packer in small_mini_batches(seed=0, number=120):
         best, least_height = best_of_all(packer)
@@ -98,9 +97,7 @@ def mini_batches(draw) -> MicroStepPacker:
 
 @EXAMPLES
 @given(packer=mini_batches(), multiple=st.integers(1, 3))
-def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_what_it_says(
-    packer, multiple
-):
+def test_every_way_to_cut_holds_all_items_in_budget_at_its_height(packer, multiple):
     packer = packer_of(packer.tokens_I, packer.n_ranks, packer.token_budget, multiple)
     ways = list(packer.candidates())
     assert ways
@@ -117,37 +114,6 @@ def test_every_way_to_cut_holds_all_items_within_the_budget_and_its_height_is_wh
             for step in steps.bins_KD
         ]
         assert steps.height == sum(heights) >= packer.bound
-
-
-@EXAMPLES
-@given(packer=mini_batches())
-def test_first_fit_takes_the_bins_of_the_textbook(packer):
-    free: list[int] = []
-    for tokens in packer.tokens_I:
-        at = next((number for number, left in enumerate(free) if left >= tokens), None)
-        if at is None:
-            free.append(packer.token_budget - tokens)
-        else:
-            free[at] -= tokens
-    assert len(first_fit(packer.tokens_I, packer.cost_I, packer.token_budget)) == len(free)
-
-
-@EXAMPLES
-@given(packer=mini_batches(), n_bins=st.integers(1, 8))
-def test_spread_gives_each_item_to_the_bin_farthest_below_its_goal_that_has_room(packer, n_bins):
-    goals = [100 * (number + 1) for number in range(n_bins)]
-    left, used, want = list(goals), [0] * n_bins, [[] for _ in goals]
-    for item, tokens in enumerate(packer.tokens_I):
-        open_bins = [b for b in range(n_bins) if used[b] + tokens <= packer.token_budget]
-        if not open_bins:
-            want = None
-            break
-        at = max(open_bins, key=lambda b: (left[b], -b))
-        want[at].append(item)
-        left[at] -= packer.cost_I[item]
-        used[at] += tokens
-    items = range(len(packer.tokens_I))
-    assert spread(items, packer.tokens_I, packer.cost_I, goals, packer.token_budget) == want
 
 
 def test_a_cut_with_more_micro_batches_than_a_cell_has_rows_does_not_fit():

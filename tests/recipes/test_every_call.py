@@ -10,11 +10,9 @@ from tests.support import played
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
 from verl_padding.recipes.every_call.tasks import (
-    GSM8K_SOURCE,
     TINY_SOURCE,
     CheckedMath,
     Doors,
-    task_of,
 )
 from verl_padding.recipes.every_call.thinking import ThinkingLoop
 
@@ -93,18 +91,6 @@ def test_what_was_thought_is_left_out_of_the_next_prompt():
     assert [output.reward_score for output in outputs] == [None, None, 1.0]
 
 
-def test_a_model_that_ends_its_turn_while_it_thinks_has_not_answered():
-    outputs, server = think([f"2{END}"], make_byte_tokenizer(thinks=True))
-    assert (len(outputs), len(server.requests)) == (1, 1)
-    assert outputs[0].response_mask == [1, 1]
-    assert outputs[0].reward_score == 0.0
-
-
-def test_a_tokenizer_without_an_end_of_thoughts_is_refused():
-    with pytest.raises(ValueError, match="no token </think>"):
-        think([], make_byte_tokenizer())
-
-
 @given(prize=st.sampled_from("1234"), doors=st.permutations("1234"))
 def test_trying_every_door_once_always_finds_the_prize(prize, doors):
     task = Doors(prize)
@@ -114,26 +100,6 @@ def test_trying_every_door_once_always_finds_the_prize(prize, doors):
     assert task.done
     assert task.reward == 1.0
     assert task.info == {"acc": 1.0, "tried": float(doors.index(prize) + 1)}
-
-
-@pytest.mark.parametrize(
-    ("replies", "reward"),
-    [(["x"], 0.0), ([""], 0.0), (["5"], 0.0), (["1", "1"], 1 / 8), (["1", "2", "1"], 2 / 8)],
-)
-def test_no_door_or_an_empty_one_again_ends_the_search(replies, reward):
-    task = Doors("3")
-    for reply in replies:
-        assert not task.done
-        task.react(reply)
-    assert task.done
-    assert task.reward == pytest.approx(reward)
-    assert task.info["acc"] == 0.0
-
-
-@pytest.mark.parametrize("prize", ["", "0", "5", "12"])
-def test_a_prize_behind_no_door_is_refused(prize):
-    with pytest.raises(ValueError, match="must be the number of a door, 1, 2, 3, 4"):
-        Doors(prize)
 
 
 def test_wrong_answers_are_told_and_cost_a_tenth():
@@ -147,17 +113,3 @@ def test_wrong_answers_are_told_and_cost_a_tenth():
     assert task.done
     assert task.reward == pytest.approx(0.8)
     assert task.info == {"acc": 1.0, "wrong_answers": 2.0}
-
-
-def test_a_task_is_chosen_by_the_data_source():
-    assert isinstance(task_of(ROW), Doors)
-    math = {
-        "data_source": GSM8K_SOURCE,
-        "reward_model": {"ground_truth": "42"},
-        "raw_prompt": [{"content": "?"}],
-    }
-    assert isinstance(task_of(math), CheckedMath)
-    with pytest.raises(
-        ValueError, match=r"data_source='other': no task for it\. Choices: verl_padding/doors, "
-    ):
-        task_of({"data_source": "other"})

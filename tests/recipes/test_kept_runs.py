@@ -1,15 +1,11 @@
 """Runs of the recipes over several seeds, as last measured: of the recipes as they are, and as good
 as promised."""
 
-from inspect import signature
-
 import pytest
 
 from benchmarks.learning import Learning
 from benchmarks.results import kept
 from benchmarks.runs import CASES, MINI_BATCH, PROMPTS, SESSIONS, recipe_of, runs_of
-from tests.support.pages import ROOT
-from verl_padding.cli.app import demo
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -41,15 +37,8 @@ def test_every_seed_learns(name, side, seeds):
     assert len(runs) == seeds
     for run in runs:
         learning = Learning(run["reward"], CASES[name].goal)
-        assert learning.learned is True, f"{name}: {learning}"
+        assert learning.learned is True, (name, learning.last, learning.lowest)
         assert run.get("sharing_factor", 2) > 1.8
-
-
-def test_every_seed_learns_in_the_steps_that_the_demo_takes_in_readme():
-    steps = signature(demo).parameters["steps"].default
-    runs = kept("runs demo")["runs"].values()
-    assert all(Learning(run["reward"][:steps], CASES["demo"].goal).learned for run in runs)
-    assert f"for {steps} steps" in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_the_source_job_takes_the_steps_that_each_side_promises():
@@ -67,27 +56,3 @@ def test_the_source_job_takes_the_steps_that_each_side_promises():
             assert run["fewest_real_rows"] == [
                 rows // steps for rows, steps in zip(run["rows"], taken, strict=True)
             ]
-
-
-def test_the_page_of_the_subagents_says_what_is_kept():
-    runs = kept("runs subagents")["runs"]
-    page = (ROOT / "recipes" / "subagents" / "README.md").read_text()
-    for side, title in (("padded", "`+padding=prompt` | 4"), ("stock", "stock verl | 5 to 18")):
-        rewards = [f"{run['last']:.2f}" for run in runs_of(runs, side)]
-        assert f"| {title} | {' | '.join(rewards)} |" in page
-    for side, want in (("padded", (4, 4)), ("stock", (5, 18))):
-        steps = [number for run in runs_of(runs, side) for number in run["optimizer_steps"]]
-        assert (min(steps), max(steps)) == want
-
-
-def test_with_a_model_that_thinks_trees_share_and_the_page_says_so():
-    trees = runs_of(kept("runs every_call_thinking")["runs"], "trees")
-    assert min(run["sharing_factor"] for run in trees) > 2
-    assert min(run["rows_of_a_session"] for run in trees) > 1.5
-    page = (ROOT / "recipes" / "every_call" / "README.md").read_text()
-    for title, figure in (
-        ("tokens / computed tokens", "sharing_factor"),
-        ("rows of a session", "rows_of_a_session"),
-        ("mean reward of a session", "last"),
-    ):
-        assert f"| {title} | {' | '.join(f'{run[figure]:.2f}' for run in trees)} |" in page

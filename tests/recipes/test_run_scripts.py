@@ -1,7 +1,6 @@
 """The recipes' data, jobs and run scripts: all fit verl's config, and scripts look at a job before
 they start it."""
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -71,42 +70,6 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     assert config.actor_rollout_ref.rollout.name == "vllm"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == path.parent.name
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 24576
-
-
-@pytest.mark.parametrize("recipe", RECIPE_NAMES)
-def test_a_relative_out_is_one_place_for_everything(recipe, tmp_path):
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    for name, script in {
-        "python": (
-            "#!/bin/bash\nif [[ $2 == *.job ]]; then echo made=$3; exit ${FAIL:-0}; fi\n"
-            'echo "metrics=$VERL_FILE_LOGGER_PATH" "$@" > "$TOLD"\n'
-        ),
-        "verl-padding": "#!/bin/bash\n",
-    }.items():
-        (bin_folder / name).write_text(script)
-        (bin_folder / name).chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "TOLD": str(tmp_path / "told"),
-    }
-    environment |= {"OUT": "runs/one", "PADDING": ""}
-    command = ["/bin/bash", str(RECIPES / recipe / "run_tiny_cpu.sh"), "data.seed=1"]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-    told, out = (tmp_path / "told").read_text().split(), tmp_path / "runs" / "one"
-    assert told[0] == f"metrics={out}/metrics.jsonl"
-    assert {
-        f"made={out}/assets",
-        f"trainer.rollout_data_dir={out}/rollouts",
-        f"hydra.run.dir={out}/hydra",
-    } <= set(told)
-    assert "data.seed=1" in told
-    assert "+padding=prompt" not in told
-
-    (tmp_path / "told").unlink()
-    failed = subprocess.run(command, cwd=tmp_path, env=environment | {"FAIL": "3"}, check=False)
-    assert failed.returncode == 3
-    assert not (tmp_path / "told").exists(), "the job was started"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tests.support import played
 from tests.support.played import TOKENIZER
 from verl_padding.recipes.subagents.agent_loop import PromptTooLongError, SubagentsLoop
 from verl_padding.recipes.subagents.job import HERE
-from verl_padding.recipes.subagents.session_metrics import session_metrics
 from verl_padding.recipes.subagents.tasks import GSM8K_SOURCE, TINY_SOURCE, SymbolSum, task_of
 
 ROW = {
@@ -103,14 +102,6 @@ def test_what_a_sub_agent_calculates_is_no_result_of_the_lead():
     assert rows[-1].reward_score == pytest.approx(1.0)
 
 
-def test_there_are_no_more_sub_agents_than_the_limit_says():
-    rows, server = play(
-        [("#|#", "2"), ("bbbb", "2"), ("error: no sub-agent is left", "0")], max_subagents=1
-    )
-    assert len(rows) == 2
-    assert len(server.requests) == 3
-
-
 def test_a_session_whose_lead_is_not_answered_has_no_row():
     rows, server = play([("#|#", "")])
     assert (rows, len(server.requests)) == ([], 1)
@@ -161,13 +152,3 @@ def test_a_row_without_a_task_is_refused_with_the_choices():
         ValueError, match=r"data_source='x': no task .* verl_padding/symbol_sum, openai/gsm8k"
     ):
         task_of({"data_source": "x"})
-
-
-def test_the_recipes_own_metrics_are_means_over_sessions():
-    keys = ["p0_0_0", "p0_0_1", "p0_0_2", "p0_1_0", "p1_0_1", "p1_0_0"]
-    tags = [{"response_len": n} for n in (2, 2, 60, 5, 30, 10)]
-    metrics = session_metrics(keys, tags)
-    assert metrics["subagents/rows_per_session"] == pytest.approx(2.0)
-    assert metrics["subagents/lead_token_share"] == pytest.approx((60 / 64 + 1 + 30 / 40) / 3)
-    with pytest.raises(AssertionError, match="a pad is no row"):
-        session_metrics(["p0_0_0"], [{"response_len": 1, "is_padding": True}])

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,7 +49,7 @@ def made_step(**values) -> RecordedStep:
 
 
 @pytest.mark.parametrize("leave_out", ["nothing", "rows", "timings"])
-def test_a_file_reads_as_it_was_written(leave_out: str, tmp_path: Path):
+def test_a_file_reads_as_it_was_written(leave_out, tmp_path):
     updates = [
         made_step(timings=two_ranks()),
         made_step(update=1, timings=two_ranks(told_apart=False)),
@@ -62,7 +61,7 @@ def test_a_file_reads_as_it_was_written(leave_out: str, tmp_path: Path):
     assert read_steps(path) == updates
 
 
-def test_a_line_of_a_row_has_this_form(tmp_path: Path):
+def test_a_line_of_a_row_has_this_form(tmp_path):
     write_steps([made_step()], tmp_path / "3.jsonl")
     header, row, *_ = map(json.loads, (tmp_path / "3.jsonl").read_text().splitlines())
     assert header == {
@@ -87,7 +86,7 @@ def test_a_line_of_a_row_has_this_form(tmp_path: Path):
     }
 
 
-def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path: Path):
+def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path):
     path = tmp_path / "3.jsonl"
     write_steps(
         [
@@ -134,7 +133,7 @@ def test_what_rows_share_is_a_forest_again():
         "[" * 100_000 + "\n",
     ],
 )
-def test_a_file_that_holds_no_step_is_refused(text: str | None, tmp_path: Path):
+def test_a_file_that_holds_no_step_is_refused(text, tmp_path):
     path = tmp_path / "3.jsonl"
     if text is not None:
         path.write_text(text)
@@ -147,20 +146,8 @@ def test_a_file_that_holds_no_step_is_refused(text: str | None, tmp_path: Path):
 @pytest.mark.parametrize(
     "header", ['{"step": 1, "keys": []}', '{"form": 2, "step": 1, "keys": [], "new": 1}']
 )
-def test_a_file_of_another_form_is_refused(header: str, tmp_path: Path):
+def test_a_file_of_another_form_is_refused(header, tmp_path):
     path = tmp_path / "3.jsonl"
     path.write_text(header + "\n")
     with pytest.raises(PaddingDataError, match=r"form=(None|2).* reads form 1\. "):
         read_steps(path)
-
-
-def test_a_file_that_lacks_rows_of_its_keys_is_refused(tmp_path: Path):
-    path = tmp_path / "3.jsonl"
-    write_steps([made_step()], path)
-    lines = path.read_text().splitlines(keepends=True)
-    for kept in (lines[:2], lines[:-1], [lines[0], *lines[:0:-1]]):
-        path.write_text("".join(kept))
-        with pytest.raises(PaddingDataError, match=r"3\.jsonl: not the file of a step"):
-            read_steps(path)
-    path.write_text(lines[0])
-    assert read_steps(path)[0].rows == [], "timings alone"

@@ -48,14 +48,6 @@ def test_stock_verls_pads_and_optimizer_steps_follow_from_its_rule(tmp_path):
     assert ACTOR_STEPS not in read_curves(folder)[0]
 
 
-def test_a_torn_dump_is_named_and_its_step_has_no_reward(tmp_path):
-    folder = write_run(tmp_path, padded=True)
-    (folder / ROLLOUTS / "2.jsonl").write_text('{"uid": ')
-    curves, (note,) = read_curves(folder)
-    assert curves[SESSION_REWARD] == {1: 0.25}
-    assert f"{folder}/rollouts/2.jsonl: is not whole" in note
-
-
 @pytest.mark.parametrize(("rows", "padded", "steps"), [(1, 48, 3), (48, 48, 3), (49, 96, 6)])
 def test_stock_verl_pads_to_the_multiple_of_ranks_and_mini_batches(rows, padded, steps):
     rule = StockRule(dp_size=2, actor_rows=16, critic_rows=24)

@@ -89,32 +89,8 @@ def run_job(
     facts = folder / PROBE
     facts.mkdir(parents=True)
     model = make_tiny_model(model_kind, folder / "models")
-    data = folder / "train.parquet"
-    rows = [
-        {
-            "data_source": "letters",
-            "prompt": [{"role": "user", "content": f"{index}?"}],
-            "ability": "letters",
-            "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": index},
-        }
-        for index in range(512)
-    ]
-    if model_kind == "qwen3_vl":
-        for row in rows:
-            row["prompt"][0]["content"] = "<image>" + row["prompt"][0]["content"]
-            row["images"] = [{"bytes": _picture(row["extra_info"]["index"])}]
-    pd.DataFrame(rows).to_parquet(data)
-    pd.DataFrame(rows[:5]).to_parquet(folder / "val.parquet")
-    environment = {
-        probe.FOLDER: str(facts),
-        "VERL_USE_EXTERNAL_MODULES": ",".join(
-            [*([] if plugin else [ON_A_CPU]), "tests.support.probe"]
-        ),
-        "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
-        "PYTHONPATH": str(ROOT),
-        **probed,
-    }
+    data = write_data(folder, with_images=model_kind == "qwen3_vl")
+    environment = environment_of_job(facts, plugin) | dict(probed)
     with mock.patch.dict(os.environ, environment):
         code = run_command(
             [
@@ -151,6 +127,38 @@ def run_job(
         log=log,
         **read_probe(facts, torn=probe.KILL_ACTOR in probed),
     )
+
+
+def environment_of_job(facts: Path, plugin: bool) -> dict[str, str]:
+    """What has verl load the probe, and the plug-in or what it needs on a CPU without it."""
+    modules = [*([] if plugin else [ON_A_CPU]), "tests.support.probe"]
+    return {
+        probe.FOLDER: str(facts),
+        "VERL_USE_EXTERNAL_MODULES": ",".join(modules),
+        "VERL_USE_EXTERNAL_PLUGINS": "auto" if plugin else "none",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def write_data(folder: Path, *, with_images: bool) -> Path:
+    """Prompts of a training job, each its own number, and five of them for validation."""
+    data = folder / "train.parquet"
+    rows = [
+        {
+            "data_source": "letters",
+            "prompt": [{"role": "user", "content": f"{index}?"}],
+            "ability": "letters",
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": index},
+        }
+        for index in range(512)
+    ]
+    for row in rows if with_images else ():
+        row["prompt"][0]["content"] = "<image>" + row["prompt"][0]["content"]
+        row["images"] = [{"bytes": _picture(row["extra_info"]["index"])}]
+    pd.DataFrame(rows).to_parquet(data)
+    pd.DataFrame(rows[:5]).to_parquet(folder / "val.parquet")
+    return data
 
 
 def _picture(seed: int) -> bytes:

@@ -19,12 +19,16 @@ from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.utils.padding import response_from_nested
 
 from benchmarks.one_step import padded_group
-from tests.support.branching_rows import branching_rows
 from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.padded_rows import upsample
-from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
-from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
+from tests.support.trained_batches import (
+    put_branching_rows,
+    put_few_rows,
+    put_grown_rows,
+    put_trained_rows,
+)
 from verl_padding.job.calls import CALLS
 from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.padded_batch import PaddedBatch
@@ -35,33 +39,6 @@ from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 from verl_padding.worker.plan_packer import install
 
-LENGTHS = [
-    (9, 5),
-    (14, 2),
-    (4, 12),
-    (6, 1),
-    (20, 9),
-    (8, 8),
-    (5, 3),
-    (11, 4),
-    (3, 3),
-    (17, 6),
-    (6, 2),
-]
-TURNS = [
-    3,
-    2,
-    5,
-    4,
-    5,
-    2,
-    1,
-    3,
-    1,
-    2,
-    3,
-    2,
-]  # rows of each session that grows; two sessions of each of six prompts
 EPOCHS = 2
 PAD_TOKENS = 2  # what engines ask for that round no row up
 TEMPLATE = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
@@ -85,68 +62,6 @@ EACH_CUT = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 BUDGET = 32
 Shared = Literal["off", "whole", "branches"]
 """What rows share: nothing, all of a row, or whatever they begin with."""
-
-
-def put_trained_rows() -> KVBatchMeta:
-    """Rows with all that an update of actor or critic reads."""
-    torch.manual_seed(0)
-    return with_trained_fields(put_rows(LENGTHS))
-
-
-def put_few_rows() -> KVBatchMeta:
-    """Rows of three prompts, of which the first two have one row: too few for all ranks of a
-    mini-batch each."""
-    torch.manual_seed(0)
-    return with_trained_fields(put_rows(LENGTHS[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
-
-
-def put_full_rows() -> KVBatchMeta:
-    """Rows of which some fill a rank's micro-batch, so that no pad fits beside them."""
-    torch.manual_seed(0)
-    lengths = {
-        "a_0_0": (16, 16),
-        "a_0_1": (3, 3),
-        "a_0_2": (2, 4),
-        "b_0_0": (4, 4),
-        "c_0_0": (10, 22),
-        "d_0_0": (3, 5),
-    }
-    lengths |= {"d_0_1": (2, 2), "e_0_0": (5, 6), "f_0_0": (7, 8), "f_0_1": (3, 3)}
-    return with_trained_fields(put_rows([*lengths.values()], [*lengths]))
-
-
-def put_grown_rows() -> KVBatchMeta:
-    """Rows of which most begin with another one of their session."""
-    torch.manual_seed(0)
-    return with_trained_fields(put_grown_sessions(grown_sessions(TURNS, prompts=len(TURNS) // 2)))
-
-
-def put_branching_rows() -> KVBatchMeta:
-    """Rows that begin alike and part, in a session and between those of a prompt."""
-    torch.manual_seed(0)
-    rows = branching_rows(prompts=6, rollouts=2, turns=(3, 2), system=0)
-    rows.popitem()  # an odd number
-    return with_trained_fields(put_grown_sessions(rows))
-
-
-def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
-    """Puts what trainer and workers add to rows before an update."""
-    generator = torch.Generator().manual_seed(0)
-
-    def column(scale: float, shift: float) -> list[torch.Tensor]:
-        return [
-            torch.randn(tag["response_len"], generator=generator) * scale + shift
-            for tag in batch.tags
-        ]
-
-    return put_columns(
-        batch,
-        old_log_probs=column(0.1, -5.6),
-        ref_log_prob=column(0.1, -5.6),
-        advantages=column(1.0, 0.2),
-        values=column(0.1, 0.0),
-        returns=column(1.0, 0.5),
-    )
 
 
 def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
@@ -209,17 +124,12 @@ def plan_of(
         else {"micro_batch_rows": micro_batch_rows}
     )
     of_call: dict[str, Any] = {"dp_size": 2} | size | shape
+    prompts = mini_batch or (1 if few else 2)
     job = Job(
         strategy=strategy,
         prompts=3 if few else 6,
         sessions_per_prompt=2,
-        updates={
-            update: Update(
-                **of_call,
-                prompts_per_mini_batch=mini_batch or (1 if few else 2),
-                skips_idle=bool(idle),
-            )
-        },
+        updates={update: Update(**of_call, prompts_per_mini_batch=prompts, skips_idle=bool(idle))},
         inference={"log_prob": Pass(**of_call, as_update=update)} if by_tokens and not few else {},
         packer=packer,
         sharing="off" if sharing == "off" else "on",

@@ -24,3 +24,8 @@ def compose_job(*overrides: str) -> DictConfig:
     """verl's ``ppo_trainer`` config with overrides."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides=list(overrides))
+
+
+def compose_padded(*overrides: str) -> DictConfig:
+    """A padded job whose micro-batches are cut by token budgets."""
+    return compose_job("+padding=prompt", *DYNAMIC, *overrides)

@@ -16,6 +16,37 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3")
 IMAGE_SIDE = 28  # pixels of a side, for the family that takes whole images
 
 
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+OF_QWEN = {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
+SMALL: dict[str, int] = {"hidden_size": 32, "intermediate_size": 64}
+VISION: dict[str, dict[str, Any]] = {
+    "qwen2_vl": OF_QWEN | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14},
+    "qwen2_5_vl": OF_QWEN
+    | SMALL
+    | {"out_hidden_size": 64, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1]},
+    "qwen3_vl": OF_QWEN
+    | SMALL
+    | {"out_hidden_size": 64, "patch_size": 16, "num_position_embeddings": 64}
+    | {"deepstack_visual_indexes": [0]},
+    "gemma3": SMALL
+    | {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": IMAGE_SIDE}
+    | {"patch_size": 14},
+}
+KINDS = {
+    "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
+    "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
+    "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+    "gemma3": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration),
+}
+
+
 def make_vision_model(family: str, folder: Path) -> Path:
     """A random model of two text and two vision layers, with the byte tokenizer and a few ids for
     images behind it."""
@@ -28,66 +59,25 @@ def make_vision_model(family: str, folder: Path) -> Path:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    text: dict[str, Any] = special | {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-    }
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    ids: dict[str, Any] = special | {"tie_word_embeddings": False}
-    if family != "gemma3":
-        ids |= {"image_token_id": image, "video_token_id": video}
-        ids |= {"vision_start_token_id": start, "vision_end_token_id": end}
-    vision: dict[str, Any]
-    match family:
-        case "qwen2_vl":
-            vision = {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14}
-            kinds = transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration
-        case "qwen2_5_vl":
-            vision = {
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "out_hidden_size": 64,
-                "patch_size": 14,
-            }
-            vision |= {"window_size": 112, "fullatt_block_indexes": [1]}
-            kinds = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
-        case "qwen3_vl":
-            vision = {
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "out_hidden_size": 64,
-                "patch_size": 16,
-            }
-            vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    text: dict[str, Any] = special | TEXT | {"vocab_size": len(tokenizer)}
+    if family == "gemma3":
+        text |= {"head_dim": 16, "sliding_window": 512}
+        ids = {"mm_tokens_per_image": 4, "boi_token_index": start, "eoi_token_index": end}
+        # Tied, as Google's are: untied, verl's FSDP2 wrapping shards the vision tower's embedding
+        # twice.
+        ids |= {"image_token_index": image, "tie_word_embeddings": True}
+    else:
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+        if family == "qwen3_vl":
             text["head_dim"], rope["mrope_interleaved"] = 16, True
-            kinds = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
-        case "gemma3":
-            vision = {
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-            }
-            vision |= {"image_size": IMAGE_SIDE, "patch_size": 14}
-            text |= {"head_dim": 16, "sliding_window": 512}
-            ids |= {"mm_tokens_per_image": 4, "boi_token_index": start, "eoi_token_index": end}
-            ids |= {"image_token_index": image}
-            # Tied, as Google's are: untied, verl's FSDP2 wrapping shards the vision tower's
-            # embedding twice.
-            ids["tie_word_embeddings"] = True
-            kinds = transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration
-    if family != "gemma3":
-        vision |= {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
         text["rope_parameters"] = rope
-    config_kind, model_kind = kinds
+        ids = {"image_token_id": image, "video_token_id": video, "tie_word_embeddings": False}
+        ids |= {"vision_start_token_id": start, "vision_end_token_id": end}
+    make_config, make_model = KINDS[family]
+    config = make_config(text_config=text, vision_config=VISION[family], **special | ids)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = model_kind(config_kind(text_config=text, vision_config=vision, **ids))
+        model = make_model(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

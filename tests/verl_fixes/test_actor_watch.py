@@ -113,35 +113,6 @@ def test_an_actor_that_restarts_is_not_lost():
     ray.kill(worker)
 
 
-def test_an_actor_that_its_holder_replaces_is_not_lost():
-    held = [Worker.remote()]
-    ray.get(held[0].pid.remote())
-    watch = ActorWatch(lambda: {"worker": held})
-    with watch.interrupting_main_thread():
-        time.sleep(1)
-        old = held.pop()
-        held.append(Worker.remote())
-        ray.kill(old)
-        ray.get(held[0].pid.remote())
-        time.sleep(1)
-    assert watch.lost is None
-    ray.kill(held[0])
-
-
-def test_outside_of_the_block_actors_may_end_and_signals_are_as_before(worker):
-    before = signal.getsignal(signal.SIGURG)
-    other = Worker.remote()
-    ray.get(other.pid.remote())
-    watch = ActorWatch(lambda: {"worker": [other]})
-    with watch.interrupting_main_thread():
-        time.sleep(1)
-    ray.kill(other)
-    time.sleep(1)
-    assert watch.lost is None
-    assert signal.getsignal(signal.SIGURG) == before
-    assert not [thread for thread in threading.enumerate() if thread.name == "actor watch"]
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_other_errors_pass_as_they_are(error, worker):
     watch = ActorWatch(lambda: {"worker": [worker]})

@@ -2,7 +2,6 @@
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain, combinations_with_replacement
 
 import pytest
@@ -55,7 +54,7 @@ def sent(data):
 
 
 @pytest.fixture(params=AXES)
-def rows_in_queue(request, transfer_queue) -> Iterator[tuple[int, dict[tuple[int, int], str]]]:
+def rows_in_queue(request, transfer_queue):
     """Axes of position ids, and the key of the n-th row of each length."""
     which = [
         (length, n) for length in sorted(set(chain.from_iterable(LENGTHS))) for n in range(MAX_ROWS)

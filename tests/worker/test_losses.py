@@ -1,24 +1,18 @@
 """What the wrapped loss hands on and reports; each of verl's losses in it is tested in
 tests/equivalence."""
 
-import math
-
 import pytest
 import torch
-from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.metric import AggregationType, Metric
+from verl.utils.metric import AggregationType
 
 from tests.support.losses_on_rows import (
-    LAYOUTS,
     PAD,
     Rows,
     critic_loss,
     nested,
     policy_loss,
-    run_as_verl_does,
 )
-from tests.support.tolerance import RELATIVE_FLOAT32
 from verl_padding.pads import columns
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 
@@ -78,42 +72,6 @@ def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, t
         MICRO_BATCHES: (AggregationType.SUM, [1.0]),
         PACKING_EFFICIENCY: (AggregationType.MEAN, [tokens / 20]),
     }
-
-
-class RowsWithRejectedTokens(Rows):
-    """Rows of which rejection sampling kept some tokens: verl then writes response masks anew, and
-    no loss masks."""
-
-    KEPT = ((0, 1, 1, 0), (0,), (1, 1, 1, 1, 0, 0), (0, 1), (1, 0, 1))
-
-    def __init__(self):
-        super().__init__()
-        for row, kept in zip(self.fields, self.KEPT, strict=True):
-            row["response_mask"] = torch.tensor(kept)
-
-
-@LAYOUTS
-@pytest.mark.parametrize("output_name", ["log_probs", "values"])
-def test_after_rejection_sampling_the_kept_tokens_weigh_in_a_metric(output_name, layout):
-    rows, loss = RowsWithRejectedTokens(), LOSSES[output_name]("token-mean")
-    n = rows.n_real
-    output, data = rows.micro_batch(
-        range(n), rows.leaves(), output_name, dp_size=1, real_rows=n, reporting_ranks=1, nominal=n
-    )
-    want = loss(model_output=output, data=data, dp_group=None)[1]
-    _, got = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, output_name)
-    for name, value in want.items():
-        number = value.aggregate() if isinstance(value, Metric) else value
-        assert math.isclose(got[name], number, rel_tol=RELATIVE_FLOAT32, abs_tol=1e-12), name
-
-
-def test_a_batch_without_the_columns_reaches_the_inner_loss_untouched():
-    seen = {}
-    data = TensorDict({"x": torch.zeros(2)}, batch_size=2)
-    RealRowsLoss(lambda **kwargs: seen.update(kwargs), "rows")(
-        model_output={}, data=data, dp_group=None
-    )
-    assert seen["data"] is data
 
 
 def test_top_k_distillation_is_asked_for_its_token_values_first():

@@ -87,7 +87,7 @@ def timings_of(engine: Engine, rows: TensorDict) -> list[MicroBatchTiming]:
 
 
 @pytest.fixture
-def device(monkeypatch) -> Device:
+def device(monkeypatch):
     made = Device()
     monkeypatch.setattr(micro_batch_clock, "get_torch_device", lambda: made)
     monkeypatch.setattr(micro_batch_clock, "get_device_name", lambda: "cuda")

@@ -18,7 +18,6 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Qwen2Config,
-    Qwen2MoeConfig,
 )
 from transformers.masking_utils import causal_mask_function, or_masks, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -186,18 +185,6 @@ def test_a_model_that_torch_attends_to_in_another_way_keeps_what_it_has(kind):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_window_that_a_layer_has_in_its_mask_alone_is_refused():
-    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
-    model = AutoModelForCausalLM.from_config(
-        Qwen2MoeConfig(**SIZES, **EXPERTS, **window), attn_implementation="sdpa"
-    )
-    use_packed_attention(model)
-    with pytest.raises(
-        PaddingError, match="Qwen2MoeAttention has its sliding window in a mask alone"
-    ):
-        model(torch.randint(64, (1, 9)))
-
-
 def test_tokens_of_an_image_see_each_other():
     blocks = torch.tensor([[-1, -1, 0, 0, 0, -1, -1]])
     given = {
@@ -257,12 +244,6 @@ def test_ranks_that_share_a_row_are_refused_without_an_exchange():
         install_in_worker(worker_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
 
 
-def test_rows_that_are_not_packed_keep_their_attention():
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), attn_implementation="sdpa")
-    install_in_worker(worker_of(model, use_remove_padding=False))
-    assert model.config._attn_implementation == "sdpa"
-
-
 def packed_and_alone(model: torch.nn.Module) -> list[torch.Tensor]:
     """Logits (tokens, vocabulary) of packed rows by torch's attention, and of each row alone by
     sdpa."""
@@ -297,17 +278,6 @@ def test_layers_that_do_not_hand_position_ids_on_keep_rows_apart(family):
         AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
     )
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_a_model_without_linear_layers_computes_float32_as_float32():
-    config = AutoConfig.for_model(
-        "gpt2", vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64
-    )
-    torch.manual_seed(0)
-    found, wanted = packed_and_alone(
-        AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    )
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 QWEN_VL = """

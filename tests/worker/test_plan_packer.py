@@ -61,14 +61,6 @@ def test_rows_that_no_plan_has_cut_go_to_verls_packer():
         assert indices == want_indices
 
 
-def test_numbers_of_micro_batches_of_another_call_are_not_read():
-    data = cell(budget=30)
-    tu.assign_non_tensor(data, cut_by_plan=False)
-    assert rows_of(follow_plan(prepare_micro_batches)(data)[0]) == rows_of(
-        prepare_micro_batches(data)[0]
-    )
-
-
 def test_outputs_come_back_in_row_order_and_a_lost_one_is_an_error():
     data = cell()
     micro_batches, indices = follow_plan(prepare_micro_batches)(data)

@@ -1,20 +1,14 @@
 """The sessions stage of a dry run: what is wrong with a user's code is found by running it, and
 right code passes."""
 
-import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from tests.on_cpu.dry_run.own_jobs import AGENT, LOOP, REWARD, TOOL, TURNS, OwnJob, dry_run_of
-from verl_padding.on_cpu.dry_run.sessions import TRAIN, SampledRow, _Queue, by_value
 
 RETURNED = "return outputs"
 SCORE = "return 1.0 if ground_truth in solution_str else 0.0"
@@ -56,23 +50,13 @@ class Mine(RLHFDataset):
         return super().__getitem__(item)['question']
 """
 TOOLS = "tools:\n  - class_name: nowhere.Tool\n    config: {type: native}\n    tool_schema: {}\n"
-REFUSING = "{% for m in messages %}{{ raise_exception('no such role: ' + m.role) }}{% endfor %}"
+
+
 WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
     "no prompt column": (with_data(prompt=None), ("prompt",)),
-    "prompts that are text": (with_data(prompt=lambda row: f"one and {row}"), ("template",)),
     "no column for rewards": (lambda own: [own.data(data_source=None)], ("data_source",)),
     "a data source that verl has no score for": (lambda own: [], ("mine",)),
-    "a column validate": (with_data(validate=lambda row: True), ("data.train_files", "validate")),
-    "a filter that leaves nothing": (
-        lambda own: ["data.max_prompt_length=2", "data.filter_overlong_prompts=true"],
-        ("data.train_files",),
-    ),
-    "a file that is not there": (
-        lambda own: ["data.train_files=/nowhere.parquet"],
-        ("/nowhere.parquet",),
-    ),
     "a template that renders nothing": (with_template("hello"), ("template",)),
-    "a template that refuses a role": (with_template(REFUSING), ("no such role: user",)),
     "a file of agent loops that is no YAML": (
         lambda own: [
             f"{AGENT}.agent_loop_config_path={own.file('agent.yaml', '- name: [')}",
@@ -86,7 +70,6 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
         ),
         ("cannot pickle", f"loop_of_mine.py:{line_of(LOOP, 'self.server_manager')}"),
     ),
-    "a loop of another name": (with_loop(name="yours"), ("mine", "not registered")),
     "a misspelt attribute": (
         with_loop("self.server_manager", "self.server_manger"),
         ("server_manger", f"loop_of_mine.py:{line_of(LOOP, 'self.server_manager')}", AGENT),
@@ -96,28 +79,11 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
         with_loop("response_mask=[1] * len(reply.token_ids)", "response_mask=[1]"),
         ("response_mask",),
     ),
-    "no log-probs": (with_loop("response_logprobs=reply.log_probs,"), ("rollout_log_probs",)),
-    "an output without what it needs": (
-        with_loop("response_ids=reply.token_ids,"),
-        ("response_ids", "loop_of_mine.py"),
-    ),
-    "a text in the place of tokens": (
-        with_loop("prompt_ids=ids, s", "prompt_ids=str(ids), s"),
-        ("str",),
-    ),
     "tokens that the model lacks": (
         with_loop("prompt_ids=ids, s", "prompt_ids=[99999], s"),
         ("99999", "vocab_size"),
     ),
     "a reward that is a tuple": (with_reward(REWARD.replace(SCORE, "return 1.0, {}")), ("tuple",)),
-    "a reward without a score": (
-        with_reward(REWARD.replace(SCORE, "return {'accuracy': 1.0}")),
-        ("'score'",),
-    ),
-    "a reward that is nothing": (
-        with_reward("def compute_score(**given):\n    pass\n"),
-        ("rm_scores",),
-    ),
     "a reward that raises": (
         with_reward(REWARD.replace("return 1.0 if", "return extra_info['answer'] if")),
         (
@@ -126,7 +92,6 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
             "reward.custom_reward_function.path",
         ),
     ),
-    "a reward that is not Python": (with_reward("def compute_score(\n"), ("reward_of_mine.py",)),
     "a tool class that is not there": (
         with_file(
             f"{TURNS}.tool_config_path",
@@ -200,11 +165,6 @@ def test_a_tool_that_raises_is_shown_though_verl_goes_on(own):
     assert "left out: reward.reward_model" in said
 
 
-def test_a_reply_that_is_longer_than_its_limit_is_reported(own):
-    _, said = sessions_of(own, *own.tool(), *own.reward(), "data.max_response_length=16")
-    assert "cut to the limit" in said
-
-
 def test_tools_and_rewards_may_be_left_out(own):
     broken = [*own.tool("raise SystemError\n"), *own.reward("raise SystemError\n")]
     assert sessions_of(own, *broken)[0] == 1
@@ -215,9 +175,7 @@ def test_tools_and_rewards_may_be_left_out(own):
 HOLDS_THE_LOCK = "import re; re.match('(a+)+$', 'a' * 60 + 'b')"
 
 
-@pytest.mark.parametrize(
-    "forever", ["while True: pass", "import asyncio; await asyncio.sleep(1e6)", HOLDS_THE_LOCK]
-)
+@pytest.mark.parametrize("forever", ["import asyncio; await asyncio.sleep(1e6)", HOLDS_THE_LOCK])
 def test_a_loop_that_does_not_end_is_shown_with_the_line_that_hangs(own, forever):
     text = LOOP.replace(RETURNED, f"{forever}  # here")
     job = own.overrides(*own.loop(text), *own.reward())
@@ -229,7 +187,7 @@ def test_a_loop_that_does_not_end_is_shown_with_the_line_that_hangs(own, forever
         "--only",
         "sessions",
         "--timeout",
-        "10",
+        "6",
         *job,
     ]
     ended = subprocess.run(
@@ -272,27 +230,3 @@ def test_a_reward_that_writes_into_its_data_writes_into_its_own(own):
     # Four prompts of two sessions: of the first session alone the data have what it has written.
     assert "7 sessions have failed" in said
     assert "KeyError: 'seen'" in said
-
-
-def test_rows_stay_what_they_were_when_they_were_put():
-    rows: list[SampledRow] = []
-    info = {"writer": 0}
-    put = {
-        "keys": ["a_0_0"],
-        "fields": list_of_dict_to_tensordict([{"extra_info": info}]),
-        "tags": [{}],
-    }
-    asyncio.run(_Queue(rows).async_kv_batch_put(**put, partition_id=TRAIN))
-    info["writer"] = 1
-    assert [row.fields for row in rows] == [{"extra_info": {"writer": 0}}]
-
-
-def test_a_copy_has_read_only_arrays_and_tensors_of_its_own():
-    given = {"array": np.zeros(3), "nested": [{"array": np.zeros(2)}], "tensor": torch.zeros(3)}
-    copy = by_value(given)
-    copy["tensor"][0] = 1.0
-    assert not given["tensor"].any()
-    assert not copy["array"].flags.writeable
-    assert not copy["nested"][0]["array"].flags.writeable
-    with pytest.raises(TypeError, match="pickle"):
-        by_value({"lock": threading.Lock()})

@@ -2,20 +2,16 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from omegaconf import OmegaConf
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, BloomConfig, Qwen3Config
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, BloomConfig
 
-from tests.on_cpu.dry_run.own_jobs import OwnJob, dry_run_of
+from tests.on_cpu.dry_run.own_jobs import dry_run_of
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.on_cpu.dry_run.failure import Failure, FailuresOfLog
+from verl_padding.on_cpu.dry_run.failure import FailuresOfLog
 from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
 from verl_padding.on_cpu.dry_run.step import metrics_not_finite
 from verl_padding.on_cpu.tiny_models import make_tiny_model
@@ -34,7 +30,7 @@ def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
     assert 0 < layers < 1_000_000
 
 
-def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own: OwnJob, tmp_path):
+def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own, tmp_path):
     engine = [
         "model_engine=megatron",
         "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
@@ -57,23 +53,7 @@ def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own: O
     assert any("vllm" in each for each in left_out)
 
 
-def test_a_reduced_job_keeps_what_the_config_of_a_cpu_would_change(own: OwnJob, tmp_path):
-    unpacked = [
-        "actor_rollout_ref.model.use_remove_padding=False",
-        "critic.model.use_remove_padding=False",
-    ]
-    budget = [
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
-        "data.max_prompt_length=100",
-    ]
-    config = compose_job(JobArguments(overrides=tuple(own.overrides(*unpacked, *budget))))
-    small, _ = reduced(config, model=tmp_path / "model", folder=tmp_path, longest_row=3330)
-    assert not small.actor_rollout_ref.model.use_remove_padding
-    assert not small.critic.model.use_remove_padding
-    assert 3330 <= small.actor_rollout_ref.actor.ppo_max_token_len_per_gpu < 16384
-
-
-def test_a_reduced_job_has_no_servers_and_no_tools_that_are_left_out(own: OwnJob, tmp_path):
+def test_a_reduced_job_has_no_servers_and_no_tools_that_are_left_out(own, tmp_path):
     job = [
         *own.tool(),
         *own.reward(),
@@ -92,24 +72,6 @@ def test_a_reduced_job_has_no_servers_and_no_tools_that_are_left_out(own: OwnJob
         for each in ("tools", "rewards", "reward_model", "critic")
         if each not in " ".join(left_out)
     ] == []
-
-
-def test_of_two_errors_of_the_users_code_the_one_raised_last_is_shown(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "def slow(k):\n    raise ValueError('the real fault')\n"
-        "def run(k):\n    try:\n        {}[k]\n    except KeyError:\n        slow(k)\n"
-    )
-    code = compile((tmp_path / "mine.py").read_text(), str(tmp_path / "mine.py"), "exec")
-    own: dict = {}
-    exec(code, own)
-    failures = []
-    for key in range(2):
-        try:
-            own["run"](key)
-        except ValueError as error:
-            failures.append(Failure.of(error))
-    assert [(each.kind, each.own[-1].line) for each in failures] == [("ValueError", 2)] * 2
-    assert failures[0].key == failures[1].key
 
 
 def test_the_first_exception_of_a_log_is_the_users_own_and_not_rays(tmp_path):
@@ -136,22 +98,6 @@ ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunner.run()
     lines = list(first.lines({str(mine): "actor_rollout_ref.model.external_lib"}))
     assert lines[1] == f"  {mine}:7 in mine: return wrong"
     assert "actor_rollout_ref.model.external_lib" in " ".join(lines)
-
-
-def test_failed_sessions_are_counted_whatever_process_logs_them():
-    found = FailuresOfLog()
-    for line in """\
-(AgentLoopWorker pid=7) ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=ab
-(AgentLoopWorker pid=7) Traceback (most recent call last):
-(AgentLoopWorker pid=7)   File "/mine/loop.py", line 5, in run
-(AgentLoopWorker pid=7)     step()
-(AgentLoopWorker pid=7) KeyError: 'answer'
-(AgentLoopWorker pid=8) ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=cd
-""".splitlines():
-        found.read(line)
-    assert found.failed_sessions == 2
-    assert [failure.kind for failure in found.failures()] == ["KeyError"]
-    assert found.refusal == ""
 
 
 def test_a_job_that_is_refused_before_ray_starts_is_shown_by_its_reason(own):
@@ -210,41 +156,6 @@ def test_a_step_goes_well_and_leaves_the_users_folder_as_it_was(job, own, tmp_pa
         file.name: file.read_bytes() for file in own.folder.iterdir() if file.is_file()
     } == before
     assert {each.name for each in own.folder.iterdir() if each.is_dir()} <= {"__pycache__"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "script",
-    sorted(RECIPES.glob("*/run_qwen3_4b_*.sh")),
-    ids=lambda path: path.parent.name + path.stem,
-)
-def test_the_gpu_scripts_of_the_recipes_run_as_they_stand(script, own, tmp_path):
-    model = make_tiny_model("qwen3", tmp_path / "models")
-    large = Qwen3Config(
-        num_hidden_layers=36, hidden_size=2560, intermediate_size=9728, num_attention_heads=32
-    )
-    config = json.loads((model / "config.json").read_text())
-    wide = large.to_dict() | {
-        key: config[key] for key in ("vocab_size", "eos_token_id", "architectures")
-    }
-    (model / "config.json").write_text(json.dumps(wide | {"dtype": "bfloat16"}, default=str))
-    extra = {"answer": "#### 2", "question": "one and one"}
-    columns = {
-        "data_source": lambda row: "openai/gsm8k",
-        "extra_info": lambda row: extra | {"index": row},
-    }
-    for name in ("train", "test"):
-        own.data(name=f"{name}.parquet", rows=16, **columns)
-    stub = tmp_path / "bin" / "verl-padding"
-    stub.parent.mkdir()
-    stub.write_text(f'#!/bin/bash\nshift; printf "%s\\n" "$@" > {tmp_path}/arguments; exit 3\n')
-    stub.chmod(0o755)
-    paths = f"{stub.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    given = {"MODEL": model, "DATA": own.folder, "OUT": tmp_path / "out"}
-    environment = os.environ | {"PATH": paths} | {name: str(path) for name, path in given.items()}
-    assert subprocess.run(["bash", script], env=environment, check=False).returncode == 3
-    code, said = dry_run_of(*(tmp_path / "arguments").read_text().split("\n")[:-1], only="step")
-    assert code == 0, said
 
 
 def test_a_module_that_cannot_be_imported_is_a_failure_of_the_dry_run(own, monkeypatch):
@@ -308,37 +219,6 @@ def test_a_step_that_fails_is_shown_with_what_is_wrong(name, own, monkeypatch):
     ended, said = dry_run_of(*own.overrides(*reward, *overrides), only="step", timeout_s=limit)
     assert ended == 1, said
     assert [each for each in words if each not in said] == [], said
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_process_and_no_folder(own, tmp_path):
-    (tmp_path / "tmp").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "verl_padding",
-        "dry-run",
-        "--only",
-        "step",
-        *own.overrides(*own.reward()),
-    ]
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    process = subprocess.Popen(
-        command, cwd=own.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    ended = time.monotonic() + 120
-    while (
-        len(psutil.Process(process.pid).children(recursive=True)) < 4 and time.monotonic() < ended
-    ):
-        time.sleep(0.5)
-    below = psutil.Process(process.pid).children(recursive=True)
-    assert len(below) >= 4
-    process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
-    assert not [
-        each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE
-    ]
-    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -37,14 +37,14 @@ PARAMS = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory):
     """A mixture, whose weights have other names in a checkpoint and in the trainer."""
     folder = make_tiny_model("qwen3_moe", tmp_path_factory.mktemp("models"))
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture
-def server(model: Any) -> TransformersServer:
+def server(model):
     """It has no weights yet."""
     tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
     return TransformersServer(CONFIG, SimpleNamespace(hf_config=model.config, tokenizer=tokenizer))
@@ -142,15 +142,6 @@ async def test_new_weights_are_used_and_old_ones_are_gone(model, server):
 
 
 @in_a_loop
-async def test_weights_that_do_not_fit_are_refused(model, server):
-    incomplete = {
-        name: tensor for name, tensor in weights(model).items() if name != "model.norm.weight"
-    }
-    with pytest.raises(RuntimeError, match=r"norm\.weight"):
-        await server.load_weights(incomplete)
-
-
-@in_a_loop
 async def test_an_abort_returns_what_there_is_and_holds_later_requests(model, server):
     await server.load_weights(weights(model), global_steps=1)
     # too long to be finished before the abort
@@ -180,14 +171,6 @@ async def test_an_abort_returns_what_there_is_and_holds_later_requests(model, se
     assert output.extra_fields["global_steps"] == 2
 
 
-@in_a_loop
-async def test_a_server_that_leaves_the_balancer_rejects_at_once(model, server):
-    await server.abort_all_requests(reject_request=True)
-    await server.sleep()
-    output = await asyncio.wait_for(server.generate([1], PARAMS, ""), timeout=60)
-    assert (output.stop_reason, output.token_ids, output.log_probs) == ("aborted", [], [])
-
-
 @pytest.mark.parametrize(
     ("longest", "prompt", "params", "tokens"),
     [
@@ -209,11 +192,3 @@ async def test_a_response_has_room_for_what_prompt_and_context_leave(
     if longest:
         with pytest.raises(ValueError, match="max_new_tokens=0"):
             await server.generate([5] * longest, PARAMS, "")
-
-
-@pytest.mark.parametrize("wrong", [{"beam_width": 4}, {"repetition_penalty": 1.1}, {"top_p": 0.0}])
-@in_a_loop
-async def test_sampling_that_is_not_known_is_refused(model, server, wrong):
-    await server.load_weights(weights(model))
-    with pytest.raises(ValueError, match=r"beam_width|repetition_penalty|top_p"):
-        await server.generate([1], PARAMS | wrong, "")

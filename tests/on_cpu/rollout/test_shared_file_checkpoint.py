@@ -12,9 +12,7 @@ async def receive(engine: SharedFileCheckpointEngine) -> dict[str, torch.Tensor]
     return {name: tensor async for name, tensor in engine.receive_weights()}
 
 
-def test_every_cycle_delivers_the_weights_of_its_own_and_leaves_no_file(
-    tmp_path, monkeypatch
-) -> None:
+def test_every_cycle_delivers_the_weights_of_its_own_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     engines = [SharedFileCheckpointEngine(bucket_size=1, is_master=rank == 0) for rank in range(4)]
     trainers, rollouts = engines[:2], engines[2:]

@@ -30,7 +30,6 @@ from tests.support.rows_in_queue import (
     queue_content,
     read_columns,
 )
-from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
@@ -174,46 +173,6 @@ def test_an_algorithm_that_mixes_up_the_advantages_of_rows_is_refused(estimator,
     )
 
 
-def by_row_and_by_session(estimator: str, *, kl_in_reward: bool) -> tuple[Outcome, Outcome]:
-    """What rows get as samples, and with padding.advantages=session; while pads wait in the
-    queue."""
-    discount = ("algorithm.gamma=0.9", "algorithm.lam=0.8")
-    of_rows, of_sessions = (
-        without_and_with_pads(
-            estimator, f"padding.advantages={samples}", *discount, kl_in_reward=kl_in_reward
-        )
-        for samples in ("row", "session")
-    )
-    assert of_sessions[0] == of_sessions[1]
-    return of_rows[1], of_sessions[1]
-
-
-@pytest.mark.parametrize(
-    ("said", "actions"), [(None, 4), ([None, None, 0, 2], 2), ([None, None, None, None], 4)]
-)
-def test_two_equal_turns_are_two_actions_unless_one_continues_the_other(said, actions):
-    trainer = padded_trainer(
-        "algorithm.adv_estimator=reinforce_plus_plus",
-        "padding.advantages=session",
-        "algorithm.gamma=0.9",
-    )
-    keys, rows = (
-        ["a_0_0", "a_0_1", "a_0_2", "a_0_3"],
-        [([1], [2]), ([3], [4]), ([1], [2]), ([1], [2])],
-    )
-    batch = put_grown_sessions(
-        dict(zip(keys, rows, strict=True)),
-        extra_fields=[{} if said is None else {"extends": extends} for extends in said or keys],
-        rm_scores=[torch.ones(1)] * 4,
-        old_log_probs=[torch.zeros(1)] * 4,
-    )
-    trainer._compute_advantage(batch, {})
-    (returns,) = read_columns(batch, "returns")
-    want = [0.9 ** (actions - 1 - action) for action in range(actions)]
-    want = want if actions == 4 else [want[0], want[1], want[0], want[0]]
-    assert torch.cat(returns).tolist() == pytest.approx(want)
-
-
 def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
     """Advantages, which are the returns, too, of rows with masks, and a reward at the end of
     each."""
@@ -270,15 +229,6 @@ def test_a_session_whose_last_row_is_not_trained_has_verls_reward(rewards, masks
     half = 0.5**0.5  # (x - mean) / std of two, with Bessel's correction
     assert found[0] == pytest.approx([half] * len(masks[0]), abs=1e-4)
     assert found[2] == pytest.approx([-half], abs=1e-4)
-
-
-def test_an_in_reward_kl_reaches_sessions_and_moves_its_controller_once():
-    by_row, by_session = by_row_and_by_session("rloo", kl_in_reward=True)
-    assert by_row.rows != by_session.rows
-    assert (by_row.metrics, by_row.kl_coefficient) == (
-        by_session.metrics,
-        by_session.kl_coefficient,
-    )
 
 
 PRESETS = {

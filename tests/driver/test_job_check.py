@@ -1,0 +1,107 @@
+"""Which jobs are refused before any worker starts, each with setting, value and fix."""
+
+import pytest
+
+from tests.support.verl_config import compose_padded
+from verl_padding.driver.job_check import check_job
+from verl_padding.errors import PaddingConfigError
+
+A, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
+MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
+MEGATRON, PLAN = "model_engine=megatron", "padding.packer=plan"
+SHARING = (PLAN, "padding.sharing=on")
+
+
+def job_of(*overrides):
+    return check_job(compose_padded(*overrides)).step_job()
+
+
+def test_settings_of_a_padded_trainers_own_name_are_refused():
+    overrides = [
+        "trainer.v1.trainer_mode=padded_separate_async",
+        "+trainer.v1.padded_separate_async.rows=4",
+    ]
+    with pytest.raises(
+        PaddingConfigError,
+        match=r"padded_separate_async: verl does not read .*separate_async instead",
+    ):
+        job_of(*overrides)
+
+
+SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_batch_size=16"]
+
+
+FIXED_REF = [
+    KL,
+    f"{REF_}.log_prob_use_dynamic_bsz=false",
+    f"{REF_}.log_prob_micro_batch_size_per_gpu=2",
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["data.train_batch_size=100", f"{A}.ppo_mini_batch_size=30"],
+            rf"{A}.ppo_mini_batch_size=30 of 'actor' does not divide data.train_batch_size=100: ",
+        ),
+        (
+            [f"{A}.strategy=megatron"],
+            rf"{A}.strategy=megatron: the section's engine is a FSDPEngineConfig\. ",
+        ),
+        ([MEGATRON, f"{A}.strategy=fsdp2"], rf"{A}.strategy=fsdp2: .* is a McoreEngineConfig\. "),
+        (["trainer.use_v1=false"], r"trainer.use_v1=False: .*trainer.use_v1=True"),
+        (
+            ["+async_training={}"],
+            r"trainer.use_v1=True: .* fully asynchronous one \(async_training\)",
+        ),
+        (
+            ["trainer.v1.trainer_mode=async"],
+            r"trainer.v1.trainer_mode='async': .* Choices: sync, colocate_async,",
+        ),
+        (
+            [GAE, "+critic.fsdp.use_dynamic_bsz=false"],
+            r"\+critic.fsdp.micro_batch_size_per_gpu=None: .*_bsz=False",
+        ),
+        (
+            [f"{A}.loss_agg_mode=seq-mean-token-sum-norm"],
+            rf"{A}.loss_scale_factor=None: .*Set it to a constant",
+        ),
+        (
+            [f"{A}.ppo_max_token_len_per_gpu=null"],
+            rf"{A}.ppo_max_token_len_per_gpu=None: micro-batches are cut",
+        ),
+        (SMALL_LCM, r"padding.strategy='lcm'.* = 2 rows, not a multiple of 8 data-parallel ranks"),
+        (
+            ["padding.sharing=on"],
+            r"padding.sharing='on' with padding.packer='verl': only the plan keeps ",
+        ),
+        ([*SHARING, MEGATRON], rf"padding.sharing='on': .* {A} has strategy=megatron"),
+        (
+            [*SHARING, f"{MODEL}.use_remove_padding=false"],
+            rf"padding.sharing=.* {A} has .*use_remove_padding=False",
+        ),
+        ([*SHARING, *FIXED_REF], rf"padding.sharing='on': .* {REF_} has .*dynamic sizes=False"),
+        (
+            ["padding.pad_length=9", f"{A}.ppo_max_token_len_per_gpu=8"],
+            r"padding.pad_length=9: a pad does not fit",
+        ),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_with_setting_value_and_fix(overrides, message):
+    with pytest.raises(PaddingConfigError, match=f"^{message}"):
+        job_of(*overrides)
+
+
+def test_the_plans_micro_batches_are_refused_with_another_verl(monkeypatch):
+    monkeypatch.setattr("verl.__version__", "0.10.0")
+    with pytest.raises(PaddingConfigError, match=r"this is verl 0.10.0. Set padding.packer=verl"):
+        job_of(PLAN)
+    assert job_of().packer == "verl"
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_local_updates_beside_a_sleeping_rollout_are_refused(mode):
+    setting = f"trainer.v1.{mode}.parameter_sync_step"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: "):
+        job_of(f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")

@@ -1,0 +1,140 @@
+"""The plan of a step on the real TransferQueue: pads, rows that part, and what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+
+from tests.support.losses_on_rows import nested
+from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.driver.step_planner import UpdateNumber
+from verl_padding.driver.training_steps import TrainingSteps
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads import source_rows
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
+
+
+def test_rows_of_a_session_that_part_share_if_the_models_allow_it():
+    # Four sessions of two rows: the first 20 of 24 tokens of each are the same.
+    starts = torch.randint(5, 200, (4, 20)).repeat_interleave(2, dim=0)
+    rows = torch.cat([starts, torch.arange(8)[:, None].expand(8, 4)], dim=1)
+    batch = put_rows(
+        [(20, 4)] * 8,
+        input_ids=list(rows),
+        prompts=list(rows[:, :20]),
+        responses=list(rows[:, 20:]),
+    )
+    factors = {}
+    for branches in (False, True):
+        trainer, metrics = padded_trainer("padding.packer=plan", "padding.sharing=on"), {}
+        trainer._job.may_branch = branches
+        trainer._balance_batch(batch, metrics)
+        factors[branches] = metrics["padding/actor/sharing_factor"]
+    # The last of the tokens that two rows share is computed in both.
+    assert factors == pytest.approx({False: 1.0, True: 48 / (24 + 24 - 19)})
+
+
+def refused(trainer, batch, message):
+    content = queue_content()
+    with pytest.raises(PaddingDataError, match=message):
+        trainer._balance_batch(batch, metrics={})
+    assert queue_content() == content, "a refusal leaves the queue as it was"
+    assert trainer.steps.current is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (
+            (60, 5),
+            (
+                r"^step 7: row '{}' has 65 tokens.* 64"
+                r" .*actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+            ),
+        ),
+        ((0, 5), r"^row '{}': its prompt has no token\. verl takes the log-prob of the first"),
+    ],
+    ids=["over the token budget", "without a prompt"],
+)
+def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, message):
+    batch = put_rows([(5, 3), lengths])
+    refused(padded_trainer(), batch, message.format(batch.keys[1]))
+
+
+@pytest.mark.parametrize("dp_size", [1, 2], ids=["no pad is needed", "pads are needed"])
+def test_rows_that_are_not_in_the_queue_are_refused_by_name(dp_size):
+    batch = put_rows([(5, 3)] * 4)
+    trainer = padded_trainer(f"trainer.n_gpus_per_node={dp_size}", dp_size=dp_size)
+    lost = batch.keys[1:3]
+    tq.kv_clear(keys=lost, partition_id=PARTITION)
+    refused(
+        trainer,
+        batch,
+        rf"^row '{lost[0]}': not in TransferQueue \(2 of 4 rows of the batch are not\)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}],
+            "'weight': .* has not listed it",
+        ),
+        (
+            [{"micro_batch": torch.tensor(1.0)}] * 2,
+            "'micro_batch': rows have it, as torch.float32, but",
+        ),
+        ([{}, {"micro_batch": "a word"}], "'micro_batch': rows have it, as no tensor, but"),
+    ],
+)
+def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):
+    refused(padded_trainer(), put_some_fields([(5, 3), (6, 5)], rows), f"^field {message}")
+
+
+def test_a_field_without_a_role_is_refused_though_no_pad_is_needed(monkeypatch):
+    trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
+    batch = put_rows([(5, 3), (4, 2)] * 2)
+    read, get = [], source_rows.read_rows
+    monkeypatch.setattr(
+        source_rows, "read_rows", lambda keys, partition: read.append(keys) or get(keys, partition)
+    )
+    for reads in (1, 0):
+        read.clear()
+        trainer._balance_batch(batch, {})
+        assert trainer.steps.current.plan.n_pads == 0
+        assert len(read) == reads, (
+            "rows are read for fields that no step has met, and for no others"
+        )
+    content = queue_content()
+    assert len(content) == 4
+    tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=PARTITION,
+        fields=TensorDict({"odd": nested([torch.ones(15), torch.ones(8)] * 2)}, batch_size=4),
+    )
+    with pytest.raises(PaddingDataError, match=r"^field 'odd': its role is unclear.* fit no role"):
+        trainer._balance_batch(batch, {})
+    assert queue_content() == content
+
+
+@pytest.mark.parametrize(("eos", "pad", "token"), [(3, 4, 3), (None, 4, 4), (None, None, 0)])
+def test_a_pad_is_made_of_the_end_of_a_text_or_of_whatever_token_there_is(eos, pad, token):
+    trainer = padded_trainer()
+    trainer.tokenizer = SimpleNamespace(eos_token_id=eos, pad_token_id=pad)
+    trainer.steps = TrainingSteps(trainer, trainer._job)
+    trainer.steps.has_probed = True
+    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
+    pads = [key for key, tag in queue_content().items() if tag.get("is_padding")]
+    rows = tq.kv_batch_get(keys=pads, partition_id=PARTITION, select_fields=["input_ids"])
+    assert {int(each) for ids in rows["input_ids"] for each in ids} == {token}
+
+
+def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
+    numbers = [UpdateNumber(step, update) for step in (7, 8) for update in (0, 1)]
+    assert len({number.seed(0) for number in numbers}) == 4
+    assert UpdateNumber(7, 0).seed(0) == numbers[0].seed(0) != numbers[0].seed(1)

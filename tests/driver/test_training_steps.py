@@ -1,0 +1,219 @@
+"""What a step leaves: its counts and metrics, no pad, and a snapshot without its rows."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from tests.support.losses_on_rows import nested
+from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.job.calls import ACTOR
+from verl_padding.pads.prompt_order import ordered_uid
+from verl_padding.worker import plan_packer
+
+PAD_TOKENS = 2
+"""Of a pad of text."""
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
+
+
+def set_up(trainer):
+    trainer.actor_rollout_wg = SimpleNamespace(
+        execute_with_func_generator=lambda function: None, _dispatch_info={"actor": [0, 1]}
+    )
+    trainer._setup()
+    trainer.steps.has_probed = True
+
+
+@pytest.mark.parametrize("sharing", ["off", "on"])
+def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
+    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
+    asked = []
+    monkeypatch.setattr(plan_packer, "install", lambda *, shares: asked.append(shares))
+    trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
+    asked.clear()
+    set_up(trainer)
+    assert asked == [sharing == "on"]
+
+
+def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, caplog):
+    """Rows of four prompts, two a mini-batch; those of the first two have no trained token, then
+    all have one."""
+    keys = [f"{ordered_uid(7, place)}_{session}_0" for place in range(4) for session in range(2)]
+    stock, trainer, counts = get_trainer_cls("sync"), padded_trainer(), []
+    for idle_rows in (4, 4, 0):
+        masks = [torch.full((2,), int(row >= idle_rows)) for row in range(len(keys))]
+        batch = put_rows([(5, 2)] * len(keys), keys, response_mask=masks)
+        monkeypatch.setattr(
+            stock,
+            "_step_once",
+            lambda self, metrics, *args, batch=batch: self._balance_batch(batch, metrics),
+        )
+        metrics = {}
+        trainer._step_once(metrics, {}, len(keys))
+        assert metrics["padding/actor/optimizer_steps/total"] == 2, "the configured ones"
+        counts.append(metrics["padding/actor/idle_steps/total"])
+        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
+    assert counts == [1, 1, 0]
+    assert caplog.text.count("1 of 2 optimizer steps of 'actor'") == 1
+
+
+@pytest.mark.parametrize("local_updates", [1, 2])
+def test_verls_metrics_are_what_verl_computes_of_the_batch_with_its_pads(
+    local_updates, monkeypatch
+):
+    stock, trainer, metrics = get_trainer_cls("sync"), padded_trainer(), {}
+    timing_raw = {"step": 4.0, "gen": 1.0, "ref": 0.5, "adv": 0.25, "update_actor": 2.0}
+    of_verl, pads = [], []
+
+    def update(self, metrics, *args):
+        lengths = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
+        batch = self._balance_batch(put_rows(lengths), metrics)
+        advantages = nested(torch.randn(tag["response_len"]) for tag in batch.tags)
+        columns = TensorDict(
+            {"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch)
+        )
+        tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=columns, tags=batch.tags)
+        self.steps.current.padded_for(ACTOR).update_call(
+            ACTOR, batch
+        )  # what gives pads the fields of real rows
+        pads.extend(self.steps.current.pads)
+        padded = KVBatchMeta(
+            keys=[*batch.keys, *pads[-1].keys],
+            tags=[*batch.tags, *pads[-1].tags],
+            partition_id=PARTITION,
+        )
+        of_verl.append({})
+        stock._compute_metrics(self, padded, of_verl[-1], timing_raw, global_steps=7, epoch=0)
+        return batch
+
+    monkeypatch.setattr(stock, "_step_once", update)
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
+    trainer._rollout_moe_lb_metrics_accumulator = None
+    trainer.prepare_step, trainer.parameter_sync_step = dict, local_updates
+    for _ in range(2):  # pads of the step before count no more
+        of_verl.clear()
+        pads.clear()
+        trained = trainer.step(metrics, {})
+        trainer._compute_metrics(trained, metrics, timing_raw, global_steps=7, epoch=0)
+    assert min(map(len, pads)) > 0
+    if local_updates == 1:
+        assert {name: metrics[name] for name in of_verl[0]} == pytest.approx(of_verl[0], rel=1e-6)
+    real = sum(tag["seq_len"] for tag in trained.tags)
+    assert metrics["perf/total_num_tokens"] == sum(
+        told["perf/total_num_tokens"] for told in of_verl
+    )
+    assert metrics["perf/total_num_tokens"] == real + PAD_TOKENS * sum(map(len, pads))
+    assert metrics["perf/throughput"] == metrics["perf/total_num_tokens"] / (4.0 * 2)
+    for name in set(timing_raw) - {"step"}:
+        metric = f"timing_per_token_ms/{name}"
+        assert 1 / metrics[metric] == pytest.approx(
+            sum(1 / told[metric] for told in of_verl), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "half_way"),
+    [
+        (RuntimeError("died"), False),
+        (KeyboardInterrupt("died"), False),
+        (RuntimeError("died"), True),
+    ],
+    ids=["an error", "an interruption", "a put that fails half way"],
+)
+def test_a_step_that_raises_or_is_interrupted_leaves_no_pad_behind(error, half_way, monkeypatch):
+    trainer = padded_trainer()
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+    content, put, written = queue_content(), tq.kv_batch_put, []
+
+    def put_and_fail(**kwargs):
+        put(**kwargs)
+        written.append(len(queue_content()) - len(content))
+        raise error
+
+    def failing_step(self, *args, **kwargs):
+        if half_way:
+            monkeypatch.setattr(tq, "kv_batch_put", put_and_fail)
+        self._balance_batch(batch, metrics={})
+        written.append(len(queue_content()) - len(content))
+        raise error
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", failing_step)
+    with pytest.raises(type(error), match="died"):
+        trainer._step_once({}, {}, 1)
+    assert written[0] > 0, "no pad was ever written"
+    assert queue_content() == content
+    assert trainer.steps.current is None
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_snapshot_is_taken_without_the_rows_the_step_has_trained(mode, monkeypatch):
+    trainer = padded_trainer()
+    trainer._job.mode = mode
+    trained, waiting = put_rows([(5, 3), (7, 2), (4, 9)]), put_rows([(6, 1)])
+    content, seen = queue_content(), []
+    stock = get_trainer_cls("sync")
+    monkeypatch.setattr(
+        stock, "_step_once", lambda self, *args: self._balance_batch(trained, metrics={})
+    )
+    monkeypatch.setattr(
+        stock, "step", lambda self, metrics, timing_raw: self._step_once(metrics, timing_raw, 1)
+    )
+    monkeypatch.setattr(stock, "_save_checkpoint", lambda self: seen.append(set(queue_content())))
+    for _ in range(2):
+        trainer.step({}, {})
+    trainer._save_checkpoint()
+    assert queue_content() == content, "verl's metrics and its dump need the rows afterwards"
+    assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
+
+
+@pytest.mark.parametrize("gone", [2, 3, None], ids=["some rows gone", "all rows gone", "in a step"])
+def test_a_checkpoint_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
+    trainer, waiting, seen = padded_trainer(), put_rows([(6, 1)]), []
+    trained = put_rows([(5, 3), (7, 2), (4, 9)])
+    if gone is None:
+        trainer._balance_batch(trained, {})
+        assert trainer.steps.current.plan.n_pads > 0
+    else:
+        trainer.steps._updates = [SimpleNamespace(batch=trained)]
+        tq.kv_clear(keys=trained.keys[:gone], partition_id=PARTITION)
+    trainer._job.mode = "colocate_async"
+    monkeypatch.setattr(
+        get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content()))
+    )
+    content = queue_content()
+    trainer._save_checkpoint()
+    assert queue_content() == content
+    assert seen == [set(waiting.keys)]
+
+
+def test_pads_that_stay_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
+    """What else is cleared is in tests/pads/test_queue.py."""
+    stock, trainer = get_trainer_cls("sync"), padded_trainer()
+    monkeypatch.setattr(stock, "_setup", lambda self: None)
+    batch = put_rows([(5, 3), (7, 2), (4, 9)])
+
+    def unreachable(**kwargs):
+        raise ConnectionError("TransferQueue is gone")
+
+    def step_and_lose_the_queue(self, *args):
+        self._balance_batch(batch, metrics={})
+        lost.setattr(tq, "kv_clear", unreachable)
+        raise RuntimeError("a worker died")
+
+    monkeypatch.setattr(stock, "_step_once", step_and_lose_the_queue)
+    with pytest.MonkeyPatch.context() as lost, pytest.raises(RuntimeError, match="a worker died"):
+        trainer._step_once({}, {}, 1)
+    left = queue_content()
+    assert any(tag.get("is_padding") for tag in left.values())
+    assert "could not be cleared" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        set_up(padded_trainer())
+    assert not queue_content()
+    assert f"cleared {len(left)} keys" in caplog.text

@@ -1,0 +1,243 @@
+"""The promises of a plan's micro-batches and figures, on random batches and jobs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from tests.support.drawn_jobs import MAX_TOKENS, batches, jobs
+from tests.support.plan_oracles import (
+    EXAMPLES,
+    MOSTLY_CUT_BY_PLAN,
+    OFTEN,
+    computed,
+    met,
+    none_is_vacuous,
+    planned,
+    tips,
+)
+from verl_padding.plan import COST_MODELS, Job, Rows, Update, plan_batch
+from verl_padding.plan.planner import reuses_layout_of
+
+SEVERAL_STEPS = "plans of several steps whose micro-batches a pass takes over"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _not_vacuous():
+    yield from none_is_vacuous(
+        often=OFTEN,
+        now_and_then=(
+            "micro-batches",
+            "micro-batches of pads alone",
+            "rows that are computed in others",
+            "rows that part",
+            "updates of unequal micro-batches",
+            SEVERAL_STEPS,
+        ),
+    )
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs(pass_cut_as_update=True))
+def test_a_pass_cut_as_its_update_has_its_micro_batches_in_their_order(rows, job):
+    plan = planned(rows, job)
+    assert reuses_layout_of(job, job.inference["log_prob"]) == "actor"
+    ours, theirs = plan.layouts["log_prob"], plan.layouts["actor"]
+    met[SEVERAL_STEPS] += theirs.n_mini_batches > 1
+    assert ours.n_mini_batches == 1
+    for rank in range(theirs.dp_size):
+        of_update = [theirs.micro_batches(step, rank) for step in range(theirs.n_mini_batches)]
+        assert ours.micro_batches(0, rank) == [held for step in of_update for held in step]
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs())
+def test_micro_batches_of_a_fixed_size_are_as_few_as_each_mini_batch_needs(rows, job):
+    plan = planned(rows, job)
+    for name, call in job.calls():
+        layout = plan.layouts[name]
+        for mini_batch in range(layout.n_mini_batches if call.token_budget is None else 0):
+            n_rows = layout.real_rows_M[mini_batch]
+            if job.strategy == "lcm":  # all pads of the mini-batch are computed
+                n_rows = layout.cell_rows_M[mini_batch] * call.dp_size
+            fewest = -(-n_rows // (call.dp_size * call.micro_batch_rows))
+            fewest = -(-fewest // call.micro_batch_multiple) * call.micro_batch_multiple
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            assert [len(held_K) for held_K in held_DK] == [fewest] * call.dp_size
+
+
+@pytest.mark.parametrize(
+    ("has_pipeline", "tokens"), [(False, [300, 250, 200]), (True, [200, 300, 250])]
+)
+def test_three_micro_batches_come_in_the_order_that_their_engine_wants(has_pipeline, tokens):
+    shape = {
+        "dp_size": 1,
+        "token_budget": 300,
+        "sync_point": "mini_batch",
+        "has_pipeline": has_pipeline,
+    }
+    update = Update(**shape, prompts_per_mini_batch=3)
+    job = Job(
+        strategy="prompt",
+        prompts=3,
+        sessions_per_prompt=1,
+        updates={"actor": update},
+        inference={},
+        packer="plan",
+    )
+    lengths = [250, 200, 300]
+    layout = plan_batch(Rows.from_keys(["a_0_0", "b_0_0", "c_0_0"], lengths), job).layouts["actor"]
+    assert [[lengths[row] for row in held] for held in layout.micro_batches(0, 0)] == [
+        [n] for n in tokens
+    ]
+
+
+@EXAMPLES
+@given(drawn=MOSTLY_CUT_BY_PLAN)
+def test_the_largest_micro_batch_of_an_update_comes_first(drawn):
+    rows, job = drawn
+    plan = planned(rows, replace(job, packer="plan"))
+    for name, update in job.updates.items():
+        layout = plan.layouts[name]
+        for mini_batch in range(layout.n_mini_batches if update.token_budget is not None else 0):
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            tokens_DK = [
+                [len(computed(rows, job, update, held)) for held in held_K] for held_K in held_DK
+            ]
+            tokens_K = [max(tokens_D) for tokens_D in zip(*tokens_DK, strict=True)]
+            in_order = sorted(tokens_K, reverse=True)
+            met["updates of unequal micro-batches"] += len(set(tokens_K)) > 1
+            assert tokens_K == in_order
+
+
+@EXAMPLES
+@given(drawn=MOSTLY_CUT_BY_PLAN)
+def test_no_rank_needs_a_micro_batch_of_pads_for_pads_that_fit_elsewhere(drawn):
+    rows, job = drawn
+    job = job if job.strategy != "lcm" else replace(job, strategy="rows", prompts=24)
+    plan = planned(rows, job)
+    for name, update in job.updates.items():
+        layout = plan.layouts[name]
+        for mini_batch in range(layout.n_mini_batches if layout.micro_batch_rows else 0):
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            is_pads_K = [
+                min(map(min, held_D)) >= len(rows) for held_D in zip(*held_DK, strict=True)
+            ]
+            if sum(is_pads_K) < update.micro_batch_multiple:
+                continue
+            assert update.token_budget is not None
+            met["micro-batches of pads alone on every rank"] += 1
+            fit_D = []
+            for held_K in held_DK:
+                others = [
+                    held for held, is_pads in zip(held_K, is_pads_K, strict=True) if not is_pads
+                ]
+                room = [
+                    update.token_budget - len(computed(rows, job, update, held)) for held in others
+                ]
+                fit_D.append(sum(tokens // job.pad_tokens for tokens in room))
+            n_pads = sum(
+                len(held) for held, is_pads in zip(held_DK[0], is_pads_K, strict=True) if is_pads
+            )
+            assert min(fit_D) < n_pads
+
+
+@EXAMPLES
+@given(drawn=MOSTLY_CUT_BY_PLAN)
+def test_micro_batches_cut_cells_within_the_budget_alike_on_every_rank(drawn):
+    rows, job = drawn
+    plan = planned(rows, job)
+    for name, call in job.calls():
+        layout = plan.layouts[name]
+        if call.token_budget is not None and job.packer == "verl":
+            assert layout.micro_batch_rows is None
+            continue
+        assert layout.micro_batch_rows is not None
+        for mini_batch in range(layout.n_mini_batches):
+            by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
+            met["micro-batches"] += len(by_rank[0])
+            assert {len(micro_batches) for micro_batches in by_rank} == {len(by_rank[0])}
+            assert len(by_rank[0]) % call.micro_batch_multiple == 0
+            for rank, micro_batches in enumerate(by_rank):
+                assert sum(micro_batches, ()) == layout.cells[mini_batch][rank]
+                for micro_batch in micro_batches:
+                    assert micro_batch
+                    met["micro-batches of pads alone"] += min(micro_batch) >= len(rows)
+                    if call.token_budget is None:
+                        assert len(micro_batch) == call.micro_batch_rows
+                    else:
+                        met["rows that are computed in others"] += len(micro_batch) - len(
+                            tips(rows, job, call, micro_batch)
+                        )
+                        assert len(computed(rows, job, call, micro_batch)) <= call.token_budget
+
+
+@EXAMPLES
+@given(drawn=MOSTLY_CUT_BY_PLAN)
+def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
+    rows, job = drawn
+    plan = planned(rows, job)
+    for name, call in job.calls():
+        layout, figures = plan.layouts[name], plan.figures[name]
+        tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * layout.n_pads])
+        cost_R = COST_MODELS[job.cost_model](tokens_R)
+        cost_P = np.diff(COST_MODELS[job.cost_model](np.arange(MAX_TOKENS + 1)), prepend=0)
+        if layout.micro_batch_rows is None:
+            load_MD = [
+                [sum(cost_R[min(row, len(rows))] for row in cell) for cell in ranks]
+                for ranks in layout.cells
+            ]
+            slowest = sum(map(max, load_MD))
+            assert figures.imbalance == pytest.approx(slowest / (cost_R.sum() / call.dp_size))
+            assert figures.over_lower_bound >= 1
+            assert figures.micro_batches is None
+            continue
+        slowest = micro_slowest = micro_batches = cost = 0
+        computed_tokens = 0
+        for mini_batch in range(layout.n_mini_batches):
+            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            computed_tokens -= (
+                sum(row >= len(rows) for of_D in held_DK for of in of_D for row in of)
+                * job.pad_tokens
+            )
+            positions_DK = [
+                [computed(rows, job, call, held) for held in held_K] for held_K in held_DK
+            ]
+            load_DK = np.array(
+                [[cost_P[positions].sum() for positions in of_rank] for of_rank in positions_DK]
+            )
+            computed_tokens += sum(
+                len(positions) for of_rank in positions_DK for positions in of_rank
+            )
+            slowest += load_DK.sum(axis=1).max()
+            micro_slowest += load_DK.max(axis=0).sum()
+            cost += load_DK.sum()
+            micro_batches += load_DK.shape[1]
+        mean = cost / call.dp_size
+        assert figures.imbalance == pytest.approx(slowest / mean)
+        assert figures.over_lower_bound >= 1
+        assert figures.micro_batches == micro_batches
+        assert figures.micro_imbalance == pytest.approx(micro_slowest / mean)
+        assert figures.micro_over_lower_bound >= 1
+        assert figures.computed_tokens == computed_tokens
+        assert figures.sharing_factor == pytest.approx(sum(rows.tokens_R) / computed_tokens)
+        if call.token_budget is not None:
+            room = micro_batches * call.dp_size * call.token_budget
+            assert figures.packing_efficiency == pytest.approx(computed_tokens / room)
+
+
+def test_no_rank_is_slower_than_the_greedy_bound_allows():
+    # Graham: list scheduling, costliest first, ends within 4/3 of the best; exchanges only improve
+    # on it.
+    rows = Rows.from_keys(
+        [f"p{i}_0_0" for i in range(300)], [2 + (i * 37) % 900 for i in range(300)]
+    )
+    update = Update(dp_size=8, token_budget=1000, prompts_per_mini_batch=60)
+    job = Job(
+        strategy="prompt", prompts=300, sessions_per_prompt=1, updates={"a": update}, inference={}
+    )
+    figures = planned(rows, job).figures["a"]
+    assert 1 <= figures.over_lower_bound < 1.02
+    assert 1 <= figures.imbalance <= figures.over_lower_bound
+    assert figures.optimizer_steps == 5

@@ -1,0 +1,95 @@
+"""Slow and obvious oracles of plans of drawn jobs, and a count of what the draws have met."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from tests.support.drawn_jobs import DrawnRows, batches, computed_once, jobs
+from verl_padding.plan import BatchPlan, Job, Rows, plan_batch
+from verl_padding.plan.calls import Call
+
+EXAMPLES = settings(max_examples=60)
+
+
+MOSTLY_CUT_BY_PLAN = st.one_of(
+    st.tuples(batches(), jobs()),
+    st.tuples(batches(), jobs(pass_cut_as_update=True)),
+    st.tuples(
+        batches(max_prompts=2, max_rows=8, known="forest"),
+        jobs(pass_cut_as_update=True, sharing="on"),
+    ),
+)
+"""Rows and their job. Many of these share prefixes, too."""
+
+
+met: Counter = Counter()
+"""What the examples have met, so that no promise passes because nothing was asked of it."""
+OFTEN = ("pads", "steps", "two updates", "shared prefixes")
+"""What one plan in fifty has met at least."""
+
+
+def none_is_vacuous(often: Sequence[str], now_and_then: Sequence[str]) -> Iterator[None]:
+    """For a fixture of a module: its examples meet each several times as often, whatever the
+    seed."""
+    met.clear()
+    yield
+    least = dict.fromkeys(often, 1 / 50) | dict.fromkeys(now_and_then, 1 / 200)
+    for what, share in least.items():
+        assert met[what] >= met["plans"] * share, (what, met)
+
+
+def planned(rows: Rows, job: Job) -> BatchPlan:
+    plan = plan_batch(rows, job)
+    met["plans"] += 1
+    met["pads"] += plan.n_pads
+    met["steps"] += sum(plan.layouts[name].n_mini_batches for name in job.updates)
+    met["two updates"] += len(job.updates) > 1
+    met["fewer steps"] += bool(plan.warnings)
+    met["shared prefixes"] += any(figures.sharing_factor > 1 for figures in plan.figures.values())
+    return plan
+
+
+def tips(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
+    """Of the rows of a micro-batch, pads and those that no row which goes on from all of them is
+    beside."""
+    if job.sharing == "off" or call.token_budget is None:
+        return list(held)
+    beginnings = {
+        shorter for row in held if row < len(rows) for shorter in _beginnings(rows, job, row)
+    }
+    return [row for row in held if row not in beginnings]
+
+
+def _beginnings(rows: DrawnRows, job: Job, row: int) -> list[int]:
+    """The rows that are computed in a row: all that it begins with. Where rows share whole
+    beginnings alone, those that come next after it among the trees, one after the other."""
+    if rows.text_R is None or rows.forest is None:
+        return []
+    text, by_place = rows.text_R[row], np.argsort(rows.forest.dfs_position_R).tolist()
+    after = by_place[by_place.index(row) + 1 :]
+    shorter = [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
+    if not rows.whole:
+        return shorter
+    return [after[0], *_beginnings(rows, job, after[0])] if shorter[:1] == after[:1] != [] else []
+
+
+def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
+    """Positions, from 1, of the tokens that the engine computes of a micro-batch."""
+    alone = tips(rows, job, call, held)
+    once: list[int] = []
+    if (
+        job.sharing == "on"
+        and call.token_budget is not None
+        and rows.text_R is not None
+        and not rows.whole
+    ):
+        once = computed_once([rows.text_R[row] for row in held if row < len(rows)])
+        met["rows that part"] += len(once) < sum(
+            rows.tokens_R[row] for row in alone if row < len(rows)
+        )
+        alone = [row for row in alone if row >= len(rows)]
+    ends = [rows.tokens_R[row] if row < len(rows) else job.pad_tokens for row in alone]
+    return [*once, *[position for end in ends for position in range(1, end + 1)]]
