@@ -52,7 +52,7 @@ def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
     batch = read(ROW, "", PAD, row, {**ROW, "tokens": 9}, tokenize=list_of_bytes)
     assert batch.lines_R == (0, 3, 4)
     assert batch.rows.key_R == ("a_0_0", "b_0_0", "a_0_4")
-    assert (batch.pads, batch.is_dump) == (1, True)
+    assert batch.is_dump
     assert refusal(ROW, "", {}).startswith("rows.jsonl, line 3 (row number 2): ")
 
 
@@ -69,12 +69,10 @@ def test_byte_order_marks_and_line_separators_in_texts_are_read():
         ("{", "JSONDecodeError"),
         ("[1]", "TypeError"),
         ("\udcff", "UnicodeDecodeError"),
-        ({"prompt": "a", "session": 0}, "KeyError: 'tokens'"),
-        ({"prompt": "a", "tokens": 5}, "KeyError: 'session'"),
-        ({"uid": "a_0_1", "input": "2 + 2"}, "KeyError: 'output'"),
-        ({"prompt": "a", "session": 0, "prompt_tokens": 4}, "KeyError: 'response_tokens'"),
-        ({**ROW, "prompt_tokens": 4, "response_tokens": 2}, r"its lengths differ: \[6, 5\]"),
-        ({**ROW, "token_ids": [4, 5]}, r"its lengths differ: \[2, 5\]"),
+        ({"prompt": "a", "session": 0}, "KeyError"),
+        ({"prompt": "a", "tokens": 5}, r"KeyError\('session'"),
+        ({"uid": "a_0_1", "input": "2 + 2"}, r"KeyError\('output'"),
+        ({"prompt": "a", "session": 0, "prompt_tokens": 4}, r"KeyError\('response_tokens'"),
     ],
 )
 def test_a_line_that_is_not_a_row_is_refused_with_its_number_and_cause(line, cause):
@@ -132,16 +130,6 @@ def test_rows_of_a_dump_share_by_their_tokenized_texts():
         for session, end in enumerate(["c", "c", "d"])
     ]
     assert shared(read(*texts, tokenize=list_of_bytes, find_shared=True), (0, 1), (1, 2)) == [3, 2]
-
-
-def test_what_a_row_shares_with_the_line_before_may_be_given():
-    rows = [ROW, {**ROW, "tokens": 9, "shares": 5}, {**ROW, "session": 1, "tokens": 7, "shares": 3}]
-    assert shared(read(*rows), (0, 1), (1, 2), (0, 2)) == [5, 3, 3]
-    for shares in (-1, 6, True, "3"):
-        assert f"shares={shares!r} must be a whole number from 0 to 5" in refusal(
-            ROW, {**ROW, "shares": shares}
-        )
-    assert "from 0 to 0" in refusal(ROW, {**ROW, "prompt": "b", "shares": 1})
 
 
 def test_a_folder_is_read_in_the_order_of_its_steps(tmp_path):

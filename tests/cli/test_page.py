@@ -72,4 +72,3 @@ def test_rows_that_part_from_the_row_before_them_are_counted():
 def test_a_text_is_cut_in_the_middle():
     assert cut_text("abcdefg", 3) == ["abc", 1, "efg"]
     assert cut_text("abcdef", 3) == "abcdef"
-    assert cut_text("abcdefg") == "abcdefg"
