@@ -13,7 +13,3 @@ class PaddingConfigError(PaddingError, ValueError):
 class PaddingDataError(PaddingError, ValueError):
     """A row that cannot be planned or padded, raised before any row is dispatched; or rows that a
     worker lost."""
-
-
-class LostActorError(PaddingError, RuntimeError):
-    """An actor that training cannot go on without has died."""

@@ -41,7 +41,7 @@ def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
     batch = read(ROW, "", PAD, row, {**ROW, "tokens": 9}, tokenize=list_of_bytes)
     assert batch.lines_R == (0, 3, 4)
     assert batch.rows.key_R == ("a_0_0", "b_0_0", "a_0_4")
-    assert (batch.pads, batch.is_dump) == (1, True)
+    assert batch.is_dump
     assert refusal(ROW, "", {}).startswith("rows.jsonl, line 3 (row number 2): ")
 
 
@@ -51,7 +51,7 @@ def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
         ("{", "JSONDecodeError"),
         ("[1]", "TypeError"),
         ("\udcff", "UnicodeDecodeError"),
-        ({"prompt": "a", "session": 0}, "KeyError: 'tokens'"),
+        ({"prompt": "a", "session": 0}, "KeyError"),
         ({**ROW, "prompt_tokens": 4, "response_tokens": 2}, r"its lengths differ: \[6, 5\]"),
     ],
 )
@@ -99,16 +99,6 @@ def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():
     assert shared(batch, (0, 1), (1, 2), (0, 2), (0, 3), (0, 4), (0, 5)) == [2, 2, 2, 0, 0, 0]
     assert read(*rows).rows.forest is None, "nobody asked"
     assert read(ROW, ROW, find_shared=True).rows.forest is None
-
-
-def test_what_a_row_shares_with_the_line_before_may_be_given():
-    rows = [ROW, {**ROW, "tokens": 9, "shares": 5}, {**ROW, "session": 1, "tokens": 7, "shares": 3}]
-    assert shared(read(*rows), (0, 1), (1, 2), (0, 2)) == [5, 3, 3]
-    for shares in (-1, 6, True, "3"):
-        assert f"shares={shares!r} must be a whole number from 0 to 5" in refusal(
-            ROW, {**ROW, "shares": shares}
-        )
-    assert "from 0 to 0" in refusal(ROW, {**ROW, "prompt": "b", "shares": 1})
 
 
 def test_a_folder_is_read_in_the_order_of_its_steps(tmp_path):

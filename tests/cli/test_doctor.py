@@ -1,7 +1,6 @@
 """``verl-padding doctor``: what it finds in an installation and in a job, each with the setting
 that is why."""
 
-import json
 import re
 import subprocess
 import sys
@@ -35,9 +34,9 @@ def diagnosed(*overrides: str) -> tuple[int, str]:
     return code, console.export_text()
 
 
-def findings(*overrides: str, platform: str = "cpu") -> dict[str, tuple[str, str]]:
+def findings(*overrides: str) -> dict[str, tuple[str, str]]:
     """Subject -> (verdict, message) of all that is not ok."""
-    checks = list(checks_of_job(JobArguments(overrides=overrides), platform))
+    checks = list(checks_of_job(JobArguments(overrides=overrides)))
     found = [finding for check in checks for finding in check.findings]
     assert not [finding.details for finding in found if finding.details]
     return {
@@ -48,7 +47,7 @@ def findings(*overrides: str, platform: str = "cpu") -> dict[str, tuple[str, str
 
 
 def test_versions_and_plug_in_are_shown_where_all_is_well():
-    result = CliRunner().invoke(app, ["doctor", "--verbose"])
+    result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0, result.output
     bounds = {
         each.name for each in map(Requirement, requires("verl_padding") or []) if not each.marker
@@ -104,17 +103,6 @@ def test_a_job_that_can_run_is_described_in_words(job):
     assert "the job trains without padding" in output
 
 
-def test_findings_are_printed_as_json(job):
-    result = CliRunner().invoke(app, ["doctor", "--json", *job, FLAG, "padding.strategy=promt"])
-    assert result.exit_code == 1
-    shown = json.loads(result.stdout)
-    (plan,) = [check for check in shown["checks"] if check["title"] == "plan"]
-    assert not shown["ok"]
-    assert [(finding["subject"], finding["verdict"]) for finding in plan["findings"]] == [
-        ("padding", "wrong")
-    ]
-
-
 def test_a_config_of_ones_own_is_found_as_hydra_finds_it(job, tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "defaults:\n  - ppo_trainer\n  - _self_\ndata: {truncation: left}\n"
@@ -128,7 +116,6 @@ def test_a_config_of_ones_own_is_found_as_hydra_finds_it(job, tmp_path):
 WRONG = {
     "actor_rollout_ref.rollout.m=4": "overrides",
     "padding.strateggy=rows": "overrides",
-    "ray_kwargs.ray_init.num_cpus=2": "ray_kwargs.ray_init.num_cpus",
     "padding.strategy=promt": "padding",
     "actor_rollout_ref.actor.ppo_mini_batch_size=16": "padding",
 }
@@ -157,16 +144,3 @@ def test_a_setting_that_has_no_effect_or_a_budget_below_a_row_is_warned_of(overr
     verdict, message = findings(*job, FLAG, override)[setting]
     assert verdict == "warning"
     assert value.lower() in message.lower()
-
-
-def test_a_latest_checkpoint_that_is_not_there_is_shown(job, tmp_path):
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
-    where = [f"trainer.default_local_dir={tmp_path}", "trainer.resume_mode=auto"]
-    assert findings(*job, FLAG, *where)["trainer.resume_mode"][0] == "wrong"
-    (tmp_path / "global_step_20").mkdir()
-    assert "trainer.resume_mode" not in findings(*job, FLAG, *where)
-
-
-def test_the_platform_has_to_be_that_of_the_job(job):
-    assert findings(*job, FLAG, platform="")[installation.PLATFORM][0] == "wrong"
-    assert findings(*job, FLAG, "trainer.device=cuda")[installation.PLATFORM][0] == "warning"

@@ -35,4 +35,3 @@ def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
 def test_a_text_is_cut_in_the_middle():
     assert cut_text("abcdefg", 3) == ["abc", 1, "efg"]
     assert cut_text("abcdef", 3) == "abcdef"
-    assert cut_text("abcdefg") == "abcdefg"

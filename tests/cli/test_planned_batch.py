@@ -1,12 +1,13 @@
 """Plans of folders, pipes, recorded steps and jobs, and their page."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_plan import (
+    PLAN_PACKER,
     SHAPE,
+    SHARED,
     SHARING,
     cost_of,
     loads_of,
@@ -34,14 +35,6 @@ ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for r
 OF_FOUR = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
 
 
-def test_standard_input_is_planned_as_a_file_is(path):
-    from_file = plan_of(path, *SHAPE)
-    given = json.loads(run("-", *SHAPE, "--json", given=path.read_text()).stdout)
-    assert given["file"] == "standard input"
-    assert given["steps"] == from_file["steps"]
-    assert "standard input, line 1 (row number 0): not a row" in run("-", *SHAPE, given="{").stderr
-
-
 def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
     result = run(folder, *OF_FOUR)
     lines = [
@@ -55,8 +48,7 @@ def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
         ["10.jsonl", "4", "60"],
         ["all", "10", "156"],
     ]
-    assert "--mini-batch=4: does not divide 15 prompts with rows." in result.stderr
-    assert result.stderr.endswith("(1 of 3 files)\n")
+    assert "ppo_mini_batch_size=4: does not divide 15 prompts with rows." in result.stderr
     shown = plan_of(folder, *OF_FOUR, "--budget", 128, "--compare")
     alone = plan_of(folder / "2.jsonl", *OF_FOUR, "--budget", 128, "--compare")
     for key in ("steps", "comparison", "notes"):
@@ -70,26 +62,22 @@ def test_a_row_past_the_budget_is_refused_with_its_key_and_the_option(tmp_path):
     strange = write_lines(tmp_path / "[bold]rows[red].jsonl", ROWS)
     shown = refused(strange, *OF_FOUR, "--budget", 72)
     assert f"{strange}: row 'p15_3_63' has 73 tokens" in shown
-    assert "raise --budget until it holds 73" in shown
+    assert "ppo_max_token_len_per_gpu" in shown
     assert run(strange, *OF_FOUR).stdout.startswith("[bold]rows[red].jsonl: 2 ranks")
 
 
-def test_options_that_the_rows_do_not_bear_out_are_named_with_both_numbers(tmp_path):
+def test_a_batch_of_other_prompts_than_the_jobs_is_named_with_both_numbers(tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", ROWS)
     assert plan_of(file, *OF_FOUR)["notes"] == []
     (note,) = plan_of(file, *OF_FOUR, "--mini-batch", 5)["notes"]
-    assert note.startswith(
-        "--mini-batch=5: does not divide 16 prompts with rows. The batch is planned as one of 20"
-    )
-    assert plan_of(file, *OF_FOUR, "--n", 7)["notes"] == ["--n=7: a prompt has up to 4 sessions."]
-    (note,) = plan_of(file, *OF_FOUR, "--dp", 32)["notes"]
-    assert note == "32 ranks: some have nothing but pads in 4 of 4 optimizer steps."
+    assert "ppo_mini_batch_size=5: does not divide 16 prompts" in note
+    assert "The batch is planned as one of 20" in note
 
 
 def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     step, path = made_step(), tmp_path / "3.jsonl"
     write_steps([step], path)
-    plan = plan_of(path, *SHARING)
+    plan = plan_of(path, *SHARING, *SHARED)
     (rank,) = plan["steps"][0]["ranks"]
     assert sorted(row for micro_batch in rank["micro_batches"] for row in micro_batch["rows"]) == [
         0,
@@ -102,7 +90,7 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     assert plan["figures"]["computed_tokens"] == 20 + (15 - 6) + 20
     assert "1 of 4 rows, 29.9% of the tokens, add nothing to the gradient" in plan["notes"][0]
     write_steps([step, made_step(update=1)], path)
-    both = plan_of(path, *SHARING)
+    both = plan_of(path, *SHARING, *SHARED)
     assert [Path(batch["file"]).name for batch in both["batches"]] == [
         "3.jsonl, update 0",
         "3.jsonl, update 1",
@@ -110,7 +98,7 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
     write_steps([made_step(rows=[])], path)
     assert "3.jsonl: holds timings alone. Record steps with padding.record=true." in refused(
-        path, *SHARING
+        path, *SHARING, *SHARED
     )
 
 
@@ -122,9 +110,8 @@ def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
     )
     of_job = (*job, *budgets, "trainer.n_gpus_per_node=2", "+padding=prompt", "padding.packer=plan")
     by_job = plan_of(file, "--", *of_job)
-    by_options = plan_of(
-        file, "--dp", 2, "--mini-batch", 2, "--n", 4, "--budget", 100, "--packer", "plan"
-    )
+    sizes = ("--dp", 2, "--mini-batch", 2, "--n", 4, "--budget", 100)
+    by_options = plan_of(file, *sizes, *PLAN_PACKER)
     assert by_job["steps"] == by_options["steps"]
     assert (by_job["strategy"], by_job["packer"]) == ("prompt", "plan")
     page = tmp_path / "plan.html"
@@ -132,24 +119,27 @@ def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
     assert {"actor", "log_prob"} <= parsed(page).packed["step-1"]["charts"].keys()
 
 
+def test_options_change_the_sizes_of_a_job(job, path):
+    plan = plan_of(path, "--dp", 1, "--budget", 1000, "--", *job)
+    assert {len(step["ranks"]) for step in plan["steps"]} == {1}
+
+
 def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
-    for options, arguments, cause in (
-        (("--dp", 2), [*job, "+padding=prompt"], "--dp=2: the job's overrides say it"),
-        ((), job, "Add +padding=prompt"),
-        ((), [*job, "+padding=prompt", "nonsense=1"], "Could not override 'nonsense'"),
-        ((), [*job, "+padding=prompt", "padding.strategy=x"], "padding.strategy='x'"),
-        (("--dp", 2), [], "--mini-batch, --n, --budget: missing"),
+    for arguments, cause in (
+        (job, "Add +padding=prompt"),
+        ([*job, "+padding=prompt", "nonsense=1"], "Could not override 'nonsense'"),
+        ([*job, "+padding=prompt", "padding.strategy=x"], "padding.strategy='x'"),
     ):
-        assert cause in refused(path, *options, "--", *arguments)
+        assert cause in refused(path, "--", *arguments)
 
 
 @pytest.mark.parametrize("packer", ["verl", "plan"])
 def test_the_page_has_the_bars_of_the_plan_and_of_stock_verl(packer, path, rows, tmp_path):
-    page, shape = tmp_path / "plan.html", (*SHAPE, "--dp", 2, "--packer", packer)
-    assert run(path, *shape, "--compare", "--page", page).exit_code == 0
+    page, shape = tmp_path / "plan.html", (*SHAPE, "--dp", 2, "--", f"padding.packer={packer}")
+    assert run("--compare", "--page", page, path, *shape).exit_code == 0
     charts = parsed(page).packed["step-1"]["charts"]
-    assert list(charts) == ["actor", "verl", "plan"]
-    for chart in charts.values():
+    assert {"actor", "verl", "plan"} <= charts.keys()
+    for chart in map(charts.get, ("actor", "verl", "plan")):
         assert sorted(row for bar in chart["bars"] for row in bar[6]) == list(range(len(rows)))
     ends = {}
     for rank, _, micro_batch, start, _, length, *_ in charts["actor"]["bars"]:

@@ -168,7 +168,7 @@ def test_runs_lie_side_by_side_a_stock_one_by_its_rule(run, tmp_path):
     ]
 
 
-def test_texts_are_cut_unless_asked_for_and_shown_where_they_part(run):
+def test_texts_are_cut_and_shown_where_they_part(run):
     texts = parsed(report(run)).packed["step-1"]["texts"]
     head, left_out, tail = texts[3]["input"]
     assert head + tail == "x" * 400 + ("x" * 2000 + "the end of a long prompt")[-400:]
@@ -183,20 +183,14 @@ def test_texts_are_cut_unless_asked_for_and_shown_where_they_part(run):
     assert (texts[0]["mine"], texts[0]["other"]) == ("", " and then two"), (
         "one is the beginning of the other"
     )
-    whole = parsed(report(run, "--texts")).packed["step-1"]["texts"]
-    assert (whole[3]["input"], whole[3]["output"]) == TEXTS["b_0_0"]
 
 
 def test_steps_may_be_chosen_and_what_cannot_be_shown_is_refused(run, tmp_path):
-    chosen = parsed(report(run, "--steps", "2-9"))
+    chosen = parsed(report(run, "--steps", "2", "--steps", "3"))
     assert [chosen.packed[name]["name"] for name in ("step-1", "step-2")] == ["Step 2", "Step 3"]
-    for arguments, cause in (
-        (["--steps", "7"], "--steps 7: none of them is recorded. Choose from 1 to 3"),
-        (["--steps", "a"], "--steps a: not numbers"),
-    ):
-        result = CliRunner().invoke(app, ["report", str(run), *arguments])
-        assert result.exit_code == 1
-        assert cause in result.output.replace("\n", " ")
+    result = CliRunner().invoke(app, ["report", str(run), "--steps", "7"])
+    assert result.exit_code == 1
+    assert "none of them is recorded" in result.output
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "padding.record=true" in CliRunner().invoke(app, ["report", str(empty)]).output

@@ -26,7 +26,6 @@ def test_the_rows_of_the_page_are_read_as_it_says():
         read_rows(text.encode().splitlines(), name="page", tokenize=list) for text in TEXTS[:2]
     )
     assert lengths.rows.tokens_R == (512, 400, 900, 5, 7)
-    assert lengths.rows.forest.shared_R.tolist() == [0, 400, 0, 0, 0]
     assert dump.rows.prompt_R == ("7f3a",)
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
@@ -36,7 +35,7 @@ def test_the_rows_of_the_page_are_read_as_it_says():
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(TEXTS[0])
-    shown = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", SHARED, "--compare")
+    shown = plan_of("--compare", path, *SHAPE, *SHARED)
     assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
     assert (
         shown["figures"].keys()
@@ -46,11 +45,7 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     for name, totals in shown["comparison"].items():
         assert totals.keys() == first_column("Comparison")
         assert f"`{name}`" in PAGE.split("### Comparison\n")[1]
-    nulls = {
-        name
-        for name, figure in plan_of(path, *SHAPE, "--packer", "verl")["figures"].items()
-        if figure is None
-    }
+    nulls = {name for name, figure in plan_of(path, *SHAPE)["figures"].items() if figure is None}
     (sentence,) = re.findall(r"^(.*) are null with `packer=verl`", PAGE, re.MULTILINE)
     assert nulls == set(re.findall(r"`(\w+)`", sentence))
 

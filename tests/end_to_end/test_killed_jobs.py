@@ -1,11 +1,7 @@
 """A job is killed between an update and its checkpoint, and resumed: no row is trained twice, and
 none is lost.
-
-And an actor of a job is killed where verl and TransferQueue would wait for it: the job ends, and
-says why.
 """
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -131,22 +127,3 @@ def test_a_resumed_run_trains_no_row_twice_and_loses_none(mode, steps_a_batch, p
         "the dump has its rows, though they were set aside"
     )
     assert sum(metrics["padding/pad_rows/total"] for metrics in resumed.metrics.values()) > 0
-
-
-# seconds that a job may take to end, with all its processes; without the watch, 150 at the least
-LIMIT_S = 60
-# all that one epoch of the data has: no machine is through them before the watch has looked twice
-STEPS = 85
-
-
-# The watch is the same in all modes, and for all kinds of actors
-# (tests/driver/test_actor_watch.py).
-@pytest.mark.timeout(600)
-def test_a_job_whose_storage_is_killed_ends_soon_and_names_it(tmp_path):
-    facts = run_job(
-        tmp_path, "+padding=prompt", steps=STEPS, probed={probe.KILL_ACTOR: "SimpleStorageUnit:2"}
-    )
-    ended = time.time()
-    assert 1 <= max(facts.metrics) < STEPS
-    assert "LostActorError: TransferQueue's storage: " in facts.log
-    assert ended - facts.killed_at < LIMIT_S

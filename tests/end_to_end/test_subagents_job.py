@@ -77,7 +77,7 @@ def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(
         assert (step["padding/real_rows/total"], rows.dumped_pads) == (rows.real, 0)
         assert step["padding/actor/optimizer_steps/total"] == 4
         assert step["subagents/rows_per_session"] == step["padding/session/rows/mean"] >= 1
-    gaps = [note["log_prob_gap"] for note in read_probe(notes, torn=False)["batches"]]
+    gaps = [note["log_prob_gap"] for note in read_probe(notes)["batches"]]
     assert len(gaps) == STEPS
     # From step 2 on they are of weights that the rollout was sent: older ones would be off by what
     # these have moved.

@@ -55,7 +55,6 @@ class JobFacts:
     """Each batch as it was sampled, validation included: its rows in the order in which their
     sessions ended."""
     levels: list[dict]  # what was left after each step, if that was asked for
-    killed_at: float | None  # when an actor was killed, in seconds since the epoch
     log: str
 
     def trained_questions(self, steps: Iterable[int]) -> list[str]:
@@ -119,13 +118,13 @@ def run_job(
             timeout_s=3000,
         )
     log = (folder / LOG).read_text()
-    assert (code == 0) == (not probed.keys() & {probe.KILL, probe.KILL_ACTOR}), log[-5000:]
+    assert (code == 0) == (probe.KILL not in probed), log[-5000:]
     return JobFacts(
         folder=folder,
         metrics=dict(read_metrics(folder)),
         rows={rows.step: rows for rows in map(read_step, dumps_in(folder / ROLLOUTS))},
         log=log,
-        **read_probe(facts, torn=probe.KILL_ACTOR in probed),
+        **read_probe(facts),
     )
 
 
@@ -171,8 +170,8 @@ def _picture(seed: int) -> bytes:
     return file.getvalue()
 
 
-def read_probe(folder: Path, *, torn: bool) -> dict:
-    """What the probe has noted; ``torn``: the job may have ended between the notes of two ranks."""
+def read_probe(folder: Path) -> dict:
+    """What the probe has noted."""
     notes = [
         json.loads(line)
         for path in sorted(folder.glob("*.jsonl"))
@@ -194,13 +193,12 @@ def read_probe(folder: Path, *, torn: bool) -> dict:
                 nodes=[note["node"] for note in of_ranks],
             )
             for of_ranks in zip(
-                *(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=not torn
+                *(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=True
             )
         ]
         for model in {model for model, _ in by_rank}
     }
     kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled", "levels": "level"}
-    return {
-        "optimizer_steps": steps,
-        "killed_at": next((note["time"] for note in notes if note["kind"] == "killed"), None),
-    } | {name: [note for note in notes if note["kind"] == kind] for name, kind in kinds.items()}
+    return {"optimizer_steps": steps} | {
+        name: [note for note in notes if note["kind"] == kind] for name, kind in kinds.items()
+    }

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 from wrapt import register_post_import_hook
@@ -25,9 +24,6 @@ LEVELS = "VERL_PADDING_PROBE_LEVELS"  # if it is there, what each step leaves be
 KILL = "VERL_PADDING_PROBE_KILL"
 """``update:4`` kills the trainer's process after the update of step 4, before anything is saved;
 ``save:4`` while its checkpoint is being written, the weights done."""
-KILL_ACTOR = "VERL_PADDING_PROBE_KILL_ACTOR"
-"""``SimpleStorageUnit:2`` kills the processes of the job's actors of this class while the prompts
-of step 2 are being generated."""
 TRAINED = "VERL_PADDING_PROBE_TRAINED"
 """If it is there, each rank saves the rows and metrics of its optimizer steps,
 ``<model>_<rank>_<number>.pt``."""
@@ -189,9 +185,6 @@ def _watch_sampling(module) -> None:
 
     @functools.wraps(sample)
     def watched(self, global_steps, partition_id, batch_size):
-        actor, _, step = os.environ.get(KILL_ACTOR, "").partition(":")
-        if partition_id == "train" and step == str(global_steps):
-            _kill_actors(actor)
         batch, metrics = sample(self, global_steps, partition_id, batch_size)
         _note(kind="sampled", partition=batch.partition_id, keys=list(batch.keys))
         return batch, metrics
@@ -222,22 +215,6 @@ def _questions(keys) -> list[str]:
         return []
     data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=["raw_prompt"])
     return [text_of(messages[-1]) for messages in data["raw_prompt"]]
-
-
-def _kill_actors(name: str) -> None:
-    import psutil
-
-    # Named by their class and the method that they run: those of this job have this process's
-    # parent, the raylet.
-    actors = [
-        p
-        for p in psutil.Process().parent().children()
-        if "".join(p.cmdline()).startswith(f"ray::{name}")
-    ]
-    assert actors, f"no actor {name}"
-    _note(kind="killed", time=time.time())
-    for process in actors:
-        process.kill()
 
 
 def _watch_levels(module) -> None:

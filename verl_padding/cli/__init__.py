@@ -1,5 +1,5 @@
 """The command ``verl-padding``: one module per subcommand, and what it draws or reads beside it.
 
-May import: config, doctor, driver, errors, job, on_cpu, pads, plan, recipes, record, runs, stock,
+May import: doctor, driver, errors, job, on_cpu, pads, plan, recipes, record, runs, stock,
 timing, version.
 """

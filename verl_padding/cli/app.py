@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
-from verl_padding.plan import STRATEGIES, Packer, PlanError, Sharing
+from verl_padding.plan import PlanError
 from verl_padding.version import __version__
 
 
@@ -32,17 +32,23 @@ class _Commands(TyperGroup):
 # Imports are light, and those of a command are in it: the doctor has to run where they fail.
 app = typer.Typer(cls=_Commands, no_args_is_help=True)
 
-OVERRIDES = typer.Argument(help="Hydra overrides of a job, as for verl.trainer.main_ppo.")
-ConfigName = Annotated[
-    str, typer.Option("--config-name", "-cn", help="Primary config, as for Hydra.")
-]
-ConfigPath = Annotated[
-    str, typer.Option("--config-path", "-cp", help="Folder of the primary config, as for Hydra.")
-]
-ConfigDir = Annotated[
-    str | None,
-    typer.Option("--config-dir", "-cd", help="One more folder of configs, as for Hydra."),
-]
+HYDRA = {"ignore_unknown_options": True}  # such as --config-name, which Hydra's own parser reads
+OVERRIDES = typer.Argument(
+    help="Overrides of a job, and --config-name and the like, as for verl.trainer.main_ppo."
+)
+
+
+def job_arguments(arguments: list[str] | None) -> JobArguments:
+    """What a job's command line says to Hydra, by Hydra's own parser."""
+    from hydra._internal.utils import get_args_parser
+
+    parsed = get_args_parser().parse_intermixed_args(arguments or [])
+    return JobArguments(
+        overrides=tuple(parsed.overrides),
+        config_name=parsed.config_name or PRIMARY,
+        config_path=parsed.config_path or CONFIG_PATH,
+        config_dir=parsed.config_dir,
+    )
 
 
 def _show_versions(asked_for: bool) -> None:
@@ -75,11 +81,7 @@ def demo(
         "demo_out"
     ),
     seed: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Seed of the model, the data and all random draws: the same seed, the same job.",
-        ),
+        int, typer.Option(min=0, help="Seed of the model, the data and all random draws.")
     ] = 0,
     stock: Annotated[
         bool, typer.Option("--stock", help="Use verl's own trainer and padding.")
@@ -110,45 +112,17 @@ def demo(
 def plan(
     rows: Annotated[
         Path,
-        typer.Argument(
-            help=(
-                "Rows, a recorded step, a rollout dump, or a folder of steps; - for standard input."
-            )
-        ),
+        typer.Argument(help="Rows, a recorded step, a rollout dump, or a folder of steps."),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help=(
-                "Hydra overrides of a job, behind --: ranks, sizes, budgets and settings are the"
-                " job's."
-            )
-        ),
-    ] = None,
-    config_name: ConfigName = PRIMARY,
-    config_path: ConfigPath = CONFIG_PATH,
-    config_dir: ConfigDir = None,
-    dp: Annotated[
-        int | None, typer.Option(min=1, help="Without a job: data-parallel ranks.")
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel ranks.")] = None,
     mini_batch: Annotated[
-        int | None, typer.Option(min=1, help="Without a job: prompts per optimizer step.")
+        int | None, typer.Option(min=1, help="Prompts per optimizer step.")
     ] = None,
-    n: Annotated[
-        int | None, typer.Option(min=1, help="Without a job: rollouts per prompt.")
-    ] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="Rollouts per prompt.")] = None,
     budget: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=1 << 24, help="Without a job: most tokens of a micro-batch on one rank."
-        ),
+        int | None, typer.Option(min=1, help="Most tokens of a micro-batch on one rank.")
     ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(help="Without a job: padding.strategy.", metavar="|".join(STRATEGIES)),
-    ] = None,
-    packer: Annotated[Packer | None, typer.Option(help="Without a job: padding.packer.")] = None,
-    sharing: Annotated[Sharing | None, typer.Option(help="Without a job: padding.sharing.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")
     ] = False,
@@ -166,25 +140,14 @@ def plan(
     ] = None,
 ) -> None:
     """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait
-    for each other."""
-    from verl_padding.cli.plan import QuickLook, job_to_plan, show_plan
+    for each other.
 
-    arguments = JobArguments(
-        overrides=tuple(overrides or ()),
-        config_name=config_name,
-        config_path=config_path,
-        config_dir=config_dir,
-    )
-    quick = QuickLook(
-        dp=dp,
-        mini_batch=mini_batch,
-        n=n,
-        budget=budget,
-        strategy=strategy,
-        packer=packer,
-        sharing=sharing,
-    )
-    job = job_to_plan(arguments, quick)
+    Ranks, sizes, budgets and settings are those of a job, whose overrides stand behind --. The four
+    options of sizes are short for its overrides.
+    """
+    from verl_padding.cli.plan import job_to_plan, show_plan
+
+    job = job_to_plan(job_arguments(overrides), dp=dp, mini_batch=mini_batch, n=n, budget=budget)
     show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
 
 
@@ -196,18 +159,15 @@ def report(
     ],
     out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
     steps: Annotated[
-        str | None, typer.Option(help="Recorded steps to show, as 1,5,10-20; left out, all.")
+        list[int] | None,
+        typer.Option(help="A recorded step to show, of several; left out, all are."),
     ] = None,
-    texts: Annotated[
-        bool,
-        typer.Option("--texts", help="Keep whole texts; without, what is far from ends is cut."),
-    ] = False,
 ) -> None:
     """Writes runs as one page: curves side by side, steps by the clock, rows and their texts. It
     needs no network."""
     from verl_padding.cli.report import write_report
 
-    for note in write_report(runs, out, steps=steps, whole_texts=texts):
+    for note in write_report(runs, out, steps=steps):
         typer.echo(note, err=True)
     typer.echo(f"The page is {out}, {out.stat().st_size / 1e6:.1f} MB.")
 
@@ -231,24 +191,16 @@ def tiny_model(
     )
 
 
-@app.command("rehearse", hidden=True)
-@app.command("dry-run")
+@app.command("rehearse", hidden=True, deprecated=True, context_settings=HYDRA)
+@app.command("dry-run", context_settings=HYDRA)
 def dry_run(
-    ctx: typer.Context,
     overrides: Annotated[list[str], OVERRIDES],
-    config_name: ConfigName = PRIMARY,
-    config_path: ConfigPath = CONFIG_PATH,
-    config_dir: ConfigDir = None,
     reply: Annotated[
         list[str] | None, typer.Option(help="A reply of the model, among noise and calls of tools.")
     ] = None,
     only: Annotated[
         Literal["all", "sessions", "step"], typer.Option(help="One of the two stages.")
     ] = "all",
-    without_tools: Annotated[bool, typer.Option("--without-tools", help="Load no tools.")] = False,
-    without_rewards: Annotated[
-        bool, typer.Option("--without-rewards", help="Score nothing.")
-    ] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds that each stage may take.")] = 300,
 ) -> None:
     """Runs a job small on this machine's CPU: its sessions on scripted replies, then a step with
@@ -259,42 +211,12 @@ def dry_run(
     """
     from verl_padding.cli.dry_run import dry_run as run
 
-    if ctx.info_name == "rehearse":
-        typer.echo(
-            "verl-padding rehearse: is dry-run now. Use the new name, the old one goes.", err=True
-        )
-    job = JobArguments(
-        overrides=tuple(overrides),
-        config_name=config_name,
-        config_path=config_path,
-        config_dir=config_dir,
-    )
-    sys.exit(
-        run(
-            job,
-            console=Console(file=sys.stdout),
-            replies=reply or [],
-            only=only,
-            with_tools=not without_tools,
-            with_rewards=not without_rewards,
-            timeout_s=timeout,
-        )
-    )
+    job, console = job_arguments(overrides), Console(file=sys.stdout)
+    sys.exit(run(job, console=console, replies=reply or [], only=only, timeout_s=timeout))
 
 
-@app.command()
-def doctor(
-    overrides: Annotated[list[str] | None, OVERRIDES] = None,
-    config_name: ConfigName = PRIMARY,
-    config_path: ConfigPath = CONFIG_PATH,
-    config_dir: ConfigDir = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show everything that was checked.")
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print all findings as JSON, and nothing else.")
-    ] = False,
-) -> None:
+@app.command(context_settings=HYDRA)
+def doctor(overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
     """Checks whether the plug-in works, and whether a job can start on this machine. Ray is not
     started.
 
@@ -302,11 +224,5 @@ def doctor(
     """
     from verl_padding.cli.doctor import diagnose
 
-    job = JobArguments(
-        overrides=tuple(overrides or ()),
-        config_name=config_name,
-        config_path=config_path,
-        config_dir=config_dir,
-    )
-    arguments = None if job == JobArguments() else job
-    sys.exit(diagnose(arguments, console=Console(), verbose=verbose, as_json=json))
+    job = job_arguments(overrides) if overrides else None
+    sys.exit(diagnose(job, console=Console()))

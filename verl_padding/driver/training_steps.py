@@ -95,7 +95,7 @@ class TrainingSteps:
             step.put_pads()
             yield step
         except BaseException:
-            self._abandon(step)
+            step.close(failed=True)
             raise
         step.close()
 
@@ -113,7 +113,7 @@ class TrainingSteps:
             update = self.current.record()
         except BaseException:
             if self.current is not None:
-                self._abandon(self.current)
+                self.current.close(failed=True)
             raise
         finally:
             self.current = None
@@ -180,12 +180,6 @@ class TrainingSteps:
             call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh)
             for call in calls
         }
-
-    def _abandon(self, step: PlannedStep) -> None:
-        # After the loss of an actor the job ends, perhaps because the very queue that holds the
-        # pads is gone.
-        if self._trainer.lost_actor is None:
-            step.close(failed=True)
 
     def _fill_in_log_prob_metrics(self, metrics: dict[str, Any]) -> None:
         """What verl logs of the pass for old log-probs, where there is none."""

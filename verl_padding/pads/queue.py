@@ -51,16 +51,6 @@ def controller() -> ActorHandle:
     return ray.get_actor("TransferQueueController", namespace="transfer_queue")
 
 
-def actors_of_queue() -> dict[str, list[ActorHandle]]:
-    """The actors of TransferQueue, by what they are; a storage without actors has none."""
-    config = ray.get(controller().get_config.remote())
-    units = config.backend.get("SimpleStorage", {}).get("zmq_info") or {}
-    made_here = (tq_interface._TQ_STORAGE or {}).get("SimpleStorage", {})
-    # A unit's name is in the namespace of its maker, which is the job's.
-    storage = [made_here[name] if name in made_here else ray.get_actor(name) for name in units]
-    return {"TransferQueue's controller": [controller()], "TransferQueue's storage": storage}
-
-
 def rows_like(
     batch: KVBatchMeta, keys: Sequence[str], tags: Iterable[Mapping[str, Any]]
 ) -> KVBatchMeta:

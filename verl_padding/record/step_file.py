@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_padding.errors import PaddingDataError
 from verl_padding.plan import Rows
 from verl_padding.plan.forest import Forest
+from verl_padding.record.data_errors import as_data_error
 from verl_padding.timing.timings import MicroBatchTiming
 
 FORMAT_VERSION = 1
@@ -80,9 +80,9 @@ class RecordedStep:
     """Its number in the step, from 0."""
     keys: Sequence[str] = field(repr=False)
     """Key of each row, in the order of the batch."""
-    rows: Sequence[RecordedRow] = field(default=(), repr=False)
+    rows: list[RecordedRow] = field(default_factory=list, repr=False)
     """In the order of ``keys``; empty where rows are not recorded."""
-    timings: Sequence[MicroBatchTiming] = field(default=(), repr=False)
+    timings: list[MicroBatchTiming] = field(default_factory=list, repr=False)
     """Empty where micro-batches are not timed."""
 
     def forest(self) -> Forest:
@@ -137,66 +137,33 @@ def begins_step(line: bytes) -> bool:
 def read_steps(path: Path) -> list[RecordedStep]:
     """The local updates of a step's file, mostly one; a PaddingDataError if it holds something
     else."""
-    try:
-        with path.open("rb") as lines:
-            return parse_steps(lines, str(path))
-    except OSError as error:
-        raise _not_a_step(str(path), error) from error
+    with path.open("rb") as lines:
+        return parse_steps(lines, str(path))
 
 
 def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     """The same of a file's lines, and its name."""
-    updates: list[tuple[dict[str, Any], list[RecordedRow], list[MicroBatchTiming]]] = []
-    try:
+    fix = "Name one that padding.record=true has written"
+    with as_data_error(name, f"the file of a step in form {FORMAT_VERSION}", fix):
+        steps: list[RecordedStep] = []
         for line in lines:
             values = json.loads(line)
             if "keys" in values:
-                _check_form(name, values.pop("form", None))
-                updates.append((values, [], []))
+                if (form := values.pop("form", None)) != FORMAT_VERSION:
+                    raise ValueError(f"form={form}")
+                steps.append(RecordedStep(**values, rows=[], timings=[]))
             elif "call" in values:
-                tuples = {
-                    each: tuple(value) for each, value in values.items() if isinstance(value, list)
-                }
-                updates[-1][2].append(MicroBatchTiming(**values | tuples))
+                tuples = {key: tuple(each) for key, each in values.items() if type(each) is list}
+                steps[-1].timings.append(MicroBatchTiming(**values | tuples))
             else:
-                numbers = {each: math.nan for each in ("reward", "weight") if values[each] is None}
+                unknown = {key: math.nan for key in ("reward", "weight") if values[key] is None}
                 places = {call: Place(*place) for call, place in values["places"].items()}
-                updates[-1][1].append(RecordedRow(**values | numbers | {"places": places}))
-        if not updates:
+                steps[-1].rows.append(RecordedRow(**values | unknown | {"places": places}))
+        if not steps:
             raise LookupError("it holds no step")
-        for step, rows, _ in updates:
-            if rows and [(row.row, row.key) for row in rows] != [*enumerate(step["keys"])]:
-                raise LookupError(f"it holds {len(rows)} of the rows of {len(step['keys'])} keys")
-        steps = [
-            RecordedStep(**values, rows=rows, timings=timings) for values, rows, timings in updates
-        ]
-        for each in steps:
-            Rows.from_keys(each.keys, [row.tokens for row in each.rows] or [1] * len(each.keys))
-            each.forest()
+        for step in steps:
+            if step.rows and [(row.row, row.key) for row in step.rows] != [*enumerate(step.keys)]:
+                raise LookupError(f"it holds {len(step.rows)} rows of {len(step.keys)} keys")
+            Rows.from_keys(step.keys, [row.tokens for row in step.rows] or [1] * len(step.keys))
+            step.forest()
         return steps
-    except PaddingDataError:
-        raise
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise _not_a_step(name, error) from error
-
-
-def _not_a_step(name: str, error: Exception) -> PaddingDataError:
-    return PaddingDataError(
-        f"{name}: not the file of a step ({error!r}). Name one that padding.record=true has "
-        "written."
-    )
-
-
-def _check_form(name: str, form: object) -> None:
-    if form != FORMAT_VERSION:
-        raise PaddingDataError(
-            f"{name}: form={form}, and this version of verl_padding reads form {FORMAT_VERSION}. "
-            "Read the file with the version that has written it, or record the step again."
-        )

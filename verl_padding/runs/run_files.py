@@ -11,6 +11,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
+from verl_padding.record.data_errors import as_data_error
 
 METRICS = "metrics.jsonl"
 """Of verl's ``file`` logger: a line ``{"step": .., "data": {metric: value}}`` for each step."""
@@ -45,12 +46,9 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
         PaddingDataError: the file is none of verl's file logger.
     """
     path = folder / METRICS
-    try:
+    with as_data_error(str(path), "metrics of verl's file logger", "Move it elsewhere"):
         entries = _objects(path) if path.exists() else []
         logged = [(int(entry["step"]), dict(entry["data"])) for entry in entries]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        why = f"not metrics of verl's file logger ({error!r})"
-        raise PaddingDataError(f"{path}: {why}. Move it elsewhere.") from error
     return [(step, _numbers(data)) for step, data in logged if ROW_REWARD in data]
 
 
@@ -92,7 +90,7 @@ def read_step(path: Path) -> StepRows:
 
 
 def read_dump(path: Path, **fields: Any) -> list[dict[str, Any]]:
-    """Fields of the rows of a rollout dump, by their names and types.
+    """The rows of a rollout dump, which have these fields, of these types.
 
     Raises:
         PaddingDataError: a line lacks one of them, or the last line has no end. verl writes dumps
@@ -101,19 +99,16 @@ def read_dump(path: Path, **fields: Any) -> list[dict[str, Any]]:
     if not path.read_bytes().endswith(b"\n"):
         fix = "Wait until its job has written it, or remove it"
         raise PaddingDataError(f"{path}: is not whole. {fix}.")
-    try:
+    with as_data_error(str(path), "a rollout dump of verl", "Move it elsewhere"):
         rows = _objects(path)
         for row in rows:
             for name, kind in fields.items():
                 if not isinstance(row[name], kind):
                     raise TypeError(f"{name}={row[name]!r}")
-        return [{name: row[name] for name in fields} for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
-        why = f"not a rollout dump of verl ({error!r})"
-        raise PaddingDataError(f"{path}: {why}. Move it elsewhere.") from error
+    return rows
 
 
 def _objects(path: Path) -> list[dict[str, Any]]:
     """The objects of a file, one a line, without a last line that is half written."""
     # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

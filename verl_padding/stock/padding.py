@@ -1,7 +1,7 @@
 """How stock verl 0.9 pads a batch and lays it out, the latter by its own functions, to compare with
 a plan."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +13,6 @@ from verl_padding.plan import padded_rows
 
 VERL_PAD_TOKENS = 128
 """Tokens of a pad of verl 0.9 (``SYNTHETIC_PADDING_SEQ_LEN``)."""
-Track = Callable[[Iterable[int]], Iterable[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,32 +45,23 @@ class StockRule:
 
 
 def verl_layout(
-    tokens_R: Sequence[int],
-    *,
-    dp_size: int,
-    mini_batch_rows: int,
-    token_budget: int,
-    track: Track = lambda each: each,
+    tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int, token_budget: int
 ) -> list[list[list[list[int]]]]:
     """Rows of the micro-batches of each mini-batch and rank; numbers from the number of real rows
-    on are pads. ``track`` wraps the numbers of the mini-batches, for a progress bar: verl's packer
-    is slow. Where stock verl would stop at the batch, this raises a PaddingDataError."""
+    on are pads. Where stock verl would stop at the batch, this raises a PaddingDataError."""
     if mini_batch_rows % dp_size:
         raise PaddingDataError(
-            f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch "
-            f"(--mini-batch x --n) evenly over --dp {dp_size}. Change one of the three, or leave "
-            "--compare out."
-        )
-    if len(tokens_R) % mini_batch_rows and token_budget < VERL_PAD_TOKENS:
-        raise PaddingDataError(
-            f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than --budget "
-            f"{token_budget}. Raise --budget to as many, or leave --compare out."
+            f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch evenly "
+            f"over {dp_size} ranks. Change one of the two, or leave --compare out."
         )
     cells_MD, pads = deal_as_verl(tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows)
-    padded = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
-    return [
-        pack_as_verl(cells_MD[step], padded, token_budget) for step in track(range(len(cells_MD)))
-    ]
+    if pads and token_budget < VERL_PAD_TOKENS:
+        raise PaddingDataError(
+            f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than the budget of "
+            f"{token_budget}. Raise it, or leave --compare out."
+        )
+    padded_R = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
+    return [pack_as_verl(cells_D, padded_R, token_budget) for cells_D in cells_MD]
 
 
 def deal_as_verl(

@@ -4,5 +4,5 @@ One module a repair, each with its reason; a test in tests/verl_fixes fails once
 it. Only three doors of the plug-in install them: ``driver/mixin.py`` (the trainer's process),
 ``driver/worker_calls.py`` (its workers) and ``entry/import_hooks.py`` (every process).
 
-May import: errors, job, pads, worker.
+May import: errors, pads, worker.
 """

@@ -1,11 +1,9 @@
-"""What is repaired in verl's trainers: they watch their actors, and forget a flag of the
-reference's pass."""
+"""What is repaired in verl's trainers: they forget a flag of the reference's pass."""
 
 from typing import TYPE_CHECKING, Any
 
 from verl_padding.pads.columns import NO_ADAPTER
-from verl_padding.pads.queue import KVBatchMeta, actors_of_queue
-from verl_padding.verl_fixes.actor_watch import ActorWatch, actors_of
+from verl_padding.pads.queue import KVBatchMeta
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
@@ -15,18 +13,6 @@ else:
 
 class RepairedTrainer(VerlTrainer):
     """Mixin before one of verl's v1 trainers."""
-
-    lost_actor: str | None = None
-    """The actor that has died, in words; the job ends for it."""
-
-    def fit(self, agent_loop_manager: Any) -> None:
-        queue = actors_of_queue()
-        watch = ActorWatch(lambda: actors_of(self) | queue, on_loss=self._lose)
-        with watch.interrupting_main_thread():
-            super().fit(agent_loop_manager)
-
-    def _lose(self, actor: str) -> None:
-        self.lost_actor = actor
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         computed = super()._compute_ref_log_prob(batch, metrics)

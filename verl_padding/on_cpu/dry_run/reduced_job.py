@@ -39,8 +39,6 @@ SERVED = {
 }
 """What takes devices or servers that are not here -> its value in the dry run; reported where the
 job asks for it."""
-NO_REWARD = "def compute_score(**_):\n    return 0.0\n"  # in the place of the job's reward function
-TOOLS = tuple(f"{ROLLOUT}.multi_turn.{key}" for key in ("tool_config_path", "function_tool_path"))
 
 HEADS, HEAD = 2, 32
 SIZES = {
@@ -67,7 +65,7 @@ def validates(config: DictConfig) -> bool:
     return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
 
 
-def without_servers(config: DictConfig) -> list[str]:
+def turn_off_servers(config: DictConfig) -> list[str]:
     """Turns off what takes devices or servers that are not here, and returns what that is, in
     words."""
     wanted = {setting: OmegaConf.select(config, setting) for setting in SERVED}
@@ -88,8 +86,6 @@ def reduced(
     folder: Path,
     attention: str = "sdpa",
     longest_row: int = 0,
-    with_tools: bool = True,
-    with_rewards: bool = True,
 ) -> tuple[DictConfig, list[str]]:
     """The reduced config, and in words what of the job is left out.
 
@@ -101,7 +97,7 @@ def reduced(
         longest_row: tokens of the longest row that the job is known to make; 0 if none is known.
     """
     config = config.copy()
-    left_out = without_servers(config)
+    left_out = turn_off_servers(config)
     if (critic := OmegaConf.select(config, "critic.model.path")) not in (
         None,
         config.actor_rollout_ref.model.path,
@@ -114,18 +110,6 @@ def reduced(
             f"{section}.path": str(model),
             f"{section}.override_config": {"attn_implementation": attention},
         }
-    if not with_tools:
-        changes |= dict.fromkeys(TOOLS)
-        left_out.append("tools")
-    if not with_rewards:
-        (folder / "no_reward.py").write_text(NO_REWARD)
-        changes |= {
-            "reward.custom_reward_function.path": str(folder / "no_reward.py"),
-            "reward.custom_reward_function.name": "compute_score",
-            "reward.reward_manager.source": "register",
-            "reward.reward_manager.name": "naive",
-        }
-        left_out.append("rewards: all are 0")
     with read_write(config), open_dict(config):
         if (strategy := config.actor_rollout_ref.actor.strategy) not in ("fsdp", "fsdp2"):
             _put_fsdp2(config)
