@@ -39,6 +39,7 @@ SETTINGS = {
     "denominator": "rows",
     "weighting": "row",
     "advantages": "row",
+    "baseline": "prompt",
     "seed": 0,
     "pad_length": "auto",
     "multimodal": "auto",
