@@ -20,6 +20,7 @@ from verl_padding.job.modes import SYNC
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, set_aside
+from verl_padding.plan.plural import plural
 
 SEQLEN = "global_seqlen"
 """verl's prefix for metrics of the tokens that ranks get."""
@@ -72,6 +73,14 @@ class TrainingSteps:
                 )
             self.has_probed = True
         step = self._planner.plan(batch, self._number())
+        if step.repeated_tokens:
+            self._planner.log_once(
+                "repeated tokens",
+                f"step {step.number.global_step}: "
+                f"{plural(step.repeated_tokens, 'sampled token')} of later rows of a session are "
+                "in an earlier one behind the same beginning, and are trained there alone "
+                f"(padding.repeated_tokens=once). {names.REPEATED_TOKENS} counts them.",
+            )
         step.check_fields()
         # What an agent loop cannot say is refused before any call.
         if self._job.padding.advantages == "session":
