@@ -207,6 +207,7 @@ def logged_metrics() -> set[str]:
     told |= set(batch_metrics.row_metrics(trained, grpo)) | set(
         batch_metrics.age_metrics(trained, 1)
     )
+    told |= set(batch_metrics.role_metrics(trained, [["lead"]]))
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
     timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]
     told |= set(timing_metrics(timings, dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])))
@@ -240,9 +241,10 @@ def test_each_metric_has_one_line_and_each_line_a_metric():
         "<update>": "(actor|critic)",
         "<call>": "(actor|critic|log_prob|ref|values)",
         "<percent>": "[0-9]+",
+        "<role>": "[a-z]+",
     }
     patterns = {
-        line: re.sub("<(update|call|percent)>", lambda named: calls[named[0]], re.escape(line))
+        line: re.sub("<(update|call|percent|role)>", lambda named: calls[named[0]], re.escape(line))
         for line in lines
     }
     of_metric = {

@@ -39,6 +39,8 @@ SETTINGS = {
     "denominator": "rows",
     "weighting": "row",
     "advantages": "row",
+    "repeated_tokens": "train",
+    "baseline": "prompt",
     "seed": 0,
     "pad_length": "auto",
     "multimodal": "auto",

@@ -52,6 +52,14 @@ class PaddingConfig:
     """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each
     session). ``session``: each session, its rows one trajectory, with the reward on its last
     trained token."""
+    repeated_tokens: Literal["train", "once"] = "train"
+    """What is done with a sampled token that several rows of a session have behind the same
+    beginning. ``train``: each of these rows trains it, as in verl. ``once``: the first of them
+    does."""
+    baseline: Literal["prompt", "role"] = "prompt"
+    """What an estimator compares a sample with. ``prompt``: with the other samples of its prompt,
+    as in verl. ``role``: with those of its role, which the agent loop says of each row in
+    ``extra_fields["role"]``: the estimator runs once for each role."""
     seed: int = 0
     """Seed of the planner's shuffle, at least 0; it is combined with the global step. It matters
     only with ``actor.shuffle`` or ``critic.shuffle``."""

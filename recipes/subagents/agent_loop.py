@@ -12,6 +12,7 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, 
 from verl_padding.recipes.subagents import terse_calls  # noqa: F401  (registers the format)
 from verl_padding.recipes.subagents.tasks import Messages, NoSuchTaskError, Outcome, Task, task_of
 
+LEAD, SUBAGENT = "lead", "subagent"
 LEAD_TOOLS, SUBAGENT_TOOLS = ("ask", "calculate"), ("calculate",)
 
 
@@ -124,6 +125,8 @@ class SubagentsLoop(ToolAgentLoop):
             extra_info={"tool_selection": list(tools)},
             tools_kwargs={},
         )
+        # With padding.baseline=role, rows are compared with those of their own role.
+        output.extra_fields["role"] = LEAD if place == 0 else SUBAGENT
         return output if any(output.response_mask) else None
 
     def _last_reply(self, output: AgentLoopOutput) -> str:

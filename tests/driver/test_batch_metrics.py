@@ -7,6 +7,7 @@ from tests.support.trained_rows import MadeRow, trained_rows
 from verl_padding.driver.batch_metrics import (
     advantage_metrics,
     age_metrics,
+    role_metrics,
     session_metrics,
     token_metrics,
 )
@@ -34,6 +35,23 @@ def test_a_session_counts_once_with_the_score_of_its_last_row():
         ),  # of 1, 1, 2: 0.8 of the way from the second to the third
         "padding/session/rows/p99": pytest.approx(1.98),
         "padding/session/num_turns/mean": 3.0,
+    }
+
+
+def test_a_role_has_the_score_of_its_last_row_in_each_session():
+    first = {
+        "a_0_0": MadeRow(score=1),
+        "a_0_1": MadeRow(score=3),
+        "a_0_2": MadeRow(score=5),
+        "a_1_0": MadeRow(score=0),
+    }
+    second = {"b_0_0": MadeRow(score=2)}
+    roles_of = [["sub", "sub", "lead", "lead"], ["lead"]]
+    assert role_metrics([trained_rows(first), trained_rows(second)], roles_of) == {
+        "padding/role/lead/rows/total": 3,
+        "padding/role/lead/score/mean": pytest.approx(7 / 3),
+        "padding/role/sub/rows/total": 2,
+        "padding/role/sub/score/mean": 3.0,
     }
 
 

@@ -1,6 +1,8 @@
 """The table of verl's losses and estimators has a line for each that verl registers, and no
 other."""
 
+from inspect import signature
+
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
 from verl_padding.job.verl_losses import ESTIMATORS, POLICY_LOSSES, of_verl
@@ -18,6 +20,11 @@ def test_each_loss_and_estimator_that_verl_registers_has_its_line():
         assert sorted(table) == sorted(registered)
         assert of_verl(list(table), registry) == list(table)
         assert of_verl(list(table), dict.fromkeys(table, one_of_a_users_own)) == []
+
+
+def test_an_estimator_that_groups_reads_which_prompt_a_sample_is_of():
+    for name, line in ESTIMATORS.items():
+        assert line.has_groups == ("index" in signature(ADV_ESTIMATOR_REGISTRY[name]).parameters)
 
 
 def one_of_a_users_own():

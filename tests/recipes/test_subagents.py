@@ -67,6 +67,7 @@ def test_a_session_is_a_short_row_of_each_sub_agent_and_one_of_the_lead():
     for row in rows:
         assert len(row.response_ids) == len(row.response_mask) == len(row.response_logprobs)
     assert [row.reward_score for row in rows[:-1]] == [None, None]
+    assert [row.extra_fields["role"] for row in rows] == ["subagent", "subagent", "lead"]
     assert rows[-1].reward_score == pytest.approx(1.0)
     assert rows[-1].extra_fields["reward_extra_info"] == {
         "acc": 1.0,

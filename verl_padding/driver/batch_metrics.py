@@ -1,6 +1,7 @@
 """What the rows of a step are, teach and have in common, logged under ``padding/``: over all of its
 local updates."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -53,6 +54,27 @@ def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     turns = [float(rows.turns_R.sum()) for rows in rows_of if rows.turns_R is not None]
     if turns:
         metrics[names.SESSION_TURNS] = sum(turns) / len(rows_S)
+    return metrics
+
+
+def role_metrics(
+    rows_of: Sequence[TrainedRows], roles_of: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Rows of each role, and the mean over sessions of the score of the last of them.
+
+    Args:
+        roles_of: role of each row of each local update.
+    """
+    n_rows: Counter[str] = Counter(role for role_R in roles_of for role in role_R)
+    metrics: dict[str, float] = {}
+    for role, n in sorted(n_rows.items()):
+        scores: list[float] = []
+        for rows, role_R in zip(rows_of, roles_of, strict=True):
+            of_role = [row for row, each in enumerate(role_R) if each == role]
+            sessions = rows_of_sessions([rows.keys[row] for row in of_role])
+            scores += [rows.reward_R[of_role[session[-1]]] for session in sessions]
+        metrics[names.ROLE_ROWS.format(role=role)] = n
+        metrics[names.ROLE_SCORE.format(role=role)] = float(np.mean(scores))
     return metrics
 
 

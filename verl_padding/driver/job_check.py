@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
+from verl_padding.driver.agent_roles import check_baseline
 from verl_padding.driver.stock_guard import resolve_trainer
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.engine_refusals import check_adapters
@@ -63,6 +64,7 @@ def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
             f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}."
         )
     check_losses(config, padding)
+    check_baseline(config, padding)
     job.step_job()
     # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
     asked = [name for name, value in LEFT_OUT.items() if getattr(padding, name) == value]

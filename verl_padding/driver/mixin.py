@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.driver.advantages import filter_groups_by_sessions
+from verl_padding.driver.agent_roles import filter_groups_by_roles
 from verl_padding.driver.job_check import check_job
 from verl_padding.driver.session_counts import SessionCounts
 from verl_padding.driver.stock_guard import PaddedTrainerMarker
@@ -62,7 +63,10 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
         self._job.check_models()  # the model is at hand now, and no worker has started
 
     def _build_replay_buffer(self) -> Any:
-        return self._session_counts.watch(filter_groups_by_sessions(super()._build_replay_buffer()))
+        buffer = filter_groups_by_sessions(super()._build_replay_buffer())
+        if self._job.padding.baseline == "role":
+            buffer = filter_groups_by_roles(buffer)
+        return self._session_counts.watch(buffer)
 
     def _setup(self) -> None:
         super()._setup()

@@ -29,6 +29,7 @@ from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.plural import plural
 from verl_padding.prefix_sharing.detection import PrefixDetection
+from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,12 @@ class StepPlanner:
         """
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))
-        step = PlannedStep(self, batch, number, self.detect_prefixes(batch), calls)
+        prefixes = self.detect_prefixes(batch)
+        repeated = None
+        if self.job.padding.repeated_tokens == "once" and calls is None:
+            repeated = mask_repeated_tokens(batch, prefixes)
+        step = PlannedStep(self, batch, number, prefixes, calls)
+        step.repeated_tokens = repeated
         step.seconds[names.PLAN_SECONDS] = time.perf_counter() - started
         return step
 
@@ -197,6 +203,8 @@ class PlannedStep:
         self._padded = planner.pad(batch, number, prefixes, calls)
         self._replanned: list[PaddedBatch] = []
         self._left_out: list[int] = []
+        self.repeated_tokens: int | None = None
+        """Tokens that an earlier row trains, where they are masked."""
         self.seconds: dict[str, float] = {}
         """Metric -> seconds that planning and its parts took."""
 
@@ -263,6 +271,8 @@ class PlannedStep:
         if self._left_out:
             prefix += "_computed"  # verl's are of all rows
         found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
+        if self.repeated_tokens is not None:
+            found[names.REPEATED_TOKENS] = self.repeated_tokens
         if self._planner.job.skips_zero_advantage_rows and ACTOR in self.plan.layouts:
             found = {names.LEFT_OUT_ROWS.format(update=ACTOR): 0} | found
         return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)

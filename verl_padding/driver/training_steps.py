@@ -2,12 +2,13 @@
 verl calls them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from verl_padding.driver import advantages, batch_metrics, step_metrics
+from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
 from verl_padding.driver.step_planner import PlannedStep, StepPlanner, UpdateNumber
 from verl_padding.driver.step_record import LocalUpdate, StepRecord
 from verl_padding.driver.step_timing import StepTiming
@@ -19,6 +20,7 @@ from verl_padding.job.modes import SYNC
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, set_aside
+from verl_padding.plan.plural import plural
 
 SEQLEN = "global_seqlen"
 """verl's prefix for metrics of the tokens that ranks get."""
@@ -51,6 +53,7 @@ class TrainingSteps:
             timed=self._timing is not None,
         )
         self._record = StepRecord(job.config, job.padding)
+        self._by_role = job.padding.baseline == "role"
         self._updates: list[LocalUpdate] = []  # of the global step
         self.has_probed = False
         """Whether the models have shown that they keep packed rows apart."""
@@ -70,9 +73,20 @@ class TrainingSteps:
                 )
             self.has_probed = True
         step = self._planner.plan(batch, self._number())
+        if step.repeated_tokens:
+            self._planner.log_once(
+                "repeated tokens",
+                f"step {step.number.global_step}: "
+                f"{plural(step.repeated_tokens, 'sampled token')} of later rows of a session are "
+                "in an earlier one behind the same beginning, and are trained there alone "
+                f"(padding.repeated_tokens=once). {names.REPEATED_TOKENS} counts them.",
+            )
         step.check_fields()
+        # What an agent loop cannot say is refused before any call.
         if self._job.padding.advantages == "session":
-            step.prefixes.continued_R  # noqa: B018  (what an agent loop cannot say is refused before any call)
+            step.prefixes.continued_R  # noqa: B018
+        if self._by_role:
+            read_roles(batch.keys, batch.partition_id)
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
         self.current = step
@@ -128,17 +142,25 @@ class TrainingSteps:
         self._updates.append(update)
 
     def compute_advantages(self, batch: KVBatchMeta) -> None:
-        """Advantages of sessions, where they are asked for, and of those whose last row is not
-        trained."""
-        if self._job.padding.advantages == "session":
+        """Advantages of sessions and of roles, where they are asked for, and of sessions whose last
+        row is not trained."""
+        by_session, algorithm = self._job.padding.advantages == "session", self._config.algorithm
+        continued_R: Sequence[int | None] = [None] * len(batch)
+        if by_session:
             prefixes = self._planner.detect_prefixes(batch)
             if self.current is not None and self.current.batch.keys == batch.keys:
                 prefixes = self.current.prefixes
-            advantages.compute_session_advantages(
-                batch, self._config.algorithm, prefixes.continued_R
-            )
-        else:
-            advantages.fix_sessions_ending_untrained(batch, self._config.algorithm)
+            continued_R = prefixes.continued_R
+        parts = [(batch, continued_R)]
+        if self._by_role:
+            parts = list(parts_by_role(batch, continued_R))
+        for part, continued in parts:
+            if by_session:
+                advantages.compute_session_advantages(part, algorithm, continued)
+                continue
+            if self._by_role:
+                compute_row_advantages(part, algorithm)
+            advantages.fix_sessions_ending_untrained(part, algorithm)
 
     def compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]
@@ -152,6 +174,12 @@ class TrainingSteps:
         started = time.perf_counter()
         rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
         metrics.update(batch_metrics.row_metrics(rows_of, self._config.algorithm))
+        if self._by_role:
+            batches = [update.batch for update in self._updates]
+            roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
+            metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
+            # Sessions of equal scores may have an advantage: not all of them have rows of a role.
+            metrics.pop(names.PROMPTS_ROUNDED, None)
         if self._job.mode != SYNC:
             metrics.update(batch_metrics.age_metrics(rows_of, step))
         self._record.write(step, self._updates, rows_of)

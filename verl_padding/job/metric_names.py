@@ -35,6 +35,13 @@ SESSIONS_MISSING = "padding/session/missing/total"
 SESSIONS_FAILED = "padding/session/failed/total"
 SESSIONS_EMPTY = "padding/session/empty/total"
 
+# Of the tokens that padding.repeated_tokens=once has masked.
+REPEATED_TOKENS = "padding/repeated_tokens/total"
+
+# Of the rows of an agent's role, with padding.baseline=role.
+ROLE_SCORE = "padding/role/{role}/score/mean"
+ROLE_ROWS = "padding/role/{role}/rows/total"
+
 # Of prompts and rows.
 PROMPTS_WITHOUT_ADVANTAGE = "padding/prompts/without_advantage/share"
 PROMPTS_ALL_RIGHT = "padding/prompts/all_right/share"

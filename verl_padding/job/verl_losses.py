@@ -37,6 +37,8 @@ class Estimator:
     advantages of exactly 0, but for rounding. Others read what a pass computes, or whiten
     advantages over the batch."""
     reads_old_log_probs: bool = False
+    has_groups: bool = True
+    """Whether it compares the sessions of a prompt."""
 
 
 POLICY_LOSSES = {
@@ -54,13 +56,13 @@ POLICY_LOSSES = {
     BYPASS: PolicyLoss(skips_zero_advantages=True),
 }
 ESTIMATORS = {
-    "gae": Estimator(reads_rewards_alone=False),
+    "gae": Estimator(reads_rewards_alone=False, has_groups=False),
     "grpo": Estimator(),
     "grpo_vectorized": Estimator(),
     "grpo_passk": Estimator(),
-    "reinforce_plus_plus": Estimator(reads_rewards_alone=False),
+    "reinforce_plus_plus": Estimator(reads_rewards_alone=False, has_groups=False),
     "reinforce_plus_plus_baseline": Estimator(reads_rewards_alone=False),
-    "remax": Estimator(reads_rewards_alone=False),
+    "remax": Estimator(reads_rewards_alone=False, has_groups=False),
     "rloo": Estimator(),
     "rloo_vectorized": Estimator(),
     "opo": Estimator(),

@@ -122,8 +122,7 @@ class PrefixDetection:
         begins with that one.
         """
         continued_R: list[int | None] = [None] * len(self._keys)
-        sessions = [rows for rows in rows_of_sessions(self._keys) if len(rows) > 1]
-        declared = self._declared([row for rows in sessions for row in rows])
+        sessions, declared = self._sessions_of_rows, self._declared
         for part in self._parts(
             sessions, MAX_LARGE_TOKENS_READ if self.has_images else MAX_TOKENS_READ
         ):
@@ -137,9 +136,21 @@ class PrefixDetection:
         self._warn_of_mistaken(declared, continued_R)
         return continued_R
 
-    def _declared(self, rows: Sequence[int]) -> dict[int, int | None]:
+    @cached_property
+    def declaring(self) -> set[str]:
+        """Names of the sessions whose agent loop says what a row extends."""
+        return {session_of_key(self._keys[row]) for row in self._declared}
+
+    @cached_property
+    def _sessions_of_rows(self) -> list[list[int]]:
+        """Numbers of the rows of each session of several rows."""
+        return [rows for rows in rows_of_sessions(self._keys) if len(rows) > 1]
+
+    @cached_property
+    def _declared(self) -> dict[int, int | None]:
         """Number of the row that a row extends, None for none, for those rows whose agent loop says
         it."""
+        rows = [row for session in self._sessions_of_rows for row in session]
         if not rows:
             return {}
         number = {key: row for row, key in enumerate(self._keys)}

@@ -1,0 +1,162 @@
+"""Rows of one role are compared with those of their role alone, in the real TransferQueue."""
+
+import pytest
+import torch
+import transfer_queue as tq
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.v1 import PPOTrainer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from tests.equivalence.test_advantages import VERLS_LIMITS
+from tests.support.rows_in_queue import PARTITION, put_rows, read_columns
+from tests.support.trainer_without_workers import padded_trainer
+from tests.support.verl_config import compose_job
+from verl_padding.config import PaddingConfig
+from verl_padding.driver.agent_roles import check_baseline, parts_by_role
+from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.job.verl_losses import ESTIMATORS
+from verl_padding.plan.row_keys import session_of_key
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
+
+GROUPING = sorted(name for name, each in ESTIMATORS.items() if each.has_groups)
+ROLES = {
+    "a_0_0": "sub",
+    "a_0_1": "sub",
+    "a_0_2": "lead",
+    "a_1_0": "sub",
+    "a_1_1": "lead",
+    "a_2_0": "lead",
+    "b_0_0": "lead",
+    "b_0_1": "sub",
+    "b_1_0": "lead",
+    "b_1_1": "sub",
+}
+"""Two prompts; sessions in which a lead comes first or last, and one whose lead is alone."""
+LENGTHS = [(3, 2), (2, 1), (4, 5), (3, 3), (5, 2), (2, 4), (3, 1), (4, 2), (2, 2), (6, 3)]
+REWARDS = {"a_0": 1.0, "a_1": 0.25, "a_2": -0.5, "b_0": 0.5, "b_1": 2.0}
+
+
+def put(keys, *, roles=True, masks=None):
+    """Rows with these keys as the trainer has them before advantages."""
+    draw = torch.Generator().manual_seed(0)
+    found = {}
+    for (key, role), (prompt, response) in zip(ROLES.items(), LENGTHS, strict=True):
+        score = torch.zeros(response)
+        score[-1] = REWARDS[session_of_key(key)]
+        penalty, old = (torch.rand(response, generator=draw) for _ in range(2))
+        mask = torch.tensor((masks or {}).get(key, [1] * response))
+        fields = {"rm_scores": score, "ref_log_prob": old - penalty, "old_log_probs": old}
+        fields |= {"response_mask": mask, "extra_fields": {"role": role} if roles else {}}
+        found[key] = (prompt, response), fields
+    names = list(found[keys[0]][1])
+    columns = {name: [found[key][1][name] for key in keys] for name in names}
+    return put_rows([found[key][0] for key in keys], list(keys), **columns)
+
+
+def advantages_of(batch) -> dict[str, list[list[float]]]:
+    columns = read_columns(batch, "advantages", "returns")
+    rows = zip(*([row.tolist() for row in column] for column in columns), strict=True)
+    found = dict(zip(batch.keys, map(list, rows), strict=True))
+    tq.kv_clear(keys=list(batch.keys), partition_id=PARTITION)
+    return found
+
+
+@pytest.mark.parametrize("kl", [False, True], ids=["", "KL in the reward"])
+@pytest.mark.parametrize("samples", ["row", "session"])
+@pytest.mark.parametrize("estimator", sorted(set(GROUPING) - VERLS_LIMITS.keys()))
+def test_advantages_are_to_the_bit_those_of_a_run_for_each_role(estimator, samples, kl):
+    settings = f"algorithm.adv_estimator={estimator}", f"padding.advantages={samples}"
+    settings = *settings, f"algorithm.use_kl_in_reward={kl}"
+    by_prompt = padded_trainer(*settings)
+    by_role = padded_trainer(*settings, "padding.baseline=role")
+    batch = put(list(ROLES))
+    by_role._compute_advantage(batch, {})
+    got = advantages_of(batch)
+    batch = put(list(ROLES))
+    by_prompt._compute_advantage(batch, {})
+    assert advantages_of(batch) != got
+    for role in ("lead", "sub"):
+        batch = put([key for key in ROLES if ROLES[key] == role])
+        if samples == "row":
+            PPOTrainer._compute_advantage(by_prompt, batch, {})
+        else:
+            by_prompt._compute_advantage(batch, {})
+        want = advantages_of(batch)
+        assert {key: got[key] for key in want} == want
+        assert any(any(row) for row, _ in want.values())
+
+
+def test_registered_estimators_of_groups_fail_by_verl_alone():
+    assert set(GROUPING) & VERLS_LIMITS.keys() == {
+        "gdpo",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
+    }
+
+
+def test_a_role_whose_last_row_is_not_trained_has_an_advantage():
+    trainer = padded_trainer("algorithm.adv_estimator=grpo", "padding.baseline=role")
+    batch = put(list(ROLES), masks={"a_0_1": [0]})
+    trainer._compute_advantage(batch, {})
+    got = {key: advantages for key, (advantages, _) in advantages_of(batch).items()}
+    assert got["a_0_0"] == [got["a_0_0"][0]] * 2
+    assert got["a_0_0"][0] > 0
+    assert got["a_0_1"] == [0.0]
+
+
+def test_a_row_continues_the_nearest_of_its_role():
+    batch = put(["a_0_0", "a_0_2", "a_0_1"])
+    subs, lead = parts_by_role(batch, [None, 0, 1])
+    assert (subs[0].keys, subs[1]) == (["a_0_0", "a_0_1"], [None, 0])
+    assert (lead[0].keys, lead[1]) == (["a_0_2"], [None])
+
+
+@pytest.mark.parametrize("name", sorted(set(ADV_ESTIMATOR_REGISTRY) - set(GROUPING)))
+def test_an_estimator_without_groups_is_refused_with_the_reason(name):
+    config = compose_job(f"algorithm.adv_estimator={name}")
+    check_baseline(config, PaddingConfig())
+    with pytest.raises(PaddingConfigError, match=rf"adv_estimator={name} compares no sessions"):
+        check_baseline(config, PaddingConfig(baseline="role"))
+
+
+@pytest.mark.parametrize("role", [{}, {"role": None}, {"role": 3}, {"role": ""}])
+def test_a_row_without_a_role_is_refused_with_its_key_before_any_call(role):
+    trainer = padded_trainer("padding.baseline=role")
+    said = [{"role": "lead"}, role, {"role": "lead"}, {"role": "sub"}]
+    batch = put_rows([(2, 2)] * 4, ["a_0_0", "a_1_0", "b_0_0", "b_1_0"], extra_fields=said)
+    with pytest.raises(PaddingDataError, match=r"^row 'a_1_0': extra_fields\['role'\] is "):
+        trainer._balance_batch(batch, {})
+    assert trainer.steps.current is None
+    padded_trainer()._balance_batch(batch, {})
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+def test_a_filter_of_groups_leaves_out_what_no_role_learns_from(kind):
+    """The leads of a, b and d earn the same; the helpers of a do not, and d has but one."""
+    scores = {"a_0_0": 0.0, "a_0_1": 1.0, "a_1_0": 1.0, "a_1_1": 1.0}
+    scores |= {"b_0_0": 0.5, "b_0_1": 1.0, "b_1_0": 0.5, "b_1_1": 1.0}
+    scores |= {"c_0_0": 0.0, "c_1_0": 1.0, "d_0_0": 1.0, "d_0_1": 1.0, "d_1_1": 1.0}
+    leads = {key for key in scores if key.endswith("1") or key[0] == "c"}
+    said = [{"role": "lead" if key in leads else "helper"} for key in scores]
+    ends = [torch.tensor([0.0, score]) for score in scores.values()]
+    put_rows([(3, 2)] * len(scores), list(scores), rm_scores=ends, extra_fields=said)
+    tags = [{"is_prompt": True, "status": "finished", "global_steps": 7}] * 4
+    tq.kv_batch_put(keys=list("abcd"), partition_id=PARTITION, tags=tags)
+    mode = "sync" if kind is ReplayBuffer else "colocate_async"
+    settings = f"trainer.v1.trainer_mode={mode}", "algorithm.filter_groups.enable=true"
+    settings = *settings, "algorithm.filter_groups.metric=reward"
+
+    def filtered(*more):
+        buffer = padded_trainer(*settings, *more).replay_buffer
+        found = []
+        for _ in range(2):  # the second time, verl remembers what it has read
+            buffer._sync_metadata_from_transfer_queue()
+            found.append(buffer._dapo_filtered_keys(PARTITION))
+            assert buffer.partitions[PARTITION].keys() == scores.keys()
+            assert buffer.finished_keys[PARTITION] == set("abcd")
+        assert found[0] == found[1]
+        return found[0][0], dict(found[0][1])
+
+    assert filtered()[0] == {"a", "b", "d"}
+    assert filtered("padding.baseline=role") == ({"b"}, {1.0: 1})

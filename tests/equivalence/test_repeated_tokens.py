@@ -1,0 +1,97 @@
+"""Gradients of sessions whose rows repeat sampled tokens, each trained once, in every loss that
+verl registers, however sessions are split."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verl.utils import tensordict_utils as tu
+
+from tests.prefix_sharing.test_repeated_tokens import masks_by_hand, masks_trained_once
+from tests.support.loss_comparisons import POLICY_LOSSES, seeded
+from tests.support.losses_on_rows import MODES, PAD, Rows, policy_loss, run_as_verl_does
+from tests.support.split_sessions import Row, sessions, split
+from tests.support.tolerance import RELATIVE_FLOAT64
+from verl_padding.job.verl_losses import losses_that
+from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
+from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
+from verl_padding.plan import Layout
+from verl_padding.plan.row_keys import session_of_key
+from verl_padding.worker.losses import RealRowsLoss
+
+OF_SEQUENCES = {"gspo"} | set(losses_that(lambda loss: loss.is_mean_over_rows))
+"""Losses whose ratio is that of a row, so that a session's pieces have others than the whole."""
+DRAWN = ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages", "output")
+
+
+class SplitRows(Rows):
+    """Rows of split sessions: what losses read of a token is the same wherever it stands."""
+
+    def __init__(self, rows: list[Row], masks: list[torch.Tensor], factor_R: list[float] | None):
+        self.fields, self.n_real, self.masked = [], len(rows), ()
+        self.factor_R = factor_R
+        for row, mask in zip(rows, masks, strict=True):
+            prompt, response = len(row.prompt), len(row.response)
+            fields = self._row(prompt, response, torch.Generator().manual_seed(0))
+            for place, action in enumerate(row.actions):
+                name = session_of_key(row.key), action
+                draw = torch.Generator().manual_seed(sum(map(ord, f"{name}" * 7)))
+                token = self._row(1, 1, draw)
+                for field in DRAWN:
+                    at = prompt + place - 1 if field == "output" else place
+                    fields[field][at] = token[field][0]
+            self.fields.append(fields | {"response_mask": mask, "loss_mask": mask})
+
+    def micro_batch(self, rows, leaves, output_name, **shape):
+        output, data = super().micro_batch(rows, leaves, output_name, **shape)
+        if self.factor_R is not None:
+            factors = [self.factor_R[row] if isinstance(row, int) else 0.0 for row in rows]
+            data[LOSS_FACTOR] = torch.tensor(factors, dtype=torch.float64)
+            tu.assign_non_tensor(data, **{WEIGHS_ROWS: True})
+        return output, data
+
+
+def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor], *, by_session: bool):
+    """Of the output of each action, added up over the rows that have it."""
+    factor_R = None
+    if by_session:
+        layout = Layout(n_rows=len(rows), cells=((tuple(range(len(rows))),),))
+        weighting = LossWeighting(call="actor", mode=mode, by_session=True)
+        tokens_R = [int(mask.sum()) for mask in masks]
+        keys = [row.key for row in rows]
+        factor_R = loss_factors(layout, keys, [1.0] * len(rows), tokens_R, weighting)
+    half = len(rows) // 2
+    ranks = [[[*range(half), PAD]], [[*range(half, len(rows))]]]
+    leaf_R, _ = run_as_verl_does(
+        RealRowsLoss(seeded(loss), "rows"), SplitRows(rows, masks, factor_R), ranks, "log_probs"
+    )
+    found: dict[tuple, float] = {}
+    for row, leaf in zip(rows, leaf_R, strict=True):
+        for place, action in enumerate(row.actions):
+            if action is not None:
+                name = session_of_key(row.key), *action
+                at = len(row.prompt) + place - 1
+                found[name] = found.get(name, 0.0) + float(leaf[at])
+    return found
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+@settings(max_examples=10)
+@given(data=st.data(), mode=st.sampled_from(MODES), by_session=st.booleans())
+def test_the_gradient_is_that_of_tokens_that_stand_once(name, data, mode, by_session):
+    drawn = data.draw(sessions(said=True))
+    rows = [row for session in drawn for row in data.draw(split(session, said=True))]
+    # verl's losses take no row without a response.
+    rows = [row for row in rows if row.response]
+    masks, by_hand = masks_trained_once(rows, said=True), masks_by_hand(rows, said=True)
+    loss = policy_loss(mode, name)
+    got = gradients(loss, mode, rows, masks, by_session=by_session)
+    want = gradients(loss, mode, rows, by_hand, by_session=by_session)
+    assert got == pytest.approx(want, rel=RELATIVE_FLOAT64, abs=1e-15)
+    assert any(got.values())
+    is_sum = name not in losses_that(lambda loss: not loss.is_sum)
+    if by_session and is_sum and name not in OF_SEQUENCES:
+        whole = [session.in_one_row() for session in drawn]
+        masks = [torch.tensor(row.mask) for row in whole]
+        once = gradients(loss, mode, whole, masks, by_session=True)
+        assert got == pytest.approx(once, rel=RELATIVE_FLOAT64, abs=1e-15)

@@ -1,0 +1,148 @@
+"""Roles of an agent's rows, such as a lead and its sub-agents: each is compared with its own kind.
+
+What is easy for one role may be hard for another, and not every session has rows of each. So with
+``padding.baseline=role`` verl's estimator runs once for each role, on the rows of that role alone.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+from verl.protocol import DataProto
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import response_to_nested
+
+from verl_padding.config import PaddingConfig
+from verl_padding.driver.advantages import MASK, READ, RESULTS, REWARDS, SCORES
+from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.job.verl_losses import ESTIMATORS
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
+from verl_padding.pads.upsampling import EXTRA_FIELDS
+from verl_padding.plan.row_keys import uid_of_key
+
+ROLE = "role"
+"""What an agent loop puts into a row's ``extra_fields``: a name, the same in all sessions."""
+READ_BY_VERL = (*READ, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights")
+"""Fields that verl's trainer gives its estimators."""
+
+
+def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
+    """Refuses a baseline of roles for an estimator that has none."""
+    name = config.algorithm.adv_estimator
+    if padding.baseline == "role" and name in ESTIMATORS and not ESTIMATORS[name].has_groups:
+        grouping = [other for other, each in ESTIMATORS.items() if each.has_groups]
+        raise PaddingConfigError(
+            f"padding.baseline='role': algorithm.adv_estimator={name} compares no sessions of a "
+            "prompt, so it has no baseline that could be a role's. Set padding.baseline=prompt, or "
+            f"choose one of {', '.join(grouping)}."
+        )
+
+
+def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
+    """The role of each row; a PaddingDataError if one has none."""
+    fields = read_fields(keys, partition_id, [EXTRA_FIELDS]) if keys else {}
+    extra_R = tu.get(fields, EXTRA_FIELDS) if EXTRA_FIELDS in fields else [{}] * len(keys)
+    role_R = []
+    for key, extra in zip(keys, extra_R, strict=True):
+        role = extra.get(ROLE) if isinstance(extra, Mapping) else None
+        if not isinstance(role, str) or not role:
+            raise PaddingDataError(
+                f"row {key!r}: extra_fields[{ROLE!r}] is {role!r}, and with padding.baseline=role "
+                "it must be the name of a role. Have the agent loop give each row one, or set "
+                "padding.baseline=prompt."
+            )
+        role_R.append(role)
+    return role_R
+
+
+def parts_by_role(
+    batch: KVBatchMeta, continued_R: Sequence[int | None]
+) -> Iterator[tuple[KVBatchMeta, list[int | None]]]:
+    """The rows of each role, and which of them each continues.
+
+    Args:
+        continued_R: number of the row of the batch that each row continues. A row that goes on from
+            one of another role continues the nearest of its own before that.
+    """
+    rows_of: dict[str, list[int]] = {}
+    for row, role in enumerate(read_roles(batch.keys, batch.partition_id)):
+        rows_of.setdefault(role, []).append(row)
+    for rows in rows_of.values():
+        place_of = {row: place for place, row in enumerate(rows)}
+        continued: list[int | None] = []
+        for row in rows:
+            earlier = continued_R[row]
+            while earlier is not None and earlier not in place_of:
+                earlier = continued_R[earlier]
+            continued.append(None if earlier is None else place_of[earlier])
+        yield batch.select_keys([batch.keys[row] for row in rows]), continued
+
+
+def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
+    """Puts what verl's trainer would compute of these rows if there were no others."""
+    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this
+    # module.
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    rows = read_fields(batch.keys, batch.partition_id, READ_BY_VERL)
+    data = DataProto(batch=rows.to_padded_tensor())
+    data.batch["token_level_scores"] = data.batch[SCORES]
+    if REWARDS not in rows:
+        data.batch[REWARDS] = data.batch[SCORES]
+    data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
+    computed = compute_advantage_for_multi_trajectories(
+        data,
+        batch_keys=list(batch.keys),
+        adv_estimator=algorithm.adv_estimator,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+        config=algorithm,
+    )
+    put_columns(
+        batch, {name: response_to_nested(computed.batch[name], rows[MASK]) for name in RESULTS}
+    )
+
+
+def filter_groups_by_roles(buffer: Any) -> Any:
+    """The same replay buffer, whose filter of groups leaves a prompt out if it does so by the rows
+    of each role alone; a user's filter is left as it is."""
+    filter_role = vars(buffer).get("_dapo_filtered_keys")
+    if filter_role is None:
+        return buffer
+    role_of: dict[str, str] = {}
+    caches: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
+
+    def filter_roles(partition_id: str) -> tuple[set[str], Counter[float]]:
+        rows, finished = buffer.partitions[partition_id], buffer.finished_keys[partition_id]
+        keys = [key for key in rows if uid_of_key(key) in finished]
+        new = [key for key in keys if key not in role_of]
+        role_of.update(zip(new, read_roles(new, partition_id), strict=True))
+        for key in role_of.keys() - rows.keys():
+            del role_of[key]
+        # A prompt without a row is in no role; verl refuses it.
+        empty = finished - set(map(uid_of_key, keys))
+        cache = buffer._dapo_classification_cache
+        reward_of: dict[str, float] = {}
+        kept: set[str] = set()
+        try:
+            for role in dict.fromkeys([role_of[key] for key in keys] or [""]):
+                of_role = {key: rows[key] for key in keys if role_of[key] == role}
+                uids = set(map(uid_of_key, of_role))
+                buffer.partitions[partition_id] = of_role
+                buffer.finished_keys[partition_id] = uids | empty
+                buffer._dapo_classification_cache = caches[role]
+                filtered, _ = filter_role(partition_id)
+                reward_of |= {uid: caches[role][partition_id][uid] for uid in filtered}
+                kept |= uids - filtered
+        finally:
+            buffer.partitions[partition_id] = rows
+            buffer.finished_keys[partition_id] = finished
+            buffer._dapo_classification_cache = cache
+        found = reward_of.keys() - kept
+        return found, Counter(reward_of[uid] for uid in found)
+
+    buffer._dapo_filtered_keys = filter_roles
+    return buffer
