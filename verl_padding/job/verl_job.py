@@ -17,6 +17,9 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB,
 from verl_padding.job.engine_refusals import check_engines, check_model
 from verl_padding.job.left_out import needed_by
 from verl_padding.job.model_config import (
+    BRANCHING_LAYERS,
+    LINEAR,
+    has_linear_attention,
     has_tower,
     kinds_of_layers,
     n_routed_experts,
@@ -35,9 +38,6 @@ from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost
 from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
-
-BRANCHING_LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers in which a row may go on from where another one was computed."""
 
 
 def translate_plan_error(refusal: PlanError | str) -> str:
@@ -146,11 +146,22 @@ class VerlJob:
             )
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
-        others = {
-            kind for model in models.values() for kind in kinds_of_layers(model)
-        } - BRANCHING_LAYERS
-        if others and self.padding.sharing == "on" and self.may_branch:
-            self.share_whole_beginnings(f"a model has layers of kinds {sorted(others)}")
+        if self.padding.sharing == "on" and self.may_branch:
+            reasons = (self._forbids_branches(*each) for each in models.items())
+            if why := next(filter(None, reasons), None):
+                self.share_whole_beginnings(why)
+
+    def _forbids_branches(self, section: str, model: Mapping[str, Any]) -> str | None:
+        """Why rows that part may not share what is before in a model; None if they may."""
+        follows = has_linear_attention(model)
+        others = kinds_of_layers(model) - BRANCHING_LAYERS - ({LINEAR} if follows else set())
+        if others:
+            kind = (model.get("text_config") or model).get("model_type")
+            return f"{section}.path is of model_type={kind}, with layers of kinds {sorted(others)}"
+        engines = [each for each in self.engines.values() if each.model_section == section]
+        if follows and any(engine.size("Ulysses") > 1 for engine in engines):
+            return f"Ulysses ranks of {section} exchange states of linear attention between rows"
+        return None
 
     def share_whole_beginnings(self, why: str) -> None:
         """Has rows share nothing less than all of a row; says so in the log."""

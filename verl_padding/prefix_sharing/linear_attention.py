@@ -213,8 +213,7 @@ def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., An
         outputs: list[torch.Tensor] = []
         states: Any = None
         for level, part in zip(levels, split, strict=True):
-            if level.parents is not None:
-                states = states.index_select(0, level.parents)
+            states = None if level.parents is None else states.index_select(0, level.parents)
             kwargs |= {"initial_state": states, "output_final_state": level is not levels[-1]}
             if "cu_seqlens" in known:  # fla's
                 on_cpu = {"cu_seqlens_cpu": level.ends_cpu} if "cu_seqlens_cpu" in known else {}
