@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from verl.utils import tensordict_utils as tu
 
+from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     COMMON,
     Actor,
@@ -28,7 +29,8 @@ from tests.support.engine_in_process import (
 )
 from tests.support.fresh_processes import run_fresh
 from tests.support.hybrid_models import Float64, hybrid_model
-from tests.support.losses_on_rows import critic_loss, policy_loss
+from tests.support.loss_comparisons import POLICY_LOSSES, seeded
+from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
 from tests.support.pages import ROOT
 from verl_padding.prefix_sharing import linear_attention
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_tree, keep_rows_apart
@@ -384,3 +386,17 @@ def test_packed_rows_that_share_nothing_are_apart(kind, is_critic):
         assert (together - alone).abs().max() <= 1e-12
         assert (leaks - alone).abs().max() > 1e-3, "verl keeps rows apart by itself"
     assert (gradient - wanted).norm() <= 1e-12 * wanted.norm()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, pair):
+    rows = list(trained_rows(branching_rows()).values())
+    loss = seeded(policy_loss(mode, name))
+    with Float64():
+        (_, got), (_, want) = (
+            computed(pair.sharing, loss, [micro_batch(rows, rows, shared=shared)])
+            for shared in (True, False)
+        )
+    assert want.norm() > 1e-3
+    assert (got - want).norm() <= 1e-12 * want.norm()
