@@ -17,7 +17,8 @@ from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.verl_job import VerlJob
+from verl_padding.job.model_config import kinds_of_layers
+from verl_padding.job.verl_job import MIN_BRANCH_TOKENS, VerlJob
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import Pass, Rows, TransformerCost, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
@@ -332,6 +333,9 @@ def test_a_model_whose_rows_cannot_part_shares_whole_rows_said_once(tmp_path, ca
         config.save_pretrained(tmp_path)
         reader = check_job(padded(f"{MODEL}.path={tmp_path}", *SHARED))
         assert reader.may_branch == branches
+        keeps_states = "linear_attention" in kinds_of_layers(config.to_dict()) and branches
+        pieces = reader.step_job().updates["actor"].min_branch_tokens
+        assert pieces == (MIN_BRANCH_TOKENS if keeps_states else 0)
         kind = config.get_text_config().model_type
         assert caplog.text.count(f"model_type={kind}") == (not branches)
     shared = (*SHARED, f"{MODEL}.path={make_tiny_model('qwen2', tmp_path / 'actor')}")

@@ -39,6 +39,10 @@ from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
+MIN_BRANCH_TOKENS = 128
+"""Of models with linear attention: a row that parts from another makes two pieces, and the rule's
+kernels keep a state for each 64 tokens in any case."""
+
 
 def translate_plan_error(refusal: PlanError | str) -> str:
     """What the planner refuses or hints at, in the words of a job's settings: ``padding.seed=`` for
@@ -67,6 +71,7 @@ class VerlJob:
         """Whether rows that part may share what is before, and not only all of a row: not in layers
         in which a token depends on more than the tokens before it that attention sees, as
         :meth:`check_models` finds."""
+        self._with_states: set[str] = set()
         self.parameter_sync_step = int(
             config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1)
         )
@@ -146,6 +151,9 @@ class VerlJob:
             )
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
+        self._with_states = {
+            section for section, model in models.items() if has_linear_attention(model)
+        }
         if self.padding.sharing == "on" and self.may_branch:
             reasons = (self._forbids_branches(*each) for each in models.items())
             if why := next(filter(None, reasons), None):
@@ -231,6 +239,8 @@ class VerlJob:
                 )
             fields = engine.pass_fields(sizes[name], training=call.trains)
             fields["cost_model"] = self._model_costs.get(engine.model_section)
+            if engine.model_section in self._with_states:
+                fields["min_branch_tokens"] = MIN_BRANCH_TOKENS
             if call.trains:
                 role = OmegaConf.select(config, engine.section)
                 fields |= {
