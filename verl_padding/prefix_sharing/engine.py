@@ -42,8 +42,8 @@ SHARES = "_verl_padding_shares"
 ACTIVE_TREE = "_verl_padding_tree"
 """Attribute of an engine: the tree that its attention follows, until the backward pass has
 ended."""
-LINEAR_LAYERS = "_verl_padding_linear_layers"
-"""Attribute of an engine: the layers whose linear attention takes packed rows one by one."""
+KEEPS_APART = "_verl_padding_keeps_apart"
+"""Attribute of an engine whose linear attention takes packed rows one by one."""
 SEGMENTS = "computed_segments"
 """Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected
 once."""
@@ -126,8 +126,8 @@ def share_in(engine: Any) -> None:
 def keep_rows_apart(engine: Any) -> None:
     """Has the linear attention of an engine's model, if there is any, take packed rows one by
     one."""
-    if layers := patch_linear_attention(engine.module):
-        setattr(engine, LINEAR_LAYERS, layers)
+    if patch_linear_attention(engine.module):
+        setattr(engine, KEEPS_APART, True)
         _wrap_methods(type(engine))
 
 
@@ -182,7 +182,8 @@ def _activate_tree(engine: Any, micro_batch: TensorDict | None) -> None:
         setattr(engine, ACTIVE_TREE, branching)
         for layer in attention_layers(engine.module):
             setattr(layer, TREE, branching)
-    layers = getattr(engine, LINEAR_LAYERS, [])
+    # verl's engines make their model anew when they are reset.
+    layers = patch_linear_attention(engine.module) if hasattr(engine, KEEPS_APART) else []
     if layers and micro_batch is not None and tree is None:
         tree = tree_of_rows(micro_batch[TOKENS].offsets().diff().tolist())
     for layer in layers:
