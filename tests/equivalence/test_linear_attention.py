@@ -5,9 +5,9 @@ verl patches classes of Qwen3.5 with a tower: other models of it run in a proces
 
 import contextlib
 import inspect
-import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,12 +32,11 @@ from tests.support.hybrid_models import Float64, hybrid_model
 from tests.support.loss_comparisons import POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
 from tests.support.pages import ROOT
+from tests.support.parting_rows import Tokens, awkward_trees, random_trees
 from verl_padding.prefix_sharing import linear_attention
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_tree, keep_rows_apart
 from verl_padding.prefix_sharing.tree import TREE, PrefixTree
 from verl_padding.worker.losses import normalize_over_mini_batch
-
-Tokens = list[int]
 
 
 def rows_of(
@@ -55,51 +54,6 @@ def rows_of(
             fields["position_ids"] = fields["position_ids"].expand(axes, -1).contiguous()
         made.append(fields)
     return made
-
-
-def random_trees(seed: int) -> list[Tokens]:
-    """Rows of several trees, some of which are whole beginnings of others, and some equal."""
-    draw = random.Random(seed)
-    lengths = (1, 2, 3, 5, 63, 64, 65)
-    found: list[Tokens] = []
-    for _ in range(1 + seed % 3):
-        nodes = [tokens(draw, draw.choice([*lengths[1:], draw.randint(2, 90)]))]
-        for _ in range(6):
-            before = draw.choice(nodes)
-            cut = draw.choice([len(before), len(before) - 1, draw.randint(1, len(before)), 64])
-            own = tokens(draw, draw.choice([*lengths, draw.randint(1, 90)]))
-            nodes.append(before[: max(cut, 1)] + own)
-        found += draw.sample(nodes, 4)
-    return found
-
-
-def tokens(draw: random.Random, number: int) -> Tokens:
-    return [draw.randrange(5, 200) for _ in range(number)]
-
-
-def awkward_trees() -> dict[str, list[Tokens]]:
-    draw = random.Random(7)
-    trunk = tokens(draw, 150)
-
-    def parting_at(*cuts: int, own: int = 40) -> list[Tokens]:
-        return [trunk, *(trunk[:cut] + tokens(draw, own) for cut in cuts)]
-
-    deep = [trunk]
-    for cut in (120, 90, 60, 30):
-        deep.append(deep[-1][:cut] + tokens(draw, 30))
-    return {
-        "at the first tokens": parting_at(1, 2, 3, 4),
-        "at borders of chunks": parting_at(63, 64, 65, 66, 127, 128, 129),
-        "at the last token": [*parting_at(149, 150), trunk[:149] + tokens(draw, 1)],
-        "whole beginnings": [trunk, trunk[:2], trunk[:64], trunk, *parting_at(100)[1:]],
-        "within the convolution's reach": [
-            trunk,
-            *(trunk[: 70 + n] + tokens(draw, 1 + n) for n in range(4)),
-        ],
-        "five deep": deep,
-        "of one token each": [[*trunk[:5], n] for n in range(5, 15)],
-        "several trees": [tokens(draw, 20), *parting_at(64), tokens(draw, 70)],
-    }
 
 
 def micro_batch(rows: list[Row], of: list[Row], *, shared: bool = False, **said: Any) -> Any:
@@ -196,12 +150,9 @@ def test_layers_that_are_computed_again_follow_the_same_tree(kind):
     Pair(kind, checkpointed=True).assert_exact(random_trees(0))
 
 
-def test_a_critics_values_are_those_of_rows_alone():
+def test_critics_and_experts_compute_what_they_do_of_rows_alone():
     Pair("qwen3_next", is_critic=True).assert_exact(random_trees(2))
-
-
-def test_experts_are_chosen_as_for_rows_alone():
-    # transformers chooses them in float32.
+    # transformers chooses experts in float32.
     Pair("qwen3_next_moe", exact=False).assert_exact(random_trees(3))
 
 
@@ -361,7 +312,8 @@ def test_a_mistake_would_be_seen(mistake, pair, monkeypatch):
 def test_a_layer_that_does_not_follow_ends_the_job():
     pair = Pair("qwen3_next")
     layer = next(linear_attention.linear_layers(pair.sharing.module))
-    rule = inspect.unwrap(layer.chunk_gated_delta_rule)
+    rule = partial(inspect.unwrap(layer.chunk_gated_delta_rule))
+    setattr(rule, TREE, True)  # as if it did
     layer.chunk_gated_delta_rule = rule
     with pytest.raises(BranchesMixedError, match="2 of 3 layers"):
         pair.differences(random_trees(9))
