@@ -1,7 +1,8 @@
 """Two real FSDP2 ranks on a CPU, whose updates are timed side by side.
 
-A Qwen2 of two layers; verl's own worker, engine and loss. CPU seconds of both ranks count neither
-ranks that wait nor other work on the machine; seconds by the clock stand beside them.
+A Qwen2 of two layers, or a Qwen3.5's text model, whose first one is linear attention; verl's own
+worker, engine and loss. CPU seconds of both ranks count neither ranks that wait nor other work on
+the machine; seconds by the clock stand beside them.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from benchmarks.update_sides import RANKS, Side
 
 
 @contextmanager
-def two_ranks(hidden: int, budget: int) -> Iterator[Any]:
-    """The workers of an actor: a model of this width, and micro-batches of ``budget`` tokens."""
+def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
+    """The workers of an actor: a model of this width and kind, and micro-batches of ``budget``
+    tokens."""
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from benchmarks.actor_workers import start_actor, stop
         from benchmarks.one_gpu.rank import make_model
-        from verl_padding.worker import mini_batches
+        from verl_padding.worker import linear_attention, mini_batches
         from verl_padding.worker.losses import wrap_worker_loss
 
-        model = make_model(Path(folder), f"wide {hidden}", "qwen2", 259, "cpu")
+        model = make_model(Path(folder), f"wide {hidden}", kind, 259, "cpu")
         actor = "actor_rollout_ref.actor"
         budget_settings = (
             f"{actor}.use_dynamic_bsz=true",
@@ -37,7 +39,8 @@ def two_ranks(hidden: int, budget: int) -> Iterator[Any]:
         workers = start_actor(model, RANKS, *budget_settings)
         # It lets rows that no plan has touched pass: stock verl's side runs verl's own loss.
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
-        workers.execute_with_func_generator(mini_batches.install_in_worker)
+        for module in (mini_batches, linear_attention):
+            workers.execute_with_func_generator(module.install_in_worker)
         yield workers
         stop(workers)
 

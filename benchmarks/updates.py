@@ -1,7 +1,7 @@
 """Real updates of two FSDP2 ranks: stock verl beside the plan, shared prefixes, and rows that are
 left out.
 
-    python -m benchmarks.updates packing|trees|idle [--keep]
+    python -m benchmarks.updates packing|trees|idle|hybrid [--keep]
 
 *packing*: the rows of ``long_tailed.jsonl``, 24 prompts of 8 sessions of 1 to 5 rows: stock verl;
 at its number of optimizer steps ``padding=lcm``, with both packers; at the configured number
@@ -17,6 +17,9 @@ and without them (``padding.zero_advantage_rows=skip``), and without the pass be
 (``padding.recompute_old_log_probs=false``); and all together, on a thinking agent's sessions, 60 %
 idle, where stock verl gets a mini-batch that holds all rows, so that it takes one step, too. The
 gradient norms of a case's sides must be equal.
+
+*hybrid*: the sessions of 4 and 8 calls of *trees*, of texts four times as long, by a model with
+linear attention, whose packed rows are apart on both sides.
 
 Sides take turns in one job, in one order and the other, each from the model's weights, on the same
 rows, put anew; a first round is not kept. Stock verl's first side has transformers' attention,
@@ -46,6 +49,7 @@ from verl_padding.plan.row_keys import row_key, uid_of_key
 LONG_TAILED = Path(__file__).parent / "long_tailed.jsonl"
 BUDGET = 1024
 DISTINCT_TOKENS = RANKS * 6 * BUDGET
+HYBRID_SCALE = 4
 
 ALL_PAIRS = Side(name="stock verl, all pairs", all_pairs=True)
 STOCK = Side(name="stock verl")
@@ -88,17 +92,17 @@ Session = Callable[[random.Random, list[int], str, int], tuple[list[Row], int]]
 
 
 def thinking_session(
-    turns: int, draw: random.Random, first: list[int], prompt: str, session: int
+    turns: int, draw: random.Random, first: list[int], prompt: str, session: int, scale: int = 1
 ) -> tuple[list[Row], int]:
     """A row a call, whose reasoning is left out of later prompts."""
     rows: list[Row] = []
     context, unlike = list(first), 0
     for turn in range(max(1, round(turns * draw.lognormvariate(-0.125, 0.5)))):
-        thought, answer = random_tokens(draw, 10, 60), random_tokens(draw, 10, 45)
-        if len(context) + len(thought) + len(answer) > BUDGET:
+        thought, answer = (random_tokens(draw, 10 * scale, most * scale) for most in (60, 45))
+        if len(context) + len(thought) + len(answer) > BUDGET * scale:
             break
         rows.append((row_key(prompt, session, turn), list(context), thought + answer))
-        told = answer + random_tokens(draw, 10, 30)
+        told = answer + random_tokens(draw, 10 * scale, 30 * scale)
         context += told
         unlike += len(thought) + len(answer) + len(told)
     return rows, unlike
@@ -146,6 +150,23 @@ def sharing_cases() -> dict[str, Case]:
         sides = (ALL_PAIRS, STOCK, OFF, TREES)
         cases[name] = Case(
             rows=rows, prompts=prompts, sessions=8, mini_prompts=prompts, sides=sides
+        )
+    return cases
+
+
+def hybrid_cases() -> dict[str, Case]:
+    """Sessions that think at length, for a model with linear attention."""
+    cases = {}
+    for turns, sessions in ((4, 4), (8, 2)):
+        draw = random.Random(turns)
+        session = partial(thinking_session, turns, scale=HYBRID_SCALE)
+        drawn = [
+            draw_prompt(draw, session, sessions, random_tokens(draw, 100, 200), f"p{prompt}")
+            for prompt in range(RANKS)
+        ]
+        rows = [row for of_prompt, _ in drawn for row in of_prompt]
+        cases[f"{turns} turns that think"] = Case(
+            rows=rows, prompts=RANKS, sessions=sessions, mini_prompts=RANKS, sides=(OFF, TREES)
         )
     return cases
 
@@ -212,6 +233,7 @@ class Group:
     cases: Callable[[], dict[str, Case]]
     hidden: int
     budget: int = BUDGET
+    kind: str = "qwen2"
     same_gradient: bool = False
     """Whether all sides of a case compute the same optimizer steps."""
 
@@ -220,13 +242,20 @@ GROUPS = {
     "packing": Group(cases=long_tailed, hidden=256, budget=2048),
     "trees": Group(cases=sharing_cases, hidden=512),
     "idle": Group(cases=idle_cases, hidden=256, same_gradient=True),
+    "hybrid": Group(
+        cases=hybrid_cases,
+        hidden=512,
+        budget=BUDGET * HYBRID_SCALE,
+        kind="qwen3_5_text",
+        same_gradient=True,
+    ),
 }
 
 
 def measure(group: Group, repeats: int) -> dict[str, Any]:
     """What each round of each side took, by case."""
     figures = {}
-    with two_ranks(group.hidden, group.budget) as workers:
+    with two_ranks(group.hidden, group.budget, group.kind) as workers:
         for name, case in group.cases().items():
             sides: dict[str, list[dict[str, Any]]] = {side.name: [] for side in case.sides}
             for number in track(range(repeats + 1), name):

@@ -21,7 +21,7 @@ from verl_padding.plan import BatchPlan
 from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.plan_packer import follow_plan, install
 
-KINDS = ("qwen3", "qwen2")
+KINDS = ("qwen3", "qwen2", "qwen3_5_text")
 DTYPES = ("fp32", "bf16")
 ROWS, RANKS = 41, 8  # which need seven pads
 TERMS = ("entropy_coeff=0.01", "use_kl_loss=true", "loss_agg_mode=seq-mean-token-mean")

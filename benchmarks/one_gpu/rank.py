@@ -11,7 +11,7 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.pads import columns
 from verl_padding.plan import BatchPlan
-from verl_padding.worker import log_probs, mini_batches, packed_attention
+from verl_padding.worker import linear_attention, log_probs, mini_batches, packed_attention
 from verl_padding.worker.losses import wrap_worker_loss
 
 SIZES = {
@@ -37,8 +37,10 @@ def make_model(folder: Path, size: str, kind: str, vocabulary: int, device: str)
 
     tokenizer = make_byte_tokenizer()
     sizes: dict[str, Any] = dict(zip(SIZE_NAMES, SIZES[size], strict=True))
-    if kind == "qwen3":
+    if kind != "qwen2":
         sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
+    if kind == "qwen3_5_text":
+        sizes |= linear_layers(sizes)
     ids = {
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
@@ -50,10 +52,32 @@ def make_model(folder: Path, size: str, kind: str, vocabulary: int, device: str)
     torch.manual_seed(0)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, weight in model.named_parameters():
+        if name.endswith("A_log"):  # as drawn, a state is forgotten within some tokens
+            torch.nn.init.uniform_(weight, -4, 0)
     place = folder / f"{kind}-{size}-{vocabulary}"
     model.to(torch.float32 if vocabulary < 1000 else torch.bfloat16).save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place
+
+
+def linear_layers(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Those of a Qwen3.5: three in four layers, as many heads as fit, each of the size of the
+    others'."""
+    layers, heads, head_dim = (
+        sizes[name] for name in ("num_hidden_layers", "num_attention_heads", "head_dim")
+    )
+    kinds = ["linear_attention" if (n + 1) % 4 else "full_attention" for n in range(layers)]
+    return {
+        "layer_types": [*kinds[:-1], "full_attention"],
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": head_dim,
+        "linear_value_head_dim": head_dim,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        | {"mrope_section": [head_dim // 8, head_dim // 16, head_dim // 16]}
+        | {"mrope_interleaved": True},
+    }
 
 
 def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: str) -> Any:
@@ -92,10 +116,8 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
         config=config.actor_rollout_ref, role="actor", distillation_config=config.distillation
     )
     worker.init_model()
-    for change in (
-        wrap_worker_loss("rows"),
-        *(each.install_in_worker for each in (mini_batches, packed_attention, log_probs)),
-    ):
+    installed = (mini_batches, packed_attention, linear_attention, log_probs)
+    for change in (wrap_worker_loss("rows"), *(each.install_in_worker for each in installed)):
         change(worker)
     return worker
 

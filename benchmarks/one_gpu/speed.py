@@ -1,9 +1,12 @@
 """Real updates of one rank beside stock verl with the same attention; sides take turns, the
 learning rate is 0.
 
+Packed rows of a Qwen3.5 are apart on all sides, as stock verl leaves them together.
+
 All sides have the same weights, so their gradient norms must agree.
 """
 
+import gc
 import random
 import time
 from collections.abc import Callable
@@ -19,6 +22,7 @@ from verl_padding.pads.columns import LEAVES_OUT, OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.plan_packer import install
 
+KINDS = ("qwen2", "qwen3_5_text")
 SIDES = (
     Side(name="stock verl", old_log_probs="pass"),
     Side(name="plan", strategy="prompt"),
@@ -47,20 +51,25 @@ def measure(
         ),
     }
     checkpointing = f"actor_rollout_ref.model.enable_gradient_checkpointing={str(cuda).lower()}"
-    model = rank.make_model(folder, width, "qwen2", vocabulary, device)
-    worker = rank.start_worker(model, "bf16" if cuda else "fp32", budget, device, checkpointing)
-    for number, (name, texts) in enumerate(batches.items(), 1):
+    cases = [(kind, *each) for kind in KINDS for each in batches.items()]
+    worker = None
+    for number, (kind, name, texts) in enumerate(cases, 1):
+        if number % len(batches) == 1:
+            worker = None  # before the next one is there
+            gc.collect()
+            model = rank.make_model(folder, width, kind, vocabulary, device)
+            dtype = "bf16" if cuda else "fp32"
+            worker = rank.start_worker(model, dtype, budget, device, checkpointing)
         batch = Batch(worker, texts, draw, budget, cuda)
-        figures.keep("batch", batch=name, width=width, row_tokens=batch.tokens)
+        of = {"model": kind, "batch": name, "width": width}
+        figures.keep("batch", **of, row_tokens=batch.tokens)
         for side in SIDES:  # fills caches
             batch.update(side)
         for at in range(rounds):
-            if seconds() > limit_s * number / len(batches):
+            if seconds() > limit_s * number / len(cases):
                 break
             for side in SIDES if at % 2 == 0 else reversed(SIDES):
-                figures.keep(
-                    "update", batch=name, width=width, side=side.name, **batch.update(side)
-                )
+                figures.keep("update", **of, side=side.name, **batch.update(side))
 
 
 class Batch:

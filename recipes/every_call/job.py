@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_padding.on_cpu.launch import seed_overrides
-from verl_padding.on_cpu.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.recipes.every_call.make_data import write_tiny_data
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +22,9 @@ THINKING = (
 """Four tokens of reasoning, their end, and a door."""
 
 
-def tiny_job(assets: Path, *, seed: int = 0, thinking: bool = False) -> list[str]:
+def tiny_job(
+    assets: Path, *, seed: int = 0, thinking: bool = False, family: TinyModelKind | None = None
+) -> list[str]:
     """Makes model and data in ``assets`` if they are not there, and returns the overrides that name
     them.
 
@@ -30,10 +32,12 @@ def tiny_job(assets: Path, *, seed: int = 0, thinking: bool = False) -> list[str
         seed: seed of the model's weights, the data, their order and the rollout; ``padding.seed``
             is set elsewhere.
         thinking: with a model that thinks before each answer, and forgets it afterwards.
+        family: of the model; by default Qwen2, or a Qwen3 that thinks.
 
     ``configs/recipe/every_call_tiny.yaml`` says what is learned and how.
     """
-    model = make_tiny_model("qwen3_thinking" if thinking else "qwen2", assets, seed=seed)
+    kind: TinyModelKind = family or ("qwen3_thinking" if thinking else "qwen2")
+    model = make_tiny_model(kind, assets, seed=seed)
     train, val = write_tiny_data(assets, seed=seed)
     return [
         "+recipe=every_call_tiny",
@@ -50,9 +54,11 @@ def main(
     assets: Annotated[Path, typer.Argument(help="Folder for model and data.")],
     seed: int = 0,
     thinking: bool = False,
+    family: TinyModelKind | None = None,
 ) -> None:
     """Makes model and data, and prints the overrides, one per line."""
-    typer.echo("\n".join(tiny_job(assets.resolve(), seed=seed, thinking=thinking)))
+    overrides = tiny_job(assets.resolve(), seed=seed, thinking=thinking, family=family)
+    typer.echo("\n".join(overrides))
 
 
 if __name__ == "__main__":

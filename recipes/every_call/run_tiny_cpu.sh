@@ -3,6 +3,7 @@
 #   bash run_tiny_cpu.sh [overrides...]            e.g. trainer.total_training_steps=20 padding.seed=3
 #   SEED=1 bash run_tiny_cpu.sh                    another model, other data, other draws
 #   THINKING=1 bash run_tiny_cpu.sh padding.sharing=on   a model that thinks
+#   THINKING=1 FAMILY=qwen3_5 bash run_tiny_cpu.sh   one with linear attention
 #   PADDING=+padding=prompt bash run_tiny_cpu.sh   every row computed by itself
 #   PADDING= bash run_tiny_cpu.sh                  stock verl
 set -euo pipefail
@@ -13,7 +14,7 @@ out=$(cd "${out}" && pwd)
 export VERL_PLATFORM=cpu VERL_LOGGING_LEVEL=${VERL_LOGGING_LEVEL:-WARN} OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_prestart_worker_first_driver=0
 
-overrides=$(python -m verl_padding.recipes.every_call.job "${out}/assets" --seed "${SEED:-0}" ${THINKING:+--thinking}) # by itself, so that its failure ends the script
+overrides=$(python -m verl_padding.recipes.every_call.job "${out}/assets" --seed "${SEED:-0}" ${THINKING:+--thinking} ${FAMILY:+--family "${FAMILY}"}) # by itself, so that its failure ends the script
 mapfile -t job <<< "${overrides}"
 job=(
     +local=cpu

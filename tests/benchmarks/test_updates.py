@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.update_sides import Case, tokens_of
-from benchmarks.updates import STOCK, idle_cases, sharing_cases
+from benchmarks.updates import BUDGET, HYBRID_SCALE, STOCK, hybrid_cases, idle_cases, sharing_cases
 
 
 @pytest.mark.parametrize("norm", [0.0, float("nan")])
@@ -30,3 +30,6 @@ def test_rows_are_those_that_the_page_says():
     for name, case in sharing_cases().items():
         assert len({key for key, _, _ in case.rows}) == len(case.rows), name
         assert max(map(tokens_of, case.rows)) <= 1024
+    for name, case in hybrid_cases().items():
+        assert len({key for key, _, _ in case.rows}) == len(case.rows), name
+        assert max(map(tokens_of, case.rows)) <= BUDGET * HYBRID_SCALE

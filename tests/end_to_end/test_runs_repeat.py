@@ -15,7 +15,7 @@ from tests.support.fsdp2_workers import make_value_model
 from tests.support.jobs import JobFacts, run_job
 from tests.support.probe import LOG_PROBS
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
-from verl_padding.on_cpu.tiny_models import make_tiny_model
+from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.pads.prompt_order import place_of
 from verl_padding.plan.row_keys import parts_of_key
 from verl_padding.runs.run_files import ROLLOUTS
@@ -130,7 +130,9 @@ OF_THE_PLAN = re.compile(r"^padding/|^global_seqlen/|^perf/total_num_tokens")
 """What the two plans are meant to differ in."""
 
 
-def run_growing(folder: Path, sharing: str, *overrides: str) -> JobFacts:
+def run_growing(
+    folder: Path, sharing: str, *overrides: str, model_kind: TinyModelKind = "qwen2"
+) -> JobFacts:
     return run_job(
         folder,
         "+padding=prompt",
@@ -146,18 +148,21 @@ def run_growing(folder: Path, sharing: str, *overrides: str) -> JobFacts:
         *overrides,
         steps=STEPS,
         probed={LOG_PROBS: "1"},
+        model_kind=model_kind,
     )
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "grpo of a Qwen3.5"])
 def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path):
     overrides = []
+    kind: TinyModelKind = "qwen3_5" if estimator.endswith("Qwen3.5") else "qwen2"
     if estimator == "gae":
         # verl draws the head of a critic anew in each run where the model has none.
         value_model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
         overrides = ["algorithm.adv_estimator=gae", f"critic.model.path={value_model}"]
     plain, shared = (
-        run_growing(tmp_path / sharing, sharing, *overrides) for sharing in ("off", "on")
+        run_growing(tmp_path / sharing, sharing, *overrides, model_kind=kind)
+        for sharing in ("off", "on")
     )
     rows = rollouts(plain)
     assert sorted(rows) == [1, 2, 3]
@@ -176,7 +181,7 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
         factors = {
             name: value for name, value in metrics.items() if name.endswith("/sharing_factor")
         }
-        assert len(factors) == (5 if overrides else 3)
+        assert len(factors) == (5 if estimator == "gae" else 3)
         assert min(factors.values()) > 1.2, "rows were meant to begin alike"
 
 

@@ -59,7 +59,7 @@ def test_gradients_of_pads_trees_and_skipped_rows_are_those_of_rows_alone(tmp_pa
     assert run.returncode == 0, run.stderr[-3000:]  # the probe of packed rows raises
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     of_cases = [line for line in lines if line["what"] == "gradient"]
-    assert len(of_cases) == 2 * 2 * 4
+    assert len(of_cases) == 3 * 2 * 4
     alone = {
         (line["model"], line["dtype"]): line["off_float32"]
         for line in of_cases

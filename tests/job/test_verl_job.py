@@ -15,8 +15,9 @@ from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.job.model_config import kinds_of_layers
 from verl_padding.job.role_engine import RoleEngine
-from verl_padding.job.verl_job import VerlJob
+from verl_padding.job.verl_job import MIN_BRANCH_TOKENS, VerlJob
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import Pass, TransformerCost
 from verl_padding.plan.planner import reuses_layout_of
@@ -163,20 +164,50 @@ def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
         assert check_job(compose_padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
 
 
+SHARED = ("padding.packer=plan", "padding.sharing=on")
+HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+
+
 def test_a_model_whose_rows_cannot_part_shares_whole_rows_said_once(tmp_path, caplog):
-    for kind, branches in {"full_attention": True, "linear_attention": False}.items():
-        transformers.Qwen3NextConfig(
-            num_hidden_layers=2, layer_types=[kind, "full_attention"]
-        ).save_pretrained(tmp_path)
-        reader = check_job(
-            compose_padded(f"{MODEL}.path={tmp_path}", "padding.packer=plan", "padding.sharing=on")
-        )
+    for config, branches in (
+        (transformers.Qwen2Config(), True),
+        (transformers.Qwen3NextConfig(**HYBRID), True),
+        (transformers.Qwen3_5TextConfig(**HYBRID), True),
+        (transformers.Qwen3_5Config(text_config=HYBRID), True),
+        (transformers.OlmoHybridConfig(**HYBRID), False),
+        (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv"] * 2), False),
+    ):
+        caplog.clear()
+        config.save_pretrained(tmp_path)
+        reader = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED))
         assert reader.may_branch == branches
-        assert caplog.text.count("linear_attention") == (not branches)
-    actor = make_tiny_model("qwen2", tmp_path / "actor")
-    shared = ("padding.packer=plan", "padding.sharing=on", f"{MODEL}.path={actor}")
-    critic = check_job(compose_padded(*shared, GAE, f"critic.model.path={tmp_path}"))
-    assert critic.may_branch is False
+        keeps_states = "linear_attention" in kinds_of_layers(config.to_dict()) and branches
+        pieces = reader.step_job().updates["actor"].min_branch_tokens
+        assert pieces == (MIN_BRANCH_TOKENS if keeps_states else 0)
+        kind = config.get_text_config().model_type
+        assert caplog.text.count(f"model_type={kind}") == (not branches)
+    shared = (*SHARED, f"{MODEL}.path={make_tiny_model('qwen2', tmp_path / 'actor')}")
+    assert (
+        check_job(compose_padded(*shared, GAE, f"critic.model.path={tmp_path}")).may_branch is False
+    )
+
+
+ULYSSES = (
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+    f"+{MODEL}.override_config.attn_implementation=flash_attention_2",
+)
+
+
+def test_linear_attention_over_ulysses_ranks_is_verls_or_refused(tmp_path):
+    transformers.Qwen3_5Config(text_config=HYBRID).save_pretrained(tmp_path)
+    assert not check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED, *ULYSSES)).may_branch
+    for config in (
+        transformers.Qwen3NextConfig(**HYBRID),
+        transformers.Qwen3_5TextConfig(**HYBRID),
+    ):
+        config.save_pretrained(tmp_path)
+        with pytest.raises(PaddingConfigError, match=f"{config.model_type} does not support Ulys"):
+            check_job(compose_padded(f"{MODEL}.path={tmp_path}", *ULYSSES))
 
 
 def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, monkeypatch):

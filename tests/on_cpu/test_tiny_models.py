@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from verl_padding.on_cpu.tiny_models import (
+    MODEL_TYPES,
     OF_KIND,
     make_byte_tokenizer,
     make_tiny_model,
@@ -30,7 +31,7 @@ def test_a_model_is_made_and_loaded_without_a_network(kind, tmp_path, monkeypatc
     auto_class = AutoModelForImageTextToText if kind == "qwen3_vl" else AutoModelForCausalLM
     model, tokenizer = auto_class.from_pretrained(place), AutoTokenizer.from_pretrained(place)
     assert place.parent == tmp_path
-    assert AutoConfig.from_pretrained(place).model_type == kind.removesuffix("_thinking")
+    assert AutoConfig.from_pretrained(place).model_type == MODEL_TYPES.get(kind, kind)
     assert model.dtype == torch.float32
     assert model.config.get_text_config().vocab_size == len(tokenizer)
     assert model.config.eos_token_id == tokenizer.eos_token_id

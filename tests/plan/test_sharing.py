@@ -173,3 +173,28 @@ def test_rows_that_part_cost_no_less_than_their_lower_bound():
     )
     assert plan.figures["actor"].sharing_factor > 2
     assert plan.figures["actor"].micro_over_lower_bound >= 1
+
+
+def test_rows_that_part_take_no_less_of_the_budget_than_is_said():
+    # 64 rollouts of ten tokens, of one prompt of a hundred: all fit into one micro-batch.
+    keys = [f"a_{session}_0" for session in range(64)]
+    forest = Forest.in_order([110] * 64, range(64), [0, *[100] * 63])
+    rows = Rows.from_keys(keys, [110] * 64, forest=forest)
+    for min_branch_tokens, most in ((0, 64), (128, 16)):
+        update = Update(
+            dp_size=1,
+            token_budget=2048,
+            prompts_per_mini_batch=1,
+            min_branch_tokens=min_branch_tokens,
+        )
+        job = Job(
+            strategy="prompt",
+            prompts=1,
+            sessions_per_prompt=64,
+            updates={"actor": update},
+            inference={},
+            packer="plan",
+            sharing="on",
+        )
+        layout = plan_batch(rows, job).layouts["actor"]
+        assert max(len(held) for held in layout.micro_batches(0, 0)) == most

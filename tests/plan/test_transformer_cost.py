@@ -7,9 +7,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
+from verl.utils import flops_counter
 
 from verl_padding.plan import PlanError
-from verl_padding.plan.transformer_cost import UNIT, TransformerCost
+from verl_padding.plan.transformer_cost import LINEAR, UNIT, TransformerCost
 
 SHAPE = {
     "vocab_size": 97,
@@ -39,6 +40,17 @@ CONFIGS = {
     ),
     "mixtral": transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
 }
+HYBRID = {f"linear_{name}_head_dim": 8 for name in ("key", "value")}
+HYBRID |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 8}
+FULL = {"layer_types": ["full_attention"] * 3}
+EXPERT = {"shared_expert_intermediate_size": 40}
+CONFIGS |= {
+    "qwen3_5_text": transformers.Qwen3_5TextConfig(**SHAPE, **HYBRID, **FULL),
+    "qwen3_next": transformers.Qwen3NextConfig(**SHAPE, **HYBRID, **MOE, **FULL, **EXPERT),
+    "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig(
+        **SHAPE, **HYBRID, **MOE, **FULL, **EXPERT
+    ),
+}
 LENGTHS = (1, 7, 8, 9, 40)
 
 
@@ -52,7 +64,7 @@ def measured(config: transformers.PretrainedConfig, length: int) -> int:
         config, attn_implementation="eager", **experts
     ).eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(torch.randint(0, config.vocab_size, (1, length)))
+        model(torch.randint(0, config.vocab_size, (1, length)), use_cache=False)
     return counter.get_total_flops()
 
 
@@ -156,3 +168,18 @@ def test_longer_rows_cost_more_and_no_less_a_token(lengths, name, causal):
 def test_a_model_whose_operations_are_not_known_is_refused(change, message):
     with pytest.raises(PlanError, match=message):
         TransformerCost.from_config(CONFIGS["qwen2"].to_dict() | change)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next", "qwen3_5_moe_text"])
+def test_linear_attention_has_no_pairs_and_verls_count_of_operations(name):
+    config = CONFIGS[name].to_dict() | {"layer_types": [LINEAR, LINEAR, "full_attention"]}
+    cost = TransformerCost.from_config(config)
+    assert cost.full_layers == 1
+    in_verl = type("Config", (), config)
+    of_attention, *_ = flops_counter._compute_qwen3_5_hybrid_attn_params(in_verl)
+    recurrence = flops_counter._compute_qwen3_5_gdn_recurrence_flops(in_verl, 1, 2)
+    rest = TransformerCost.from_config(CONFIGS[name].to_dict()).linear  # of full layers alone
+    in_verl.layer_types = ["full_attention"] * 3
+    of_full, *_ = flops_counter._compute_qwen3_5_hybrid_attn_params(in_verl)
+    # verl's are of the update, which takes three passes.
+    assert 3 * (cost.linear - rest) == 6 * (of_attention - of_full) + recurrence

@@ -21,7 +21,7 @@ from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.on_cpu.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
-from verl_padding.worker import mini_batches
+from verl_padding.worker import linear_attention, mini_batches
 from verl_padding.worker.losses import wrap_worker_loss
 
 LAYERS = 4  # one for each part of a virtual pipeline, of two parts on each of two ranks
@@ -161,6 +161,8 @@ def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
     starts = start_critic if shape.update == "critic" else start_actor
     workers = starts(model, shape.ranks, *overrides_of(shape), *more)
     try:
+        # Of the one rank, too, whose packed rows would see each other.
+        workers.execute_with_func_generator(linear_attention.install_in_worker)
         if shape.ranks > 1:
             workers.execute_with_func_generator(wrap_worker_loss("rows"))
             workers.execute_with_func_generator(mini_batches.install_in_worker)
@@ -188,10 +190,11 @@ def set_adam_eps(worker: Any) -> DataProto:
 def with_shared_heads(folder: Path, vocab_size: int = 320) -> Path:
     """The tiny model of a folder, with layers, heads and a vocabulary that ranks of each shape can
     share."""
+    kinds = AutoConfig.from_pretrained(folder).layer_types
     shared = {
         "num_key_value_heads": 2,
         "num_hidden_layers": LAYERS,
-        "layer_types": ["full_attention"] * LAYERS,
+        "layer_types": (kinds * LAYERS)[:LAYERS],
     }
     config = AutoConfig.from_pretrained(folder, vocab_size=vocab_size, **shared)
     with torch.random.fork_rng(devices=[]):
@@ -219,6 +222,7 @@ FSDP = {
     "four ranks": Shape(ranks=4),
     "experts": Shape(kind="qwen3_moe"),
     "experts on four ranks": Shape(kind="qwen3_moe", ranks=4),
+    "linear attention": Shape(kind="qwen3_5"),
     "adapters": Shape(lora=True),
     "critic": Shape(update="critic"),
     "critic on four ranks": Shape(update="critic", ranks=4),

@@ -5,6 +5,7 @@ verl's own engine packs the rows and reads the outputs; only its start, which ne
 is not verl's.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,9 @@ from verl.utils import tensordict_utils as tu
 
 from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
-from verl_padding.worker import packed_attention
+from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
+from verl_padding.prefix_sharing.engine import keep_rows_apart
+from verl_padding.worker import linear_attention, packed_attention
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -108,6 +111,44 @@ def test_models_that_do_not_are_refused_with_what_to_set(family, dtype):
         pytest.skip("random weights: bfloat16 does not show it")
     with pytest.raises(PaddingConfigError, match=rf"{family}.*use_remove_padding=False"):
         probe(training_worker(family, dtype, **LEAKING[family]))
+
+
+QWEN3_5 = {name: size for name, size in LEAKING["qwen3_next"].items() if name not in EXPERTS}
+QWEN3_5.pop("shared_expert_intermediate_size")
+HYBRIDS = {"qwen3_next": LEAKING["qwen3_next"], "qwen3_5_text": QWEN3_5}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_linear_attention_that_takes_rows_one_by_one_passes(family, dtype):
+    for shares in (False, True):
+        of = training_worker(family, dtype, shares=shares, **HYBRIDS[family])
+        # Methods are wrapped in the class of an engine: in one of its own.
+        of.engine.__class__ = type("Apart", (type(of.engine),), {})
+        linear_attention.install_in_worker(SimpleNamespace(actor=of))
+        assert probe(of, shares=shares)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_linear_attention_that_loses_a_state_may_not_branch(dtype, monkeypatch):
+    of = training_worker("qwen3_5_text", dtype, shares=True, **QWEN3_5)
+    keep_rows_apart(of.engine)
+    with torch.no_grad():
+        for name, weight in of.engine.module.named_parameters():
+            if name.endswith("A_log"):
+                weight.uniform_(-4, 0)  # so that a state lasts
+            elif weight.dim() > 1:
+                weight.mul_(3)
+    assert probe(of, shares=True)
+    cut = prefix_linear_attention.cut_pieces
+
+    def without_parents(*of_tree):
+        pieces = cut(*of_tree)
+        return replace(pieces, levels=[replace(each, parents=None) for each in pieces.levels])
+
+    monkeypatch.setattr(prefix_linear_attention, "cut_pieces", without_parents)
+    of.passes = 0
+    assert not probe(of, shares=True)
 
 
 def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():

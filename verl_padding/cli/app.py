@@ -176,7 +176,7 @@ def report(
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
     family: Annotated[
-        Literal["qwen2", "qwen3", "qwen3_thinking", "qwen3_moe", "qwen3_vl"],
+        Literal["qwen2", "qwen3", "qwen3_thinking", "qwen3_moe", "qwen3_vl", "qwen3_5"],
         typer.Option(help="qwen3_vl sees images (extra: vision)."),
     ] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,

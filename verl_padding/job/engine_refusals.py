@@ -16,7 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import FLASH_ATTN, FSDP
-from verl_padding.job.model_config import n_routed_experts, rope_by_length
+from verl_padding.job.model_config import (
+    has_linear_attention,
+    n_routed_experts,
+    rope_by_length,
+)
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
 
@@ -243,7 +247,21 @@ def check_model(
                 )
                 raise PaddingConfigError(f"{named}: {why}, {SEEN_BY_ROWS}. Choose another model.")
         _check_chunks(engine, text, named)
+        _check_linear_attention(engine, model, named)
         _check_attention(engine, str(model.get("model_type")))
+
+
+def _check_linear_attention(engine: RoleEngine, model: Mapping[str, Any], named: str) -> None:
+    """Refuses Ulysses ranks whose linear attention would not go on from the rank before: verl
+    exchanges states for Qwen3.5's language models with a tower alone (its ``qwen3_5.py``)."""
+    ranks, kind = engine.size("Ulysses"), model.get("model_type")
+    exchanges = kind in ("qwen3_5", "qwen3_5_moe") and engine.section != "critic"
+    if engine.strategy in FSDP and ranks > 1 and has_linear_attention(model) and not exchanges:
+        why = (
+            f"linear attention of model_type={kind} does not support Ulysses: each of {ranks}"
+            f" ranks of {engine.section} would begin its part of a row anew"
+        )
+        raise PaddingConfigError(f"{named}: {why}. Set the Ulysses size to 1.")
 
 
 def _check_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> None:

@@ -15,6 +15,13 @@ TOWERS = ("vision", "visual", "audio")
 """What the names of those parts of a model's config have in them that see one image or sound, and
 no text."""
 
+BRANCHING_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers in which a row may go on from where another one was computed."""
+LINEAR = "linear_attention"
+GATED_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+"""Types of language models in whose layers of kind :data:`LINEAR` it may, too, as these mix tokens
+by two callables (``prefix_sharing/linear_attention.py``); others of that kind have other code."""
+
 
 def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
     """The config of a section's model (``actor_rollout_ref.model`` or ``critic.model``), with its
@@ -62,6 +69,12 @@ def kinds_of_layers(config: Mapping[str, Any]) -> set[str]:
     """The kinds of attention, or of what is in its place, in a model's layers; none where its
     config does not say."""
     return {str(kind) for part in _parts(config) for kind in part.get("layer_types") or ()}
+
+
+def has_linear_attention(config: Mapping[str, Any]) -> bool:
+    """Whether a model has layers whose linear attention can follow rows that part."""
+    text = config.get("text_config") or config
+    return text.get("model_type") in GATED_DELTA_RULE and LINEAR in kinds_of_layers(config)
 
 
 def has_tower(config: Mapping[str, Any]) -> bool:

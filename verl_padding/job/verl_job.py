@@ -17,6 +17,9 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB,
 from verl_padding.job.engine_refusals import check_engines, check_model
 from verl_padding.job.left_out import needed_by
 from verl_padding.job.model_config import (
+    BRANCHING_LAYERS,
+    LINEAR,
+    has_linear_attention,
     has_tower,
     kinds_of_layers,
     n_routed_experts,
@@ -36,8 +39,9 @@ from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
-BRANCHING_LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers in which a row may go on from where another one was computed."""
+MIN_BRANCH_TOKENS = 128
+"""Of models with linear attention: a row that parts from another makes two pieces, and the rule's
+kernels keep a state for each 64 tokens in any case."""
 
 
 def translate_plan_error(refusal: PlanError | str) -> str:
@@ -67,6 +71,7 @@ class VerlJob:
         """Whether rows that part may share what is before, and not only all of a row: not in layers
         in which a token depends on more than the tokens before it that attention sees, as
         :meth:`check_models` finds."""
+        self._with_states: set[str] = set()
         self.parameter_sync_step = int(
             config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1)
         )
@@ -146,11 +151,25 @@ class VerlJob:
             )
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
-        others = {
-            kind for model in models.values() for kind in kinds_of_layers(model)
-        } - BRANCHING_LAYERS
-        if others and self.padding.sharing == "on" and self.may_branch:
-            self.share_whole_beginnings(f"a model has layers of kinds {sorted(others)}")
+        self._with_states = {
+            section for section, model in models.items() if has_linear_attention(model)
+        }
+        if self.padding.sharing == "on" and self.may_branch:
+            reasons = (self._forbids_branches(*each) for each in models.items())
+            if why := next(filter(None, reasons), None):
+                self.share_whole_beginnings(why)
+
+    def _forbids_branches(self, section: str, model: Mapping[str, Any]) -> str | None:
+        """Why rows that part may not share what is before in a model; None if they may."""
+        follows = has_linear_attention(model)
+        others = kinds_of_layers(model) - BRANCHING_LAYERS - ({LINEAR} if follows else set())
+        if others:
+            kind = (model.get("text_config") or model).get("model_type")
+            return f"{section}.path is of model_type={kind}, with layers of kinds {sorted(others)}"
+        engines = [each for each in self.engines.values() if each.model_section == section]
+        if follows and any(engine.size("Ulysses") > 1 for engine in engines):
+            return f"Ulysses ranks of {section} exchange states of linear attention between rows"
+        return None
 
     def share_whole_beginnings(self, why: str) -> None:
         """Has rows share nothing less than all of a row; says so in the log."""
@@ -220,6 +239,8 @@ class VerlJob:
                 )
             fields = engine.pass_fields(sizes[name], training=call.trains)
             fields["cost_model"] = self._model_costs.get(engine.model_section)
+            if engine.model_section in self._with_states:
+                fields["min_branch_tokens"] = MIN_BRANCH_TOKENS
             if call.trains:
                 role = OmegaConf.select(config, engine.section)
                 fields |= {

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-TinyModelKind = Literal["qwen2", "qwen3", "qwen3_thinking", "qwen3_moe", "qwen3_vl"]
+TinyModelKind = Literal["qwen2", "qwen3", "qwen3_thinking", "qwen3_moe", "qwen3_vl", "qwen3_5"]
+MODEL_TYPES = {"qwen3_thinking": "qwen3", "qwen3_5": "qwen3_5_text"}
+"""Kind -> its model_type, where that is another."""
+THINKS = ("qwen3_thinking", "qwen3_5")
 
 IMAGE_PATCH = 16  # pixels of a side of a vision model's patch; 2 x 2 patches become one token
 IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
@@ -46,6 +49,15 @@ OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "qwen3_vl": HEAD | {"rope_parameters": MROPE},
+    "qwen3_5": HEAD
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "rope_parameters": MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
+    },
 }
 TOWER = {
     "depth": 2,
@@ -84,8 +96,9 @@ def make_tiny_model(kind: TinyModelKind, folder: Path, *, seed: int = 0) -> Path
     """Makes a tiny model in a folder of its own in `folder`, unless it is there already, and
     returns its folder.
 
-    ``qwen3_vl`` sees images and needs the extra ``vision``; the template of ``qwen3_thinking``
-    leaves out what was thought in earlier turns. Several processes may ask for the same model.
+    ``qwen3_vl`` sees images and needs the extra ``vision``; the templates of
+    ``qwen3_thinking`` and of ``qwen3_5``, a language model alone, leave out what was thought in
+    earlier turns. Several processes may ask for the same model.
     """
     place = folder / f"tiny_{kind}_seed{seed}"
     if not place.is_dir():
@@ -110,7 +123,7 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
     import transformers
 
     sees = kind == "qwen3_vl"
-    tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else (), thinks=kind == "qwen3_thinking")
+    tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else (), thinks=kind in THINKS)
     ids = {
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
@@ -140,7 +153,7 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
         ]
     else:
         config = transformers.AutoConfig.for_model(
-            kind.removesuffix("_thinking"), **sizes, **OF_KIND[kind]
+            MODEL_TYPES.get(kind, kind), **sizes, **OF_KIND[kind]
         )
     auto_class = (
         transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
@@ -149,6 +162,9 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto_class.from_config(config)
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):  # as drawn, linear attention forgets within some tokens
+                torch.nn.init.uniform_(weight, -4, 0)
     # one for each model that is written, however small
     transformers.utils.logging.disable_progress_bar()
     place.parent.mkdir(parents=True, exist_ok=True)

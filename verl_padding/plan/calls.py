@@ -36,6 +36,10 @@ class Call:
     micro-batch computes."""
     bucket_tokens: int = 1
     """An engine that packs rows rounds a micro-batch up to a multiple of this many tokens."""
+    min_branch_tokens: int = 0
+    """Rows of a tree that part take as much of the token budget each, however few of their tokens
+    are computed: linear attention keeps a state of each piece between two places where rows part.
+    """
     cost_model: CostModel | None = None
     """Cost that the ranks of this call are balanced by, if it is not the job's."""
     budget_setting: str = ""

@@ -19,7 +19,9 @@ are of one size.
 A row of 128k tokens then costs less than 10^12 with any model of today, and the sum of a million
 rows fits int64.
 """
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Models with layers of a gated delta rule, whose other layers gate what attention gives."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = (
     "hidden_size",
@@ -53,7 +55,9 @@ class TransformerCost:
     gated MLP or active experts with their router, LM head, tied or not; the embedding lookup takes
     none). Attention, per pair of query and key: 4 x heads x head_dim a layer, half for the scores
     and half for the sum of values; with a causal mask a row of L tokens has L (L + 1) / 2 pairs,
-    with a sliding window of w the sum of min(t, w) over t = 1 .. L.
+    with a sliding window of w the sum of min(t, w) over t = 1 .. L. Linear attention (a gated delta
+    rule) has no pairs: a token costs its projections, a convolution over some tokens, and 5
+    operations for each number of each head's state.
 
     Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, and verl's
     flops_counter.py, which counts full squares instead of causal pairs or windows, and embeddings
@@ -92,14 +96,19 @@ class TransformerCost:
         kv_heads = config.get("num_key_value_heads") or heads
         layers = config["num_hidden_layers"]
         projections = 2 * hidden * head_dim * (heads + kv_heads)
-        multiplies = layers * projections + sum(_mlp(config, layer) for layer in range(layers))
+        if config.get("model_type") in HYBRIDS:
+            projections += hidden * head_dim * heads  # a gate beside each query
+        mixers = list(config.get("layer_types") or ()).count(LINEAR)
+        multiplies = (layers - mixers) * projections + sum(
+            _mlp(config, layer) for layer in range(layers)
+        )
         if lm_head:
             multiplies += hidden * config["vocab_size"]
         sliding = sliding_layers(config)
         return cls(
-            linear=2 * multiplies,
+            linear=2 * multiplies + (mixers and mixers * _gated_delta_rule(config)),
             attention=4 * heads * head_dim,
-            full_layers=layers - sliding,
+            full_layers=layers - sliding - mixers,
             sliding_layers=sliding,
             window=config["sliding_window"] if sliding else None,
         )
@@ -121,6 +130,16 @@ class TransformerCost:
     def _pairs(self, tokens: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
         seen = tokens if window is None else np.minimum(tokens, window)
         return seen * (seen + 1) / 2 + (tokens - seen) * seen if self.causal else tokens**2
+
+
+def _gated_delta_rule(config: Mapping[str, Any]) -> int:
+    """Operations per token of a layer of linear attention, as verl's flops_counter.py has them."""
+    hidden, heads = int(config["hidden_size"]), int(config["linear_num_value_heads"])
+    key_dim, value_dim = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
+    keys, values = int(config["linear_num_key_heads"]) * key_dim, heads * value_dim
+    projections = hidden * (2 * keys + 3 * values + 2 * heads)
+    convolution = int(config["linear_conv_kernel_dim"]) * (2 * keys + values)
+    return 2 * (projections + convolution) + 5 * heads * key_dim * value_dim
 
 
 def _mlp(config: Mapping[str, Any], layer: int) -> int:
@@ -159,6 +178,7 @@ def sliding_layers(config: Mapping[str, Any]) -> int:
 
 
 def _check_known(config: Mapping[str, Any]) -> None:
+    is_hybrid = config.get("model_type") in HYBRIDS
     needed = (
         *NEEDED,
         *(["num_experts_per_tok"] if any(config.get(key) for key in EXPERTS) else []),
@@ -167,7 +187,7 @@ def _check_known(config: Mapping[str, Any]) -> None:
     odd = [
         f"layer_types holds {kind!r}"
         for kind in config.get("layer_types") or ()
-        if kind not in (FULL, SLIDING)
+        if kind not in (FULL, SLIDING, *([LINEAR] if is_hybrid else []))
     ]
     odd += [f"{key}={config[key]}" for key in OTHER_MIXERS + OTHER_SHAPES if config.get(key)]
     odd += [

@@ -28,14 +28,22 @@ from verl_padding.errors import PaddingError
 from verl_padding.pads.columns import IS_PADDING, read_column
 from verl_padding.plan.forest import common_prefix_length
 from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
+from verl_padding.prefix_sharing.linear_attention import (
+    CONVOLUTION,
+    RULE,
+    linear_layers,
+    patch_linear_attention,
+)
 from verl_padding.prefix_sharing.row_inputs import PER_TOKEN, TOKENS, RowInputs
-from verl_padding.prefix_sharing.tree import TREE, PrefixTree, build_tree, tree_of
+from verl_padding.prefix_sharing.tree import TREE, PrefixTree, build_tree, tree_of, tree_of_rows
 
 SHARES = "_verl_padding_shares"
 """Attribute of an engine's method that is wrapped already."""
 ACTIVE_TREE = "_verl_padding_tree"
 """Attribute of an engine: the tree that its attention follows, until the backward pass has
 ended."""
+KEEPS_APART = "_verl_padding_keeps_apart"
+"""Attribute of an engine whose linear attention takes packed rows one by one."""
 SEGMENTS = "computed_segments"
 """Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected
 once."""
@@ -111,6 +119,19 @@ def share_in(engine: Any) -> None:
                 f"rows share. Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it reads "
                 "no others, or set padding.sharing=off."
             )
+    _wrap_methods(cls)
+    patch_attention()
+
+
+def keep_rows_apart(engine: Any) -> None:
+    """Has the linear attention of an engine's model, if there is any, take packed rows one by
+    one."""
+    if patch_linear_attention(engine.module):
+        setattr(engine, KEEPS_APART, True)
+        _wrap_methods(type(engine))
+
+
+def _wrap_methods(cls: type[Any]) -> None:
     # Each by itself: the engine of a critic inherits one of them from that of an actor, which may
     # be wrapped already.
     wraps: dict[str, Callable[..., Any]] = {
@@ -124,7 +145,6 @@ def share_in(engine: Any) -> None:
             wrapped = wrap(method)
             setattr(wrapped, SHARES, True)
             setattr(cls, name, wrapped)
-    patch_attention()
 
 
 def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
@@ -150,12 +170,24 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
     return segments
 
 
-def _activate_tree(engine: Any, tree: PrefixTree | None) -> None:
-    """Has the attention of an engine's model follow a tree that branches; None for no tree."""
-    if tree is not getattr(engine, ACTIVE_TREE, None):
-        setattr(engine, ACTIVE_TREE, tree)
+def _activate_tree(engine: Any, micro_batch: TensorDict | None) -> None:
+    """Has the layers of an engine's model follow the tree of a micro-batch; None for no tree.
+
+    Attention follows one that branches, and tells other rows apart by itself; linear attention
+    follows any, and that of rows that share nothing.
+    """
+    tree = None if micro_batch is None else tree_of(micro_batch)
+    branching = tree if tree is not None and tree.branches else None
+    if branching is not getattr(engine, ACTIVE_TREE, None):
+        setattr(engine, ACTIVE_TREE, branching)
         for layer in attention_layers(engine.module):
-            setattr(layer, TREE, tree)
+            setattr(layer, TREE, branching)
+    # verl's engines make their model anew when they are reset.
+    layers = patch_linear_attention(engine.module) if hasattr(engine, KEEPS_APART) else []
+    if layers and micro_batch is not None and tree is None:
+        tree = tree_of_rows(micro_batch[TOKENS].offsets().diff().tolist())
+    for layer in layers:
+        setattr(layer, TREE, tree)
 
 
 def _with_tree_released(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,7 +207,7 @@ def _wrap_prepare_inputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepare_model_inputs(self: Any, micro_batch: TensorDict) -> Any:
         tree = tree_of(micro_batch)
-        _activate_tree(self, tree if tree is not None and tree.branches else None)
+        _activate_tree(self, micro_batch)
         if tree is None:
             return prepare(self, micro_batch=micro_batch)
         segments = segments_of(micro_batch, tree)
@@ -227,10 +259,14 @@ def _wrap_prepare_outputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_all_layers_attended(engine: Any, tree: PrefixTree) -> None:
     config = engine.module.config.get_text_config()
-    layers = {id(layer) for layer in attention_layers(engine.module)}
-    if len(layers) != config.num_hidden_layers or tree.attended != layers:
+    mixers: dict[int, set[Any]]
+    mixers = {id(layer): {id(layer)} for layer in attention_layers(engine.module)}
+    for layer in linear_layers(engine.module):
+        mixers[id(layer)] = {(id(layer), CONVOLUTION), (id(layer), RULE)}
+    followed = [each for each in mixers.values() if each <= tree.attended]
+    if not len(followed) == len(mixers) == config.num_hidden_layers:
         raise BranchesMixedError(
-            f"padding.sharing='on': {len(tree.attended & layers)} of {config.num_hidden_layers} "
+            f"padding.sharing='on': {len(followed)} of {config.num_hidden_layers} "
             "layers have attended to the paths of rows that part "
             f"(model_type={config.model_type}, "
             f"attn_implementation={config._attn_implementation}): the others mix branches. Set "

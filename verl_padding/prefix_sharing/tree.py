@@ -10,11 +10,11 @@ or not, are its *path*: queries of a segment attend to keys and values of the pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -63,11 +63,11 @@ class PrefixTree:
     place_RT: list[Int64s]
     """Where, among the tokens of all segments, each token of each row is computed."""
 
-    attended: set[int] = field(default_factory=set)
-    """Layers whose attention has followed the tree."""
+    attended: set[Any] = field(default_factory=set)
+    """Layers whose attention has followed the tree; of linear attention, each of its callables."""
 
-    on_device: dict[tuple[int, torch.device], Paths] = field(default_factory=dict)
-    """The paths, made once for all layers."""
+    on_device: dict[Any, Any] = field(default_factory=dict)
+    """What :meth:`once` has made."""
 
     @cached_property
     def path_lengths_S(self) -> list[int]:
@@ -84,26 +84,17 @@ class PrefixTree:
         """Tokens that are computed."""
         return sum(self.lengths_S)
 
+    def once(self, make: Callable[..., Any], *of: Any) -> Any:
+        """``make(self, *of)``, made once for all layers."""
+        if (make, *of) not in self.on_device:
+            self.on_device[make, *of] = make(self, *of)
+        return self.on_device[make, *of]
+
     def paths(self, tokens: int, device: torch.device) -> Paths:
         """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the tree
         fill up Ulysses ranks."""
-        if (tokens, device) not in self.on_device:
-            rest = [tokens - self.tokens] if tokens > self.tokens else []
-            lengths_S, path_lengths_S = self.lengths_S + rest, self.path_lengths_S + rest
-            behind = np.arange(self.tokens, tokens)
-            places = np.concatenate([*(self.place_RT[tip] for tip in self.tip_S), behind])
-            self.on_device[tokens, device] = Paths(
-                places=torch.from_numpy(places).to(device),
-                lengths_S=lengths_S,
-                path_lengths_S=path_lengths_S,
-                ends_S=torch.tensor(
-                    list(accumulate(lengths_S, initial=0)), dtype=torch.int32, device=device
-                ),
-                path_ends_S=torch.tensor(
-                    list(accumulate(path_lengths_S, initial=0)), dtype=torch.int32, device=device
-                ),
-            )
-        return self.on_device[tokens, device]
+        paths: Paths = self.once(_make_paths, tokens, device)
+        return paths
 
     @cached_property
     def row_places(self) -> torch.Tensor:
@@ -115,6 +106,29 @@ class PrefixTree:
         """Whether a segment continues the beginning of another one; if not, segments are whole
         rows."""
         return any(self.start_S)
+
+
+def _make_paths(tree: PrefixTree, tokens: int, device: torch.device) -> Paths:
+    rest = [tokens - tree.tokens] if tokens > tree.tokens else []
+    lengths_S, path_lengths_S = tree.lengths_S + rest, tree.path_lengths_S + rest
+    behind = np.arange(tree.tokens, tokens)
+    places = np.concatenate([*(tree.place_RT[tip] for tip in tree.tip_S), behind])
+    ends_S, path_ends_S = (
+        torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
+        for lengths in (lengths_S, path_lengths_S)
+    )
+    return Paths(
+        places=torch.from_numpy(places).to(device),
+        lengths_S=lengths_S,
+        path_lengths_S=path_lengths_S,
+        ends_S=ends_S,
+        path_ends_S=path_ends_S,
+    )
+
+
+def tree_of_rows(lengths_R: Sequence[int]) -> PrefixTree:
+    """Rows one behind the other, which share nothing."""
+    return build_tree(lengths_R, range(len(lengths_R)), [0] * len(lengths_R))
 
 
 def build_tree(

@@ -22,6 +22,7 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.model_config import LINEAR
 from verl_padding.plan.transformer_cost import EXPERTS
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_tree
 from verl_padding.prefix_sharing.tree import TREE
@@ -34,7 +35,7 @@ ROUNDING = 16
 numbers of tokens."""
 LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
 """Part of the effect of a row's first token that a difference by rounding has at most; the latter
-where a token may get other experts by rounding."""
+where a token may get other experts by rounding, or linear attention other chunks."""
 
 
 BRANCHES = "branches"
@@ -120,7 +121,10 @@ def _probe(
         return in_tree != []
     one, beside_others, changed = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
-    part = (LEAK_OF_EXPERTS if any(getattr(text, name, None) for name in EXPERTS) else LEAK) * own
+    rounds_more = LINEAR in (getattr(text, "layer_types", None) or ()) or any(
+        getattr(text, name, None) for name in EXPERTS
+    )
+    part = (LEAK_OF_EXPERTS if rounds_more else LEAK) * own
     epsilon = torch.finfo(PrecisionType.to_dtype(training_worker.engine_config.dtype)).eps
     rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), part)
     attention = training_worker.engine.module.config.get_text_config()._attn_implementation

@@ -83,7 +83,6 @@ WRONG: dict[str, tuple[Overrides, tuple[str, ...]]] = {
         with_loop("response_mask=[1] * len(reply.token_ids)", "response_mask=[1]"),
         ("response_mask",),
     ),
-    ),
     "a reward that is a tuple": (with_reward(REWARD.replace(SCORE, "return 1.0, {}")), ("tuple",)),
     "a reward that raises": (
         with_reward(REWARD.replace("return 1.0 if", "return extra_info['answer'] if")),
@@ -162,8 +161,6 @@ def test_a_tool_that_raises_is_shown_though_verl_goes_on(own, caplog):
     assert code == 0, said
     assert "no sum" in caplog.text
     assert "left out: reward.reward_model" in said
-
-
 
 
 HOLDS_THE_LOCK = "import re; re.match('(a+)+$', 'a' * 60 + 'b')"

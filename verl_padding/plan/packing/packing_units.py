@@ -120,9 +120,14 @@ def _runs(
     is_whole_I = shared_I == length_I
     start_I = cached_tokens(shared_I, length_I)
     begins_tree_I = ~is_whole_I if chains else start_I == 0
-    parts = length_I - start_I, costs.suffix_cost(rows, start_I), np.where(is_whole_I, 0, length_I)
+    parts = (
+        length_I - start_I,
+        costs.suffix_cost(rows, start_I),
+        np.where(is_whole_I, 0, length_I),
+        np.where(is_whole_I, 0, costs.call.min_branch_tokens),
+    )
     # Of the rows before each place. What the first row of a run shares is computed again.
-    tokens_to, cost_to, path_to = (np.append(0, np.cumsum(part)) for part in parts)
+    tokens_to, cost_to, path_to, branches_to = (np.append(0, np.cumsum(part)) for part in parts)
     cost_before_I = cost_to[1:] - costs.cost_R[rows]
     path_before_I = path_to[:-1] - np.where(is_whole_I, length_I, 0)
     # Of a run that begins at each place: its end, and the places where it may end earlier, if less
@@ -133,6 +138,7 @@ def _runs(
         np.searchsorted(tokens_to, tokens_to[:-1] - start_I + budget, side="right") - 1,
         np.searchsorted(path_to, path_before_I + MAX_GATHERED_TOKENS_RATIO * budget, side="right")
         - 1,
+        np.searchsorted(branches_to, branches_to[:-1] + budget, side="right") - 1,
         np.searchsorted(cost_to, cost_before_I + most_cost, side="right") - 1,
         places + most,
         tree_end_I,
@@ -163,6 +169,9 @@ def _runs(
     cost_J = cost_to[end_J] - cost_before_I[first_J]
     gathered_J = -(-(path_to[end_J] - path_before_I[first_J]) // MAX_GATHERED_TOKENS_RATIO)
     tokens_J = np.maximum(tokens_to[end_J] - tokens_to[first_J] + start_I[first_J], gathered_J)
+    # A row by itself keeps no state.
+    branches_J = np.where(end_J - first_J > 1, branches_to[end_J] - branches_to[first_J], 0)
+    tokens_J = np.maximum(tokens_J, branches_J)
     order = np.lexsort((-tokens_J, -cost_J))
     taken = np.maximum.accumulate(tokens_J[order][::-1])[::-1]
     return PackingUnits(

@@ -1,0 +1,354 @@
+"""Rows that part, computed once through linear attention, give what each row gives alone.
+
+verl patches classes of Qwen3.5 with a tower: other models of it run in a process of their own.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from verl.utils import tensordict_utils as tu
+
+from tests.support.branching_rows import branching_rows
+from tests.support.engine_in_process import (
+    COMMON,
+    Actor,
+    Critic,
+    Row,
+    Whole,
+    loss_tokens,
+    micro_batch_of,
+    start_engine,
+    trained_rows,
+)
+from tests.support.fresh_processes import run_fresh
+from tests.support.hybrid_models import Float64, hybrid_model
+from tests.support.loss_comparisons import POLICY_LOSSES, seeded
+from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
+from tests.support.pages import ROOT
+from tests.support.parting_rows import Tokens, awkward_trees, random_trees
+from verl_padding.prefix_sharing import linear_attention
+from verl_padding.prefix_sharing.engine import BranchesMixedError, find_tree, keep_rows_apart
+from verl_padding.prefix_sharing.tree import TREE, PrefixTree
+from verl_padding.worker.losses import normalize_over_mini_batch
+
+
+def rows_of(
+    rows: Sequence[Tokens], *, axes: int = 0, dtype: torch.dtype = torch.float64
+) -> list[Row]:
+    made = []
+    for row in trained_rows(
+        {f"r_{n}_0": (ids[:1], ids[1:]) for n, ids in enumerate(rows)}
+    ).values():
+        fields = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in row.items()
+        }
+        if axes:
+            fields["position_ids"] = fields["position_ids"].expand(axes, -1).contiguous()
+        made.append(fields)
+    return made
+
+
+def micro_batch(rows: list[Row], of: list[Row], *, shared: bool = False, **said: Any) -> Any:
+    """Some rows as one micro-batch of a mini-batch of the rows ``of``."""
+    data = micro_batch_of(rows)
+    shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(of), "global_batch_size": len(of)}
+    tu.assign_non_tensor(data, **COMMON | shape | said)
+    if shared:
+        tree = find_tree(data, branches=True)
+        assert tree.branches
+        tu.assign_non_tensor_data(data, TREE, tree)
+    return data
+
+
+def started(kind: type[Whole], model: nn.Module, *, shares: bool = False, **settings: Any) -> Whole:
+    engine = start_engine(kind, model, shares=shares, **settings)
+    # As verl's engines find when they start.
+    engine.pass_packed_cu_seqlens = "cu_seqlens" in inspect.signature(model.forward).parameters
+    if shares:
+        keep_rows_apart(engine)
+    return engine
+
+
+def computed(
+    engine: Whole, loss: Any, micro_batches: list[Any]
+) -> tuple[dict[str, list[torch.Tensor]], torch.Tensor]:
+    """The outputs of all rows, but for the last of each, which is of no token; the gradient."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for data in micro_batches:
+        value, output = engine.forward_step(data, loss, forward_only=False)
+        (value / data["dp_size"]).backward()
+        for name, values in output["model_output"].items():
+            found.setdefault(name, []).extend(row[:-1].detach() for row in values.unbind())
+    return found, engine.take_gradient()
+
+
+class Pair:
+    """An engine that shares, and one that computes each row alone."""
+
+    def __init__(self, kind: str, *, exact: bool = True, is_critic: bool = False, **of_model: Any):
+        models = [hybrid_model(kind, is_critic=is_critic, **of_model) for _ in range(2)]
+        models = [model.double() if exact else model for model in models]
+        engine = Critic if is_critic else Actor
+        self.exact, self.sharing = exact, started(engine, models[0], shares=True)
+        self.plain = started(engine, models[1])
+        self.said = {"calculate_entropy": False} if is_critic else {}
+        loss = critic_loss if is_critic else policy_loss
+        self.loss = normalize_over_mini_batch(loss("seq-mean-token-mean"))
+
+    def differences(self, texts: list[Tokens], *, axes: int = 0) -> tuple[float, float]:
+        """Of outputs, absolute, and of the gradient, relative to rows alone."""
+        rows = rows_of(texts, axes=axes, dtype=torch.float64 if self.exact else torch.float32)
+        with Float64() if self.exact else contextlib.nullcontext():
+            together = [micro_batch(rows, rows, shared=True, **self.said)]
+            alone = [micro_batch([row], rows, **self.said) for row in rows]
+            got, gradient = computed(self.sharing, self.loss, together)
+            want, wanted = computed(self.plain, self.loss, alone)
+        assert got.keys() == want.keys()
+        of_outputs = max(
+            float((one - other).abs().max())
+            for name in got
+            for one, other in zip(got[name], want[name], strict=True)
+            if len(one)
+        )
+        assert wanted.norm() > 1e-3
+        return of_outputs, float((gradient - wanted).norm() / wanted.norm())
+
+    def assert_exact(self, texts: list[Tokens], **how: Any) -> None:
+        of_outputs, of_gradient = self.differences(texts, **how)
+        tolerance = 1e-12 if self.exact else 1e-5
+        assert of_outputs <= tolerance, f"outputs differ by {of_outputs:.2g}"
+        assert of_gradient <= tolerance, f"the gradient differs by {of_gradient:.2g}"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return Pair("qwen3_next")
+
+
+@pytest.mark.parametrize("name", awkward_trees())
+def test_trees_that_part_at_awkward_places_are_rows_alone(name, pair):
+    pair.assert_exact(awkward_trees()[name])
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=pytest.mark.slow if n > 4 else ()) for n in range(20)]
+)
+def test_random_trees_are_rows_alone(seed, pair):
+    pair.assert_exact(random_trees(seed))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
+def test_layers_that_are_computed_again_follow_the_same_tree(kind):
+    Pair(kind, checkpointed=True).assert_exact(random_trees(0))
+
+
+def test_critics_and_experts_compute_what_they_do_of_rows_alone():
+    Pair("qwen3_next", is_critic=True).assert_exact(random_trees(2))
+    # transformers chooses experts in float32.
+    Pair("qwen3_next_moe", exact=False).assert_exact(random_trees(3))
+
+
+WITH_TOWER = """
+from tests.equivalence.test_linear_attention import Pair, awkward_trees, random_trees
+Pair("qwen3_5", is_critic=True).assert_exact(random_trees(0))
+pair = Pair("qwen3_5")
+for axes in (0, 4):
+    pair.assert_exact(random_trees(3), axes=axes)
+    pair.assert_exact(awkward_trees()["five deep"], axes=axes)
+Pair("qwen3_5_moe", exact=False).assert_exact(random_trees(3), axes=4)
+print("exact")
+"""
+
+
+def test_so_do_models_with_a_tower_which_verl_patches():
+    run = run_fresh(WITH_TOWER, platform="cpu", folder=ROOT)
+    assert run.stdout.endswith("exact\n"), run.stderr[-3000:]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
+def test_float32_as_shipped_is_rows_alone_but_for_rounding(kind):
+    Pair(kind, exact=False).assert_exact(random_trees(2))
+
+
+def packed_rule(rule: Any) -> Any:
+    """transformers' rule, called as fla's: pieces one behind the other, with a state of each."""
+
+    def rule_of_pieces(query, key, value, g, beta, *, cu_seqlens, cu_seqlens_cpu, **kwargs):
+        states, lengths = kwargs.pop("initial_state"), cu_seqlens.diff().tolist()
+        assert len(query) == 1
+        assert int(cu_seqlens_cpu[-1]) == query.shape[1] == sum(lengths)
+        assert states is None or len(states) == len(lengths)
+        parts = zip(*(part.split(lengths, 1) for part in (query, key, value, g, beta)), strict=True)
+        begins = [None] * len(lengths) if states is None else states.split(1)
+        done = [
+            rule(q, k, v, g=decay, beta=strength, initial_state=state, **kwargs)
+            for (q, k, v, decay, strength), state in zip(parts, begins, strict=True)
+        ]
+        out, ends = zip(*done, strict=True)
+        return torch.cat(out, 1), None if ends[0] is None else torch.cat(ends)
+
+    return rule_of_pieces
+
+
+def test_kernels_are_called_as_fla_and_causal_conv1d_are():
+    pair = Pair("qwen3_next")
+    model = hybrid_model("qwen3_next").double()
+    for layer in linear_attention.linear_layers(model):
+        layer.chunk_gated_delta_rule = packed_rule(layer.chunk_gated_delta_rule)
+        layer.causal_conv1d_fn = lambda x, weight, bias=None, activation=None, seq_idx=None: (
+            linear_attention.causal_conv1d(x, weight, bias, activation)
+        )
+    pair.sharing = started(Actor, model, shares=True)
+    for seed in (0, 3):
+        pair.assert_exact(random_trees(seed))
+
+
+def test_a_bucket_that_is_filled_up_changes_nothing():
+    pair = Pair("qwen3_next")
+    bucket = {"pad_to_length": True, "pad_to_length_bucket": 64}
+    pair.sharing = started(Actor, hybrid_model("qwen3_next").double(), shares=True, **bucket)
+    for name, value in (bucket | {"ulysses_sequence_parallel_size": 1}).items():
+        setattr(pair.sharing, name, value)
+    pair.assert_exact(random_trees(4))
+
+
+def test_adapters_have_the_gradients_of_rows_alone():
+    peft = pytest.importorskip("peft")
+    pair = Pair("qwen3_next")
+    for name, shares in (("sharing", True), ("plain", False)):
+        torch.manual_seed(1)
+        config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+        model = peft.get_peft_model(hybrid_model("qwen3_next"), config).double()
+        setattr(pair, name, started(Actor, model, shares=shares))
+    pair.assert_exact(random_trees(2))
+
+
+def replace_pieces(monkeypatch, change) -> None:
+    cut = linear_attention.cut_pieces
+    monkeypatch.setattr(linear_attention, "cut_pieces", lambda *of: change(cut(*of)))
+
+
+def with_parents(pieces: Any, change: Any) -> Any:
+    levels = [
+        replace(level, parents=None if level.parents is None else change(level.parents))
+        for level in pieces.levels
+    ]
+    return replace(pieces, levels=levels)
+
+
+def state_of_none(monkeypatch) -> None:
+    replace_pieces(monkeypatch, lambda pieces: with_parents(pieces, lambda parents: None))
+
+
+def state_of_another(monkeypatch) -> None:
+    replace_pieces(monkeypatch, lambda pieces: with_parents(pieces, lambda one: one.roll(1)))
+
+
+def no_context(monkeypatch) -> None:
+    find = linear_attention.convolved_places
+
+    def find_own(tree, n_tokens, device, width):
+        read, kept = find(tree, n_tokens, device, width)
+        is_own = torch.zeros(len(read), dtype=torch.bool)
+        is_own[kept] = True
+        return torch.where(is_own, read, n_tokens), kept
+
+    monkeypatch.setattr(linear_attention, "convolved_places", find_own)
+
+
+def copy_counted_twice(monkeypatch) -> None:
+    cut = linear_attention.cut_pieces
+
+    def cut_behind(tree, *of):
+        before = [path.copy() for path in tree.place_RT]
+        for tip, start in zip(tree.tip_S, tree.start_S, strict=True):
+            own = tree.place_RT[tip][start]
+            original = [
+                path[start]
+                for path in tree.place_RT
+                if start < len(path) and path[start - 1] == before[tip][start - 1]
+            ]
+            if start and min(original) != own:
+                before[tip][start - 1] = min(original)
+        return cut(PrefixTree(tip_S=tree.tip_S, start_S=tree.start_S, place_RT=before), *of)
+
+    monkeypatch.setattr(linear_attention, "cut_pieces", cut_behind)
+
+
+def states_without_gradients(monkeypatch) -> None:
+    select = torch.Tensor.index_select
+
+    def select_detached(states, dim, places):
+        return select(states.detach() if states.dim() == 4 and dim == 0 else states, dim, places)
+
+    monkeypatch.setattr(torch.Tensor, "index_select", select_detached)
+
+
+MISTAKES = (
+    state_of_none,
+    state_of_another,
+    no_context,
+    copy_counted_twice,
+    states_without_gradients,
+)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_mistake_would_be_seen(mistake, pair, monkeypatch):
+    mistake(monkeypatch)
+    of_outputs, of_gradient = pair.differences(random_trees(8))
+    assert of_gradient > 0.02
+    assert of_outputs > 0.01 or mistake is states_without_gradients
+
+
+def test_a_layer_that_does_not_follow_ends_the_job():
+    pair = Pair("qwen3_next")
+    layer = next(linear_attention.linear_layers(pair.sharing.module))
+    rule = partial(inspect.unwrap(layer.chunk_gated_delta_rule))
+    setattr(rule, TREE, True)  # as if it did
+    layer.chunk_gated_delta_rule = rule
+    with pytest.raises(BranchesMixedError, match="2 of 3 layers"):
+        pair.differences(random_trees(9))
+
+
+CASES = [("qwen3_next", False), ("qwen3_next", True), ("qwen3_5_text", False)]
+
+
+@pytest.mark.parametrize(("kind", "is_critic"), CASES)
+def test_packed_rows_that_share_nothing_are_apart(kind, is_critic):
+    pair = Pair(kind, is_critic=is_critic)
+    rows = rows_of(random_trees(1))
+    with Float64():
+        packed = [micro_batch(rows, rows, **pair.said)]
+        got, gradient = computed(pair.sharing, pair.loss, packed)
+        want, wanted = computed(
+            pair.plain, pair.loss, [micro_batch([row], rows, **pair.said) for row in rows]
+        )
+        leaking, _ = computed(pair.plain, pair.loss, packed)
+    for name in want:
+        together, alone, leaks = (torch.cat(each[name]) for each in (got, want, leaking))
+        assert (together - alone).abs().max() <= 1e-12
+        assert (leaks - alone).abs().max() > 1e-3, "verl keeps rows apart by itself"
+    assert (gradient - wanted).norm() <= 1e-12 * wanted.norm()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, pair):
+    rows = list(trained_rows(branching_rows()).values())
+    loss = seeded(policy_loss(mode, name))
+    with Float64():
+        (_, got), (_, want) = (
+            computed(pair.sharing, loss, [micro_batch(rows, rows, shared=shared)])
+            for shared in (True, False)
+        )
+    assert want.norm() > 1e-3
+    assert (got - want).norm() <= 1e-12 * want.norm()

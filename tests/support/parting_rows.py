@@ -1,0 +1,50 @@
+"""Tokens of rows that part at random places, and at awkward ones."""
+
+import random
+
+Tokens = list[int]
+
+
+def random_trees(seed: int) -> list[Tokens]:
+    """Rows of several trees, some of which are whole beginnings of others, and some equal."""
+    draw = random.Random(seed)
+    lengths = (1, 2, 3, 5, 63, 64, 65)
+    found: list[Tokens] = []
+    for _ in range(1 + seed % 3):
+        nodes = [tokens(draw, draw.choice([*lengths[1:], draw.randint(2, 90)]))]
+        for _ in range(6):
+            before = draw.choice(nodes)
+            cut = draw.choice([len(before), len(before) - 1, draw.randint(1, len(before)), 64])
+            own = tokens(draw, draw.choice([*lengths, draw.randint(1, 90)]))
+            nodes.append(before[: max(cut, 1)] + own)
+        found += draw.sample(nodes, 4)
+    return found
+
+
+def tokens(draw: random.Random, number: int) -> Tokens:
+    return [draw.randrange(5, 200) for _ in range(number)]
+
+
+def awkward_trees() -> dict[str, list[Tokens]]:
+    draw = random.Random(7)
+    trunk = tokens(draw, 150)
+
+    def parting_at(*cuts: int, own: int = 40) -> list[Tokens]:
+        return [trunk, *(trunk[:cut] + tokens(draw, own) for cut in cuts)]
+
+    deep = [trunk]
+    for cut in (120, 90, 60, 30):
+        deep.append(deep[-1][:cut] + tokens(draw, 30))
+    return {
+        "at the first tokens": parting_at(1, 2, 3, 4),
+        "at borders of chunks": parting_at(63, 64, 65, 66, 127, 128, 129),
+        "at the last token": [*parting_at(149, 150), trunk[:149] + tokens(draw, 1)],
+        "whole beginnings": [trunk, trunk[:2], trunk[:64], trunk, *parting_at(100)[1:]],
+        "within the convolution's reach": [
+            trunk,
+            *(trunk[: 70 + n] + tokens(draw, 1 + n) for n in range(4)),
+        ],
+        "five deep": deep,
+        "of one token each": [[*trunk[:5], n] for n in range(5, 15)],
+        "several trees": [tokens(draw, 20), *parting_at(64), tokens(draw, 70)],
+    }

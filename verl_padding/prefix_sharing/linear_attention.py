@@ -1,0 +1,262 @@
+"""Linear attention along the paths of a tree: a gated delta rule behind a causal convolution, as in
+Qwen3.5 and Qwen3-Next.
+
+Such a layer mixes tokens by two callables alone, which transformers puts on the instance:
+``causal_conv1d_fn`` and ``chunk_gated_delta_rule``. Both are wrapped, once; a layer whose attribute
+:data:`TREE` is set follows that tree. Forward methods, verl's or transformers', stay as they are.
+
+The convolution reads each segment behind the tokens before it on its path. The rule carries a
+state from token to token: segments are cut into *pieces* where others branch off, and each piece
+begins in the state in which the one before it on its path ends. A segment begins with a copy of the
+last shared token, so others branch off before that token, and each path counts it once.
+
+A tree without branches is rows one behind the other, so packed rows do not see each other either,
+which stock verl 0.9 and transformers leave out for some models and devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from verl_padding.plan.cost import Int64s
+from verl_padding.prefix_sharing.attention import GatherTokens
+from verl_padding.prefix_sharing.tree import TREE, PrefixTree
+
+CONVOLUTION, RULE = "causal_conv1d_fn", "chunk_gated_delta_rule"
+"""What a layer mixes tokens by."""
+CHUNK = 64
+"""Tokens that rules compute at once; transformers' fills up a row to a multiple."""
+OF_ROWS = ("initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu")
+"""Arguments of a rule that a tree has other values for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """Pieces that are computed in one call, for all that they go on from is computed."""
+
+    lengths: list[int]
+    """Tokens of each piece."""
+    parents: torch.Tensor | None
+    """The piece, of the level before, that each goes on from; None where they begin rows."""
+    ends: torch.Tensor
+    """int64 (pieces + 1,): where they begin and end."""
+    ends_cpu: torch.Tensor
+    """The same on the CPU, so that no layer waits for the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """Where a recurrence begins and ends along the paths of a tree.
+
+    The segments [5, 6, 7, 9, 9] and [7, 8] of the rows [5, 6, 7, 9, 9] and [5, 6, 7, 8] have the
+    pieces [5, 6], which both of [7, 9, 9] and [7, 8] go on from.
+    """
+
+    levels: list[Level]
+    places: torch.Tensor
+    """Where the tokens of the pieces are computed, one level after the other."""
+    inverse: torch.Tensor
+    """Where, among those, each computed token is."""
+
+
+def cut_pieces(tree: PrefixTree, tokens: int, device: torch.device) -> Pieces:
+    """The pieces of a micro-batch of so many tokens; those behind the tree fill up a bucket."""
+    segments = _segments(tree, tokens)
+    begins = accumulate((len(path) - start for path, start in segments), initial=0)
+    # Where the token before each segment's first one is computed; -1 if there is none.
+    before = {
+        begin: int(path[start - 1]) if start else -1
+        for begin, (path, start) in zip(begins, segments, strict=False)
+    }
+    borders = sorted({*before, *(place + 1 for place in before.values()), tokens})
+    # By where pieces end, as a place is computed after all that are before it on its path.
+    level_of, index_of = {0: -1}, {0: -1}
+    pieces: list[list[tuple[int, int]]] = []
+    parents: list[list[int]] = []
+    for begin, end in pairwise(borders):
+        goes_on_from = before.get(begin, begin - 1) + 1
+        level = level_of[goes_on_from] + 1
+        if level == len(pieces):
+            pieces.append([])
+            parents.append([])
+        level_of[end], index_of[end] = level, len(pieces[level])
+        pieces[level].append((begin, end))
+        parents[level].append(index_of[goes_on_from])
+    places = torch.cat([torch.arange(*piece) for of_level in pieces for piece in of_level])
+    levels: list[Level] = []
+    for of_level, goes_on in zip(pieces, parents, strict=True):
+        lengths = [end - begin for begin, end in of_level]
+        ends = torch.tensor([*accumulate(lengths, initial=0)])
+        before_level = torch.tensor(goes_on, device=device) if levels else None
+        levels.append(
+            Level(lengths=lengths, parents=before_level, ends=ends.to(device), ends_cpu=ends)
+        )
+    return Pieces(levels=levels, places=places.to(device), inverse=places.argsort().to(device))
+
+
+def convolved_places(
+    tree: PrefixTree, tokens: int, device: torch.device, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a convolution over ``width`` tokens reads: each segment behind the tokens before it.
+
+    Returns: their places, ``tokens`` where a row has none; and which outputs are those of segments.
+    """
+    read: list[Int64s] = []
+    kept: list[Int64s] = []
+    at = 0
+    for path, start in _segments(tree, tokens):
+        missing = max(width - 1 - start, 0)
+        read += [np.full(missing, tokens), path[start - (width - 1 - missing) :]]
+        at += width - 1
+        kept.append(np.arange(at, at + len(path) - start))
+        at += len(path) - start
+    places, outputs = (torch.from_numpy(np.concatenate(each)).to(device) for each in (read, kept))
+    return places, outputs
+
+
+def _segments(tree: PrefixTree, tokens: int) -> list[tuple[Int64s, int]]:
+    """The path of each segment, and where on it the segment begins."""
+    paths = [tree.place_RT[tip] for tip in tree.tip_S]
+    segments = list(zip(paths, tree.start_S, strict=True))
+    return segments + ([(np.arange(tree.tokens, tokens), 0)] if tokens > tree.tokens else [])
+
+
+def linear_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model that mix tokens by a gated delta rule behind a convolution."""
+    return (
+        module
+        for module in model.modules()
+        if hasattr(module, CONVOLUTION) and hasattr(module, RULE)
+    )
+
+
+def patch_linear_attention(model: nn.Module) -> list[nn.Module]:
+    """Has the linear attention of a model follow trees; returns its layers."""
+    layers = list(linear_layers(model))
+    for layer in layers:
+        if not hasattr(rule := getattr(layer, RULE), TREE):
+            convolve = getattr(layer, CONVOLUTION) or causal_conv1d
+            setattr(layer, CONVOLUTION, convolve_paths(layer, convolve))
+            setattr(layer, RULE, carry_states(layer, rule))
+    return layers
+
+
+def causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """causal_conv1d's function, by torch: x (rows, channels, tokens), weight (channels, width)."""
+    assert activation in ("silu", "swish")
+    padded = functional.pad(x, (weight.shape[-1] - 1, 0))
+    return functional.silu(functional.conv1d(padded, weight[:, None], bias, groups=len(weight)))
+
+
+def convolve_paths(layer: nn.Module, convolve: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's ``causal_conv1d_fn`` along the paths of its tree."""
+
+    @functools.wraps(convolve)
+    def convolve_with_tree(x: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        tree: PrefixTree | None = getattr(layer, TREE, None)
+        if tree is None:
+            return convolve(x=x, weight=weight, **kwargs)
+        tree.attended.add((id(layer), CONVOLUTION))
+        # Which row a token is of need not be known: what is kept reads tokens of its path alone.
+        kwargs.pop("seq_idx", None)
+        read, kept = tree.once(convolved_places, x.shape[-1], x.device, weight.shape[-1])
+        with_zeros = functional.pad(x.transpose(1, 2), (0, 0, 0, 1))
+        segments = GatherTokens.apply(with_zeros, 1, read).transpose(1, 2)
+        out = convolve(x=segments, weight=weight, **kwargs)
+        return out.transpose(1, 2).index_select(1, kept).transpose(1, 2)
+
+    return convolve_with_tree
+
+
+def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's ``chunk_gated_delta_rule`` along the paths of its tree, level by level."""
+    # transformers' rule takes any argument, and ignores those that it does not know.
+    known = inspect.signature(rule).parameters
+
+    @functools.wraps(rule)
+    def carry_states_with_tree(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        tree: PrefixTree | None = getattr(layer, TREE, None)
+        if tree is None:
+            return rule(query, key, value, g=g, beta=beta, **kwargs)
+        tree.attended.add((id(layer), RULE))
+        kwargs = {name: each for name, each in kwargs.items() if name not in OF_ROWS}
+        pieces: Pieces = tree.once(cut_pieces, query.shape[1], query.device)
+        levels, parts = pieces.levels, (query, key, value, g, beta)
+        if len(levels) > 1:
+            parts = tuple(part.index_select(1, pieces.places) for part in parts)
+        sizes = [sum(level.lengths) for level in levels]
+        split = zip(*(part.split(sizes, 1) for part in parts), strict=True)
+        outputs: list[torch.Tensor] = []
+        states: Any = None
+        for level, part in zip(levels, split, strict=True):
+            states = None if level.parents is None else states.index_select(0, level.parents)
+            kwargs |= {"initial_state": states, "output_final_state": level is not levels[-1]}
+            if "cu_seqlens" in known:  # fla's
+                on_cpu = {"cu_seqlens_cpu": level.ends_cpu} if "cu_seqlens_cpu" in known else {}
+                q, k, v, decay, strength = part
+                out, states = rule(
+                    q, k, v, g=decay, beta=strength, cu_seqlens=level.ends, **on_cpu, **kwargs
+                )
+            else:
+                out, states = _side_by_side(rule, part, level.lengths, **kwargs)
+            outputs.append(out)
+        if len(levels) == 1:
+            return outputs[0], None
+        return torch.cat(outputs, 1).index_select(1, pieces.inverse), None
+
+    setattr(carry_states_with_tree, TREE, True)
+    return carry_states_with_tree
+
+
+def _side_by_side(
+    rule: Callable[..., Any],
+    parts: Sequence[torch.Tensor],
+    lengths: list[int],
+    initial_state: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Calls of a rule that takes no pieces one behind the other: those of as many chunks at once.
+
+    What fills them up changes no state, as its keys, decays and strengths are 0.
+    """
+    split = [part[0].split(lengths) for part in parts]
+    outputs: list[Any] = [None] * len(lengths)
+    ends: list[Any] = [None] * len(lengths)
+    by_chunks: dict[int, list[int]] = {}
+    for piece, length in enumerate(lengths):
+        by_chunks.setdefault(-(-length // CHUNK), []).append(piece)
+    for numbers in by_chunks.values():
+        q, k, v, g, beta = (
+            pad_sequence([of_pieces[piece] for piece in numbers], batch_first=True)
+            for of_pieces in split
+        )
+        states = None if initial_state is None else initial_state[numbers]
+        out, after = rule(q, k, v, g=g, beta=beta, initial_state=states, **kwargs)
+        for place, piece in enumerate(numbers):
+            outputs[piece] = out[place, : lengths[piece]]
+            ends[piece] = None if after is None else after[place]
+    return torch.cat(outputs)[None], None if ends[0] is None else torch.stack(ends)
