@@ -10,6 +10,7 @@ import gc
 import random
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from verl_padding.pads.columns import LEAVES_OUT, OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.plan_packer import install
 
-KINDS = ("qwen2", "qwen3_5_text")
+HYBRID = ("qwen3_5_text",) if find_spec("fla") else ()
+"""A model with linear attention, which torch alone computes too slowly on a GPU to be of use."""
+KINDS = ("qwen2", *HYBRID)
 SIDES = (
     Side(name="stock verl", old_log_probs="pass"),
     Side(name="plan", strategy="prompt"),
