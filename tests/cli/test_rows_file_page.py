@@ -1,4 +1,4 @@
-"""The page on rows files and the JSON of a plan has what is read and printed, field by field."""
+"""The page on file formats has what is read and printed of rows and plans, field by field."""
 
 import json
 import re
@@ -7,20 +7,20 @@ from dataclasses import fields
 import numpy as np
 
 from tests.cli.test_plan import SHARED, plan_of
-from tests.support.pages import DOCS, FENCE, read
+from tests.support.pages import DOCS, FENCE, read, section
 from verl_padding.cli.batch_reader import read_rows
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
 
-PAGE = read(DOCS / "rows_file.md")
+PAGE = section(read(DOCS / "reference.md"), "File formats")
 TEXTS = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "text"]
 SHAPE = ("--dp", 2, "--mini-batch", 1, "--n", 2, "--budget", 1024)
 
 
 def first_column(heading: str) -> set[str]:
     """What the tables below a heading have in their first column."""
-    section = PAGE.split(f"# {heading}\n")[1].split("\n#")[0]
-    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    rows = section(PAGE, heading).split("\n#")[0]
+    cells = re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
@@ -85,7 +85,7 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     )
     for name, totals in shown["comparison"].items():
         assert totals.keys() == first_column("Comparison")
-        assert f"`{name}`" in PAGE.split("### Comparison\n")[1]
+        assert f"`{name}`" in section(PAGE, "Comparison")
     nulls = {
         name
         for name, figure in plan_of(path, *SHAPE, "--packer", "verl")["figures"].items()

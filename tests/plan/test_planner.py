@@ -185,7 +185,7 @@ def test_mini_batches_have_the_pads_that_their_own_rows_need_and_many_are_told()
 
 
 def test_what_the_updates_micro_batches_cost_a_pass_is_told():
-    # docs/promises.md has some of these figures.
+    # docs/evidence.md has some of these figures.
     own, taken, micro_batches = [], [], []
     small = replace(five_jobs()[-1], dp_size=8, mini_batch_rows=23)
     for job in (*five_jobs(), small):
