@@ -23,6 +23,8 @@ from benchmarks.runs import runs_of
 
 CARD = Path(__file__).parent / "one_gpu" / "nvidia_h100_80gb_hbm3.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "evidence.md"
+FIRST = "demo_pads"
+"""The benchmark whose versions the page begins with."""
 RESULTS = "results"
 """Name of the part of the page."""
 
@@ -68,6 +70,7 @@ def rendered() -> str:
         "total": lambda runs, name: sum(each(runs, name)),
     }
     environment.globals |= {"ratios": ratios}
+    environment.globals["packages"] = packages(json.loads(kept_file(FIRST).read_text()))
     of_gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
     template = environment.get_template("results.md.jinja")
     return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **of_gpu)
@@ -154,14 +157,23 @@ def ratios(
     return [theirs[name] / its[name] for its, theirs in zip(side, other, strict=True)]
 
 
+def packages(record: dict[str, Any]) -> str:
+    """Versions that a benchmark was run with."""
+    versions = record["versions"]
+    python = record["machine"]["python"]
+    return f"Python {python}, verl {versions['verl']}, torch {versions['torch']}"
+
+
 def measured(name: str, command: str | None = None) -> str:
-    """When, where and with which versions a benchmark was run."""
+    """When and where a benchmark was run, and with which versions where these are not those of
+    the first one."""
     record = json.loads(kept_file(name).read_text())
-    machine, versions = record["machine"], record["versions"]
+    machine = record["machine"]
     busy = machine.get("cores_busy_with_other_work", 0)
     beside = f", {busy:.1f} of them busy with other work" if busy >= 0.1 else ""
-    packages = f"Python {machine['python']}, verl {versions['verl']}, torch {versions['torch']}"
-    where = f"{machine['cores']} cores ({machine['processor']}){beside}, {packages}"
+    own = packages(record)
+    with_packages = "" if own == packages(json.loads(kept_file(FIRST).read_text())) else f", {own}"
+    where = f"{machine['cores']} cores ({machine['processor']}){beside}{with_packages}"
     return f"`python -m {command or f'benchmarks.{name}'}`, {record['measured']}: {where}"
 
 

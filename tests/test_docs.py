@@ -12,6 +12,7 @@ from types import FunctionType
 import pytest
 from typer import Context
 from typer.main import get_command
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from benchmarks.results_page import part_of
 from tests.support.pages import (
@@ -31,6 +32,7 @@ from verl_padding import plan
 from verl_padding.cli.app import app
 from verl_padding.config import PaddingConfig
 from verl_padding.driver import batch_metrics, step_metrics, trainers
+from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
@@ -335,6 +337,20 @@ def test_the_figures_of_readme_are_those_of_the_evidence():
         numbers = [number for cell in cells.split(" | ")[1:] for number in NUMBER.findall(cell)]
         assert numbers
         assert [number for number in numbers if number not in known] == [], cells
+
+
+def test_how_it_works_has_each_method_of_verl_that_is_overridden():
+    overridden = {
+        name
+        for padded in (PaddedTrainer, *PaddedTrainer.__bases__)
+        if padded.__module__.startswith("verl_padding.")
+        for name in vars(padded)
+        if callable(getattr(PPOTrainer, name, None)) and name in vars(PPOTrainer)
+    }
+    text = section(read(DOCS / "how_it_works.md"), "The trainer")
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    assert {name for cell in cells for name in CODE.findall(cell)} == overridden
+    assert len(overridden) > 8
 
 
 def test_the_messages_that_your_job_explains_are_those_of_the_code():
