@@ -1,4 +1,4 @@
-"""Writes the page of results, docs/results.md, from the figures that benchmarks keep.
+"""Writes the results of docs/evidence.md from the figures that benchmarks keep.
 
     python -m benchmarks.results_page
 
@@ -9,7 +9,9 @@ compares the page with what this renders.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,11 +22,33 @@ from benchmarks.results import kept, kept_file, shown, worst
 from benchmarks.runs import runs_of
 
 CARD = Path(__file__).parent / "one_gpu" / "nvidia_h100_80gb_hbm3.jsonl"
-PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+PAGE = Path(__file__).parent.parent / "docs" / "evidence.md"
+FIRST = "demo_pads"
+"""The benchmark whose versions the page begins with."""
+RESULTS = "results"
+"""Name of the part of the page."""
+
+
+def part_marks(name: str) -> tuple[str, str]:
+    """The comments before and after a generated part of a page, which no reader sees."""
+    return f"<!-- generated: {name} -->\n", f"<!-- end: {name} -->\n"
+
+
+def part_of(page: str, name: str) -> str:
+    """A generated part of a page's text."""
+    start, end = part_marks(name)
+    return page.split(start)[1].split(end)[0]
+
+
+def with_part(page: str, name: str, text: str) -> str:
+    """The page's text with another generated part."""
+    start, end = part_marks(name)
+    before, rest = page.split(start)
+    return before + start + text + end + rest.split(end)[1]
 
 
 def rendered() -> str:
-    """The page of results, from the kept figures."""
+    """The results, from the kept figures."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -39,11 +63,14 @@ def rendered() -> str:
         "ratios": ratios,
         "span": span,
         "error": shown,
-        "worst": lambda d: worst([*d.values()]),
         "each": each,
+        "is_off": is_off,
+        "losses": losses,
+        "reward_after": reward_after,
         "total": lambda runs, name: sum(each(runs, name)),
     }
     environment.globals |= {"ratios": ratios}
+    environment.globals["packages"] = packages(json.loads(kept_file(FIRST).read_text()))
     of_gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
     template = environment.get_template("results.md.jinja")
     return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **of_gpu)
@@ -80,6 +107,32 @@ def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def losses(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], list[str]]:
+    """Cells of the table of losses -> the losses that have them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        theirs, ours = line["stock verl"], line["verl_padding"]
+        errors = (
+            theirs["token-mean"],
+            theirs["seq-mean-token-mean"],
+            worst([*theirs.values()]),
+            worst([*ours.values()]),
+        )
+        found.setdefault(tuple(map(shown, errors)), []).append(f"`{line['loss']}`")
+    return found
+
+
+def is_off(errors: list[float | str]) -> bool:
+    """Whether a relative error is above rounding, or an exception's name."""
+    return not all(isinstance(error, float) and error < 1e-6 for error in errors)
+
+
+def reward_after(run: dict[str, Any], steps: int) -> float:
+    """The reward of the last batch that was sampled after at most so many optimizer steps."""
+    before = [0, *accumulate(run["optimizer_steps"][:-1])]
+    return float(run["reward"][bisect_right(before, steps) - 1])
+
+
 def each(runs: Sequence[dict[str, Any]], name: str) -> list[Any]:
     """A figure of each run; of each of its batches, where it has one a batch."""
     values = [run[name] for run in runs]
@@ -104,16 +157,25 @@ def ratios(
     return [theirs[name] / its[name] for its, theirs in zip(side, other, strict=True)]
 
 
+def packages(record: dict[str, Any]) -> str:
+    """Versions that a benchmark was run with."""
+    versions = record["versions"]
+    python = record["machine"]["python"]
+    return f"Python {python}, verl {versions['verl']}, torch {versions['torch']}"
+
+
 def measured(name: str, command: str | None = None) -> str:
-    """When, where and with which versions a benchmark was run."""
+    """When and where a benchmark was run, and with which versions where these are not those of
+    the first one."""
     record = json.loads(kept_file(name).read_text())
-    machine, versions = record["machine"], record["versions"]
+    machine = record["machine"]
     busy = machine.get("cores_busy_with_other_work", 0)
     beside = f", {busy:.1f} of them busy with other work" if busy >= 0.1 else ""
-    packages = f"Python {machine['python']}, verl {versions['verl']}, torch {versions['torch']}"
-    where = f"{machine['cores']} cores ({machine['processor']}){beside}, {packages}"
+    own = packages(record)
+    with_packages = "" if own == packages(json.loads(kept_file(FIRST).read_text())) else f", {own}"
+    where = f"{machine['cores']} cores ({machine['processor']}){beside}{with_packages}"
     return f"`python -m {command or f'benchmarks.{name}'}`, {record['measured']}: {where}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rendered())
+    PAGE.write_text(with_part(PAGE.read_text(), RESULTS, rendered()))

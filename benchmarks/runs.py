@@ -9,7 +9,8 @@ that is in its folder is not run again, so that a benchmark can be stopped and s
 run at a time (``--only``).
 
 *source_job* is the job that asked for padding: 45 prompts, 8 sessions each, mini-batches of 15
-prompts, two ranks; the task of recipes/context_reset with GRPO, and with GAE and a critic.
+prompts, two ranks; the task of recipes/context_reset with GRPO, and with GAE and a critic. Its side
+*steps* is ``+padding=prompt`` with a third of the mini-batch, so as many steps as stock verl takes.
 ``--picture FILE`` draws its kept figures.
 """
 
@@ -91,7 +92,18 @@ CRITIC = (
     f"critic.ppo_mini_batch_size={MINI_BATCH}",
     "critic.optim.lr=4e-3",
 )
-FLAGS = {"stock": (), "lcm": ("+padding=lcm",), "prompt": ("+padding=prompt",)}
+MORE_STEPS = MINI_BATCH // 3
+"""Prompts of a mini-batch with which ``prompt`` takes as many steps as stock verl takes at most."""
+FLAGS = {
+    "stock": (),
+    "lcm": ("+padding=lcm",),
+    "prompt": ("+padding=prompt",),
+    "steps": (
+        "+padding=prompt",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={MORE_STEPS}",
+        f"critic.ppo_mini_batch_size={MORE_STEPS}",
+    ),
+}
 PLANNED = ("+padding=prompt", "padding.packer=plan")
 TREES = (*PLANNED, "padding.sharing=on")
 CASES = {

@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.ext.napoleon import GoogleDocstring
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+sys.path[:0] = [str(HERE.parent)]
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")  # pages are made where there need be no accelerator
 
@@ -25,12 +25,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "padding_commands",
-    "padding_settings",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "api.rst.inc"]
 source_suffix = {".md": "markdown"}
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 smartquotes = False
 
 nitpicky = True

@@ -48,7 +48,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def own_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe of docs/own_recipe.md, before its first run."""
+    """The recipe of docs/quickstart.md, before its first run."""
     return make_own_recipe(tmp_path_factory.mktemp("own"))
 
 

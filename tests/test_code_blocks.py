@@ -29,6 +29,7 @@ from tests.support.pages import (
     PAGES,
     ROOT,
     commands_of,
+    own_recipe_text,
     read,
     skip_without_the_extra_docs,
 )
@@ -40,14 +41,9 @@ from verl_padding.job.composition import MAIN, JobArguments, compose_job
 from verl_padding.plan import STRATEGIES
 from verl_padding.record.step_file import write_steps
 
-READ = [
-    *(page for page in PAGES if page != DOCS / "own_recipe.md"),
-    *sorted(ROOT.glob("recipes/*/*.md")),
-]
-"""Pages; the blocks of own_recipe.md are run in order, in a folder of their own, by
-``test_own_recipe.py``."""
-(OVERRIDES,) = [code for code in commands_of(DOCS / "first_hour.md") if "overrides=(" in code]
-"""The first hour's job, in the array that other pages take for the reader's own."""
+READ = [*PAGES, *sorted(ROOT.glob("recipes/*/*.md"))]
+(OVERRIDES,) = [code for code in commands_of(read(DOCS / "your_job.md")) if "overrides=(" in code]
+"""The job of docs/your_job.md, in the array that other pages take for the reader's own."""
 OUTPUTS = ("stock", "unshared", "subagents_tiny", "every_call_tiny")
 NAMES = ("python", "bash", "pip", "pytest", "verl-padding", "ray", "scontrol", "srun")
 STAND_IN = f"""#!{sys.executable} -IS
@@ -80,10 +76,11 @@ else:
 
 def blocks(language: str) -> dict[str, str]:
     """Code -> a page that has it."""
+    own_recipe = own_recipe_text()  # which test_own_recipe.py runs in order, in its own folder
     found = [
         (match, page.relative_to(ROOT).as_posix())
         for page in READ
-        for match in FENCE.finditer(read(page))
+        for match in FENCE.finditer(read(page).replace(own_recipe, ""))
     ]
     assert {match["language"] for match, _ in found if match["language"][0] != "{"} <= {
         "bash",
@@ -100,8 +97,8 @@ assert len(PYTHON_BLOCKS) >= 2
 
 @pytest.fixture(scope="module")
 def checkout(own_recipe, tmp_path_factory) -> Path:
-    """A folder with what a checkout has, two runs to compare, a trainer of one's own, and the first
-    hour's job."""
+    """A folder with what a checkout has, two runs to compare, a trainer of one's own, and a job of
+    one's own."""
     folder = tmp_path_factory.mktemp("checkout")
     for path in own_recipe.iterdir():
         (folder / path.name).symlink_to(path)
@@ -116,7 +113,13 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
         "pyproject.toml",
     ):
         (folder / name).symlink_to(ROOT / name)
-    for run in ("demo_out", "runs/stock", "runs/padded", *(f"outputs/{name}" for name in OUTPUTS)):
+    for run in (
+        "demo_out",
+        "runs/stock",
+        "runs/padded",
+        "runs/mine",
+        *(f"outputs/{name}" for name in OUTPUTS),
+    ):
         write_run(folder / run, padded="stock" not in run)
     for steps in ("steps", "demo_out/steps"):
         write_steps([made_step(timings=two_ranks())], folder / steps / "3.jsonl")

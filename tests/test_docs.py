@@ -2,18 +2,28 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import fields, replace
-from html import unescape
 from pathlib import Path
 from types import FunctionType
 
 import pytest
 from typer import Context
 from typer.main import get_command
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from tests.support.pages import DOCS, FENCE, PAGES, ROOT, read, skip_without_the_extra_docs
+from benchmarks.results_page import part_of
+from tests.support.pages import (
+    DOCS,
+    FENCE,
+    PAGES,
+    ROOT,
+    read,
+    section,
+    skip_without_the_extra_docs,
+)
 from tests.support.trained_rows import MadeRow, trained_rows
 from tests.support.verl_config import compose_job
 from tests.timing.test_timings import two_ranks
@@ -22,6 +32,7 @@ from verl_padding import plan
 from verl_padding.cli.app import app
 from verl_padding.config import PaddingConfig
 from verl_padding.driver import batch_metrics, step_metrics, trainers
+from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
@@ -29,6 +40,7 @@ from verl_padding.plan import COST_MODELS, Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan import errors as plan_errors
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 CODE = re.compile(r"`(?P<code>[^`]+)`")
 FOLDERS = ("verl_padding", "tests", "recipes", "benchmarks", "configs", "docs", ".ci")
@@ -56,6 +68,11 @@ def named_paths(text: str) -> set[str]:
         match["name"].replace(".", "/") + ".py" for code in codes for match in MODULE.finditer(code)
     }
     return {path for path in paths if not f"{path}/".startswith(PRODUCTS)}
+
+
+def generated_parts() -> dict[str, str]:
+    """What docs/generate.py would write."""
+    return runpy.run_path(str(DOCS / "generate.py"))["parts"]()
 
 
 def functions_of(path: str) -> set[str]:
@@ -102,27 +119,41 @@ def test_the_site_builds_without_a_warning_has_every_page_and_loads_nothing_from
     assert not [page.name for page in site.rglob("*.html") if loaded.search(page.read_text())]
 
 
-@pytest.mark.docs
-def test_the_site_shows_each_command_and_option(site):
+def test_the_generated_parts_are_what_the_code_makes():
+    page = read(DOCS / "reference.md")
+    parts = generated_parts()
+    assert parts.keys() == {"settings", "commands", "names"}
+    for name, text in parts.items():
+        assert part_of(page, name) == text, "run python docs/generate.py"
+
+
+def test_the_reference_shows_each_command_and_option():
     group = get_command(app)
-    page = text_of(site / "commands.html")
+    page = part_of(read(DOCS / "reference.md"), "commands")
     commands = {
         name: group.get_command(Context(group), name)
         for name in group.list_commands(Context(group))
     }
+    commands = {name: command for name, command in commands.items() if not command.hidden}
     assert len(commands) >= 4
     for name, command in commands.items():
-        assert f"$ verl-padding {name} " in page
+        (text,) = (part for part in page.split("**`$ verl-padding ") if part.startswith(f"{name} "))
         options = [option for option in command.params if not getattr(option, "hidden", False)]
         assert len(options) >= 2
         for option in options:
-            assert max(option.opts, key=len) in page
-            assert " ".join(option.help.split()) in page
+            if option.name != "help":
+                shown = (
+                    option.name
+                    if option.param_type_name == "argument"
+                    else max(option.opts, key=len)
+                )
+                assert f"- `{shown}`" in text
+                assert " ".join(option.help.split()) in text
 
 
 @pytest.mark.docs
 def test_the_site_explains_what_a_program_may_import(site):
-    page = (site / "api.html").read_text()
+    page = (site / "reference.html").read_text()
     named = set(re.findall(r'<dt class="sig[^"]*" id="(verl_padding[\w.]+)"', page))
     kinds = (type, FunctionType)
     promised = [
@@ -147,29 +178,26 @@ def test_the_site_explains_what_a_program_may_import(site):
     assert page.count('href="_modules/verl_padding/') > 20, "each links to its source"
 
 
-@pytest.mark.docs
-def test_the_settings_page_shows_each_setting_with_its_default(site):
-    page = (site / "settings.html").read_text()
-    rows = [
-        re.findall(r"<td>(.*?)</td>", row, re.DOTALL)
-        for row in re.findall(r"<tr.*?</tr>", page, re.DOTALL)
-    ]
-    cells = [
-        [unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in rows if row
-    ]
-    as_written = {"None": "null", "True": "true", "False": "false", "{}": "none"}
+def test_the_reference_has_each_setting_with_its_default():
+    lines = re.findall(
+        r"^- `(padding\.\w+)` \(default (.+?); takes (.+?)\): (.+)$",
+        part_of(read(DOCS / "reference.md"), "settings"),
+        re.MULTILINE,
+    )
+    as_written = {"None": "null", "True": "true", "False": "false"}
     defaults = {
         f"padding.{f.name}": str(getattr(PaddingConfig(), f.name)) for f in fields(PaddingConfig)
     }
-    assert {row[0]: row[1] for row in cells} == {
-        name: as_written.get(v, v) for name, v in defaults.items()
+    shown = {name: default.strip("`") for name, default, _, _ in lines}
+    assert shown.pop("padding.version") == "verl_padding`'s own"
+    assert shown.pop("padding.fields") == "none"
+    assert shown == {
+        name: as_written.get(value, value)
+        for name, value in defaults.items()
+        if name not in ("padding.version", "padding.fields")
     }
-    assert all(choices and len(meaning) > 20 for _, _, choices, meaning in cells)
-
-
-def text_of(page: Path) -> str:
-    """What a page of the site shows, with single spaces."""
-    return " ".join(unescape(re.sub(r"<[^>]+>", "", page.read_text())).split())
+    assert len(lines) == len(defaults)
+    assert all(choices and len(meaning) > 20 for _, _, choices, meaning in lines)
 
 
 def logged_metrics() -> set[str]:
@@ -231,12 +259,11 @@ def logged_metrics() -> set[str]:
 
 
 def test_each_metric_has_one_line_and_each_line_a_metric():
-    lines = re.findall(
-        r"^\| `([^`]+)` \| [^|]{10,} \| [^|]{4,} \|$",
-        (DOCS / "metrics.md").read_text(),
-        re.MULTILINE,
-    )
-    assert len(lines) == (DOCS / "metrics.md").read_text().count("\n| `")
+    text = section(read(DOCS / "reference.md"), "Metrics")
+    entries = re.findall(r"^- ((?:`[^`]+`,?\s)*`[^`]+`): .{10,}", text, re.MULTILINE)
+    assert len(entries) == len(re.findall(r"^- ", text, re.MULTILINE))
+    lines = [name for entry in entries for name in CODE.findall(entry)]
+    assert len(lines) == len(set(lines))
     calls = {
         "<update>": "(actor|critic)",
         "<call>": "(actor|critic|log_prob|ref|values)",
@@ -269,15 +296,76 @@ def test_every_link_and_every_path_of_the_repository_that_a_page_has_leads_somew
     assert [path for path in named_paths(read(page)) if not (ROOT / path).exists()] == []
 
 
+def test_there_are_fourteen_pages_of_at_most_20_000_words():
+    pages = [page for page in PAGES if DOCS in page.parents]
+    assert len(pages) == 14
+    words = [word for page in pages for word in read(page).split() if re.search(r"\w", word)]
+    assert len(words) <= 20_000
+    assert len(read(ROOT / "README.md").splitlines()) <= 90
+
+
 def test_paths_are_found_in_the_pages():
     assert sum(len(named_paths(read(page))) for page in PAGES) > 60
 
 
 def test_promises_are_in_order_and_the_tests_that_they_name_are_there():
-    parts = re.split(r"^## ", read(DOCS / "promises.md"), flags=re.MULTILINE)[1:]
+    promises = section(read(DOCS / "evidence.md"), "Promises")
+    parts = re.split(r"^### ", promises, flags=re.MULTILINE)[1:]
     assert [part.split(".")[0] for part in parts] == [str(number) for number in range(1, 15)]
     for part in parts:
         proofs = re.findall(r"^- `(tests/[\w/]+\.py)`: (.+)$", part, re.MULTILINE)
         tests = [(path, test) for path, names in proofs for test in CODE.findall(names)]
         assert len(tests) >= 3
         assert [(path, test) for path, test in tests if test not in functions_of(path)] == []
+
+
+def anchor_of(heading: str) -> str:
+    """As GitHub and MyST make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_figures_of_readme_are_those_of_the_evidence():
+    page = read(DOCS / "evidence.md")
+    sections = {
+        anchor_of(heading): section(page, heading)
+        for heading in re.findall(r"^##+ (.+)$", page, re.MULTILINE)
+    }
+    rows = re.findall(
+        r"^\| (.+) \|.*\(docs/evidence\.md#([\w-]+)\) \|$", read(ROOT / "README.md"), re.MULTILINE
+    )
+    assert len(rows) >= 4
+    for cells, anchor in rows:
+        known = set(NUMBER.findall(sections[anchor]))
+        numbers = [number for cell in cells.split(" | ")[1:] for number in NUMBER.findall(cell)]
+        assert numbers
+        assert [number for number in numbers if number not in known] == [], cells
+
+
+def test_how_it_works_has_each_method_of_verl_that_is_overridden():
+    overridden = {
+        name
+        for padded in (PaddedTrainer, *PaddedTrainer.__bases__)
+        if padded.__module__.startswith("verl_padding.")
+        for name in vars(padded)
+        if callable(getattr(PPOTrainer, name, None)) and name in vars(PPOTrainer)
+    }
+    text = section(read(DOCS / "how_it_works.md"), "The trainer")
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    assert {name for cell in cells for name in CODE.findall(cell)} == overridden
+    assert len(overridden) > 8
+
+
+def test_the_messages_that_your_job_explains_are_those_of_the_code():
+    text = section(read(DOCS / "your_job.md"), "Messages of the plug-in")
+    messages = re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+    assert len(messages) > 8
+    literals = [
+        node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+        for path in (ROOT / "verl_padding").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
+    for message in messages:
+        parts = map(re.escape, re.split(r"<[\w ]+>", message))
+        assert any(re.search(".*".join(parts), literal, re.DOTALL) for literal in literals), message

@@ -1,4 +1,4 @@
-"""The recipe of docs/own_recipe.md and the job of docs/first_hour.md, by the pages' own files and
+"""The recipe of docs/quickstart.md and the job of docs/your_job.md, by the pages' own files and
 commands."""
 
 import json
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from tests.support.pages import DOCS, commands_of, make_own_recipe
+from tests.support.pages import DOCS, commands_of, make_own_recipe, own_recipe_text, read
 from tests.support.verl_config import compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.on_cpu.launch import LOG, run_command
 
-FIRST_HOUR = DOCS / "first_hour.md"
+YOUR_JOB = read(DOCS / "your_job.md")
 NOT_USED = {"reward.reward_model.rollout.name"}
 """Mandatory in verl's own config, and read only with a reward model."""
 
@@ -61,8 +61,8 @@ def test_both_jobs_are_complete_and_can_be_planned(script, own_recipe):
     assert "file" in config.trainer.logger
 
 
-def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
-    (code,) = [code for code in commands_of(FIRST_HOUR) if "overrides=(" in code]
+def test_the_job_of_your_job_is_complete_with_and_without_the_flag(own_recipe):
+    (code,) = [code for code in commands_of(YOUR_JOB) if "overrides=(" in code]
     command = ["/bin/bash", "-c", code + 'printf "%s\\n" "${overrides[@]}"']
     overrides = subprocess.check_output(command, cwd=own_recipe, text=True).splitlines()
     assert len(overrides) > 10
@@ -78,7 +78,7 @@ def test_the_first_hours_job_is_complete_with_and_without_the_flag(own_recipe):
 @pytest.mark.timeout(1200)
 def test_the_recipe_runs_as_it_is_printed(tmp_path):
     folder = make_own_recipe(tmp_path)
-    _, _, try_it, run_it, _ = commands_of(DOCS / "own_recipe.md")
+    _, _, try_it, run_it, _ = commands_of(own_recipe_text())
     # The page's own exports only: what `run_command` adds must not stand in for one that is
     # missing.
     script = (

@@ -1,23 +1,26 @@
-"""The page on rows files and the JSON of a plan has what is read and printed, field by field."""
+"""The page on file formats has what is read and printed of rows and plans, field by field."""
 
 import json
 import re
 from dataclasses import fields
 
+import numpy as np
+
 from tests.cli.test_plan import SHARED, plan_of
-from tests.support.pages import DOCS, FENCE, read
+from tests.support.pages import DOCS, FENCE, read, section
 from verl_padding.cli.batch_reader import read_rows
+from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
 
-PAGE = read(DOCS / "rows_file.md")
+PAGE = section(read(DOCS / "reference.md"), "File formats")
 TEXTS = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "text"]
 SHAPE = ("--dp", 2, "--mini-batch", 1, "--n", 2, "--budget", 1024)
 
 
 def first_column(heading: str) -> set[str]:
     """What the tables below a heading have in their first column."""
-    section = PAGE.split(f"# {heading}\n")[1].split("\n#")[0]
-    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    rows = section(PAGE, heading).split("\n#")[0]
+    cells = re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
@@ -26,16 +29,54 @@ def test_the_rows_of_the_page_are_read_as_it_says():
         read_rows(text.encode().splitlines(), name="page", tokenize=list) for text in TEXTS[:2]
     )
     assert lengths.rows.tokens_R == (512, 400, 900, 5, 7)
+    assert lengths.rows.forest.shared_R.tolist() == [0, 400, 0, 0, 0]
     assert dump.rows.prompt_R == ("7f3a",)
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
     assert first_column("A row of a rollout dump") == json.loads(TEXTS[1]).keys()
 
 
+def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
+    (code,) = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "python"]
+    page: dict = {}
+    exec(code, page)
+    talk = [
+        {"role": role, "content": text}
+        for role, text in zip(["user", "assistant"] * 2, "abcd", strict=True)
+    ]
+    other = [{"role": "user", "content": "e"}, *talk[1:2]]
+    told = [talk, [*talk[:1], {**talk[1], "content": "no"}], other]
+    traces = [json.dumps({"messages": messages}) for messages in told]
+    lines = [line.encode() for line in page["trace_rows"](traces, make_byte_tokenizer())]
+    rows = read_rows(lines, name="page", tokenize=None, find_shared=True).rows
+    # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline,
+    # the text, a marker.
+    message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)
+    assert rows.tokens_R == (message, 2 * message, message + 1, message)
+    assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
+    assert len(set(rows.session_R)) == 3
+    assert rows.forest.shared_by_pairs(np.array([0]), np.array([1])).tolist() == [message]
+
+
+def test_tasks_behind_one_system_message_are_prompts_of_their_own():
+    (code,) = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "python"]
+    page: dict = {}
+    exec(code, page)
+    system, answer = {"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}
+    traces = [
+        json.dumps({"messages": [system, {"role": "user", "content": task}, answer]})
+        for task in "xyx"
+    ]
+    prompts = [
+        json.loads(line)["prompt"] for line in page["trace_rows"](traces, make_byte_tokenizer())
+    ]
+    assert prompts[0] == prompts[2] != prompts[1]
+
+
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(TEXTS[0])
-    shown = plan_of("--compare", path, *SHAPE, *SHARED)
+    shown = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", SHARED, "--compare")
     assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
     assert (
         shown["figures"].keys()
@@ -44,8 +85,12 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     )
     for name, totals in shown["comparison"].items():
         assert totals.keys() == first_column("Comparison")
-        assert f"`{name}`" in PAGE.split("### Comparison\n")[1]
-    nulls = {name for name, figure in plan_of(path, *SHAPE)["figures"].items() if figure is None}
+        assert f"`{name}`" in section(PAGE, "Comparison")
+    nulls = {
+        name
+        for name, figure in plan_of(path, *SHAPE, "--packer", "verl")["figures"].items()
+        if figure is None
+    }
     (sentence,) = re.findall(r"^(.*) are null with `packer=verl`", PAGE, re.MULTILINE)
     assert nulls == set(re.findall(r"`(\w+)`", sentence))
 

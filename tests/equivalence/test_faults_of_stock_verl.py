@@ -33,7 +33,7 @@ STOCK = get_trainer_cls("sync")
 
 def assert_still(fault: bool, what: str) -> None:
     assert fault, (
-        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/why.md, run "
+        f"verl {version('verl')} no longer does this: {what}. Take it out of docs/evidence.md, run "
         "`python -m tests.equivalence.zero_effect --keep` and `python -m "
         "benchmarks.results_page`, and delete this test."
     )

@@ -61,7 +61,7 @@ ROUND_UP = (f"{MEGATRON}.pad_to_length=true", f"{MEGATRON}.pad_to_length_bucket=
 """verl then fills the last row of each micro-batch up, to a multiple of so many tokens in all."""
 TOP_K = 2
 # With context parallelism, verl drops the fraction of a token that each rank would have of a
-# micro-batch: lengths are even here (docs/limits.md).
+# micro-batch: lengths are even here (docs/compatibility.md).
 EVEN_LENGTHS = [(prompt, response + (prompt + response) % 2) for prompt, response in LENGTHS]
 
 

@@ -131,6 +131,28 @@ def test_mini_batches_have_the_pads_they_need_and_many_are_told():
     )
 
 
+def test_what_the_updates_micro_batches_cost_a_pass_is_told():
+    # docs/evidence.md has some of these figures.
+    own, taken, micro_batches = [], [], []
+    small = replace(five_jobs()[-1], dp_size=8, mini_batch_rows=23)
+    for job in (*five_jobs(), small):
+        call = {"dp_size": job.dp_size, "token_budget": job.token_budget}
+        shape = job_of(
+            "rows",
+            prompts=job.verl_steps,
+            inference={"own": Pass(**call), "log_prob": Pass(**call, as_update="actor")},
+            packer="plan",
+            actor=Update(**call, prompts_per_mini_batch=1),
+        )
+        figures = plan_batch(batch(job.tokens_R), shape).figures
+        own.append(round(figures["own"].micro_over_lower_bound, 2))
+        taken.append(round(figures["log_prob"].micro_over_lower_bound, 2))
+        micro_batches.append((figures["log_prob"].micro_batches, figures["own"].micro_batches))
+    assert taken == [1.04, 1.0, 1.0, 1.26, 1.0, 1.25]
+    assert own == [1.0, 1.0, 1.0, 1.01, 1.0, 1.0]
+    assert micro_batches == [(20, 19), (10, 10), (33, 30), (12, 10), (19, 18), (16, 5)]
+
+
 @pytest.mark.parametrize(
     ("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("cell", None)]
 )

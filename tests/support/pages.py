@@ -29,23 +29,43 @@ def read(page: Path) -> str:
 FILE_NAME = re.compile(r"# (?P<name>\w+\.(?:py|sh|yaml))\n")
 
 
-def files_of(page: Path) -> dict[str, str]:
+def files_of(text: str) -> dict[str, str]:
     """Name -> text of the files that a page prints: blocks whose first line is a comment with a
     name."""
-    blocks = [match["code"] for match in FENCE.finditer(read(page))]
+    blocks = [match["code"] for match in FENCE.finditer(text)]
     return {named["name"]: code for code in blocks if (named := FILE_NAME.match(code))}
 
 
-def commands_of(page: Path) -> list[str]:
-    """Blocks of commands of a page, in order, without those that are files."""
-    blocks = [match["code"] for match in FENCE.finditer(read(page)) if match["language"] == "bash"]
+OWN_RECIPE = "Train your own agent"
+"""The section of docs/quickstart.md that builds a recipe in an empty folder."""
+
+
+def section(page: str, heading: str) -> str:
+    """A section of a page's text, up to the next heading of its level or above."""
+    (start,) = re.finditer(rf"^(#+) {re.escape(heading)}\n", page, re.MULTILINE)
+    code = [match.span() for match in FENCE.finditer(page)]
+    for end in re.finditer(rf"^#{{1,{len(start[1])}}} ", page, re.MULTILINE):
+        in_code = any(first <= end.start() < last for first, last in code)
+        if end.start() > start.end() and not in_code:
+            return page[start.end() : end.start()]
+    return page[start.end() :]
+
+
+def commands_of(text: str) -> list[str]:
+    """Blocks of commands of a page's text, in order, without those that are files."""
+    blocks = [match["code"] for match in FENCE.finditer(text) if match["language"] == "bash"]
     return [code for code in blocks if not FILE_NAME.match(code)]
 
 
+def own_recipe_text() -> str:
+    """What the quickstart says of a recipe from an empty folder."""
+    return section(read(DOCS / "quickstart.md"), OWN_RECIPE)
+
+
 def make_own_recipe(place: Path) -> Path:
-    """Writes the files of docs/own_recipe.md and runs its commands up to the job, in ``place``;
-    returns the folder."""
-    page, folder = DOCS / "own_recipe.md", place / "guess"
+    """Writes the files of the quickstart's recipe and runs its commands up to the job, in
+    ``place``; returns the folder."""
+    page, folder = own_recipe_text(), place / "guess"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     make_folder, make_data, *_ = (
         ["/bin/bash", "-euo", "pipefail", "-c", code] for code in commands_of(page)

@@ -1,4 +1,4 @@
-"""Rows with fields of every shape that docs/fields.md names, in a TensorDict."""
+"""Rows with fields of every shape that docs/custom_code.md names, in a TensorDict."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

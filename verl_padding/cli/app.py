@@ -106,7 +106,7 @@ def demo(
 
 @app.command(
     epilog=(
-        'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms.'
+        'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/reference.md has all forms.'
     )
 )
 def plan(

@@ -18,7 +18,7 @@ from verl_padding.record.data_errors import as_data_error
 from verl_padding.record.step_file import RecordedStep, begins_step, parse_steps
 from verl_padding.runs.run_files import dumps_in
 
-FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/rows_file.md has all forms'
+FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/reference.md has all forms'
 Tokenize = Callable[[str], Sequence[int]]
 """The token ids of a text."""
 
@@ -112,7 +112,7 @@ def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
 def read_rows(
     lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None, find_shared: bool = False
 ) -> FileBatch:
-    """Reads one JSON object per line; docs/rows_file.md has its forms.
+    """Reads one JSON object per line; docs/reference.md has its forms.
 
     Args:
         lines: UTF-8, which end at newlines alone: verl does not escape U+2028 and its like.

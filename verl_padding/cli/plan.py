@@ -180,7 +180,7 @@ def _as_json(
 
 
 def layout_totals(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]:
-    """A layout of one batch or several in numbers, which docs/rows_file.md explains.
+    """A layout of one batch or several in numbers, which docs/reference.md explains.
 
     "Perfect" is the time of ranks that never wait and compute each real row, at ``row_cost`` for
     all, and no pad.

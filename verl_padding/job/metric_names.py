@@ -11,7 +11,7 @@ ROW_REWARD = "critic/score/mean"
 GRAD_NORM = "actor/grad_norm"
 STEP_SECONDS = "timing_s/step"
 
-# Of the step; docs/metrics.md says what each one is.
+# Of the step; docs/reference.md says what each one is.
 REAL_ROWS_TOTAL = "padding/real_rows/total"
 PAD_ROWS_TOTAL = "padding/pad_rows/total"
 PAD_ROWS_SHARE = "padding/pad_rows/share"

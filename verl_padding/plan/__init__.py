@@ -3,7 +3,7 @@
 May import: errors.
 
 Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here.
-``docs/planner.md`` says what is given, what is minimized, and how.
+``docs/how_it_works.md`` says what is given, what is minimized, and how.
 """
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures

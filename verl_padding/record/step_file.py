@@ -1,7 +1,7 @@
 """The file of a step, ``<step>.jsonl``: of each local update its rows, if recorded, and its
 timings, if timed.
 
-docs/record.md has the form. Nothing of a row's texts or token ids is in it, but its key.
+docs/reference.md has the form. Nothing of a row's texts or token ids is in it, but its key.
 """
 
 import json
