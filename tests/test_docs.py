@@ -139,7 +139,7 @@ def test_the_reference_shows_each_command_and_option():
     for name, command in commands.items():
         (text,) = (part for part in page.split("**`$ verl-padding ") if part.startswith(f"{name} "))
         options = [option for option in command.params if not getattr(option, "hidden", False)]
-        assert len(options) >= 2
+        assert options
         for option in options:
             if option.name != "help":
                 shown = (

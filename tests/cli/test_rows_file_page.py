@@ -26,10 +26,16 @@ def first_column(heading: str) -> set[str]:
 
 def test_the_rows_of_the_page_are_read_as_it_says():
     lengths, dump = (
-        read_rows(text.encode().splitlines(), name="page", tokenize=list) for text in TEXTS[:2]
+        read_rows(
+            text.encode().splitlines(),
+            name="page",
+            tokenize=lambda text: list(text.encode()),
+            find_shared=True,
+        )
+        for text in TEXTS[:2]
     )
-    assert lengths.rows.tokens_R == (512, 400, 900, 5, 7)
-    assert lengths.rows.forest.shared_R.tolist() == [0, 400, 0, 0, 0]
+    assert lengths.rows.tokens_R == (512, 400, 5, 7)
+    assert lengths.rows.forest.shared_R.tolist() == [0, 0, 5, 0]
     assert dump.rows.prompt_R == ("7f3a",)
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
@@ -76,7 +82,7 @@ def test_tasks_behind_one_system_message_are_prompts_of_their_own():
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(TEXTS[0])
-    shown = plan_of(path, *SHAPE, "--packer", "plan", "--sharing", SHARED, "--compare")
+    shown = plan_of(path, *SHAPE, "--compare", *SHARED)
     assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
     assert (
         shown["figures"].keys()
@@ -88,7 +94,7 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
         assert f"`{name}`" in section(PAGE, "Comparison")
     nulls = {
         name
-        for name, figure in plan_of(path, *SHAPE, "--packer", "verl")["figures"].items()
+        for name, figure in plan_of(path, *SHAPE, "--", "padding.packer=verl")["figures"].items()
         if figure is None
     }
     (sentence,) = re.findall(r"^(.*) are null with `packer=verl`", PAGE, re.MULTILINE)
