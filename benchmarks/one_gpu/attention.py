@@ -14,7 +14,7 @@ from verl_padding.plan.forest import Forest
 from verl_padding.prefix_sharing.attention import GatherTokens
 from verl_padding.prefix_sharing.tree import PrefixTree, build_tree
 from verl_padding.worker.log_probs import cross_entropy_loss, entropy_from_logits
-from verl_padding.worker.packed_attention import flash_attn_varlen_func
+from verl_padding.worker.varlen_attention import flash_attn_varlen_func
 
 HEADS = {"0.5B": (14, 2, 64), "8B": (32, 8, 128)}
 """Heads, heads of keys, and the size of a head."""

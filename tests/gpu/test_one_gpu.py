@@ -12,7 +12,7 @@ import torch
 from benchmarks.one_gpu import whole_job
 from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
 from tests.support.pages import ROOT
-from verl_padding.worker.packed_attention import flash_attn_varlen_func, has_kernel
+from verl_padding.worker.varlen_attention import flash_attn_varlen_func, has_kernel
 
 pytestmark = [
     pytest.mark.gpu,

@@ -103,7 +103,7 @@ class RealRowsLoss:
         has_token_R = torch.stack([mask.any() for mask in data["response_mask"].unbind()])
         trained = (real_R & has_token_R).nonzero().flatten().tolist()
         packing = _packing_metrics(data, real_R)
-        reporting_ranks = int(columns.read_column(data, columns.REPORTING_RANKS)[0])
+        reporting_ranks = _number(data, columns.REPORTING_RANKS)
         if not trained:
             if reporting_ranks == 0:  # where some rank trains, it alone reports losses
                 of_left_out = (
@@ -117,46 +117,49 @@ class RealRowsLoss:
                 name: _select(value, trained, len(data)) for name, value in model_output.items()
             }
             data = tu.index_select_tensor_dict(data, trained)
+        model_output = self._prepare(model_output, data)
+        loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
+        return loss, self._share(metrics, data, reporting_ranks) | packing
+
+    def _prepare(self, model_output: dict[str, Any], data: TensorDict) -> dict[str, Any]:
+        """Gives ``data`` the mini-batch's denominators, and outputs the weights of their rows."""
         if self.denominator == "rows":
-            tu.assign_non_tensor(
-                data, global_batch_size=int(columns.read_column(data, columns.REAL_ROWS)[0])
-            )
-        if tu.get_non_tensor_data(data=data, key=columns.WEIGHS_ROWS, default=False):
+            tu.assign_non_tensor(data, global_batch_size=_number(data, columns.REAL_ROWS))
+        if _flag(data, columns.WEIGHS_ROWS):
             factor_R = columns.read_column(data, columns.LOSS_FACTOR)
             model_output = {
                 name: weighted_output(value, factor_R) for name, value in model_output.items()
             }
-        if tu.get_non_tensor_data(data=data, key=columns.OLD_LOG_PROBS_OF_UPDATE, default=False):
+        if _flag(data, columns.OLD_LOG_PROBS_OF_UPDATE):
             data["old_log_probs"] = response_from_nested(
                 model_output["log_probs"].detach(), data["response_mask"]
             )
-        leaves_out = tu.get_non_tensor_data(data=data, key=columns.LEAVES_OUT, default=False)
-        if leaves_out:
-            tu.assign_non_tensor(
-                data, batch_num_tokens=int(columns.read_column(data, columns.ALL_TOKENS)[0])
-            )
-        loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
+        if _flag(data, columns.LEAVES_OUT):
+            tu.assign_non_tensor(data, batch_num_tokens=_number(data, columns.ALL_TOKENS))
+        return model_output
+
+    def _share(
+        self, metrics: dict[str, Any], data: TensorDict, reporting_ranks: int
+    ) -> dict[str, Any]:
+        """The micro-batch's part in the metrics of its mini-batch."""
         self._losses.update(summed_metrics(metrics))
         tokens = int(data["response_mask"].sum())
         share = partial(
             _share_metrics,
-            of_rows=len(data) / int(columns.read_column(data, columns.TRAINED_ROWS)[0]),
+            of_rows=len(data) / _number(data, columns.TRAINED_ROWS),
             reporting_ranks=reporting_ranks,
             dp_size=int(data["dp_size"]),
         )
-        shared = share(
-            metrics, of_tokens=tokens / int(columns.read_column(data, columns.LOSS_TOKENS)[0])
-        )
-        if leaves_out:
-            of_all = {name: metrics[name] for name in self._of_all_rows & metrics.keys()}
-            self._known |= of_all.keys()
-            keeps = {*summed_metrics(metrics), *of_all}
-            shared |= share(of_all, of_tokens=tokens / _trained_tokens_of_all(data))
-            shared = {
-                name if name in keeps else f"{name}_computed": metric
-                for name, metric in shared.items()
-            }
-        return loss, shared | packing
+        shared = share(metrics, of_tokens=tokens / _number(data, columns.LOSS_TOKENS))
+        if not _flag(data, columns.LEAVES_OUT):
+            return shared
+        of_all = {name: metrics[name] for name in self._of_all_rows & metrics.keys()}
+        self._known |= of_all.keys()
+        keeps = {*summed_metrics(metrics), *of_all}
+        shared |= share(of_all, of_tokens=tokens / _trained_tokens_of_all(data))
+        return {
+            name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
+        }
 
 
 def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
@@ -185,11 +188,19 @@ def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric
     return metrics
 
 
+def _number(data: TensorDict, column: str) -> int:
+    """What a column says of the mini-batch: all of its rows have the same."""
+    return int(columns.read_column(data, column)[0])
+
+
+def _flag(data: TensorDict, key: str) -> bool:
+    return bool(tu.get_non_tensor_data(data=data, key=key, default=False))
+
+
 def _trained_tokens_of_all(data: TensorDict) -> int:
     """Trained tokens of all rows of the mini-batch, also those left out; 0 of an update that leaves
     none out."""
-    leaves_out = tu.get_non_tensor_data(data=data, key=columns.LEAVES_OUT, default=False)
-    return int(columns.read_column(data, columns.ALL_LOSS_TOKENS)[0]) if leaves_out else 0
+    return _number(data, columns.ALL_LOSS_TOKENS) if _flag(data, columns.LEAVES_OUT) else 0
 
 
 def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:
