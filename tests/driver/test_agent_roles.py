@@ -7,7 +7,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from tests.equivalence.test_advantages import VERLS_LIMITS
+from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
 from tests.support.rows_in_queue import PARTITION, put_rows, read_columns
 from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import compose_job
