@@ -51,6 +51,7 @@ CONFIGS |= {
         **SHAPE, **HYBRID, **MOE, **FULL, **EXPERT
     ),
 }
+ALL_EXPERTS = CONFIGS["qwen3_5_moe_text"].to_dict() | {"intermediate_size": None}
 LENGTHS = (1, 7, 8, 9, 40)
 
 
@@ -183,3 +184,11 @@ def test_linear_attention_has_no_pairs_and_verls_count_of_operations(name):
     of_full, *_ = flops_counter._compute_qwen3_5_hybrid_attn_params(in_verl)
     # verl's are of the update, which takes three passes.
     assert 3 * (cost.linear - rest) == 6 * (of_attention - of_full) + recurrence
+
+
+def test_a_model_of_experts_alone_needs_no_width_of_a_dense_layer():
+    of_both = TransformerCost.from_config(CONFIGS["qwen3_5_moe_text"].to_dict())
+    assert TransformerCost.from_config(ALL_EXPERTS) == of_both
+    assert TransformerCost.from_config(transformers.Qwen3_5MoeConfig().to_dict()).full_layers
+    with pytest.raises(PlanError, match="intermediate_size is missing"):
+        TransformerCost.from_config(ALL_EXPERTS | {"mlp_only_layers": [0]})

@@ -1,9 +1,18 @@
 """Pieces of a tree's segments, and what a convolution reads of its paths."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
-from verl_padding.prefix_sharing.linear_attention import convolved_places, cut_pieces
-from verl_padding.prefix_sharing.tree import build_tree, tree_of_rows
+from tests.support.hybrid_models import hybrid_model
+from verl_padding.prefix_sharing.engine import keep_rows_apart
+from verl_padding.prefix_sharing.linear_attention import (
+    convolved_places,
+    cut_pieces,
+    linear_layers,
+)
+from verl_padding.prefix_sharing.tree import TREE, build_tree, tree_of_rows
 
 CPU = torch.device("cpu")
 
@@ -28,3 +37,32 @@ def test_a_convolution_reads_the_tokens_before_on_the_path_or_zeros():
     read, kept = convolved_places(tree, 7, CPU, 4)
     assert read.tolist() == [7, 7, 7, 0, 1, 2, 3, 4, 7, 0, 1, 5, 6]
     assert kept.tolist() == [3, 4, 5, 6, 7, 11, 12]
+
+
+class Engine(SimpleNamespace):
+    """Looks at what its layers follow, and fails."""
+
+    def prepare_model_inputs(self, micro_batch):
+        return {}, {}
+
+    def prepare_model_outputs(self, *arguments):
+        raise NotImplementedError
+
+    def forward_backward_batch(self, micro_batch):
+        self.prepare_model_inputs(micro_batch)
+        self.followed = [getattr(layer, TREE) for layer in linear_layers(self.module)]
+        raise ValueError("out of memory")
+
+
+def test_linear_layers_let_go_of_a_tree_though_the_pass_has_failed():
+    engine = Engine(module=hybrid_model("qwen3_next"))
+    keep_rows_apart(engine)
+    rows = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
+    with pytest.raises(ValueError, match="out of memory"):
+        engine.forward_backward_batch(
+            {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
+        )
+    layers = list(linear_layers(engine.module))
+    assert len(engine.followed) == len(layers) > 0
+    assert None not in engine.followed
+    assert [getattr(layer, TREE, None) for layer in layers] == [None] * len(layers)

@@ -34,7 +34,7 @@ def masks_trained_once(rows: list[Row], *, said: bool) -> list[torch.Tensor]:
     keys, masks = [row.key for row in rows], [torch.tensor(row.mask) for row in rows]
     ids_R = [np.array(row.prompt + row.response) for row in rows]
     prefixes = SimpleNamespace(
-        by_outputs=Forest.from_tokens(ids_R, list(map(session_of_key, keys))),
+        by_samples=Forest.from_tokens(ids_R, list(map(session_of_key, keys))),
         declaring=set(map(session_of_key, keys)) if said else set(),
         continued_R=continued(rows, said=said),
     )

@@ -84,7 +84,8 @@ class StepPlanner:
             calls: worker calls to plan; all that the update makes, if left out.
 
         Raises:
-            PaddingDataError: the rows cannot be planned; none was touched.
+            PaddingDataError: the rows cannot be planned; none was touched, but for the masks of
+                repeated tokens.
         """
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))

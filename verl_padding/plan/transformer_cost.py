@@ -27,7 +27,6 @@ NEEDED = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
-    "intermediate_size",
     "vocab_size",
 )
 OTHER_MIXERS = (
@@ -145,15 +144,9 @@ def _gated_delta_rule(config: Mapping[str, Any]) -> int:
 def _mlp(config: Mapping[str, Any], layer: int) -> int:
     """Multiply-adds per token of a layer's MLP, or of its active experts."""
     hidden = int(config["hidden_size"])
-    experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
-    dense = (
-        not experts
-        or layer in (config.get("mlp_only_layers") or ())
-        or (layer + 1) % (config.get("decoder_sparse_step") or 1)
-        or layer < (config.get("first_k_dense_replace") or 0)
-    )
-    if dense:
+    if _is_dense(config, layer):
         return 3 * hidden * int(config["intermediate_size"])
+    experts = next(config[key] for key in EXPERTS if config.get(key))
     width = int(config.get("moe_intermediate_size") or config["intermediate_size"])
     active = (
         int(config["num_experts_per_tok"]) * width
@@ -162,6 +155,16 @@ def _mlp(config: Mapping[str, Any], layer: int) -> int:
     shared = int(config.get("shared_expert_intermediate_size") or 0)
     # A shared expert of its own width has a gate of one number a token.
     return 3 * hidden * (active + shared) + hidden * int(experts) + (hidden if shared else 0)
+
+
+def _is_dense(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has one MLP, not experts."""
+    return bool(
+        not any(config.get(key) for key in EXPERTS)
+        or layer in (config.get("mlp_only_layers") or ())
+        or (layer + 1) % (config.get("decoder_sparse_step") or 1)
+        or layer < (config.get("first_k_dense_replace") or 0)
+    )
 
 
 def sliding_layers(config: Mapping[str, Any]) -> int:
@@ -179,10 +182,12 @@ def sliding_layers(config: Mapping[str, Any]) -> int:
 
 def _check_known(config: Mapping[str, Any]) -> None:
     is_hybrid = config.get("model_type") in HYBRIDS
-    needed = (
-        *NEEDED,
-        *(["num_experts_per_tok"] if any(config.get(key) for key in EXPERTS) else []),
-    )
+    needed = [*NEEDED]
+    layers = [_is_dense(config, layer) for layer in range(config.get("num_hidden_layers") or 0)]
+    if not all(layers):
+        needed.append("num_experts_per_tok")
+    if any(layers) or not config.get("moe_intermediate_size"):
+        needed.append("intermediate_size")
     missing = [key for key in needed if not config.get(key)]
     odd = [
         f"layer_types holds {kind!r}"

@@ -31,8 +31,8 @@ from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key, uid_of_key
 from verl_padding.prefix_sharing.row_inputs import (
     IMAGES,
-    PER_TOKEN,
     RECORDED,
+    ROUTES,
     TOKENS,
     RowInputs,
     images_begin_alike,
@@ -96,14 +96,24 @@ class PrefixDetection:
         Position ids follow from the tokens where nothing else is there; workers compare them in any
         case.
         """
+        return self._compared(RECORDED)
+
+    @cached_property
+    def by_samples(self) -> Forest:
+        """How far tokens of rows are the same samples: as :attr:`by_outputs`, whatever a teacher
+        says of them."""
+        return self._compared(ROUTES)
+
+    def _compared(self, recorded: tuple[str, ...]) -> Forest:
         forest, there = self.by_tokens, fields_of_all(self._keys, self._partition)
-        if not self.has_images and there.isdisjoint(RECORDED):
+        if not self.has_images and there.isdisjoint(recorded):
             return forest
+        names = [TOKENS, IMAGES, "position_ids", *recorded]
         order, shared_R = np.argsort(forest.dfs_position_R).tolist(), forest.shared_R.copy()
         before_R = {row: before for before, row in pairwise(order) if shared_R[row]}
         for part in self._parts([[row] for row in before_R], MAX_LARGE_TOKENS_READ):
             read = list(dict.fromkeys(each for row in part for each in (before_R[row], row)))
-            inputs = RowInputs(self._read(read, [TOKENS, IMAGES, *PER_TOKEN]))
+            inputs = RowInputs(self._read(read, names))
             number = {row: place for place, row in enumerate(read)}
             for row in part:
                 shared_R[row] = min(

@@ -17,7 +17,7 @@ import torch
 
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.row_keys import rows_of_sessions, session_of_key
+from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key
 from verl_padding.prefix_sharing.detection import PrefixDetection
 
 MASK, LOSS_MASK = "response_mask", "loss_mask"
@@ -71,10 +71,11 @@ def _numbered(
 ) -> Iterator[tuple[int, Int64s]]:
     """Each row of a session with a number for each of its tokens, (tokens,): the same for the same
     token behind the same beginning."""
-    forest = prefixes.by_outputs
+    forest = prefixes.by_samples
     tokens_R = forest.tokens_R
     if session_of_key(keys[session[0]]) in prefixes.declaring:
-        rows = sorted(session, key=lambda row: int(tokens_R[row]))
+        # What a row continues has a smaller index.
+        rows = sorted(session, key=lambda row: index_of_key(keys[row]))
         earlier_I = [prefixes.continued_R[row] for row in rows]
         shared_I = [0 if row is None else int(tokens_R[row]) for row in earlier_I]
     else:

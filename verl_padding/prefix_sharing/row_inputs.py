@@ -11,7 +11,8 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.forest import Forest, common_prefix_length
 
 TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
-RECORDED = ("routed_experts", "teacher_ids", "teacher_logprobs")
+ROUTES = ("routed_experts",)
+RECORDED = (*ROUTES, "teacher_ids", "teacher_logprobs")
 """Fields that may differ between rows with the same tokens. They are large, as images are."""
 PER_TOKEN = ("position_ids", *RECORDED)
 """Fields beside the tokens that outputs may depend on, one value per token: they must agree up to
