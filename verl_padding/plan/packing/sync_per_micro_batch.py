@@ -33,7 +33,7 @@ from verl_padding.plan.packing.cells import (
 )
 from verl_padding.plan.packing.cutter import MicroBatchCutter
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
-from verl_padding.plan.packing.pads import Cut, FilledCells, fit, min_rows_of
+from verl_padding.plan.packing.pads import Cut, fit, min_rows_of
 
 MAX_EXTRA_STEPS = 3
 """Larger numbers of micro-steps than the least that are tried: one more may fit rows better."""
@@ -51,7 +51,7 @@ class SyncPerMicroBatch(MicroBatchCutter):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return True
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         """Cuts with cells of the size that takes the least time: the smallest, those that the cuts
         ask for, and some between, in steps that double."""
         cuts, min_time = candidate_cuts(costs, rows, size)
@@ -79,7 +79,7 @@ def _sizes_to_try(call: Call, cuts: Sequence[Cut], n_rows: int) -> set[int]:
 
 def _fit_best(
     costs: CallCosts, cuts: Sequence[Cut], min_time: int, rows: Sequence[int], size: int
-) -> FilledCells:
+) -> Cut:
     """The best cut that fits into cells of ``size`` rows; if none fits, or none fits well, balanced
     cells are cut.
 
@@ -87,7 +87,7 @@ def _fit_best(
         cuts: of the mini-batch, the best first; none can beat ``min_time``.
         rows: real rows of the mini-batch.
     """
-    best: FilledCells | None = None
+    best: Cut | None = None
     for cut in cuts:
         if best is not None and cut.time >= best.time:
             break
