@@ -16,7 +16,7 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
-from verl_padding.plan.packing.bins import Bin, balance, first_fit, spread
+from verl_padding.plan.packing.bins import balance, first_fit, spread
 from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
 from verl_padding.plan.packing.pads import Cut, filled_up, with_pads
 
@@ -154,7 +154,7 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
         ):
             goal = -(-sum(cost) // n_bins)
             bins = spread(range(len(rows)), tokens, cost, [goal] * n_bins, call.token_budget)
-            bins_K = bins or _split(tight, cost, n_bins)
+            bins_K = bins or tight + [[] for _ in range(n_bins - len(tight))]
             bins_K.sort(key=lambda items: -sum(cost[item] for item in items))
             rows_DK.append(cheap_at_both_ends([[rows[item] for item in items] for items in bins_K]))
         filled = with_pads(costs, Cut(rows_DK=rows_DK), size)
@@ -163,18 +163,3 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
             time = int(load_DK.max(axis=0).sum()) + n_bins * costs.micro_batch_overhead
             return replace(filled, time=time)
         n_bins += call.micro_batch_multiple
-
-
-def _split(bins: list[Bin], cost_I: Sequence[int], n_bins: int) -> list[Bin]:
-    """Splits the costliest bins of more than one item until there are ``n_bins``, or no such bin;
-    then empty ones."""
-    bins = list(bins)
-    while len(bins) < n_bins:
-        splittable = [number for number, items in enumerate(bins) if len(items) > 1]
-        if not splittable:
-            return bins + [[] for _ in range(n_bins - len(bins))]
-        costliest = max(splittable, key=lambda number: sum(cost_I[item] for item in bins[number]))
-        items = bins[costliest]
-        bins[costliest] = items[::2]
-        bins.append(items[1::2])
-    return bins

@@ -16,9 +16,6 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.layout import Layout
 
-MAX_ADDED_STEPS = 2
-"""How often micro-batches may be added to a cut to hold its pads."""
-
 RowsDK = list[list[list[int]]]
 """Row numbers of each rank's micro-batches; all ranks have equally many."""
 
@@ -145,14 +142,12 @@ def fit(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
     """The cut, changed only as much as cells of ``size`` rows require, with its pads; None if there
     is no room."""
     fitted = _shrink(costs, cut, size)
-    for _ in range(MAX_ADDED_STEPS + 1):
-        if fitted is None:
-            return None
+    if fitted is None:
+        return None
+    filled = with_pads(costs, fitted, size)
+    if filled is None and (fitted := _add_micro_steps(costs, fitted, size)) is not None:
         filled = with_pads(costs, fitted, size)
-        if filled is not None:
-            return filled
-        fitted = _add_micro_steps(costs, fitted, size)
-    return None
+    return filled
 
 
 def _add_micro_steps(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
