@@ -14,7 +14,7 @@ import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.mini_batch_costs import RowsMDK, micro_batch_loads
+from verl_padding.plan.mini_batch_costs import RowsMDK
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 from verl_padding.record.step_file import RecordedStep, or_null
 from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, Curves
@@ -274,10 +274,9 @@ def planned_chart(rows_MDK: RowsMDK, costs: CallCosts, *, is_cut: bool = True) -
     unit = costs.row_cost(1000)
     bars = []
     for mini_batch, rows_DK in enumerate(rows_MDK):
-        for rank, rows_K in enumerate(rows_DK):
-            for micro_batch, (rows, load) in enumerate(
-                zip(rows_K, micro_batch_loads(rows_K, costs), strict=True)
-            ):
+        _, load_DK = costs.micro_batch_loads(rows_DK)
+        for rank, (rows_K, load_K) in enumerate(zip(rows_DK, load_DK.tolist(), strict=True)):
+            for micro_batch, (rows, load) in enumerate(zip(rows_K, load_K, strict=True)):
                 real = [row for row in rows if row < costs.n_rows]
                 pads = len(rows) - len(real)
                 tokens = int(costs.tokens_R[real].sum()) + pads * costs.pad_tokens

@@ -98,14 +98,27 @@ class CallCosts:
     def micro_batch_loads(
         self, rows_DK: Sequence[Sequence[Sequence[int]]]
     ) -> tuple[Int64s, Int64s]:
-        """Tokens and cost (D, K) of each rank's micro-batches of real rows, as they are
-        computed."""
+        """Tokens and cost (D, K) of each rank's micro-batches, as the engine computes them; numbers
+        from ``n_rows`` on are pads."""
         shape = len(rows_DK), len(rows_DK[0])
-        batch_I, tokens_I, cost_I = self.computed_in(*one_after_the_other(rows_DK))
-        sums_2B = np.zeros((2, shape[0] * shape[1]), dtype=np.int64)
-        np.add.at(sums_2B[0], batch_I, tokens_I)
-        np.add.at(sums_2B[1], batch_I, cost_I)
-        return sums_2B[0].reshape(shape), sums_2B[1].reshape(shape)
+        numbers, batch_I = one_after_the_other(rows_DK)
+        is_real_I, n_rows_B = numbers < self.n_rows, np.bincount(batch_I, minlength=np.prod(shape))
+        pads_B = n_rows_B - np.bincount(batch_I[is_real_I], minlength=len(n_rows_B))
+        batch_I, *computed = self.computed_in(numbers[is_real_I], batch_I[is_real_I])
+        loads = []
+        for each_I, of_pad in zip(computed, (self.pad_tokens, self.pad), strict=True):
+            if self.call.padded_to == "row":
+                load_B = pads_B * of_pad
+                np.add.at(load_B, batch_I, each_I)
+            else:
+                largest_B = np.where(pads_B > 0, of_pad, 0)
+                np.maximum.at(largest_B, batch_I, each_I)
+                if self.call.padded_to == "cell":
+                    largest_D = largest_B.reshape(shape).max(axis=1, initial=0)
+                    largest_B = largest_D.repeat(shape[1])
+                load_B = n_rows_B * largest_B
+            loads.append(load_B.reshape(shape))
+        return loads[0], loads[1]
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first; of rows that count as equally long, the

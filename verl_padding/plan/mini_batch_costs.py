@@ -3,13 +3,9 @@ and scored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-
-import numpy as np
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, one_after_the_other
-from verl_padding.plan.cost import Int64s
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
 
@@ -124,13 +120,10 @@ def _step_cost(
     rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, with_micro_bound: bool
 ) -> MiniBatchCost:
     call, n_ranks = costs.call, len(rows_DK)
-    numbers = np.array(
-        [row for rows_K in rows_DK for rows in rows_K for row in rows], dtype=np.int64
-    )
+    numbers, _ = one_after_the_other(rows_DK)
     real = numbers[numbers < costs.n_rows]
-    n_pads = len(numbers) - len(real)
-    computed_DK = _computed(rows_DK, costs)
-    load_DK = np.array([_loads(computed_K, costs) for computed_K in computed_DK], dtype=np.int64)
+    n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())
+    tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
     tokens_I, cost_I = costs.computed(real)
     mini_bound = mini_batch_bound(cost_I, n_ranks)
     if call.padded_to == "cell" and len(
@@ -156,11 +149,11 @@ def _step_cost(
         ranks=n_ranks,
         real_rows=len(real),
         pads=n_pads,
-        tokens=int(costs.tokens_R[real].sum()) + n_pads * costs.pad_tokens,
-        real_tokens=int(costs.tokens_R[real].sum()),
-        computed_tokens=sum(
-            int(tokens_I.sum()) for computed_K in computed_DK for tokens_I, _, _ in computed_K
-        ),
+        tokens=real_tokens + n_pads * costs.pad_tokens,
+        real_tokens=real_tokens,
+        computed_tokens=real_tokens
+        if costs.forest is None
+        else int(tokens_DK.sum()) - n_pads * costs.pad_tokens,
         cost=int(load_DK.sum()),
         micro_batches=load_DK.shape[1],
         mini_slowest=int(load_DK.sum(axis=1).max()),
@@ -168,39 +161,3 @@ def _step_cost(
         mini_bound=mini_bound,
         micro_bound=micro_bound,
     )
-
-
-def micro_batch_loads(rows_K: Sequence[Sequence[int]], costs: CallCosts) -> list[int]:
-    """Cost of each micro-batch of a rank, as the engine computes it."""
-    return _loads(_computed([rows_K], costs)[0], costs)
-
-
-def _loads(computed_K: Sequence[tuple[Int64s, Int64s, int]], costs: CallCosts) -> list[int]:
-    """As ``micro_batch_loads``, of what ``_computed`` found in each micro-batch."""
-    if costs.call.padded_to == "row":
-        return [int(cost_I.sum()) + n_pads * costs.pad for _, cost_I, n_pads in computed_K]
-    costliest_K = [
-        max(int(cost_I.max(initial=0)), costs.pad if pads else 0) for _, cost_I, pads in computed_K
-    ]
-    if costs.call.padded_to == "cell":
-        costliest_K = [max(costliest_K, default=0)] * len(costliest_K)
-    return [
-        costliest * (len(cost_I) + pads)
-        for costliest, (_, cost_I, pads) in zip(costliest_K, computed_K, strict=True)
-    ]
-
-
-def _computed(
-    rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts
-) -> list[list[tuple[Int64s, Int64s, int]]]:
-    """Tokens and cost of all real rows of each micro-batch that are computed, and how many pads it
-    has."""
-    numbers, held_I = one_after_the_other(rows_DK)
-    is_real_I, n_micro = numbers < costs.n_rows, sum(map(len, rows_DK))
-    pads_B = np.bincount(held_I[~is_real_I], minlength=n_micro).tolist()
-    batch_I, tokens_I, cost_I = costs.computed_in(numbers[is_real_I], held_I[is_real_I])
-    ends = np.searchsorted(batch_I, np.arange(1, n_micro))
-    computed_B = zip(
-        np.split(tokens_I, ends), np.split(cost_I, ends), pads_B, strict=False
-    )  # none of no micro-batch
-    return [list(islice(computed_B, len(rows_K))) for rows_K in rows_DK]

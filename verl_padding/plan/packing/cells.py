@@ -16,9 +16,9 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
-from verl_padding.plan.packing.bins import Bin, balance, first_fit, spread
+from verl_padding.plan.packing.bins import balance, first_fit, spread
 from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
-from verl_padding.plan.packing.pads import Cut, FilledCells, with_pads
+from verl_padding.plan.packing.pads import Cut, filled_up, with_pads
 
 
 def up_to_multiple(number: int, multiple: int) -> int:
@@ -90,7 +90,7 @@ class FixedRowCount(MicroBatchCutter):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.token_budget is None
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         micro_rows, size = costs.call.micro_batch_rows, size or costs.call.min_cell_rows(len(rows))
         n_micro = size // micro_rows
 
@@ -102,7 +102,7 @@ class FixedRowCount(MicroBatchCutter):
 
         bins_D = balance(extra_cost(costs, rows), costs.call.dp_size, size)
         rows_DK = [micro_batches([rows[item] for item in items]) for items in bins_D]
-        return FilledCells.filled_up(rows_DK, [micro_rows] * n_micro)
+        return filled_up(costs, rows_DK, [micro_rows] * n_micro)
 
 
 class CutByWorkers(MicroBatchCutter):
@@ -113,9 +113,9 @@ class CutByWorkers(MicroBatchCutter):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return packer == "verl"
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         size, rows_D = balanced_cells(costs, rows, size)
-        return FilledCells.filled_up([[held] for held in rows_D], [size])
+        return filled_up(costs, [[held] for held in rows_D], [size])
 
 
 class SyncPerStep(MicroBatchCutter):
@@ -129,12 +129,12 @@ class SyncPerStep(MicroBatchCutter):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.sync_point == "mini_batch" and costs.forest is None
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         size, rows_D = balanced_cells(costs, rows, size)
         return cut_by_cell(costs, rows_D, size)
 
 
-def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> FilledCells:
+def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) -> Cut:
     """Cuts balanced cells of ``size`` rows, whose pads fit in the end, with a micro-batch for each
     row or pad."""
     call = costs.call
@@ -154,27 +154,12 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
         ):
             goal = -(-sum(cost) // n_bins)
             bins = spread(range(len(rows)), tokens, cost, [goal] * n_bins, call.token_budget)
-            bins_K = bins or _split(tight, cost, n_bins)
+            bins_K = bins or tight + [[] for _ in range(n_bins - len(tight))]
             bins_K.sort(key=lambda items: -sum(cost[item] for item in items))
             rows_DK.append(cheap_at_both_ends([[rows[item] for item in items] for items in bins_K]))
         filled = with_pads(costs, Cut(rows_DK=rows_DK), size)
         if filled is not None:
-            _, load_DK = costs.micro_batch_loads(rows_DK)
-            slowest_K = (load_DK + costs.pad * np.array(filled.pads_DK)).max(axis=0)
-            return replace(filled, time=int(slowest_K.sum()) + n_bins * costs.micro_batch_overhead)
+            _, load_DK = costs.micro_batch_loads(filled.rows_DK)
+            time = int(load_DK.max(axis=0).sum()) + n_bins * costs.micro_batch_overhead
+            return replace(filled, time=time)
         n_bins += call.micro_batch_multiple
-
-
-def _split(bins: list[Bin], cost_I: Sequence[int], n_bins: int) -> list[Bin]:
-    """Splits the costliest bins of more than one item until there are ``n_bins``, or no such bin;
-    then empty ones."""
-    bins = list(bins)
-    while len(bins) < n_bins:
-        splittable = [number for number, items in enumerate(bins) if len(items) > 1]
-        if not splittable:
-            return bins + [[] for _ in range(n_bins - len(bins))]
-        costliest = max(splittable, key=lambda number: sum(cost_I[item] for item in bins[number]))
-        items = bins[costliest]
-        bins[costliest] = items[::2]
-        bins.append(items[1::2])
-    return bins

@@ -8,7 +8,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.pads import FilledCells, numbered
+from verl_padding.plan.packing.pads import Cut, numbered
 
 Item = TypeVar("Item")
 
@@ -25,7 +25,7 @@ class MicroBatchCutter(ABC):
         """Whether it fills the cells of this call."""
 
     @abstractmethod
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         """The cells of a mini-batch of these rows, one at least: of ``size`` rows, pads among them,
         or of as many as take the least time."""
 

@@ -21,7 +21,7 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.cells import up_to_multiple
 from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
-from verl_padding.plan.packing.pads import FilledCells, RowsDK, blocks
+from verl_padding.plan.packing.pads import Cut, RowsDK, blocks, filled_up
 
 LESS_MEMORY = 128
 """A mini-batch may take longer by its time over this if that makes its largest block smaller."""
@@ -33,12 +33,12 @@ class PaddedRows(MicroBatchCutter):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return costs.call.padded_to != "row"
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         cut = _cut_cells if costs.call.padded_to == "cell" else _cut_micro_steps
         return cut(costs, costs.longest_first(rows), size or costs.call.min_cell_rows(len(rows)))
 
 
-def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
+def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of
     lengths."""
     n_ranks = costs.call.dp_size
@@ -64,7 +64,7 @@ def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> FilledCe
             [cheap_at_both_ends(rows_K) for rows_K in rows_DK],
             cheap_at_both_ends(n_rows_K),
         )
-    return FilledCells.filled_up(rows_DK, n_rows_K)
+    return filled_up(costs, rows_DK, n_rows_K)
 
 
 def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
@@ -124,7 +124,7 @@ def _quickest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int
     ) * costs.micro_batch_overhead
 
 
-def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
+def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
     """Each rank gets neighbours in the order of lengths, because all its rows are padded to its
     longest.
 
@@ -142,4 +142,4 @@ def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> FilledCells:
     cuts = list(pairwise(size * number // n_micro for number in range(n_micro + 1)))
     cells = blocks(by_length.tolist(), call.dp_size, size, spread_pads=True)
     rows_DK = [[rows[begin:end] for begin, end in cuts] for rows in cells]
-    return FilledCells.filled_up(rows_DK, [end - begin for begin, end in cuts])
+    return filled_up(costs, rows_DK, [end - begin for begin, end in cuts])

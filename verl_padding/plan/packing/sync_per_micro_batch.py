@@ -33,10 +33,8 @@ from verl_padding.plan.packing.cells import (
 )
 from verl_padding.plan.packing.cutter import MicroBatchCutter
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
-from verl_padding.plan.packing.pads import Cut, FilledCells, fit, min_rows_of
+from verl_padding.plan.packing.pads import Cut, fit, min_rows_of
 
-MAX_EXTRA_STEPS = 3
-"""Larger numbers of micro-steps than the least that are tried: one more may fit rows better."""
 HUGE = 16384
 """In a mini-batch with more rows, a way to group rows is not tried if another one is faster than it
 could be, unless rows that share met by chance."""
@@ -51,10 +49,10 @@ class SyncPerMicroBatch(MicroBatchCutter):
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return True
 
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> FilledCells:
+    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         """Cuts with cells of the size that takes the least time: the smallest, those that the cuts
         ask for, and some between, in steps that double."""
-        cuts, min_time = candidate_cuts(costs, rows, size)
+        cuts = candidate_cuts(costs, rows, size)
         sizes = {size} if size else _sizes_to_try(costs.call, cuts, len(rows))
         quickest = cuts[0].time
         best_time: float = inf
@@ -62,7 +60,7 @@ class SyncPerMicroBatch(MicroBatchCutter):
             pads = pads_time(costs, tried, len(rows))
             if quickest + pads >= best_time:
                 break  # more rows cannot pay for their handling
-            filled = _fit_best(costs, cuts, min_time, rows, tried)
+            filled = _fit_best(costs, cuts, rows, tried)
             if filled.time + pads < best_time:
                 best_time, best = filled.time + pads, filled
         return best
@@ -77,39 +75,30 @@ def _sizes_to_try(call: Call, cuts: Sequence[Cut], n_rows: int) -> set[int]:
     return needed | {least + (1 << step) // 2 * multiple for step in range(steps.bit_length() + 1)}
 
 
-def _fit_best(
-    costs: CallCosts, cuts: Sequence[Cut], min_time: int, rows: Sequence[int], size: int
-) -> FilledCells:
-    """The best cut that fits into cells of ``size`` rows; if none fits, or none fits well, balanced
-    cells are cut.
+def _fit_best(costs: CallCosts, cuts: Sequence[Cut], rows: Sequence[int], size: int) -> Cut:
+    """The best cut that fits into cells of ``size`` rows; if none does, balanced cells are cut,
+    without regard to shared tokens.
 
     Args:
-        cuts: of the mini-batch, the best first; none can beat ``min_time``.
+        cuts: of the mini-batch, the best first.
         rows: real rows of the mini-batch.
     """
-    best: FilledCells | None = None
+    best: Cut | None = None
     for cut in cuts:
         if best is not None and cut.time >= best.time:
             break
         fitted = fit(costs, cut, size)
         if fitted is not None and (best is None or fitted.time < best.time):
             best = fitted
-    # Balanced cells are cut without regard to shared tokens.
-    if best is None or (costs.forest is None and best.time > min_time + min_time // 64):
-        balanced = cut_by_cell(costs, balanced_cells(costs, rows, size)[1], size)
-        if best is None or balanced.time < best.time:
-            best = balanced
-    return best
+    return best or cut_by_cell(costs, balanced_cells(costs, rows, size)[1], size)
 
 
-def candidate_cuts(
-    costs: CallCosts, rows: Sequence[int], cell_rows: int | None
-) -> tuple[list[Cut], int]:
-    """Good cuts of a mini-batch, the best first, and a time that none can beat.
+def candidate_cuts(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> list[Cut]:
+    """Good cuts of a mini-batch, the best first.
 
     Args:
         rows: real rows of the mini-batch.
-        cell_rows: rows of a cell, and so the most of an item; None for any number.
+        cell_rows: rows of a cell, and so the most of a unit; None for any number.
     """
     cuts: list[Cut] = []
     packers = [
@@ -134,7 +123,7 @@ def candidate_cuts(
                 + len(micro_steps.bins_KD) * costs.micro_batch_overhead
             )
         cuts.append(Cut(rows_DK=rows_DK, time=time))
-    return sorted(cuts, key=attrgetter("time")), min(packer.min_time for packer in packers)
+    return sorted(cuts, key=attrgetter("time"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +153,6 @@ class MicroStepPacker:
         self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
         """The least height there is; of runs of trees, whose cost a token may fall with their
         tokens, about that."""
-        # A search takes time with the items, and many of them are packed well at the first attempt.
-        self.goal = self.bound + self.bound * min(max(len(items), 1 << 11), 1 << 14) // (1 << 21)
-        """Height at which a search may end: a thousandth above the bound, up to a hundredth for
-        many thousand items."""
         self.min_steps = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
         self.min_time = self.bound + self.min_steps * costs.micro_batch_overhead
         """A time that no cut can beat."""
@@ -175,27 +160,22 @@ class MicroStepPacker:
         self._total = sum(self.cost_I)
 
     def candidates(self) -> Iterator[MicroSteps]:
-        """Good cuts into micro-steps, until one is good enough."""
+        """Cuts into micro-steps: of bins that are filled to the brim one after another, and into
+        the fewest micro-steps that hold all units, or one more."""
         if len(self.tokens_I) >= self.n_ranks:
             bins = first_fit(self.tokens_I, self.cost_I, self.token_budget)
-            if len(bins) >= self.n_ranks:  # else some rank would have no item in any micro-step
+            if len(bins) >= self.n_ranks:  # else some rank would have no unit in any micro-step
                 yield self.group_into_micro_steps(bins)
-        least, most = (
-            up_to_multiple(self.min_steps or 1, self.multiple),
-            len(self.tokens_I) + self.multiple,
-        )
-        best_time, successes = inf, 0
-        for n_steps in range(least, most + 1, self.multiple):
-            if successes > MAX_EXTRA_STEPS or self.bound + n_steps * self._overhead >= best_time:
-                return  # not even a perfect cut into so many micro-steps would be better
-            micro_steps = self._pack(n_steps)
-            if micro_steps is None:
-                continue
-            yield micro_steps
-            if micro_steps.height <= self.goal:
-                return
-            best_time = min(best_time, micro_steps.time)
-            successes += 1
+        n_steps = up_to_multiple(self.min_steps or 1, self.multiple)
+        # With a micro-step for each unit, all of them have room.
+        while (micro_steps := self._pack(n_steps)) is None:
+            n_steps += self.multiple
+        yield micro_steps
+        # One more may fit a few long rows better; many rows are packed well at once.
+        if micro_steps.time > self.min_time + self.min_time // 64:
+            one_more = self._pack(n_steps + self.multiple)
+            if one_more is not None:
+                yield one_more
 
     def assign_ranks(self, micro_steps: MicroSteps) -> list[list[Bin]]:
         """Gives each rank a bin of each micro-step; ranks with few rows so far get the bins with
