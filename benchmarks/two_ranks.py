@@ -8,7 +8,8 @@ the machine; seconds by the clock stand beside them.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def start_side(workers: Any, side: Side) -> None:
 
     def start_over(worker: Any) -> Any:
         worker.actor.reset()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
         config = worker.actor.loss_fn.inner.keywords["config"]
         object.__setattr__(config, "use_kl_loss", side.has_terms)  # verl's configs are frozen
         object.__setattr__(config, "entropy_coeff", 0.01 if side.has_terms else 0.0)
@@ -70,12 +72,27 @@ def start_side(workers: Any, side: Side) -> None:
 
 def cpu_seconds(workers: Any) -> float:
     """CPU seconds of all ranks since they were started."""
+    return float(_of_ranks(workers, time.process_time).sum())
+
+
+def peak_mib(workers: Any) -> float:
+    """The most memory of a rank since a side was started, in MiB."""
+
+    def read() -> float:
+        (line,) = (
+            each for each in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in each
+        )
+        return int(line.split()[1]) / 1024
+
+    return float(_of_ranks(workers, read).max())
+
+
+def _of_ranks(workers: Any, read: Callable[[], float]) -> torch.Tensor:
+    """What a function without arguments gives in each rank, as shape (ranks,)."""
     from verl.protocol import DataProto
 
-    def read(worker: Any) -> Any:
-        import time
+    def answer(worker: Any) -> Any:
+        value = torch.tensor([read()], dtype=torch.float64)
+        return DataProto(batch=TensorDict({"value": value}, batch_size=1))
 
-        taken = torch.tensor([time.process_time()], dtype=torch.float64)
-        return DataProto(batch=TensorDict({"seconds": taken}, batch_size=1))
-
-    return float(workers.execute_with_func_generator(read).batch["seconds"].sum())
+    return workers.execute_with_func_generator(answer).batch["value"]

@@ -1,7 +1,7 @@
 """Real updates of two FSDP2 ranks: stock verl beside the plan, shared prefixes, and rows that are
 left out.
 
-    python -m benchmarks.updates packing|trees|idle|hybrid [--keep]
+    python -m benchmarks.updates packing|trees|idle|hybrid|fast [--keep]
 
 *packing*: the rows of ``long_tailed.jsonl``, 24 prompts of 8 sessions of 1 to 5 rows: stock verl;
 at its number of optimizer steps ``padding=lcm``, with both packers; at the configured number
@@ -21,10 +21,14 @@ gradient norms of a case's sides must be equal.
 *hybrid*: the sessions of 4 and 8 calls of *trees*, of texts four times as long, by a model with
 linear attention, whose packed rows are apart on both sides.
 
+*fast*: what ``+padding=fast`` turns on, beside stock verl with its pass and one optimizer step:
+rollouts of one prompt, sessions that think, sessions that grow, and rollouts of which 60 % are
+idle; with the most memory that a rank has taken.
+
 Sides take turns in one job, in one order and the other, each from the model's weights, on the same
 rows, put anew; a first round is not kept. Stock verl's first side has transformers' attention,
-which computes all pairs of tokens of a micro-batch on a CPU; all others of *trees* and *idle*
-attend row by row, as ``+local=cpu`` does.
+which computes all pairs of tokens of a micro-batch on a CPU; all others of *trees*, *idle* and
+*fast* attend row by row, as ``+local=cpu`` does.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ import typer
 from rich.progress import track
 
 from benchmarks.results import Keep, busy_cores, report
-from benchmarks.two_ranks import cpu_seconds, start_side, two_ranks
+from benchmarks.two_ranks import cpu_seconds, peak_mib, start_side, two_ranks
 from benchmarks.update_sides import RANKS, Case, Row, Side
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
@@ -64,6 +68,7 @@ LEAN = replace(NO_PASS, name="without pass and idle rows", skips_idle=True)
 STOCK_PASS = replace(STOCK, old_log_probs="pass", has_terms=False)
 TREES_PASS = replace(WITH_PASS, name="trees", sharing="on")
 LEAN_TREES = replace(LEAN, name="trees, without idle rows and pass", sharing="on")
+FAST = replace(LEAN_TREES, name="fast")
 
 
 def long_tailed() -> dict[str, Case]:
@@ -92,9 +97,17 @@ Session = Callable[[random.Random, list[int], str, int], tuple[list[Row], int]]
 
 
 def thinking_session(
-    turns: int, draw: random.Random, first: list[int], prompt: str, session: int, scale: int = 1
+    turns: int,
+    draw: random.Random,
+    first: list[int],
+    prompt: str,
+    session: int,
+    scale: int = 1,
+    *,
+    forgets: bool = True,
 ) -> tuple[list[Row], int]:
-    """A row a call, whose reasoning is left out of later prompts."""
+    """A row a call, whose reasoning is left out of later prompts if the agent ``forgets``; if not,
+    each row begins with the whole row before it."""
     rows: list[Row] = []
     context, unlike = list(first), 0
     for turn in range(max(1, round(turns * draw.lognormvariate(-0.125, 0.5)))):
@@ -103,7 +116,7 @@ def thinking_session(
             break
         rows.append((row_key(prompt, session, turn), list(context), thought + answer))
         told = answer + random_tokens(draw, 10 * scale, 30 * scale)
-        context += told
+        context += told if forgets else thought + told
         unlike += len(thought) + len(answer) + len(told)
     return rows, unlike
 
@@ -218,6 +231,35 @@ def idle_cases() -> dict[str, Case]:
     return cases
 
 
+def fast_cases() -> dict[str, Case]:
+    """Rows of four kinds, each kind in one mini-batch, for stock verl, too."""
+    kinds: dict[str, tuple[Session, int, int, tuple[int, int], float]] = {
+        "rollouts of one prompt": (rollout, 4, 8, (300, 500), 0.0),
+        "sessions that think": (partial(thinking_session, 4), 5, 4, (200, 300), 0.0),
+        "sessions that grow": (partial(thinking_session, 4, forgets=False), 5, 4, (200, 300), 0.0),
+        "60% idle": (rollout, 16, 8, (20, 60), 0.6),
+    }
+    cases = {}
+    for name, (session, prompts, sessions, tokens, idle) in kinds.items():
+        draw = random.Random(name)
+        rows = [
+            row
+            for prompt in range(prompts)
+            for row in draw_prompt(
+                draw, session, sessions, random_tokens(draw, *tokens), f"p{prompt}"
+            )[0]
+        ]
+        cases[name] = Case(
+            rows=rows,
+            prompts=1,
+            sessions=len(rows) + len(rows) % RANKS,
+            mini_prompts=1,
+            idle=idle_rows(rows, idle),
+            sides=(STOCK_PASS, FAST),
+        )
+    return cases
+
+
 def idle_rows(rows: Sequence[Row], share: float) -> list[int]:
     """All rows of the first prompts, as large a share as asked for."""
     prompt_R = [uid_of_key(row[0]) for row in rows]
@@ -242,6 +284,7 @@ GROUPS = {
     "packing": Group(cases=long_tailed, hidden=256, budget=2048),
     "trees": Group(cases=sharing_cases, hidden=512),
     "idle": Group(cases=idle_cases, hidden=256, same_gradient=True),
+    "fast": Group(cases=fast_cases, hidden=512, same_gradient=True),
     "hybrid": Group(
         cases=hybrid_cases,
         hidden=512,
@@ -264,7 +307,8 @@ def measure(group: Group, repeats: int) -> dict[str, Any]:
                     before = cpu_seconds(workers)
                     took = case.update(workers, side, group.budget)
                     if number:
-                        sides[side.name].append(took | {"cpu": cpu_seconds(workers) - before})
+                        took["cpu"] = cpu_seconds(workers) - before
+                        sides[side.name].append(took | {"peak_mib": peak_mib(workers)})
             if group.same_gradient:
                 first, *others = [took[-1]["grad_norm"] for took in sides.values()]
                 for other in others:

@@ -235,6 +235,7 @@ def logged_metrics() -> set[str]:
     told |= set(batch_metrics.row_metrics(trained, grpo)) | set(
         batch_metrics.age_metrics(trained, 1)
     )
+    told |= set(metric_names.SAVED_TOKENS)
     told |= set(batch_metrics.role_metrics(trained, [["lead"]]))
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
     timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]

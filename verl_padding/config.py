@@ -14,6 +14,9 @@ from verl_padding.version import __version__
 logger = logging.getLogger(__name__)
 
 Denominator = Literal["rows", "nominal"]
+AUTO = "auto"
+"""Value of a setting with which a job computes less: on where the job admits it
+(``job/savings.py``)."""
 OLD_SHARING = {"chains": "on", "trees": "on"}
 """Values of ``sharing`` in version 0.2 -> that of now."""
 REMOVED_SETTINGS = {
@@ -80,22 +83,28 @@ class PaddingConfig:
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L.
     ``attention``: 24576 L + L^2, as in verl. ``model``: the operations that each role's model
     takes, by its Hugging Face config."""
-    packer: Packer = "verl"
+    packer: Packer | Literal["auto"] = dataclasses.field(
+        default="verl", metadata={"choices": (*get_args(Packer), AUTO)}
+    )
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for
-    itself. ``plan``: the plan, so that micro-batches cost about the same on all ranks. It matters
-    only with dynamic batch sizes."""
-    sharing: Sharing = "off"
+    itself. ``plan``: the plan, so that micro-batches cost about the same on all ranks. ``auto``:
+    the plan where the job admits it. It matters only with dynamic batch sizes."""
+    sharing: Sharing | Literal["auto"] = dataclasses.field(
+        default="off", metadata={"choices": (*get_args(Sharing), AUTO)}
+    )
     """Whether tokens that rows of a prompt begin with alike are computed once. Where images are
     seen, or layers other than of attention to all tokens before, a row shares all of itself or
-    nothing. ``on`` needs ``packer=plan``, dynamic batch sizes and FSDP engines."""
-    zero_advantage_rows: Literal["compute", "skip"] = "compute"
+    nothing. ``on`` needs ``packer=plan``, dynamic batch sizes and FSDP engines. ``auto``: on where
+    the job admits it."""
+    zero_advantage_rows: Literal["compute", "skip", "auto"] = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly
     0. ``compute``: as verl. ``skip``: nothing; steps, denominators and gradients stay the same. A
-    loss in which such rows have a gradient is refused."""
-    recompute_old_log_probs: bool = True
+    loss in which such rows have a gradient is refused. ``auto``: ``skip`` where the loss admits
+    it."""
+    recompute_old_log_probs: bool | Literal["auto"] = True
     """Whether a pass before the update computes the log-probs of the old policy, as in verl.
     Without it they are those of the update's own forward pass; the update takes one optimizer step
-    then. Refused where something else reads them."""
+    then. Refused where something else reads them. ``auto``: no pass where nothing else does."""
     timing: bool = False
     """Whether the workers time each micro-batch: which rows it held, how long it took, how long its
     rank waited. Metrics tell the sums, and a file per step, in the folder ``steps`` beside
@@ -122,8 +131,11 @@ class PaddingConfig:
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
-        for key in ("recompute_old_log_probs", "timing", "record"):
+        for key in ("timing", "record"):
             _check_unless_one_of(key, getattr(self, key), (True, False))
+        _check_unless_one_of(
+            "recompute_old_log_probs", self.recompute_old_log_probs, (True, False, AUTO)
+        )
         if self.pad_length != "auto":
             _check_unless_int_at_least("pad_length", self.pad_length, MIN_PAD_LENGTH)
 
@@ -136,10 +148,8 @@ class PaddingConfig:
             return cls()
         if not isinstance(section, Mapping):
             why = "not a mapping, so the config group was not found"
-            fix = (
-                f"Choices: +padding={', +padding='.join(STRATEGIES)}, with verl_padding where the"
-                " job is started."
-            )
+            groups = ", ".join(f"+padding={name}" for name in ("fast", *STRATEGIES))
+            fix = f"Choices: {groups}, with verl_padding where the job is started."
             raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
         values = {str(key): value for key, value in section.items()}
         values = _with_todays_settings(values)

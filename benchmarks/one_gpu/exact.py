@@ -19,6 +19,7 @@ from benchmarks.one_gpu.figures import Figures
 from verl_padding.pads.columns import LEAVES_OUT
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.leak_probe import probe_for_leaks
+from verl_padding.worker.left_out import BLOCKERS
 from verl_padding.worker.plan_packer import follow_plan, install
 
 KINDS = ("qwen3", "qwen2", "qwen3_5_text")
@@ -153,4 +154,6 @@ class Case:
     def probe(self) -> None:
         """The probe that each job starts with, which raises where packed rows see each other."""
         fixes = {"actor": "actor_rollout_ref.model.use_remove_padding=False"}
-        probe_for_leaks((), shares=True, fixes=fixes, multiples={"actor": 1})(self._worker)
+        probe = probe_for_leaks((), shares=True, fixes=fixes, multiples={"actor": 1})
+        (blockers,) = probe(self._worker).non_tensor_batch[BLOCKERS]
+        assert not blockers, blockers

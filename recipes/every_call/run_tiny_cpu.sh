@@ -2,7 +2,7 @@
 # The recipe on a CPU: two FSDP2 ranks, a tiny random model. Shared prefixes are computed once.
 #   bash run_tiny_cpu.sh [overrides...]            e.g. trainer.total_training_steps=20 padding.seed=3
 #   SEED=1 bash run_tiny_cpu.sh                    another model, other data, other draws
-#   THINKING=1 bash run_tiny_cpu.sh padding.sharing=on   a model that thinks
+#   THINKING=1 bash run_tiny_cpu.sh                a model that thinks
 #   THINKING=1 FAMILY=qwen3_5 bash run_tiny_cpu.sh   one with linear attention
 #   PADDING=+padding=prompt bash run_tiny_cpu.sh   every row computed by itself
 #   PADDING= bash run_tiny_cpu.sh                  stock verl
@@ -19,7 +19,7 @@ mapfile -t job <<< "${overrides}"
 job=(
     +local=cpu
     "${job[@]}"
-    ${PADDING-+padding=prompt padding.packer=plan padding.sharing=on}
+    ${PADDING-+padding=fast}
     trainer.rollout_data_dir="${out}/rollouts"
     "$@"
 )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The recipe on a CPU: two FSDP2 ranks, a tiny random model. Leave out +padding=prompt for stock verl:
+# The recipe on a CPU: two FSDP2 ranks, a tiny random model. Leave out +padding=fast for stock verl:
 #   bash run_tiny_cpu.sh [overrides...]        e.g. trainer.total_training_steps=20 padding.seed=3
 #   SEED=1 bash run_tiny_cpu.sh              another model, other data, other draws
 #   PADDING=+padding=rows bash run_tiny_cpu.sh another strategy
@@ -17,7 +17,7 @@ export VERL_USE_EXTERNAL_MODULES=verl_padding.recipes.subagents.session_metrics
 
 overrides=$(python -m verl_padding.recipes.subagents.job "${out}/assets" --seed "${SEED:-0}") # by itself, so that its failure ends the script
 mapfile -t job <<< "${overrides}"
-job=(+local="${LOCAL:-cpu}" "${job[@]}" ${PADDING-+padding=prompt} trainer.rollout_data_dir="${out}/rollouts" "$@")
+job=(+local="${LOCAL:-cpu}" "${job[@]}" ${PADDING-+padding=fast} trainer.rollout_data_dir="${out}/rollouts" "$@")
 verl-padding doctor "${job[@]}"
 export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra" 2>&1 | tee -a "${out}/log"

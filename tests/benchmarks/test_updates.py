@@ -3,7 +3,15 @@
 import pytest
 
 from benchmarks.update_sides import Case, tokens_of
-from benchmarks.updates import BUDGET, HYBRID_SCALE, STOCK, hybrid_cases, idle_cases, sharing_cases
+from benchmarks.updates import (
+    BUDGET,
+    HYBRID_SCALE,
+    STOCK,
+    fast_cases,
+    hybrid_cases,
+    idle_cases,
+    sharing_cases,
+)
 
 
 @pytest.mark.parametrize("norm", [0.0, float("nan")])
@@ -27,7 +35,7 @@ def test_rows_are_those_that_the_page_says():
     idle = idle_cases()
     assert [round(case.idle_share, 1) for case in idle.values()] == [0.0, 0.3, 0.6, 0.6, 0.6]
     assert len(idle["60% idle"].rows) == 128 * 8
-    for name, case in sharing_cases().items():
+    for name, case in (fast_cases() | sharing_cases()).items():
         assert len({key for key, _, _ in case.rows}) == len(case.rows), name
         assert max(map(tokens_of, case.rows)) <= 1024
     for name, case in hybrid_cases().items():

@@ -33,7 +33,7 @@ def test_a_failed_job_is_reported_with_its_log_and_has_the_seed(monkeypatch, tmp
         assert (
             f"ended with code 1; its output is in {tmp_path}/{name}/log" in capsys.readouterr().out
         )
-    assert "+padding=prompt" in jobs[0]
+    assert "+padding=fast" in jobs[0]
     assert not [override for override in jobs[1] if "padding." in override]
     assert "trainer.total_training_steps=2" in jobs[0]
     seeds = {override for override in jobs[0] if "seed" in override.split("=")[0]}

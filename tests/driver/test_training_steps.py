@@ -8,6 +8,7 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.losses_on_rows import nested
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 def set_up(trainer):
     trainer.actor_rollout_wg = SimpleNamespace(
-        execute_with_func_generator=lambda function: None, _dispatch_info={"actor": [0, 1]}
+        execute_with_func_generator=lambda function: DataProto(), _dispatch_info={"actor": [0, 1]}
     )
     trainer._setup()
     trainer.steps.has_probed = True

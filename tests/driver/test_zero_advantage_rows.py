@@ -6,7 +6,7 @@ import torch
 from tests.driver.test_worker_calls import CRITIC, Workers, trainer_with
 from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
-from verl_padding.errors import PaddingDataError
+from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.pads import columns
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -153,10 +153,18 @@ def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
     trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP[:2])
     content = queue_content()
     with pytest.raises(
-        PaddingDataError, match=r"a_0_0.*rollout_log_probs.*rollout_correction=null"
+        PaddingConfigError, match=r"rollout_log_probs of a_0_0.*rollout_correction=null"
     ):
         trainer._balance_batch(put(), {})
     assert queue_content().keys() - content.keys() == set(ROWS)
+
+
+def test_with_auto_such_rows_keep_the_pass_and_are_planned_with_it(workers):
+    trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=auto", *ONE_STEP[:2])
+    assert trainer._job.leaves_out_old_log_probs
+    trainer._balance_batch(put(), {})
+    assert not trainer._job.leaves_out_old_log_probs
+    assert "log_prob" in trainer.steps.current.plan.layouts
 
 
 def test_an_update_with_lcm_keeps_its_steps_beside_a_critic(workers):

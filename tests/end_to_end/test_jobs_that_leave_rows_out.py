@@ -8,6 +8,7 @@ import pytest
 from tests.end_to_end.test_runs_repeat import STEPS, assert_metrics_agree, rollouts
 from tests.support.jobs import JobFacts, run_job
 from tests.support.tolerance import ADAM_EPS
+from verl_padding.job import metric_names
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -16,11 +17,13 @@ OF_COMPUTED_ROWS = ("actor/ppo_kl",)
 """Metrics of verl's that are logged under names of ours where rows are left out."""
 
 
-def run(folder: Path, *overrides: str) -> JobFacts:
+PLANNED = ("+padding=prompt", "padding.packer=plan")
+
+
+def run(folder: Path, *overrides: str, flags: tuple[str, ...] = PLANNED) -> JobFacts:
     return run_job(
         folder,
-        "+padding=prompt",
-        "padding.packer=plan",
+        *flags,
         "actor_rollout_ref.rollout.agent.default_agent_loop=growing_context_of_equal_prompts",
         "actor_rollout_ref.rollout.calculate_log_probs=false",
         f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
@@ -61,6 +64,26 @@ def test_a_job_with_the_updates_own_log_probs_trains_as_with_the_pass(tmp_path):
     )
     assert_trained_alike(own, plain, absent=("actor/entropy",))
     assert_trained_alike(lean, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
+
+
+def test_a_fast_job_trains_as_one_of_prompts_alone(tmp_path):
+    one_step = "actor_rollout_ref.actor.ppo_mini_batch_size=6"
+    plain, fast = (
+        run(tmp_path / flag, one_step, flags=(f"+padding={flag}",)) for flag in ("prompt", "fast")
+    )
+    assert_trained_alike(fast, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
+    assert "savings:" in fast.log
+    for metrics in fast.metrics.values():
+        assert metrics["padding/saved/passes/total"] == 1
+        assert min(metrics[name] for name in metric_names.SAVED_TOKENS) > 0
+    computed, stock = (
+        sum(metrics[metric_names.ALL_COMPUTED_TOKENS] for metrics in facts.metrics.values())
+        for facts in (fast, plain)
+    )
+    saved = sum(
+        metrics[name] for metrics in fast.metrics.values() for name in metric_names.SAVED_TOKENS
+    )
+    assert computed + saved == stock
 
 
 def test_a_job_of_idle_rows_alone_takes_all_its_steps(tmp_path):

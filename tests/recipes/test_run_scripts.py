@@ -24,7 +24,7 @@ GPU_SCRIPTS = [path for path in SCRIPTS if "cpu" not in path.name]
 
 
 RECIPE_NAMES = ["context_reset", "every_call", "subagents"]
-FLAG = r"\$\{PADDING-\+padding=prompt( padding\.packer=plan padding\.sharing=on)?\}"
+FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.packer=plan padding\.sharing=on)?\}"
 
 
 def test_there_are_scripts_for_each_recipe_and_both_kinds_of_machine():
@@ -107,8 +107,7 @@ def test_the_data_is_the_same_for_the_same_seed(data, answers, tmp_path):
     ],
 )
 def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(job, settings, loop, tmp_path):
-    flag = ("+padding=prompt", "padding.packer=plan", "padding.sharing=on")
-    config = compose_job("+local=cpu", *job.tiny_job(tmp_path, **settings), *flag)
+    config = compose_job("+local=cpu", *job.tiny_job(tmp_path, **settings), "+padding=fast")
     assert check_job(config).has_vision == settings.get("images", False)
     agent = config.actor_rollout_ref.rollout.agent
     assert agent.default_agent_loop == loop

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from omegaconf import DictConfig
+from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 
 import verl_padding.driver.trainers  # noqa: F401  (registers them)
@@ -37,7 +38,7 @@ def padded_trainer(*overrides, dp_size=2):
     trainer.ref_in_actor = False  # verl says so when it makes the workers
     trainer.tokenizer = SimpleNamespace(eos_token_id=3, pad_token_id=4)
     trainer.actor_rollout_wg = SimpleNamespace(
-        execute_with_func_generator=lambda function: None,
+        execute_with_func_generator=lambda function: DataProto(),
         _dispatch_info={"actor": list(range(dp_size))},
     )
     trainer.steps = TrainingSteps(trainer, trainer._job)

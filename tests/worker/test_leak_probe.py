@@ -17,8 +17,9 @@ from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
 from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
 from verl_padding.prefix_sharing.engine import keep_rows_apart
-from verl_padding.worker import linear_attention, packed_attention
+from verl_padding.worker import linear_attention, varlen_attention
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
+from verl_padding.worker.left_out import BLOCKERS
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 SIZES |= {
@@ -95,6 +96,8 @@ def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple
     fixes = {"critic": "critic.model.use_remove_padding=False"}
     answer = probe_for_leaks((), shares=shares, fixes=fixes, multiples={"critic": multiple})(of)
     assert of.passes == ((5 if shares else 3) if passes is None else passes)
+    if blockers := answer.non_tensor_batch[BLOCKERS][0]:
+        raise PaddingConfigError(str(blockers))
     return bool(answer.non_tensor_batch[BRANCHES].all())
 
 
@@ -173,12 +176,12 @@ def test_rows_that_part_may_share_where_outputs_are_those_of_rows_alone(family, 
     of = training_worker(family, dtype, shares=True, **CLEAN[family])
     assert probe(of, shares=True)
     # As if each query saw all of its path.
-    attend = packed_attention._attend_in_row
+    attend = varlen_attention._attend_in_row
 
     def attend_to_all(q, k, v, window, *how):
         return attend(q, k, v, window if len(q) == len(k) else (-1, -1), *how)
 
-    monkeypatch.setattr(packed_attention, "_attend_in_row", attend_to_all)
+    monkeypatch.setattr(varlen_attention, "_attend_in_row", attend_to_all)
     of.passes = 0
     assert not probe(of, shares=True)
 

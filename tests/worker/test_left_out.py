@@ -1,6 +1,7 @@
 """What only a worker shows of what is left out: whose loss its actor has, and what draws something
 while it trains."""
 
+import json
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,14 +11,10 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 from verl.workers.utils.losses import ppo_loss, sft_loss
 
-from verl_padding.config import PaddingConfig
-from verl_padding.errors import PaddingConfigError
-from verl_padding.worker.left_out import check_left_out
+from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, ZERO_ADVANTAGE_ROWS
+from verl_padding.worker.left_out import BLOCKERS, find_blockers
 
-SKIP, UPDATE = (
-    PaddingConfig(zero_advantage_rows="skip"),
-    PaddingConfig(recompute_old_log_probs=False),
-)
+SKIP, UPDATE = ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS
 
 
 def policy_loss(mode: str) -> partial:
@@ -35,13 +32,17 @@ class Trainee:
         self.engine = SimpleNamespace(module=module or torch.nn.Linear(2, 2))
 
 
-def check(padding: PaddingConfig, training_worker: Trainee) -> None:
-    check_left_out(padding)(SimpleNamespace(actor=training_worker))
+def blocked(saving: str, training_worker: Trainee) -> list[str]:
+    """What of an actor's worker blocks a saving."""
+    answer = find_blockers([saving])(SimpleNamespace(actor=training_worker))
+    (found,) = answer.non_tensor_batch[BLOCKERS]
+    assert {name for name, _ in found} <= {saving}
+    return [str(blocker) for _, blocker in found]
 
 
-@pytest.mark.parametrize("padding", [SKIP, UPDATE], ids=["idle rows", "old log-probs"])
-def test_a_loss_of_the_users_own_is_refused_in_the_worker_too(padding, monkeypatch):
-    check(padding, Trainee())
+@pytest.mark.parametrize("saving", [SKIP, UPDATE])
+def test_a_loss_of_the_users_own_is_refused_in_the_worker_too(saving, monkeypatch):
+    assert not blocked(saving, Trainee())
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(POLICY_LOSS_REGISTRY))
     register_policy_loss("later")(POLICY_LOSS_REGISTRY["vanilla"])
     not_known = (
@@ -53,18 +54,16 @@ def test_a_loss_of_the_users_own_is_refused_in_the_worker_too(padding, monkeypat
         policy_loss("later"),
     )
     for loss in not_known:
-        with pytest.raises(PaddingConfigError, match="the actor's loss is"):
-            check(padding, Trainee(loss))
+        assert blocked(saving, Trainee(loss))
     register_policy_loss("vanilla")(own_loss)
-    with pytest.raises(PaddingConfigError, match="own_loss"):
-        check(padding, Trainee())
-    check(PaddingConfig(), Trainee())
+    (blocker,) = blocked(saving, Trainee())
+    assert "own_loss" in blocker
 
 
 def test_a_loss_with_a_gradient_in_idle_rows_is_refused():
-    with pytest.raises(PaddingConfigError, match="dro"):
-        check(SKIP, Trainee(policy_loss("dro")))
-    check(UPDATE, Trainee(policy_loss("dro")))
+    (blocker,) = blocked(SKIP, Trainee(policy_loss("dro")))
+    assert "dro" in blocker
+    assert not blocked(UPDATE, Trainee(policy_loss("dro")))
 
 
 def own_loss(**_):
@@ -76,13 +75,20 @@ def own_loss(**_):
 )
 def test_a_model_that_draws_while_it_trains_takes_no_own_log_probs(rate):
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0))
-    check(UPDATE, Trainee(module=module))
+    assert not blocked(UPDATE, Trainee(module=module))
     setattr(module[0], rate, 0.5)
-    with pytest.raises(PaddingConfigError, match=rf"{rate}=0\.5"):
-        check(UPDATE, Trainee(module=module))
-    check(SKIP, Trainee(module=module))
+    (blocker,) = blocked(UPDATE, Trainee(module=module))
+    assert f"{rate}=0.5" in blocker
+    assert not blocked(SKIP, Trainee(module=module))
 
 
 def test_nor_does_one_with_a_layer_of_dropout():
-    with pytest.raises(PaddingConfigError, match=r"0\.p=0\.1"):
-        check(UPDATE, Trainee(module=torch.nn.Sequential(torch.nn.Dropout(0.1))))
+    (blocker,) = blocked(UPDATE, Trainee(module=torch.nn.Sequential(torch.nn.Dropout(0.1))))
+    assert "0.p=0.1" in blocker
+
+
+def test_the_plan_cuts_for_no_engine_that_cuts_in_another_way():
+    engine = type("Engine", (), {"forward_backward_batch": json.dumps})()
+    answer = find_blockers([PACKER])(SimpleNamespace(engine=engine))
+    (((saving, blocker),),) = answer.non_tensor_batch[BLOCKERS]
+    assert (saving, blocker.setting) == (PACKER, "engine=Engine")

@@ -1,7 +1,6 @@
 """The plan's micro-batches in place of verl's packer."""
 
 import inspect
-import json
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
 
-from verl_padding.errors import PaddingDataError, PaddingError
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import CUT_BY_PLAN, MICRO_BATCH
 from verl_padding.worker.plan_packer import PATCHED, follow_plan, install
 
@@ -96,14 +95,6 @@ def test_only_the_name_in_the_engines_module_is_replaced_and_once(monkeypatch):
         install(shares=False)(worker)
         assert module.prepare_micro_batches.__wrapped__ is prepare_micro_batches
     assert sys.modules["verl.workers.engine.utils"].prepare_micro_batches is prepare_micro_batches
-
-
-def test_an_engine_that_cuts_in_another_way_is_refused():
-    worker = SimpleNamespace(engine=type("Engine", (), {"forward_backward_batch": json.dumps})())
-    with pytest.raises(
-        PaddingError, match=r"padding.packer='plan': Engine does not cut.*Set padding.packer=verl"
-    ):
-        install(shares=False)(worker)
 
 
 def test_verl_still_needs_the_patch():

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from verl_padding.cli.report import write_report
+from verl_padding.cli.report import savings_of_run, write_report
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names
 from verl_padding.on_cpu.launch import LOG, run_local_job
@@ -50,7 +50,7 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
         []
         if stock
         else [
-            "+padding=prompt",
+            "+padding=fast",
             f"padding.seed={seed}",
             "padding.timing=true",
             "padding.record=true",
@@ -100,6 +100,8 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
         )
         return code
     write_report([out], out / PAGE)
+    for line in savings_of_run(out):
+        console.print(line, markup=False)
     minutes = (time.monotonic() - started) / 60
     console.print(
         f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}, which a "

@@ -91,8 +91,12 @@ def _run_step(
     timeout_s: float,
     longest_row: int,
 ) -> None:
+    from verl_padding.driver.job_check import check_job
+    from verl_padding.driver.trainers import asks_for_padding
     from verl_padding.on_cpu.dry_run.step import run_step
 
+    if asks_for_padding(config):
+        _print_lines(console, "savings", check_job(config).savings.lines())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
     with (
         tempfile.TemporaryDirectory(prefix="dry-run-", ignore_cleanup_errors=True) as folder,

@@ -1,16 +1,18 @@
 """The command ``verl-padding report``: runs as one page."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from verl_padding.cli.page import ShownStep, cut_text, recorded_step, write_page
 from verl_padding.errors import PaddingDataError
+from verl_padding.job.savings import saved_line
 from verl_padding.pads.tags import PAD_UID_PREFIX
-from verl_padding.record.step_file import FOLDER, RecordedStep, read_steps
+from verl_padding.record.step_file import FOLDER, RecordedStep, read_savings, read_steps
 from verl_padding.runs.curves import Curves, read_curves
-from verl_padding.runs.run_files import METRICS, ROLLOUTS, dumps_in, read_dump
+from verl_padding.runs.run_files import METRICS, ROLLOUTS, dumps_in, read_dump, read_metrics
 
 KEPT, KEPT_BESIDE = 400, 160
 """Characters that are kept at either end of a text, and at either side of where two rows part."""
@@ -43,12 +45,22 @@ def write_report(
             raise PaddingDataError(
                 f"{folder}: {why}. Name the folder of a job with padding.record=true."
             )
+        notes += [f"{folder}: {line}" for line in savings_of_run(folder)]
     if steps and not recorded:
         raise PaddingDataError(f"--steps={steps}: none of them is recorded. Choose others.")
     shown = (each for run, path in recorded for each in _shown_steps(run, path, notes))
     title = " and ".join(folder.resolve().name for folder in folders)
     write_page(out, title=title, curves=curves, steps=shown, notes=notes)
     return notes
+
+
+def savings_of_run(folder: Path) -> list[str]:
+    """Which savings the job of a folder has had, and what they have left out."""
+    totals = Counter[str]()
+    for _, metrics in read_metrics(folder):
+        totals.update({name: value for name, value in metrics.items() if name.endswith("/total")})
+    lines = [*read_savings(folder / FOLDER), saved_line(totals)]
+    return [line for line in lines if line]
 
 
 def _shown_steps(run: str, path: Path, notes: list[str]) -> Iterator[ShownStep]:

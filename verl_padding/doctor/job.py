@@ -1,11 +1,10 @@
 """All that is checked in a job, the cheap things first."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import lcm
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.config import PaddingConfig
 from verl_padding.doctor.finding import Check, Finding, ok, warning, wrong
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments, compose_job
@@ -72,7 +71,9 @@ def _plan(config: DictConfig) -> Iterator[Finding]:
         job = reader.step_job()
         yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from summary(job, reader.engines, reader.padding.denominator)
-        yield from _left_out(reader.padding, reader.needed_by())
+        for line in reader.savings.lines():
+            subject, _, state = line.partition(": ")
+            yield ok(subject, state)
         yield from _budgets(config, job)
     except (PaddingError, PlanError) as refusal:
         yield wrong("padding", str(refusal))
@@ -106,35 +107,12 @@ def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Itera
         taken = reuses_layout_of(job, inference)
         cut = "" if taken is None else f", micro-batches of the update of the {taken}"
         yield ok(name, plural(inference.dp_size, "data-parallel rank") + cut)
-    if job.sharing != "off":
-        what = (
-            "tokens that rows of a prompt begin with alike"
-            if job.may_branch
-            else "rows that others begin with"
-        )
-        yield ok("shared prefixes", f"{what} are computed once")
     multiple = lcm(*(engine.row_multiple for engine in engines.values()))
     why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
     yield ok(
         "pads",
         f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}",
     )
-
-
-def _left_out(padding: PaddingConfig, needed: Mapping[str, str]) -> Iterator[Finding]:
-    """What the job leaves out, what it might, and why it must not."""
-    from verl_padding.job.left_out import LEFT_OUT
-
-    for name, value in LEFT_OUT.items():
-        kept = (
-            f"not for this job: {needed[name]}"
-            if needed[name]
-            else "may be set: the same training, faster"
-        )
-        yield ok(
-            f"padding.{name}={value}",
-            "as the job asks" if getattr(padding, name) == value else kept,
-        )
 
 
 def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:

@@ -4,7 +4,6 @@ refused."""
 from contextlib import suppress
 from pathlib import Path
 
-import verl
 from omegaconf import DictConfig
 
 from verl_padding.config import PaddingConfig
@@ -13,8 +12,7 @@ from verl_padding.driver.agent_roles import check_baseline
 from verl_padding.driver.stock_guard import resolve_trainer
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.engine_refusals import check_adapters
-from verl_padding.job.known_verl import KNOWN_VERL, check_verl_is_known, is_known
-from verl_padding.job.left_out import LEFT_OUT
+from verl_padding.job.known_verl import check_verl_is_known
 from verl_padding.job.loss_weightings import check_losses
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.job.verl_job import VerlJob
@@ -46,9 +44,6 @@ def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
         )
         fix = "Set trainer.use_v1=True and a trainer.v1.trainer_mode."
         raise PaddingConfigError(f"trainer.use_v1={config.trainer.use_v1}: {why}. {fix}")
-    if padding.packer == "plan" and not is_known(verl.__version__):
-        why = f"it replaces a function of verl {KNOWN_VERL}, but this is verl {verl.__version__}"
-        raise PaddingConfigError(f"padding.packer='plan': {why}. Set padding.packer=verl.")
     job, name = VerlJob(config, padding, mode), config.trainer.v1.trainer_mode
     if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
         raise PaddingConfigError(
@@ -65,12 +60,8 @@ def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
         )
     check_losses(config, padding)
     check_baseline(config, padding)
-    job.step_job()
     # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
-    asked = [name for name, value in LEFT_OUT.items() if getattr(padding, name) == value]
-    for name in asked:
-        if why := job.needed_by()[name]:
-            raise PaddingConfigError(f"padding.{name}={LEFT_OUT[name]!r}: {why}")
+    job.block_what_is_needed()
     check_adapters(config, job.mode, job.engines.values())
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.

@@ -73,6 +73,10 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
         clear_leftovers("train")  # verl's name for the queue's partition of training rows
         self.steps = TrainingSteps(self, self._job)
 
+    def fit(self, agent_loop_manager: Any) -> None:
+        super().fit(agent_loop_manager)
+        self.steps.log_saved()
+
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self.steps.start()
         self._session_counts.start_step()

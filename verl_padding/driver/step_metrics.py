@@ -13,6 +13,7 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.plan import BatchPlan
+from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 REPORTED = {
@@ -61,6 +62,38 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
                 if value is not None
             }
     return metrics
+
+
+def saved_metrics(
+    plan: BatchPlan,
+    *,
+    epochs: Mapping[str, int],
+    with_all_rows: LayoutFigures | None,
+    has_pass: bool,
+) -> dict[str, float]:
+    """Tokens of real rows that the calls of a plan compute, and those that they need not.
+
+    Args:
+        epochs: how often each call goes over its rows.
+        with_all_rows: of the actor's update, if there is one, before rows were left out.
+        has_pass: whether a pass computes old log-probs, or none could be left out.
+    """
+    computed = sum(epochs[call] * each.computed_tokens for call, each in plan.figures.items())
+    unshared = {call: epochs[call] * _unshared(each) for call, each in plan.figures.items()}
+    of_all = _unshared(with_all_rows) if with_all_rows else 0
+    idle = epochs[ACTOR] * of_all - unshared[ACTOR] if with_all_rows else 0
+    shared = sum(unshared.values()) - computed
+    of_pass = 0 if has_pass else of_all
+    return {
+        names.ALL_COMPUTED_TOKENS: computed,
+        **dict(zip(names.SAVED_TOKENS, (shared, idle, of_pass), strict=True)),
+        names.SAVED_PASSES: int(not has_pass),
+    }
+
+
+def _unshared(figures: LayoutFigures) -> int:
+    """Tokens of the rows that a call computes, each row with all of its own."""
+    return round(figures.computed_tokens * figures.sharing_factor)
 
 
 def rank_token_metrics(

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver.step_metrics import plan_metrics, rank_token_metrics
+from verl_padding.driver.step_metrics import plan_metrics, rank_token_metrics, saved_metrics
 from verl_padding.driver.step_record import LocalUpdate
 from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME
 from verl_padding.job.loss_weightings import loss_weightings
+from verl_padding.job.savings import OLD_LOG_PROBS, Blocker
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order
@@ -125,7 +126,7 @@ class StepPlanner:
             seed=number.seed(self.job.padding.seed),
             pad_tokens=template.length,
         )
-        branches = self._may_branch(prefixes, number) if job.sharing == "on" else None
+        branches = self._may_branch(prefixes, number) if self.job.shares else None
         forest: Forest | None = None
         if branches is not None:
             job, forest = replace(job, may_branch=branches), prefixes.by_outputs
@@ -142,7 +143,9 @@ class StepPlanner:
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", number.global_step, warning)
         if plan.hint:
-            self.log_once("hint", f"step {number.global_step}: {translate_plan_error(plan.hint)}")
+            self.log_once(
+                f"step {number.global_step}: {translate_plan_error(plan.hint)}", about="hint"
+            )
         return PaddedBatch(
             batch,
             plan,
@@ -155,8 +158,10 @@ class StepPlanner:
             skips_idle=ACTOR if self.job.skips_zero_advantage_rows else None,
         )
 
-    def log_once(self, about: str, message: str) -> None:
-        """Warns of something in the log the first time that the job meets it."""
+    def log_once(self, message: str, about: str = "") -> None:
+        """Says something in the log, the first time that the job meets what it is ``about``: by
+        default, the message."""
+        about = about or message
         if about not in self._logged:
             self._logged.add(about)
             logger.warning("verl_padding: %s", message)
@@ -166,7 +171,7 @@ class StepPlanner:
         if self.job.may_branch and prefixes.has_images:
             # What sees an image may see more than what is before it, by a mask of the model's.
             why = "rows have images, so in such batches rows share whole beginnings alone"
-            self.log_once("images", f"step {number.global_step}: {why}")
+            self.log_once(f"step {number.global_step}: {why}", about="images")
         return self.job.may_branch and not prefixes.has_images
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
@@ -278,6 +283,17 @@ class PlannedStep:
             found = {names.LEFT_OUT_ROWS.format(update=ACTOR): 0} | found
         return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
 
+    def saved(self) -> dict[str, float]:
+        """Metrics of what the step has computed, and of what its savings have left out."""
+        job = self._planner.job
+        with_all_rows = self._padded.plan.figures.get(ACTOR)
+        return saved_metrics(
+            self.plan,
+            epochs={call: job.epochs(call) for call in self.plan.layouts},
+            with_all_rows=with_all_rows,
+            has_pass=not job.leaves_out_old_log_probs or with_all_rows is None,
+        )
+
     def untrained_steps(self) -> dict[str, float]:
         """Metrics of the optimizer steps made whose rows have no trained token; warns of them
         once."""
@@ -293,10 +309,10 @@ class PlannedStep:
                 f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n
             )
             self._planner.log_once(
-                "untrained steps",
                 f"step {self.number.global_step}: no row has a trained token (response_mask) in "
                 f"{of_which}. The gradients are 0 there, and momentum alone moves the weights. "
                 f"{names.IDLE_STEPS} counts such steps.",
+                about="untrained steps",
             )
         return {names.IDLE_STEPS.format(update=call): n for call, n in idle.items()}
 
@@ -333,19 +349,19 @@ class PlannedStep:
         for name, taken in ((names.PLAN_SECONDS, plan), (names.UPSAMPLE_SECONDS, upsample)):
             self.seconds[name] = self.seconds.get(name, 0.0) + taken
 
-    def check_fields(self) -> None:
+    def check_fields(self) -> bool:
         """Refuses rows that lack what the job's losses read, or have what would be compared with
-        nothing."""
+        nothing; returns whether the plan holds: not if they have cost the job a saving."""
         job = self._planner.job
+        leaves_out_pass = job.leaves_out_old_log_probs
         if job.has_teacher:
             self._padded.check_all_rows_have("teacher_logprobs")
-        if (
-            job.leaves_out_old_log_probs
-            and job.config.algorithm.get("rollout_correction") is not None
-        ):
-            self._padded.check_no_row_has(
-                "rollout_log_probs",
-                "verl's trainer compares it with old log-probs, of which there are none with "
-                "padding.recompute_old_log_probs=False. Have the agent loop return none, or set "
-                "algorithm.rollout_correction=null",
-            )
+        if leaves_out_pass and job.config.algorithm.get("rollout_correction") is not None:
+            name = "rollout_log_probs"
+            why = "verl's trainer compares it with old log-probs"
+            fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
+            if having := self._padded.keys_with(name):
+                job.savings.block(
+                    OLD_LOG_PROBS, [Blocker(f"field {name} of {having[0]}", why, fix)]
+                )
+        return job.leaves_out_old_log_probs == leaves_out_pass

@@ -17,7 +17,14 @@ from verl_padding.plan import BatchPlan
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.prefix_sharing.detection import PrefixDetection
-from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
+from verl_padding.record.step_file import (
+    FOLDER,
+    Place,
+    RecordedRow,
+    RecordedStep,
+    write_savings,
+    write_steps,
+)
 from verl_padding.timing.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
@@ -57,10 +64,14 @@ class StepRecord:
         self._has_rows, self._has_timings = padding.record, padding.timing
 
     def write(
-        self, step: int, updates: Sequence[LocalUpdate], rows_of: Sequence[TrainedRows]
+        self,
+        step: int,
+        updates: Sequence[LocalUpdate],
+        rows_of: Sequence[TrainedRows],
+        savings: Sequence[str],
     ) -> None:
-        """Writes the local updates of a global step, and the rows of each; where that fails, the
-        log has a warning."""
+        """Writes the local updates of a global step, the rows of each, and beside them lines that
+        say which savings the job has; where that fails, the log has a warning."""
         if not (self._has_rows or self._has_timings):
             return
         path = self._folder / f"{step}.jsonl"
@@ -76,6 +87,7 @@ class StepRecord:
         ]
         try:
             write_steps(recorded, path)
+            write_savings(self._folder, savings)
         except OSError as error:  # a full disk, perhaps: no reason to lose a step
             logger.warning(
                 "verl_padding: %s cannot be written (%s); the job goes on without it", path, error

@@ -2,6 +2,7 @@
 verl calls them."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import CALLS, LOG_PROB
 from verl_padding.job.modes import SYNC
+from verl_padding.job.savings import saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, set_aside
@@ -55,6 +57,8 @@ class TrainingSteps:
         self._record = StepRecord(job.config, job.padding)
         self._by_role = job.padding.baseline == "role"
         self._updates: list[LocalUpdate] = []  # of the global step
+        self._saved: Counter[str] = Counter()
+        self._show_savings()
         self.has_probed = False
         """Whether the models have shown that they keep packed rows apart."""
 
@@ -75,13 +79,15 @@ class TrainingSteps:
         step = self._planner.plan(batch, self._number())
         if step.repeated_tokens:
             self._planner.log_once(
-                "repeated tokens",
                 f"step {step.number.global_step}: "
                 f"{plural(step.repeated_tokens, 'sampled token')} of later rows of a session are "
                 "in an earlier one behind the same beginning, and are trained there alone "
                 f"(padding.repeated_tokens=once). {names.REPEATED_TOKENS} counts them.",
+                about="repeated tokens",
             )
-        step.check_fields()
+        if not step.check_fields():
+            step = self._planner.plan(batch, self._number())
+        self._show_savings()
         # What an agent loop cannot say is refused before any call.
         if self._job.padding.advantages == "session":
             step.prefixes.continued_R  # noqa: B018
@@ -123,6 +129,8 @@ class TrainingSteps:
             assert self.current is not None, "a local update without a plan"
             self.current.close()
             metrics.update(self.current.metrics(SEQLEN))
+            metrics.update(saved := self.current.saved())
+            self._saved.update(saved)
             metrics.update(self.current.untrained_steps())
             update = self.current.record()
         except BaseException:
@@ -182,7 +190,7 @@ class TrainingSteps:
             metrics.pop(names.PROMPTS_ROUNDED, None)
         if self._job.mode != SYNC:
             metrics.update(batch_metrics.age_metrics(rows_of, step))
-        self._record.write(step, self._updates, rows_of)
+        self._record.write(step, self._updates, rows_of, self._job.savings.lines())
         metrics[names.ROWS_SECONDS] = time.perf_counter() - started
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
@@ -198,6 +206,15 @@ class TrainingSteps:
         if self.current is not None:
             batches += [self.current.batch, *self.current.pads]
         return set_aside(batches if self._job.mode != SYNC else [])
+
+    def _show_savings(self) -> None:
+        """Says in the log which savings the job has, once and where it loses one."""
+        self._planner.log_once("\n  ".join(["savings:", *self._job.savings.lines()]))
+
+    def log_saved(self) -> None:
+        """Says in the log what the savings have left out, at the end of a run."""
+        if line := saved_line(self._saved):
+            self._planner.log_once(line)
 
     def _number(self) -> UpdateNumber:
         return UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step)

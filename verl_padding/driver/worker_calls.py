@@ -11,6 +11,7 @@ import ray
 from verl_padding.driver.step_planner import PlannedStep
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
+from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
@@ -25,7 +26,7 @@ from verl_padding.worker import (
     plan_packer,
 )
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
-from verl_padding.worker.left_out import check_left_out
+from verl_padding.worker.left_out import BLOCKERS, find_blockers
 from verl_padding.worker.losses import wrap_worker_loss
 from verl_padding.worker.training_workers import for_training_workers
 
@@ -140,30 +141,38 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, steps: Steps) -> list[PaddedW
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
     padding, planned = job.padding, {role: engine.config for role, engine in job.engines.items()}
-    changes = [
-        check_engines(planned),
-        check_left_out(padding),
-        wrap_worker_loss(padding.denominator),
-    ]
+    named = {name: getattr(trainer, name, None) for name in WORKER_GROUPS}
+    groups = {name: group for name, group in named.items() if group is not None}
+    for group in {id(group): group for group in groups.values()}.values():
+        group.execute_with_func_generator(check_engines(planned))
+        block_savings(job, group.execute_with_func_generator(find_blockers(job.savings.on)))
+    changes = [wrap_worker_loss(padding.denominator)]
     # Packed attention before the plan's packer: where rows share, that wraps it.
     installed = (mini_batches, packed_attention, linear_attention, log_probs)
     changes += [each.install_in_worker for each in installed]
     if job.has_vision:
         changes += [position_ids.install_in_worker, text_without_image.install_in_worker]
-    if padding.packer == "plan":
-        changes.append(plan_packer.install(shares=padding.sharing == "on"))
+    if job.savings.is_on(PACKER):
+        changes.append(plan_packer.install(shares=job.shares))
     if padding.timing:
         changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}
-    for name in WORKER_GROUPS:
-        if (worker_group := getattr(trainer, name, None)) is None:
-            continue
+    for name, worker_group in groups.items():
         if id(worker_group) not in wrapped:
             for change in changes:
                 worker_group.execute_with_func_generator(change)
             wrapped[id(worker_group)] = PaddedWorkerGroup(worker_group, steps)
         setattr(trainer, name, wrapped[id(worker_group)])
     return list(wrapped.values())
+
+
+def block_savings(job: VerlJob, answer: Any) -> None:
+    """Blocks what the workers have answered that blocks a saving, and what needs that saving."""
+    for of_rank in answer.non_tensor_batch.get(BLOCKERS, ()):
+        for saving, blocker in of_rank:
+            job.savings.block(saving, [blocker])
+    if not job.savings.is_on(PACKER):
+        job.savings.block(SHARING, job.savings.blockers[PACKER])
 
 
 PLANNED = (
@@ -211,7 +220,7 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
     probe = probe_for_leaks(
         row["position_ids"].shape[:-1],
-        shares=job.padding.sharing == "on",
+        shares=job.shares,
         fixes={
             role: f"{engine.model_section}.use_remove_padding=False"
             for role, engine in job.engines.items()
@@ -219,4 +228,6 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
         multiples={role: engine.micro_batch_multiple for role, engine in job.engines.items()},
     )
     answers = [worker_group.execute_with_func_generator(probe) for worker_group in worker_groups]
+    for answer in answers:
+        block_savings(job, answer)
     return all(answer.non_tensor_batch[BRANCHES].all() for answer in answers)

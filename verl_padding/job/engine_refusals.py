@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import FLASH_ATTN, FSDP
+from verl_padding.job.known_verl import unknown_verl
 from verl_padding.job.model_config import (
     has_linear_attention,
     n_routed_experts,
@@ -23,6 +24,7 @@ from verl_padding.job.model_config import (
 )
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
+from verl_padding.job.savings import PACKER, SHARING, Blocker, Savings
 
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|sdpa|[\w.-]+/[\w.-]*flash-attn[^/:]*")
 """Attentions that transformers runs by one function, which verl replaces: its own, whole kernels of
@@ -52,8 +54,12 @@ are sent merged."""
 SEEN_BY_ROWS = "so pads would change what real rows see"
 
 
-def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None:
-    """Refuses what the settings of engines show."""
+def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig, savings: Savings) -> None:
+    """Refuses what the settings of engines show, and blocks savings that these do not admit."""
+    savings.block(PACKER, packer_blockers(engines))
+    if not any(engine.config.use_dynamic_bsz for engine in engines):
+        savings.decline(PACKER, _has_fixed_sizes(engines[-1]))
+    savings.block(SHARING, sharing_blockers(engines, savings))
     first_of: dict[str, RoleEngine] = {}
     for engine in engines:
         config = engine.config
@@ -62,7 +68,7 @@ def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None
         if engine.strategy == "megatron":
             _check_megatron(engine, padding)
         _check_attention(engine)
-        if engine.padded_to != "row" and padding.packer == "verl" and config.use_dynamic_bsz:
+        if engine.padded_to != "row" and config.use_dynamic_bsz and not savings.is_on(PACKER):
             why = (
                 f"each row of {engine.section} is padded to the longest beside it, which verl's"
                 " packer does not count"
@@ -71,19 +77,44 @@ def check_engines(engines: Sequence[RoleEngine], padding: PaddingConfig) -> None
             raise PaddingConfigError(
                 f"{engine.model_section}.use_remove_padding=False: {why}. {fix}"
             )
-        packs, is_dynamic = config.use_remove_padding, config.use_dynamic_bsz
-        if padding.sharing != "off" and not (engine.strategy in FSDP and packs and is_dynamic):
-            has = (
-                f"strategy={engine.strategy}, use_remove_padding={packs}, dynamic"
-                f" sizes={is_dynamic}"
-            )
-            why = (
-                "only FSDP's engines share, with packed rows and dynamic batch sizes, but"
-                f" {engine.section} has {has}"
-            )
-            raise PaddingConfigError(
-                f"padding.sharing={padding.sharing!r}: {why}. Set padding.sharing=off."
-            )
+
+
+def packer_blockers(engines: Iterable[RoleEngine]) -> Iterator[Blocker]:
+    """What keeps engines from taking the plan's micro-batches."""
+    if blocker := unknown_verl():
+        yield blocker
+    for engine in engines:
+        if engine.has_scheduler:
+            yield Blocker(*_scheduler_cuts(engine, "padding.packer=verl"))
+
+
+def _scheduler_cuts(engine: RoleEngine, instead: str) -> tuple[str, str, str]:
+    setting = f"{engine.section}.megatron.dynamic_context_parallel=True"
+    why = "verl's scheduler then cuts micro-batches, which neither follows a plan nor is timed"
+    return setting, why, f"Set it to False, or {instead}."
+
+
+def sharing_blockers(engines: Iterable[RoleEngine], savings: Savings) -> Iterator[Blocker]:
+    """What keeps rows of a micro-batch from sharing what they compute."""
+    if not savings.is_on(PACKER):
+        why = "only the plan keeps rows that share in one micro-batch"
+        yield from savings.blockers[PACKER] or [
+            Blocker("padding.packer=verl", why, "Set it to plan or auto.")
+        ]
+    for engine in engines:
+        if engine.strategy not in FSDP:
+            setting, fix = f"{engine.section}.strategy={engine.strategy}", f"Set it to {FSDP[0]}."
+            yield Blocker(setting, "only FSDP's engines share", fix)
+        if not engine.config.use_remove_padding:
+            setting = f"{engine.model_section}.use_remove_padding=False"
+            yield Blocker(setting, "only packed rows share", "Set it to True.")
+        if not engine.config.use_dynamic_bsz:
+            yield _has_fixed_sizes(engine)
+
+
+def _has_fixed_sizes(engine: RoleEngine) -> Blocker:
+    setting = f"{engine.settings['use_dynamic_bsz']}=False"
+    return Blocker(setting, "no micro-batch is cut by tokens", "Set it to True.")
 
 
 def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
@@ -158,10 +189,8 @@ def _check_megatron(engine: RoleEngine, padding: PaddingConfig) -> None:
         engine.section != REF_SECTION,
         engine.megatron_override,
     )
-    if engine.has_scheduler and (padding.packer == "plan" or padding.timing):
-        why = "verl's scheduler then cuts micro-batches, which neither follows a plan nor is timed"
-        fix = "Set it to False, or padding.packer=verl and padding.timing=false."
-        raise PaddingConfigError(f"{section}.dynamic_context_parallel=True: {why}. {fix}")
+    if engine.has_scheduler and padding.timing:
+        raise PaddingConfigError(str(Blocker(*_scheduler_cuts(engine, "padding.timing=false"))))
     rounds_up = engine.config.pad_to_length and engine.config.use_remove_padding
     bucket = int(engine.config.pad_to_length_bucket) if rounds_up else 0
     if bucket % (multiple := _multiple_of_packed_rows(engine)):
@@ -220,20 +249,20 @@ def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, str | int | float) else list(value)
 
 
-def check_model(
-    named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine], padding: PaddingConfig
-) -> None:
-    """Refuses a model, by its Hugging Face config, whose outputs pads or shared prefixes would
-    change in longer rows than those of the probe. ``named`` is its path with its setting, and
-    ``engines`` are those that compute it."""
-    if padding.sharing != "off" and (rope := rope_by_length(model)):
+def length_blockers(named: str, model: Mapping[str, Any]) -> Iterator[Blocker]:
+    """What in a model, by its Hugging Face config, keeps a row from sharing with a longer one."""
+    if rope := rope_by_length(model):
         why = (
-            f"{named} turns positions by the length of all that it gets ({rope}), so rows differ"
+            f"this model turns positions by the length of all that it gets ({rope}), so rows differ"
             " from prefixes"
         )
-        raise PaddingConfigError(
-            f"padding.sharing={padding.sharing!r}: {why}. Set padding.sharing=off."
-        )
+        yield Blocker(named, why, "Choose another model, or padding.sharing=off.")
+
+
+def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine]) -> None:
+    """Refuses a model, by its Hugging Face config, whose outputs pads would change in longer rows
+    than those of the probe. ``named`` is its path with its setting, and ``engines`` are those that
+    compute it."""
     text = model.get("text_config") or model
     for engine in engines:
         if engine.strategy == "megatron":

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.savings import Blocker
 
 KNOWN_VERL = "0.9.x"
 """Versions of verl whose inner functions are known."""
@@ -18,6 +19,16 @@ KNOWN_VERL = "0.9.x"
 def is_known(version: str) -> bool:
     """Whether the inner functions of this version of verl may be replaced."""
     return version.startswith(KNOWN_VERL.removesuffix("x"))
+
+
+def unknown_verl() -> Blocker | None:
+    """What keeps inner functions of this verl from being replaced."""
+    import verl
+
+    if is_known(verl.__version__):
+        return None
+    why = f"the plan's packer replaces a function of verl {KNOWN_VERL}"
+    return Blocker(f"verl=={verl.__version__}", why, "Set padding.packer=verl.")
 
 
 @cache

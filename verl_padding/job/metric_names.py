@@ -22,6 +22,15 @@ TIMING_SECONDS = "timing_s/padding/timing"
 ROWS_SECONDS = "timing_s/padding/rows"
 UPSAMPLE_SECONDS = "timing_s/padding/upsample"
 
+# Of what the job does not compute, by the plans of its steps.
+ALL_COMPUTED_TOKENS = "padding/computed_tokens/total"
+SAVED_TOKENS = (
+    "padding/saved/shared_tokens/total",
+    "padding/saved/zero_advantage_tokens/total",
+    "padding/saved/old_log_prob_tokens/total",
+)
+SAVED_PASSES = "padding/saved/passes/total"
+
 # Of sessions.
 SESSION_SCORE = "padding/session/score/mean"
 SESSION_RESPONSE_LENGTH = "padding/session/response_length/mean"

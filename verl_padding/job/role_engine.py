@@ -262,6 +262,8 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
         engine.use_dynamic_bsz = bool(role.use_dynamic_bsz)
         for field, setting in settings.items():
             setattr(engine, field, OmegaConf.select(config, setting))
+    of_engine, prefix = f"+critic.{type(engine).strategy}", "log_prob_" if is_ref else ""
+    settings["use_dynamic_bsz"] = f"{of_engine if is_critic else section}.{prefix}use_dynamic_bsz"
     strategy = str(OmegaConf.select(config, f"{section}.strategy"))
     # The name in the class is that of its section; FSDP's has several engines, whose names begin
     # with it.

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.engine_refusals import check_engines, check_model
-from verl_padding.job.left_out import needed_by
+from verl_padding.job.engine_refusals import check_engines, check_model, length_blockers
+from verl_padding.job.left_out import old_log_prob_blockers, zero_advantage_blockers
 from verl_padding.job.model_config import (
     BRANCHING_LAYERS,
     LINEAR,
@@ -33,6 +33,7 @@ from verl_padding.job.role_engine import (
     has_reference,
     role_engines,
 )
+from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Savings
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 from verl_padding.plan.plural import plural
@@ -67,6 +68,9 @@ class VerlJob:
         """The verl mode that the job's trainer extends; by default the one that the trainer's name
         says."""
         self.padding = padding
+        self.savings = Savings(padding)
+        """What the job computes less, as far as is known: :meth:`check_models`, the workers and the
+        rows may turn off more."""
         self.may_branch = True
         """Whether rows that part may share what is before, and not only all of a row: not in layers
         in which a token depends on more than the tokens before it that attention sees, as
@@ -82,28 +86,43 @@ class VerlJob:
         """The engine of each role of the job; refused where one does not work with another or with
         the plan."""
         engines = role_engines(self.config)
-        check_engines(list(engines.values()), self.padding)
+        check_engines(list(engines.values()), self.padding, self.savings)
         return engines
 
-    def needed_by(self) -> dict[str, str]:
-        """What needs the work that each setting of :data:`LEFT_OUT` leaves out, and the fix; empty
-        if nothing does."""
+    def block_what_is_needed(self) -> None:
+        """Blocks the savings that leave out what the job's losses or estimators need."""
         job = self.step_job()
-        steps = job.optimizer_steps(job.updates[ACTOR])
-        return needed_by(
-            self.config, self.padding, steps=steps, local_updates=self.parameter_sync_step
+        needed = old_log_prob_blockers(
+            self.config,
+            self.padding.strategy,
+            steps=job.optimizer_steps(job.updates[ACTOR]),
+            local_updates=self.parameter_sync_step,
         )
+        self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_blockers(self.config))
+        self.savings.block(OLD_LOG_PROBS, needed)
 
     @property
     def leaves_out_old_log_probs(self) -> bool:
         """Whether an update takes its own log-probs for the old policy's, without a pass before
         it."""
-        return not self.padding.recompute_old_log_probs
+        return self.savings.is_on(OLD_LOG_PROBS)
 
     @property
     def skips_zero_advantage_rows(self) -> bool:
         """Whether the actor's update computes nothing for rows without an advantage."""
-        return self.padding.zero_advantage_rows == "skip"
+        return self.savings.is_on(ZERO_ADVANTAGE_ROWS)
+
+    @property
+    def shares(self) -> bool:
+        """Whether tokens that rows have in common are computed once."""
+        return self.savings.is_on(SHARING)
+
+    def epochs(self, call: str) -> int:
+        """How often a worker call goes over its rows."""
+        if not CALL_BY_NAME[call].trains:
+            return 1
+        section = self.engines[CALL_BY_NAME[call].role].section
+        return int(OmegaConf.select(self.config, f"{section}.ppo_epochs"))
 
     def updates_actor(self, step: int) -> bool:
         """Whether the actor trains in a global step: the critic may have to warm up first."""
@@ -143,18 +162,15 @@ class VerlJob:
                 for engine in reversed(self.engines.values())
                 if engine.model_section == section
             ]
-            check_model(
-                f"{section}.path={OmegaConf.select(self.config, section).path}",
-                model,
-                engines,
-                self.padding,
-            )
+            named = f"{section}.path={OmegaConf.select(self.config, section).path}"
+            self.savings.block(SHARING, length_blockers(named, model))
+            check_model(named, model, engines)
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
         self._with_states = {
             section for section, model in models.items() if has_linear_attention(model)
         }
-        if self.padding.sharing == "on" and self.may_branch:
+        if self.shares and self.may_branch:
             reasons = (self._forbids_branches(*each) for each in models.items())
             if why := next(filter(None, reasons), None):
                 self.share_whole_beginnings(why)
@@ -271,8 +287,8 @@ class VerlJob:
                 pad_tokens=pad_tokens or self.pad_length(),
                 # With the others, each call brings its own where it has one.
                 cost_model=padding.cost_model if padding.cost_model in COST_MODELS else "attention",
-                packer=padding.packer,
-                sharing=padding.sharing,
+                packer="plan" if self.savings.is_on(PACKER) else "verl",
+                sharing="on" if self.shares else "off",
                 may_branch=self.may_branch,
                 seed=padding.seed if seed is None else seed,
             )
@@ -286,7 +302,7 @@ class VerlJob:
         critic, ref = "critic" in self.engines, "ref" in self.engines
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's
         # log-prob pass.
-        log_prob = not bypass and self.padding.recompute_old_log_probs
+        log_prob = not bypass and not self.leaves_out_old_log_probs
         log_prob = log_prob or (has_reference(self.config) and not ref)
         made = {ACTOR: updates_actor, CRITIC: critic, VALUES: critic, LOG_PROB: log_prob, REF: ref}
         return [call for call, is_made in made.items() if is_made]

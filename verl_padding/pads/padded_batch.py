@@ -113,13 +113,9 @@ class PaddedBatch:
                 "workers extend verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
             )
 
-    def check_no_row_has(self, name: str, why: str) -> None:
-        """Refuses a row that has this field, with a PaddingDataError."""
-        if having := self._source.keys_with(name):
-            raise PaddingDataError(
-                f"row {having[0]!r}: has a field {name!r} ({plural(len(having), 'row')} in all): "
-                f"{why}."
-            )
+    def keys_with(self, name: str) -> list[str]:
+        """Keys of the real rows that have a field."""
+        return self._source.keys_with(name)
 
     def put_pads(self) -> None:
         """Puts all pads, with the fields that real rows have by now, in one put; none if one of

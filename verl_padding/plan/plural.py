@@ -8,4 +8,4 @@ def plural(number: int, thing: str) -> str:
     """
     if number == 1:
         return f"1 {thing}"
-    return f"{number} {thing}{'es' if thing.endswith('ch') else 's'}"
+    return f"{number} {thing}{'es' if thing.endswith(('ch', 'ss')) else 's'}"

@@ -15,7 +15,7 @@ and nothing reads it.
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -25,6 +25,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
+from verl_padding.job.savings import Blocker
 from verl_padding.pads.columns import IS_PADDING, read_column
 from verl_padding.plan.forest import common_prefix_length
 from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
@@ -98,12 +99,9 @@ def find_tree(data: TensorDict, *, branches: bool) -> PrefixTree:
     return build_tree(lengths_R, order, shared_I, before_I)
 
 
-def share_in(engine: Any) -> None:
-    """Makes the class of an engine compute the segments of its micro-batches alone.
-
-    Raises:
-        PaddingError: the engine does not make its inputs and outputs as verl 0.9's FSDP engines do.
-    """
+def engine_blockers(engine: Any) -> Iterator[Blocker]:
+    """What of an engine is not as verl 0.9's FSDP engines have it, so that its rows cannot
+    share."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     cls = type(engine)
@@ -113,13 +111,19 @@ def share_in(engine: Any) -> None:
         # The module that Python, or functools.wraps, has written on it.
         own: Any = getattr(cls, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) != FSDPEngineWithLMHead.__module__:
-            raise PaddingError(
-                f"padding.sharing='on': {cls.__name__} has a {name} of its own, not that of "
-                "verl's FSDP engines: it may read fields of rows that are not compared before "
-                f"rows share. Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it reads "
-                "no others, or set padding.sharing=off."
+            yield Blocker(
+                f"engine={cls.__name__}",
+                f"it has a {name} of its own, not that of verl's FSDP engines, and may read fields "
+                "of rows that are not compared before rows share",
+                f"Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it reads no others, or "
+                "set padding.sharing=off.",
             )
-    _wrap_methods(cls)
+
+
+def share_in(engine: Any) -> None:
+    """Makes the class of an engine that nothing blocks compute the segments of its micro-batches
+    alone."""
+    _wrap_methods(type(engine))
     patch_attention()
 
 

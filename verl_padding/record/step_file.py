@@ -26,6 +26,10 @@ FOLDER = "steps"
 checkpoints."""
 
 
+SAVINGS = "savings.txt"
+"""Which savings the job has, beside the files of its steps."""
+
+
 class Place(NamedTuple):
     """Where a worker call computes a row."""
 
@@ -122,6 +126,18 @@ def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
         "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
     )
     os.replace(written, path)
+
+
+def write_savings(folder: Path, lines: Iterable[str]) -> None:
+    """Writes which savings a job has, a line for each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SAVINGS).write_text("".join(f"{line}\n" for line in lines))
+
+
+def read_savings(folder: Path) -> list[str]:
+    """The lines that :func:`write_savings` wrote; none where it has not."""
+    path = folder / SAVINGS
+    return path.read_text().splitlines() if path.is_file() else []
 
 
 def or_null(value: Any) -> Any:

@@ -17,15 +17,16 @@ such a model share whole beginnings alone.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.model_config import LINEAR
+from verl_padding.job.savings import SHARING, Blocker
 from verl_padding.plan.transformer_cost import EXPERTS
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_tree
 from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.worker.left_out import answer_of
 from verl_padding.worker.training_workers import training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
@@ -53,22 +54,24 @@ def probe_for_leaks(
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)``
             for M-RoPE.
         shares: whether tokens are to be computed once: a shorter row's outputs have to be those of
-            the longer one's beginning then, too, and the answer (:data:`BRANCHES`) says whether
-            rows that part may share.
+            the longer one's beginning then, too, or the answer has a blocker, and
+            :data:`BRANCHES` in it says whether rows that part may share.
         fixes, multiples: role -> what to set where rows are not kept apart, and of how many
             micro-batches its engine's schedule takes multiples.
     """
 
     def probe(worker: Any) -> Any:
-        from verl.protocol import DataProto
-
-        branches = True
+        branches, found = True, []
         for role, training_worker in training_workers(worker).items():
             if role in fixes and _packs_rows(training_worker.engine_config):
-                branches &= _probe(
+                may_share = _probe(
                     role, training_worker, tuple(axes), shares, fixes[role], multiples[role]
                 )
-        return DataProto(non_tensor_batch={BRANCHES: np.array([branches])})
+                if isinstance(may_share, Blocker):
+                    found.append((SHARING, may_share))
+                else:
+                    branches &= may_share
+        return answer_of(found, **{BRANCHES: branches})
 
     return probe
 
@@ -84,9 +87,9 @@ def _packs_rows(config: Any) -> bool:
 
 def _probe(
     role: str, training_worker: Any, axes: tuple[int, ...], shares: bool, fix: str, multiple: int
-) -> bool:
+) -> bool | Blocker:
     """Refuses a model that does not keep rows apart; returns whether rows that part may share what
-    is before."""
+    is before, or why no rows may share."""
     from verl.utils.torch_dtypes import PrecisionType
 
     text = training_worker.model_config.hf_config.get_text_config()
@@ -144,11 +147,11 @@ def _probe(
         return True
     # At another place, the row is computed in another order.
     if not beginning <= max(rounding, part):
-        raise PaddingConfigError(
-            f"padding.sharing='on': in the {role}, a row's outputs are not those of a longer "
-            f"row's beginning ({model}: they differ by {beginning:.2g}, the row's own first token "
-            f"changes {own:.2g}). Set padding.sharing=off."
+        why = (
+            f"in the {role}, a row's outputs are not those of a longer row's beginning (they "
+            f"differ by {beginning:.2g}, the row's own first token changes {own:.2g})"
         )
+        return Blocker(model, why, "Set padding.sharing=off, or choose another model.")
     if not alone or not in_tree:
         return False
     return max(map(_distance, alone, in_tree)) <= max(rounding, part)

@@ -1,60 +1,87 @@
-"""What only a worker shows of what is left out: that its loss is verl's, and its model draws
-nothing in training."""
+"""What only a worker shows of what blocks a saving: a loss not verl's, a model that draws in
+training, an engine that cuts or computes rows in its own way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from verl_padding.config import PaddingConfig
-from verl_padding.errors import PaddingConfigError
+from verl_padding.job.known_verl import KNOWN_VERL
+from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Blocker
 from verl_padding.job.verl_losses import losses_that
-from verl_padding.worker.training_workers import for_training_workers
+from verl_padding.prefix_sharing.engine import engine_blockers
+from verl_padding.worker.plan_packer import PATCHED, module_of
+from verl_padding.worker.training_workers import training_workers
+
+BLOCKERS = "blockers"
+"""Name of what workers answer: of each rank a tuple of (saving, blocker)."""
+NamedBlockers = Iterator[tuple[str, Blocker]]
 
 
-def check_left_out(padding: PaddingConfig) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``, before the loss is wrapped.
+def find_blockers(savings: Collection[str]) -> Callable[[Any], Any]:
+    """For verl's ``execute_with_func_generator``, before the loss is wrapped: answers what of its
+    training workers blocks one of these savings."""
 
-    A PaddingConfigError if the actor's loss is not the one that is known to do without what the job
-    leaves out, or its model gives other log-probs while it trains.
-    """
+    def find(worker: Any) -> Any:
+        found: list[tuple[str, Blocker]] = []
+        for role, training_worker in training_workers(worker).items():
+            found += _of_engine(training_worker.engine, savings)
+            if role == "actor":
+                found += _of_loss(training_worker.loss_fn, savings)
+                if OLD_LOG_PROBS in savings:
+                    found += _of_noise(training_worker.engine.module)
+        return answer_of(found)
 
-    @for_training_workers
-    def check(role: str, training_worker: Any) -> None:
-        from verl.trainer.ppo.core_algos import get_policy_loss_fn
-        from verl.workers.utils.losses import ppo_loss
+    return find
 
-        skips = padding.zero_advantage_rows == "skip"
-        left_out = [f"padding.zero_advantage_rows={padding.zero_advantage_rows!r}"] if skips else []
-        if not padding.recompute_old_log_probs:
-            left_out.append("padding.recompute_old_log_probs=False")
-        if role != "actor" or not left_out:
-            return
-        loss = training_worker.loss_fn
-        admitted = losses_that(
-            lambda each: each.is_zero_without_advantage if skips else each.reads_old_log_probs_alone
-        )
-        is_verls = isinstance(loss, partial) and loss.func is ppo_loss and "config" in loss.keywords
-        if (
-            is_verls
-        ):  # what it calls may be another one by now, or the user's own under a name of verl's
-            mode = loss.keywords["config"].policy_loss.loss_mode
-            loss = get_policy_loss_fn(mode)
-            is_verls = mode in admitted and loss.__module__.startswith("verl.")
-        if not is_verls:
-            raise PaddingConfigError(
-                f"{left_out[0]}: the actor's loss is {loss!r}, which may add something for the "
-                "rows, or read the log-probs, that are left out. Use a policy loss of verl's "
-                f"that admits it, or leave {left_out[0]} out."
-            )
-        if not padding.recompute_old_log_probs and (where := _noise(training_worker.engine.module)):
-            raise PaddingConfigError(
-                f"{left_out[-1]}: the actor has {where} while it trains, so an update's log-probs "
-                "are not those of a pass. Set it to 0, or padding.recompute_old_log_probs=True."
-            )
 
-    return check
+def answer_of(found: Collection[tuple[str, Blocker]], **others: Any) -> Any:
+    """A rank's answer, of a class that verl can concatenate over ranks, with these values beside
+    it."""
+    from verl.protocol import DataProto
+
+    of_rank = np.empty(1, dtype=object)
+    of_rank[0] = tuple(found)
+    beside = {name: np.array([value]) for name, value in others.items()}
+    return DataProto(non_tensor_batch={BLOCKERS: of_rank, **beside})
+
+
+def _of_engine(engine: Any, savings: Collection[str]) -> NamedBlockers:
+    if PACKER in savings and PATCHED not in module_of(engine):
+        why = f"it does not cut micro-batches as the engines of verl {KNOWN_VERL} do"
+        fix = "Set padding.packer=verl."
+        yield PACKER, Blocker(f"engine={type(engine).__name__}", why, fix)
+    if SHARING in savings:
+        yield from ((SHARING, blocker) for blocker in engine_blockers(engine))
+
+
+def _of_loss(loss: Any, savings: Collection[str]) -> NamedBlockers:
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.utils.losses import ppo_loss
+
+    mode = None
+    if isinstance(loss, partial) and loss.func is ppo_loss and "config" in loss.keywords:
+        # What it calls may be another one by now, or the user's own under a name of verl's.
+        mode = loss.keywords["config"].policy_loss.loss_mode
+        loss = get_policy_loss_fn(mode)
+        mode = mode if loss.__module__.startswith("verl.") else None
+    admitting = {
+        ZERO_ADVANTAGE_ROWS: losses_that(lambda each: each.is_zero_without_advantage),
+        OLD_LOG_PROBS: losses_that(lambda each: each.reads_old_log_probs_alone),
+    }
+    for saving, admitted in admitting.items():
+        if saving in savings and mode not in admitted:
+            why = "it may add something for the rows, or read the log-probs, that are left out"
+            fix = f"Use one of {', '.join(admitted)} of verl's."
+            yield saving, Blocker(f"the actor's loss={mode or loss!r}", why, fix)
+
+
+def _of_noise(module: Any) -> NamedBlockers:
+    if where := _noise(module):
+        why = "the actor draws while it trains, so an update's log-probs are not those of a pass"
+        yield OLD_LOG_PROBS, Blocker(where, why, "Set it to 0.")
 
 
 def _noise(modules: Any) -> str | None:

@@ -16,8 +16,7 @@ from typing import Any
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.job.known_verl import KNOWN_VERL
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, SHARED, read_column
 from verl_padding.prefix_sharing.engine import find_tree, share_in
 from verl_padding.prefix_sharing.row_inputs import TOKENS
@@ -39,18 +38,18 @@ def install(*, shares: bool) -> Callable[[Any], Any]:
 
     @for_training_workers
     def patch(role: str, training_worker: Any) -> None:
-        engine = training_worker.engine
-        module = inspect.unwrap(type(engine).forward_backward_batch).__globals__
-        if PATCHED not in module:
-            raise PaddingError(
-                f"padding.packer='plan': {type(engine).__name__} does not cut micro-batches as "
-                f"the engines of verl {KNOWN_VERL} do. Set padding.packer=verl."
-            )
+        module = module_of(training_worker.engine)
         module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]))
         if shares:
-            share_in(engine)
+            share_in(training_worker.engine)
 
     return patch
+
+
+def module_of(engine: Any) -> dict[str, Any]:
+    """The names of the module that cuts an engine's micro-batches."""
+    names: dict[str, Any] = inspect.unwrap(type(engine).forward_backward_batch).__globals__
+    return names
 
 
 def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:

@@ -1,0 +1,229 @@
+"""Which savings a job has with ``auto``: those that it could ask for, and no others."""
+
+import ast
+import json
+import re
+import sys
+from contextlib import suppress
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+import verl_padding
+from tests.support.verl_config import DYNAMIC, compose_job
+from verl_padding.driver.job_check import check_job
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job import savings
+from verl_padding.job.savings import (
+    OLD_LOG_PROBS,
+    SAVINGS,
+    SHARING,
+    ZERO_ADVANTAGE_ROWS,
+    Blocker,
+)
+from verl_padding.on_cpu.tiny_models import make_tiny_model
+
+A, R, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+MODEL, LOSS, V1 = "actor_rollout_ref.model", f"{A}.policy_loss", "trainer.v1"
+CORRECTION, ESTIMATOR = "algorithm.rollout_correction", "algorithm.adv_estimator"
+KL, GAE = f"{A}.use_kl_loss=true", f"{ESTIMATOR}=gae"
+ONE_STEP = (
+    *DYNAMIC,
+    "data.train_batch_size=8",
+    f"{A}.ppo_mini_batch_size=8",
+    f"{R}.calculate_log_probs=false",
+)
+"""A job of GRPO that admits every saving."""
+FIXED = (
+    f"{A}.use_dynamic_bsz=false",
+    f"{R}.log_prob_use_dynamic_bsz=false",
+    f"{A}.ppo_micro_batch_size_per_gpu=4",
+    f"{R}.log_prob_micro_batch_size_per_gpu=8",
+)
+FIXED_REF = (
+    KL,
+    f"{REF}.log_prob_use_dynamic_bsz=false",
+    f"{REF}.log_prob_micro_batch_size_per_gpu=2",
+)
+MEGATRON = ("model_engine=megatron",)
+SCHEDULER = (
+    *MEGATRON,
+    f"{A}.megatron.dynamic_context_parallel=true",
+    f"{A}.megatron.max_seqlen_per_dp_cp_rank=4096",
+    f"{A}.megatron.context_parallel_size=2",
+)
+SEPARATE = (
+    f"{V1}.trainer_mode=separate_async",
+    f"{R}.nnodes=1",
+    f"{V1}.separate_async.parameter_sync_step=1",
+)
+SEVERAL_UPDATES = (
+    *SEPARATE[:2],
+    f"{V1}.separate_async.parameter_sync_step=2",
+    "data.train_batch_size=16",
+)
+DISTILLATION = ("distillation.enabled=true",)
+BLOCKING = {
+    "nothing": (),
+    "own loss": (f"{LOSS}.loss_mode=own",),
+    "own estimator": (f"{ESTIMATOR}=own",),
+    "fixed sizes": FIXED,
+    "fixed sizes of the reference": FIXED_REF,
+    "no packing": (f"{MODEL}.use_remove_padding=false",),
+    "megatron": MEGATRON,
+    "scheduler": SCHEDULER,
+    "verl's packer": ("padding.packer=verl",),
+    "normalized weights": (
+        f"{LOSS}.loss_mode=bypass_mode",
+        f"+{LOSS}.rollout_correction.rollout_is_batch_normalize=true",
+    ),
+    "kl": (KL,),
+    "entropy": (f"{A}.entropy_coeff=0.01",),
+    "entropy metric": (f"{A}.calculate_entropy=true",),
+    "distillation": DISTILLATION,
+    "lcm": ("padding.strategy=lcm", f"{R}.n=2"),
+    "two steps": (f"{A}.ppo_mini_batch_size=4",),
+    "two epochs": (f"{A}.ppo_epochs=2",),
+    "two local updates": SEVERAL_UPDATES,
+    "replayed routes": (*MEGATRON, f"{A}.megatron.router_replay.mode=R2"),
+    "bypass": (f"{CORRECTION}.bypass_mode=true",),
+    "weights of the rollout": (f"{CORRECTION}.rollout_is=token",),
+    "rejection": (f"{CORRECTION}.rollout_rs=token_k1",),
+    "log-probs of the rollout": (f"{R}.calculate_log_probs=true",),
+    "kl in the reward": ("algorithm.use_kl_in_reward=true",),
+    **{f"loss {name}": (f"{LOSS}.loss_mode={name}",) for name in sorted(POLICY_LOSS_REGISTRY)},
+    **{f"by {name}": (f"{ESTIMATOR}={name}",) for name in sorted(map(str, ADV_ESTIMATOR_REGISTRY))},
+}
+"""Jobs that lack a saving, each for a reason of its own: all the settings that refuse one."""
+
+
+@pytest.fixture(autouse=True)
+def _own_functions(monkeypatch):
+    def own(*args, **kwargs):
+        raise NotImplementedError
+
+    for registry in ("POLICY_LOSS_REGISTRY", "ADV_ESTIMATOR_REGISTRY"):
+        monkeypatch.setattr(core_algos, registry, {**getattr(core_algos, registry), "own": own})
+
+
+def fast(*overrides):
+    return check_job(compose_job("+padding=fast", *ONE_STEP, *overrides))
+
+
+def is_admitted(name: str, *overrides: str) -> bool:
+    """Whether a job that asks for a saving starts; a refusal for another reason is an error."""
+    packer = "auto" if name != "packer" else "plan"
+    asked = [f"padding.packer={packer}", f"padding.{name}={str(SAVINGS[name].on).lower()}"]
+    job = compose_job("+padding=prompt", *ONE_STEP, *asked, *overrides)
+    with suppress(PaddingConfigError):
+        return bool(check_job(job))
+    with pytest.raises(PaddingConfigError, match=rf"^padding\.{name}="):
+        check_job(job)
+    return False
+
+
+def assert_on_where_admitted(*overrides: str) -> None:
+    job = fast(*overrides)
+    for name in SAVINGS:
+        if name == "packer" and "padding.packer=verl" in overrides:
+            continue
+        if name == "packer" and set(FIXED) <= set(overrides):
+            assert not job.savings.is_on(name), "admitted, but there is nothing to cut"
+            continue
+        assert job.savings.is_on(name) == is_admitted(name, *overrides), (name, overrides)
+
+
+@pytest.mark.parametrize("overrides", BLOCKING.values(), ids=BLOCKING.keys())
+def test_auto_is_on_exactly_where_a_job_could_ask_for_it(overrides):
+    assert_on_where_admitted(*overrides)
+
+
+PAIRED = ("kl", "two steps", "no packing", "megatron", "distillation", "lcm", "own loss")
+
+
+@pytest.mark.parametrize("pair", combinations(PAIRED, 2), ids=" and ".join)
+def test_so_it_is_where_two_things_block(pair):
+    assert_on_where_admitted(*BLOCKING[pair[0]], *BLOCKING[pair[1]])
+
+
+KINDS = {
+    "defaults of verl": (
+        (f"{R}.calculate_log_probs=true", f"{A}.ppo_mini_batch_size=4"),
+        {OLD_LOG_PROBS: [f"{A}.ppo_mini_batch_size=4", f"{R}.calculate_log_probs=True"]},
+    ),
+    "gae with a critic": ((GAE,), {}),
+    "lora": ((f"{MODEL}.lora_rank=4",), {}),
+    "kl in the loss": ((KL,), {ZERO_ADVANTAGE_ROWS: [f"{A}.use_kl_loss=True"]}),
+    "distillation": (
+        DISTILLATION,
+        {
+            ZERO_ADVANTAGE_ROWS: ["distillation.enabled=True"],
+            OLD_LOG_PROBS: ["distillation.enabled=True"],
+        },
+    ),
+    "vision": (("qwen3_vl",), {}),
+    "mixture": (("qwen3_moe",), {}),
+    "megatron": (MEGATRON, {SHARING: [f"{A}.strategy=megatron"]}),
+    "separate_async": (SEPARATE, {}),
+    "a loss of its own": (
+        (f"{LOSS}.loss_mode=own",),
+        {ZERO_ADVANTAGE_ROWS: [f"{LOSS}.loss_mode=own"], OLD_LOG_PROBS: [f"{LOSS}.loss_mode=own"]},
+    ),
+}
+"""Kind of job -> its overrides, or the kind of its tiny model; and savings that are off, each with
+the settings that keep it off."""
+
+
+@pytest.mark.parametrize(("overrides", "off"), KINDS.values(), ids=KINDS.keys())
+def test_the_block_of_a_job_names_what_is_on_and_what_keeps_the_rest_off(overrides, off, tmp_path):
+    if overrides[0].startswith("qwen"):
+        overrides = [f"{MODEL}.path={make_tiny_model(overrides[0], tmp_path)}"]
+    job = fast(*overrides)
+    assert job.savings.on == [name for name in SAVINGS if name not in off]
+    for name, line in zip(SAVINGS, job.savings.lines(), strict=True):
+        what, _, state = line.partition(": ")
+        assert what == SAVINGS[name].what
+        if name not in off:
+            assert state == f"on (padding.{name}=auto)"
+            continue
+        assert [blocker.setting for blocker in job.savings.blockers[name]] == off[name]
+        settings = re.findall(r"\S+=\S+(?=: )", state)
+        assert (state[:5], settings) == ("off: ", off[name]), "each is named once"
+
+
+def test_an_explicit_value_is_kept_and_shown():
+    lines = fast("padding.sharing=off", "padding.packer=plan").savings.lines()
+    assert lines[0].endswith(": on (padding.packer=plan)")
+    assert ": off: padding.sharing=off. " in lines[1]
+
+
+def test_these_jobs_meet_every_blocker_that_a_config_can_show(monkeypatch, tmp_path):
+    package = Path(verl_padding.__file__).parent
+    calls = {
+        (path.name, node.lineno)
+        for path in (package / "job").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Blocker"
+    }
+    met = set()
+    init = Blocker.__init__
+
+    def noted(self, *args, **kwargs):
+        frame = sys._getframe(1)
+        met.add((Path(frame.f_code.co_filename).name, frame.f_lineno))
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(savings.Blocker, "__init__", noted)
+    for overrides in BLOCKING.values():
+        fast(*overrides)
+    with pytest.raises(PaddingConfigError):
+        fast(*SCHEDULER, "padding.timing=true")
+    rope = {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    (tmp_path / "config.json").write_text(json.dumps(rope))
+    assert not fast(f"{MODEL}.path={tmp_path}").shares
+    monkeypatch.setattr("verl.__version__", "0.10.0")
+    assert not fast().savings.is_on("packer")
+    assert calls <= met, calls - met

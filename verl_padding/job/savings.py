@@ -1,0 +1,117 @@
+"""Which savings a job has, that change none of its results, and what keeps the others off.
+
+All that refuses a saving gives a :class:`Blocker` to :meth:`Savings.block`. A saving that the job
+asks for is refused there; one that is ``auto`` stays off, and the blocker is shown.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_padding.config import AUTO, PaddingConfig
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job import metric_names as names
+from verl_padding.job.calls import ACTOR
+from verl_padding.plan.plural import plural
+
+PACKER, SHARING = "packer", "sharing"
+ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS = "zero_advantage_rows", "recompute_old_log_probs"
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """Why a job cannot have a saving."""
+
+    setting: str
+    """With its value: ``actor_rollout_ref.actor.use_kl_loss=True``."""
+    why: str
+    fix: str
+    """What would have to change, as a sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.why}. {self.fix}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """A setting with which a job computes less, or waits less."""
+
+    on: str | bool
+    off: str | bool
+    what: str
+    """What is saved, or how."""
+
+
+SAVINGS = {
+    PACKER: Saving(on="plan", off="verl", what="micro-batches by the plan"),
+    SHARING: Saving(on="on", off="off", what="shared tokens computed once"),
+    ZERO_ADVANTAGE_ROWS: Saving(
+        on="skip", off="compute", what="update without zero-advantage rows"
+    ),
+    OLD_LOG_PROBS: Saving(on=False, off=True, what="no pass for old log-probs"),
+}
+"""Setting below ``padding`` -> the saving; one that needs another comes after it."""
+
+
+class Savings:
+    """The savings of a job. Each that is ``auto`` is on until something blocks it."""
+
+    def __init__(self, padding: PaddingConfig):
+        self._values: dict[str, Any] = {name: getattr(padding, name) for name in SAVINGS}
+        self.blockers: dict[str, list[Blocker]] = {name: [] for name in SAVINGS}
+        """What keeps each off, or would if it were asked for."""
+
+    def is_on(self, name: str) -> bool:
+        """Whether the job has this saving, as far as is known by now."""
+        return self._values[name] in (AUTO, SAVINGS[name].on) and not self.blockers[name]
+
+    @property
+    def on(self) -> list[str]:
+        """The savings that the job has."""
+        return [name for name in SAVINGS if self.is_on(name)]
+
+    def block(self, name: str, blockers: Iterable[Blocker]) -> None:
+        """Turns a saving off; a PaddingConfigError if the job asks for it."""
+        for blocker in blockers:
+            if self._values[name] == SAVINGS[name].on:
+                raise PaddingConfigError(f"padding.{name}={self._values[name]!r}: {blocker}")
+            if blocker not in self.blockers[name]:
+                self.blockers[name].append(blocker)
+
+    def decline(self, name: str, blocker: Blocker) -> None:
+        """Turns off a saving that would have no effect, unless the job asks for it."""
+        if self._values[name] != SAVINGS[name].on:
+            self.block(name, [blocker])
+
+    def lines(self) -> list[str]:
+        """A line for each saving: on or off, by which settings, and what would have to change."""
+        return [f"{saving.what}: {self._state(name)}" for name, saving in SAVINGS.items()]
+
+    def _state(self, name: str) -> str:
+        if self.is_on(name):
+            return f"on (padding.{name}={self._values[name]})"
+        if self.blockers[name]:
+            return "off: " + " ".join(map(str, self.blockers[name]))
+        return f"off: padding.{name}={self._values[name]}. The job admits padding.{name}=auto."
+
+
+def saved_line(totals: Mapping[str, float]) -> str:
+    """What savings have left out, of the sums of a run's metrics over its steps; "" of a run that
+    was not counted.
+
+    >>> saved_line({"padding/computed_tokens/total": 60, "padding/saved/shared_tokens/total": 40})
+    'saved 40 of 100 tokens (40%): 40 that rows share'
+    """
+    if names.ALL_COMPUTED_TOKENS not in totals:
+        return ""
+    by_saving = {name: int(totals.get(name, 0)) for name in names.SAVED_TOKENS}
+    shared, idle, passes = by_saving.values()
+    saved = shared + idle + passes
+    of = saved + int(totals[names.ALL_COMPUTED_TOKENS])
+    rows = int(totals.get(names.LEFT_OUT_ROWS.format(update=ACTOR), 0))
+    n_passes = int(totals.get(names.SAVED_PASSES, 0))
+    parts = [f"{shared:,} that rows share"] * bool(shared)
+    parts += [f"{idle:,} of {plural(rows, 'row')} without an advantage"] * bool(rows)
+    parts += [f"{passes:,} of {plural(n_passes, 'pass')} not made"] * bool(n_passes)
+    listed = f": {', '.join(parts)}" if parts else ""
+    return f"saved {saved:,} of {of:,} tokens ({saved / max(of, 1):.0%}){listed}"
