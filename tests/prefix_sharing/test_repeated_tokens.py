@@ -177,7 +177,7 @@ def images(first: float, later: float) -> list[dict]:
         ({"multi_modal_inputs": images(0.0, 1.0)}, 0),
     ],
 )
-def test_a_row_is_believed_and_other_routes_or_images_mask_nothing(fields, repeated):
+def test_extends_decides_and_other_routes_or_images_mask_nothing(fields, repeated):
     batch = put(**fields)
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     assert mask_repeated_tokens(batch, PrefixDetection(batch, tokens_R, may_have_images=True)) == (
