@@ -17,13 +17,8 @@ from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import savings
-from verl_padding.job.savings import (
-    OLD_LOG_PROBS,
-    SAVINGS,
-    SHARING,
-    ZERO_ADVANTAGE_ROWS,
-    Blocker,
-)
+from verl_padding.job.blocker import Blocker
+from verl_padding.job.savings import OLD_LOG_PROBS, SAVINGS, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 A, R, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"

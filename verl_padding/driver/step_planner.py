@@ -15,9 +15,10 @@ from verl_padding.driver.step_record import LocalUpdate
 from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
+from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME
 from verl_padding.job.loss_weightings import loss_weightings
-from verl_padding.job.savings import OLD_LOG_PROBS, Blocker
+from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order

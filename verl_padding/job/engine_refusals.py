@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import FLASH_ATTN, FSDP
+from verl_padding.job.blocker import Blocker
 from verl_padding.job.known_verl import unknown_verl
 from verl_padding.job.model_config import (
     has_linear_attention,
@@ -24,7 +25,7 @@ from verl_padding.job.model_config import (
 )
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
-from verl_padding.job.savings import PACKER, SHARING, Blocker, Savings
+from verl_padding.job.savings import PACKER, SHARING, Savings
 
 FLASH_ATTENTION = re.compile(r"flash_attention_\d+|sdpa|[\w.-]+/[\w.-]*flash-attn[^/:]*")
 """Attentions that transformers runs by one function, which verl replaces: its own, whole kernels of

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.savings import Blocker
+from verl_padding.job.blocker import Blocker
 
 KNOWN_VERL = "0.9.x"
 """Versions of verl whose inner functions are known."""

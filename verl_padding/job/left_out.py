@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.job.blocker import Blocker
 from verl_padding.job.loss_weightings import CORRECTION, LOSS_MODE
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
-from verl_padding.job.savings import Blocker
 from verl_padding.job.verl_losses import ESTIMATORS, losses_that, of_verl
 from verl_padding.plan import STRATEGIES
 

@@ -1,6 +1,6 @@
 """Which savings a job has, that change none of its results, and what keeps the others off.
 
-All that refuses a saving gives a :class:`Blocker` to :meth:`Savings.block`. A saving that the job
+All that refuses a saving gives a ``Blocker`` to :meth:`Savings.block`. A saving that the job
 asks for is refused there; one that is ``auto`` stays off, and the blocker is shown.
 """
 
@@ -11,25 +11,12 @@ from typing import Any
 from verl_padding.config import AUTO, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import metric_names as names
+from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan.plural import plural
 
 PACKER, SHARING = "packer", "sharing"
 ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS = "zero_advantage_rows", "recompute_old_log_probs"
-
-
-@dataclass(frozen=True)
-class Blocker:
-    """Why a job cannot have a saving."""
-
-    setting: str
-    """With its value: ``actor_rollout_ref.actor.use_kl_loss=True``."""
-    why: str
-    fix: str
-    """What would have to change, as a sentence."""
-
-    def __str__(self) -> str:
-        return f"{self.setting}: {self.why}. {self.fix}"
 
 
 @dataclass(frozen=True, kw_only=True)

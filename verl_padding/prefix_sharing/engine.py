@@ -25,7 +25,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
-from verl_padding.job.savings import Blocker
+from verl_padding.job.blocker import Blocker
 from verl_padding.pads.columns import IS_PADDING, read_column
 from verl_padding.plan.forest import common_prefix_length
 from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention

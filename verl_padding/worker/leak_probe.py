@@ -21,8 +21,9 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.blocker import Blocker
 from verl_padding.job.model_config import LINEAR
-from verl_padding.job.savings import SHARING, Blocker
+from verl_padding.job.savings import SHARING
 from verl_padding.plan.transformer_cost import EXPERTS
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_tree
 from verl_padding.prefix_sharing.tree import TREE

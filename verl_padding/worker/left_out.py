@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_padding.job.blocker import Blocker
 from verl_padding.job.known_verl import KNOWN_VERL
-from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Blocker
+from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.prefix_sharing.engine import engine_blockers
 from verl_padding.worker.plan_packer import PATCHED, module_of
