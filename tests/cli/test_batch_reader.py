@@ -52,6 +52,8 @@ def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
         ("[1]", "TypeError"),
         ("\udcff", "UnicodeDecodeError"),
         ({"prompt": "a", "session": 0, "prompt_tokens": 4}, "KeyError"),
+        ({**ROW, "prompt_tokens": 4, "response_tokens": 2}, r"its lengths differ: \[5, 6\]"),
+        ({**ROW, "token_ids": [1, 2]}, r"its lengths differ: \[2, 5\]"),
     ],
 )
 def test_a_line_that_is_not_a_row_is_refused_with_its_number_and_cause(line, cause):

@@ -133,7 +133,7 @@ def test_masks_are_cut_before_anything_reads_them(caplog):
     trainer._balance_batch(batch, metrics)
     assert masks_of(batch) == [[1], [0, 0, 1], *MASKS[2:]]
     assert metrics["padding/repeated_tokens/total"] == 1
-    assert "1 sampled token of later rows" in caplog.text
+    assert "padding.repeated_tokens=once" in caplog.text
     weight_of = dict(zip(batch.keys, trainer.steps.current._padded.weights("actor"), strict=True))
     # With token-mean, a token of a session of three weighs two thirds of one in a session of two.
     assert weight_of["a_0_0"] == weight_of["a_0_1"] == pytest.approx(weight_of["a_1_0"] * 2 / 3)
@@ -173,6 +173,7 @@ def images(first: float, later: float) -> list[dict]:
         ({"extra_fields": [{}, {}, {"extends": 0}, *[{}] * 2]}, 0),
         ({"routed_experts": routes(0, 0)}, 1),
         ({"routed_experts": routes(0, 1)}, 0),
+        ({"teacher_logprobs": [each[..., 0].float() for each in routes(0, 1)]}, 1),
         ({"multi_modal_inputs": images(0.0, 0.0)}, 1),
         ({"multi_modal_inputs": images(0.0, 1.0)}, 0),
     ],

@@ -154,15 +154,19 @@ def read_rows(
 def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
+    ids, lengths = entry.get("token_ids"), []
     if "token_ids" in entry:
-        ids = entry["token_ids"]
         numbers = np.array(ids)
         if numbers.ndim != 1 or (len(ids) and (numbers.dtype.kind != "i" or numbers.min() < 0)):
             raise ValueError("token ids are whole numbers from 0")
-        return _Row(line, key, len(ids), ids)
+        lengths.append(len(ids))
     if "tokens" in entry:
-        return _Row(line, key, entry["tokens"], None)
-    return _Row(line, key, entry["prompt_tokens"] + entry["response_tokens"], None)
+        lengths.append(entry["tokens"])
+    if "prompt_tokens" in entry or not lengths:
+        lengths.append(entry["prompt_tokens"] + entry["response_tokens"])
+    if len(set(lengths)) > 1:
+        raise ValueError(f"its lengths differ: {lengths}")
+    return _Row(line, key, lengths[0], ids)
 
 
 def _dumped_row(entry: Mapping[str, Any], line: int, tokenize: Tokenize | None) -> _Row:

@@ -80,13 +80,15 @@ class TrainingSteps:
         if step.repeated_tokens:
             self._planner.log_once(
                 f"step {step.number.global_step}: "
-                f"{plural(step.repeated_tokens, 'sampled token')} of later rows of a session are "
-                "in an earlier one behind the same beginning, and are trained there alone "
-                f"(padding.repeated_tokens=once). {names.REPEATED_TOKENS} counts them.",
+                f"{plural(step.repeated_tokens, 'sampled token')} repeated from earlier rows of "
+                "their sessions, masked because of padding.repeated_tokens=once. "
+                f"{names.REPEATED_TOKENS} counts them.",
                 about="repeated tokens",
             )
         if not step.check_fields():
+            repeated = step.repeated_tokens
             step = self._planner.plan(batch, self._number())
+            step.repeated_tokens = repeated  # masked by now, so none is found again
         self._show_savings()
         # What an agent loop cannot say is refused before any call.
         if self._job.padding.advantages == "session":

@@ -37,7 +37,7 @@ CONVOLUTION, RULE = "causal_conv1d_fn", "chunk_gated_delta_rule"
 """What a layer mixes tokens by."""
 CHUNK = 64
 """Tokens that rules compute at once; transformers' fills up a row to a multiple."""
-OF_ROWS = ("initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu")
+REPLACED_ARGUMENTS = ("initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu")
 """Arguments of a rule that a tree has other values for."""
 
 
@@ -133,12 +133,11 @@ def _segments(tree: PrefixTree, tokens: int) -> list[tuple[Int64s, int]]:
 
 
 def linear_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a model that mix tokens by a gated delta rule behind a convolution."""
-    return (
-        module
-        for module in model.modules()
-        if hasattr(module, CONVOLUTION) and hasattr(module, RULE)
-    )
+    """The modules of a model that mix tokens by a gated delta rule behind a convolution.
+
+    A module that wraps such a layer, as FSDP's do, answers for its attributes, but has none.
+    """
+    return (module for module in model.modules() if {CONVOLUTION, RULE} <= vars(module).keys())
 
 
 def patch_linear_attention(model: nn.Module) -> list[nn.Module]:
@@ -203,7 +202,7 @@ def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., An
         if tree is None:
             return rule(query, key, value, g=g, beta=beta, **kwargs)
         tree.attended.add((id(layer), RULE))
-        kwargs = {name: each for name, each in kwargs.items() if name not in OF_ROWS}
+        kwargs = {name: each for name, each in kwargs.items() if name not in REPLACED_ARGUMENTS}
         pieces: Pieces = tree.once(cut_pieces, query.shape[1], query.device)
         levels, parts = pieces.levels, (query, key, value, g, beta)
         if len(levels) > 1:
