@@ -190,12 +190,11 @@ def set_adam_eps(worker: Any) -> DataProto:
 def with_shared_heads(folder: Path, vocab_size: int = 320) -> Path:
     """The tiny model of a folder, with layers, heads and a vocabulary that ranks of each shape can
     share."""
-    kinds = AutoConfig.from_pretrained(folder).layer_types
-    shared = {
-        "num_key_value_heads": 2,
-        "num_hidden_layers": LAYERS,
-        "layer_types": (kinds * LAYERS)[:LAYERS],
-    }
+    # A mixture of experts has layers of one kind, and does not say so.
+    kinds = getattr(AutoConfig.from_pretrained(folder), "layer_types", None)
+    shared: dict[str, Any] = {"num_key_value_heads": 2, "num_hidden_layers": LAYERS}
+    if kinds:
+        shared["layer_types"] = (kinds * LAYERS)[:LAYERS]
     config = AutoConfig.from_pretrained(folder, vocab_size=vocab_size, **shared)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
