@@ -154,8 +154,10 @@ def read_rows(
 def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
-    ids, lengths = entry.get("token_ids"), []
+    ids: list[int] | None = None
+    lengths = []
     if "token_ids" in entry:
+        ids = entry["token_ids"]
         numbers = np.array(ids)
         if numbers.ndim != 1 or (len(ids) and (numbers.dtype.kind != "i" or numbers.min() < 0)):
             raise ValueError("token ids are whole numbers from 0")
