@@ -14,9 +14,7 @@ takes is linear layers.
 
 *idle*: 128 prompts of eight rollouts, of which 0, 30 and 60 % of the tokens have no advantage, with
 and without them (``padding.zero_advantage_rows=skip``), and without the pass before the update
-(``padding.recompute_old_log_probs=false``); and all together, on a thinking agent's sessions, 60 %
-idle, where stock verl gets a mini-batch that holds all rows, so that it takes one step, too. The
-gradient norms of a case's sides must be equal.
+(``padding.recompute_old_log_probs=false``). The gradient norms of a case's sides must be equal.
 
 *hybrid*: the sessions of 4 and 8 calls of *trees*, of texts four times as long, by a model with
 linear attention, whose packed rows are apart on both sides.
@@ -66,9 +64,7 @@ WITH_PASS = replace(ROWS, name="with the pass", old_log_probs="pass")
 NO_PASS = replace(ROWS, name="without the pass", old_log_probs="update")
 LEAN = replace(NO_PASS, name="without pass and idle rows", skips_idle=True)
 STOCK_PASS = replace(STOCK, old_log_probs="pass", has_terms=False)
-TREES_PASS = replace(WITH_PASS, name="trees", sharing="on")
-LEAN_TREES = replace(LEAN, name="trees, without idle rows and pass", sharing="on")
-FAST = replace(LEAN_TREES, name="fast")
+FAST = replace(LEAN, name="fast", sharing="on")
 
 
 def long_tailed() -> dict[str, Case]:
@@ -195,39 +191,21 @@ def draw_prompt(
 
 
 def idle_cases() -> dict[str, Case]:
-    """Rollouts with idle rows, and everything together."""
+    """Rollouts with idle rows."""
     draw = random.Random(0)
 
-    def drawn(session: Session, prompts: int, sessions: int, tokens: tuple[int, int]) -> list[Row]:
-        firsts = [random_tokens(draw, *tokens) for _ in range(prompts)]
-        return [
-            row
-            for p, first in enumerate(firsts)
-            for row in draw_prompt(draw, session, sessions, first, f"p{p}")[0]
-        ]
-
-    rollouts = drawn(rollout, 128, 8, (20, 60))
-    thinking = drawn(partial(thinking_session, 4), 5, 4, (200, 300))
+    firsts = [random_tokens(draw, 20, 60) for _ in range(128)]
+    rollouts = [
+        row
+        for prompt, first in enumerate(firsts)
+        for row in draw_prompt(draw, rollout, 8, first, f"p{prompt}")[0]
+    ]
     one_step = Case(rows=rollouts, prompts=128, sessions=8, mini_prompts=128, sides=(ROWS, SKIP))
     cases = {
         f"{share:.0%} idle": replace(one_step, idle=idle_rows(rollouts, share))
         for share in (0.0, 0.3, 0.6)
     }
     cases["pass"] = replace(cases["60% idle"], sides=(WITH_PASS, NO_PASS, LEAN))
-    cases["all together"] = Case(
-        rows=thinking,
-        prompts=1,
-        sessions=len(thinking) + len(thinking) % RANKS,
-        mini_prompts=1,
-        idle=idle_rows(thinking, 0.6),
-        sides=(
-            replace(STOCK_PASS, name=ALL_PAIRS.name, all_pairs=True),
-            STOCK_PASS,
-            TREES_PASS,
-            replace(TREES_PASS, name="trees, without idle rows", skips_idle=True),
-            LEAN_TREES,
-        ),
-    )
     return cases
 
 

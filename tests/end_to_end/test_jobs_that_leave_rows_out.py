@@ -4,7 +4,9 @@ compute them."""
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.end_to_end.test_beside_stock import weights_in
 from tests.end_to_end.test_runs_repeat import STEPS, assert_metrics_agree, rollouts
 from tests.support.jobs import JobFacts, run_job
 from tests.support.tolerance import ADAM_EPS
@@ -66,24 +68,38 @@ def test_a_job_with_the_updates_own_log_probs_trains_as_with_the_pass(tmp_path):
     assert_trained_alike(lean, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
 
 
-def test_a_fast_job_trains_as_one_of_prompts_alone(tmp_path):
-    one_step = "actor_rollout_ref.actor.ppo_mini_batch_size=6"
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_fast_job_trains_as_one_of_prompts_alone(mode, tmp_path):
     plain, fast = (
-        run(tmp_path / flag, one_step, flags=(f"+padding={flag}",)) for flag in ("prompt", "fast")
+        run(
+            tmp_path / flag,
+            f"trainer.v1.trainer_mode={mode}",
+            # No prompts beside those of the step, so that time does not decide which end first.
+            "trainer.v1.colocate_async.num_warmup_batches=0",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=6",
+            f"trainer.default_local_dir={tmp_path / flag / 'checkpoints'}",
+            f"trainer.save_freq={STEPS}",
+            flags=(f"+padding={flag}",),
+        )
+        for flag in ("prompt", "fast")
     )
     assert_trained_alike(fast, plain, absent=("actor/entropy", *OF_COMPUTED_ROWS))
+    weights, want = (weights_in(job.folder / "checkpoints", STEPS) for job in (fast, plain))
+    assert weights.keys() == want.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, want[name], rtol=1e-5, atol=1e-5, msg=name)
     assert "savings:" in fast.log
     for metrics in fast.metrics.values():
         assert metrics["padding/saved/passes/total"] == 1
         assert min(metrics[name] for name in metric_names.SAVED_TOKENS) > 0
-    computed, stock = (
+    computed, all_tokens = (
         sum(metrics[metric_names.ALL_COMPUTED_TOKENS] for metrics in facts.metrics.values())
         for facts in (fast, plain)
     )
     saved = sum(
         metrics[name] for metrics in fast.metrics.values() for name in metric_names.SAVED_TOKENS
     )
-    assert computed + saved == stock
+    assert computed + saved == all_tokens
 
 
 def test_a_job_of_idle_rows_alone_takes_all_its_steps(tmp_path):
