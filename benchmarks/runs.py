@@ -118,7 +118,11 @@ CASES = {
         recipe="subagents_tiny",
         goal=SUBAGENTS,
         make_job=tiny(subagents.tiny_job),
-        sides={"padded": ("+padding=prompt",), "stock": ()},
+        sides={
+            "padded": ("+padding=prompt",),
+            "role": ("+padding=prompt", "padding.baseline=role"),
+            "stock": (),
+        },
     ),
     "every_call": Case(
         recipe="every_call_tiny",
