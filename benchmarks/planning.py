@@ -20,6 +20,7 @@ import torch
 import typer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, busy_cores, report, seconds_of
 from verl_padding.plan import Job, Packer, Pass, Rows, Update, plan_batch
 from verl_padding.plan.forest import Forest
@@ -105,13 +106,13 @@ def trees(n_rows: int, ranks: int) -> list[dict[str, Any]]:
     rows, prompts = thinking_rows(n_rows)
     figures = []
     for steps in (1, 4, 16, 64):
-        shape: dict[str, Any] = {"dp_size": ranks, "token_budget": BUDGET}
-        job = Job(
-            strategy="prompt",
+        job = job_of(
             prompts=prompts // steps * steps,
-            sessions_per_prompt=8,
-            updates={"actor": Update(**shape, prompts_per_mini_batch=prompts // steps)},
-            inference={"log_prob": Pass(**shape, as_update="actor")},
+            sessions=8,
+            mini_prompts=prompts // steps,
+            ranks=ranks,
+            budget=BUDGET,
+            has_pass=True,
             packer="plan",
             sharing="on",
         )
