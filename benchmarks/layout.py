@@ -23,8 +23,9 @@ import typer
 from rich.progress import track
 
 from benchmarks.jobs import BatchJob, five_jobs, random_jobs
+from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, report
-from verl_padding.plan import COST_MODELS, Job, Rows, Update, plan_batch
+from verl_padding.plan import COST_MODELS, Rows, plan_batch
 from verl_padding.plan.row_keys import row_key
 from verl_padding.stock.padding import VERL_PAD_TOKENS, deal_as_verl, pack_as_verl
 
@@ -72,16 +73,13 @@ def planned(job: BatchJob, packer: str, mini_batch_R: Sequence[int] | None) -> t
     cut in order."""
     names = range(len(job.tokens_R)) if mini_batch_R is None else mini_batch_R
     rows = Rows.from_keys([row_key(name, 0, row) for row, name in enumerate(names)], job.tokens_R)
-    shape = Job(
+    shape = job_of(
         strategy="rows" if mini_batch_R is None else "prompt",
         prompts=job.verl_steps if mini_batch_R is None else len(set(mini_batch_R)),
-        sessions_per_prompt=1,
-        updates={
-            "actor": Update(
-                dp_size=job.dp_size, token_budget=job.token_budget, prompts_per_mini_batch=1
-            )
-        },
-        inference={},
+        sessions=1,
+        mini_prompts=1,
+        ranks=job.dp_size,
+        budget=job.token_budget,
         packer=packer,
         pad_tokens=PAD_TOKENS,
     )

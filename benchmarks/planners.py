@@ -77,8 +77,6 @@ def plan(batch: rows.Texts) -> tuple[MicroSteps, float]:
         mini_prompts=prompts,
         ranks=RANKS,
         budget=BUDGET,
-        has_pass=False,
-        skips_idle=False,
         packer="plan",
         sharing="on",
     )

@@ -1,11 +1,10 @@
-"""How long planning takes: verl's balancing and packing, and the plan.
+"""How long planning takes: verl's balancing, and the plan.
 
     python -m benchmarks.planning [--large] [--keep]
 
 - A batch: verl's ``get_seqlen_balanced_partitions`` as its trainer calls it, with a tensor; the
   plan's cells (``padding.packer=verl``); and the whole plan with the micro-batches of four calls
   (``padding.packer=plan``). 8,192 rows on 64 ranks; ``--large`` adds 131,072 on 512, some minutes.
-- A cell of 1,024 rows: verl's ``rearrange_micro_batches``, and the plan for one rank.
 - Shared prefixes: rows of agents whose reasoning is left out of later prompts, in 1 to 64
   mini-batches; as many rows and ranks as of the largest batch.
 """
@@ -19,13 +18,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from tensordict import TensorDict
-from verl.utils.seqlen_balancing import (
-    calculate_workload,
-    get_seqlen_balanced_partitions,
-    rearrange_micro_batches,
-)
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, busy_cores, report, seconds_of
 from verl_padding.plan import Job, Packer, Pass, Rows, Update, plan_batch
 from verl_padding.plan.forest import Forest
@@ -34,19 +29,19 @@ from verl_padding.plan.row_keys import row_key
 BUDGET = 16384
 
 
-def lognormal_rows(n_rows: int, sigma: float = 0.9) -> Rows:
+def lognormal_rows(n_rows: int) -> Rows:
     """Row lengths of median 1500, the longest as long as the token budget."""
-    lengths = np.random.default_rng(0).lognormal(np.log(1500), sigma, n_rows)
+    lengths = np.random.default_rng(0).lognormal(np.log(1500), 0.9, n_rows)
     tokens_R = np.clip(lengths, 16, BUDGET).astype(int).tolist()
     return Rows.from_keys([row_key(str(row), 0, 0) for row in range(n_rows)], tokens_R)
 
 
-def plan(rows: Rows, ranks: int, packer: Packer, *, passes: bool = True) -> None:
+def plan(rows: Rows, ranks: int, packer: Packer) -> None:
     """The plan of an update, and of log-probs, reference and values at their own budgets."""
-    budgets = {"log_prob": 2 * BUDGET, "ref": 2 * BUDGET, "values": BUDGET} if passes else {}
+    budgets = {"log_prob": 2 * BUDGET, "ref": 2 * BUDGET, "values": BUDGET}
     job = Job(
         strategy="rows",
-        prompts=4 if passes else 1,
+        prompts=4,
         sessions_per_prompt=1,
         updates={"actor": Update(dp_size=ranks, token_budget=BUDGET, prompts_per_mini_batch=1)},
         inference={
@@ -74,19 +69,6 @@ def a_batch(n_rows: int, ranks: int, repeats: int) -> dict[str, Any]:
         for name, side in sides.items():
             seconds[name].append(seconds_of(side))
     return {"rows": n_rows, "ranks": ranks, "seconds": seconds}
-
-
-def a_cell(n_rows: int) -> dict[str, Any]:
-    """Seconds of verl's packer and of the plan on one rank's rows."""
-    rows = lognormal_rows(n_rows, sigma=0.6)
-    offsets = torch.tensor([0, *np.cumsum(rows.tokens_R).tolist()])
-    ids = torch.nested.nested_tensor_from_jagged(
-        torch.zeros(int(offsets[-1]), dtype=torch.int8), offsets
-    )
-    cell = TensorDict({"input_ids": ids}, batch_size=n_rows)
-    verl = seconds_of(partial(rearrange_micro_batches, cell, max_token_len=max(rows.tokens_R)))
-    ours = [seconds_of(partial(plan, rows, 1, "plan", passes=False)) for _ in range(5)]
-    return {"seconds": {"verl": [verl], "plan": ours}}
 
 
 def thinking_rows(n_rows: int) -> tuple[Rows, int]:
@@ -124,13 +106,13 @@ def trees(n_rows: int, ranks: int) -> list[dict[str, Any]]:
     rows, prompts = thinking_rows(n_rows)
     figures = []
     for steps in (1, 4, 16, 64):
-        shape: dict[str, Any] = {"dp_size": ranks, "token_budget": BUDGET}
-        job = Job(
-            strategy="prompt",
+        job = job_of(
             prompts=prompts // steps * steps,
-            sessions_per_prompt=8,
-            updates={"actor": Update(**shape, prompts_per_mini_batch=prompts // steps)},
-            inference={"log_prob": Pass(**shape, as_update="actor")},
+            sessions=8,
+            mini_prompts=prompts // steps,
+            ranks=ranks,
+            budget=BUDGET,
+            has_pass=True,
             packer="plan",
             sharing="on",
         )
@@ -154,7 +136,6 @@ def main(
     batches = [a_batch(8192, 64, 5), *([a_batch(131072, 512, 3)] if large else [])]
     figures = {
         "batches": batches,
-        "cells": [a_cell(1024)],
         "trees": trees(batches[-1]["rows"], batches[-1]["ranks"]),
     }
     report("planning", figures, keep=keep, busy=busy)

@@ -95,13 +95,10 @@ def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "width": width,
                 "batch": batch,
                 "side": side,
-                "rounds": len(taken),
                 "seconds": ours,
-                "update_s": median(line["update_s"] for line in taken),
                 "speed_up": theirs / ours,
                 "peak_gib": max(line["peak_gib"] for line in taken),
                 "sharing_factor": taken[0].get("sharing_factor"),
-                "grad_norm": taken[0]["grad_norm"],
             }
         )
     return found

@@ -8,9 +8,9 @@ at its number of optimizer steps ``padding=lcm``, with both packers; at the conf
 ``padding=prompt``.
 
 *trees*: sessions of 2, 4 and 8 model calls on average (long-tailed), each a row, whose reasoning is
-left out of later prompts; eight rollouts of each prompt; and rows that share nothing. As many rows
-as have ``DISTINCT_TOKENS`` that are unlike. The model is wide enough that most of what a token
-takes is linear layers.
+left out of later prompts; eight rollouts of each prompt; and rows that share nothing. Each case has
+some 12,000 tokens that are unlike. The model is wide enough that most of what a token takes is
+linear layers.
 
 *idle*: 128 prompts of eight rollouts, of which 0, 30 and 60 % of the tokens have no advantage, with
 and without them (``padding.zero_advantage_rows=skip``), and without the pass before the update
@@ -50,7 +50,6 @@ from verl_padding.plan.row_keys import row_key, uid_of_key
 
 LONG_TAILED = Path(__file__).parent / "long_tailed.jsonl"
 BUDGET = 1024
-DISTINCT_TOKENS = RANKS * 6 * BUDGET
 HYBRID_SCALE = 4
 
 ALL_PAIRS = Side(name="stock verl, all pairs", all_pairs=True)
@@ -88,8 +87,8 @@ def random_tokens(draw: random.Random, least: int, most: int) -> list[int]:
     return [draw.randrange(5, 200) for _ in range(draw.randint(least, most))]
 
 
-Session = Callable[[random.Random, list[int], str, int], tuple[list[Row], int]]
-"""Draws the rows of a session of a prompt, and says how many of their tokens no earlier row has."""
+Session = Callable[[random.Random, list[int], str, int], list[Row]]
+"""Draws the rows of a session of a prompt."""
 
 
 def thinking_session(
@@ -101,11 +100,11 @@ def thinking_session(
     scale: int = 1,
     *,
     forgets: bool = True,
-) -> tuple[list[Row], int]:
+) -> list[Row]:
     """A row a call, whose reasoning is left out of later prompts if the agent ``forgets``; if not,
     each row begins with the whole row before it."""
     rows: list[Row] = []
-    context, unlike = list(first), 0
+    context = list(first)
     for turn in range(max(1, round(turns * draw.lognormvariate(-0.125, 0.5)))):
         thought, answer = (random_tokens(draw, 10 * scale, most * scale) for most in (60, 45))
         if len(context) + len(thought) + len(answer) > BUDGET * scale:
@@ -113,100 +112,82 @@ def thinking_session(
         rows.append((row_key(prompt, session, turn), list(context), thought + answer))
         told = answer + random_tokens(draw, 10 * scale, 30 * scale)
         context += told if forgets else thought + told
-        unlike += len(thought) + len(answer) + len(told)
-    return rows, unlike
+    return rows
 
 
-def rollout(
-    draw: random.Random, first: list[int], prompt: str, session: int
-) -> tuple[list[Row], int]:
+def rollout(draw: random.Random, first: list[int], prompt: str, session: int) -> list[Row]:
     """The one row of a session."""
-    answer = random_tokens(draw, 60, 140)
-    return [(row_key(prompt, session, 0), list(first), answer)], len(answer)
+    return [(row_key(prompt, session, 0), list(first), random_tokens(draw, 60, 140))]
 
 
-def alone(
-    draw: random.Random, first: list[int], prompt: str, session: int
-) -> tuple[list[Row], int]:
+def alone(draw: random.Random, first: list[int], prompt: str, session: int) -> list[Row]:
     """A row whose prompt is its own."""
-    own = random_tokens(draw, 100, 300)
-    rows, unlike = rollout(draw, own, prompt, session)
-    return rows, unlike + len(own)
+    return rollout(draw, random_tokens(draw, 100, 300), prompt, session)
+
+
+def draw_rows(
+    seed: str | int, session: Session, prompts: int, sessions: int, tokens: tuple[int, int]
+) -> list[Row]:
+    """The rows of so many sessions of each prompt, which has least and most ``tokens``."""
+    draw = random.Random(seed)
+    rows: list[Row] = []
+    for prompt in range(prompts):
+        first = random_tokens(draw, *tokens)
+        for number in range(sessions):
+            rows += session(draw, first, f"p{prompt}", number)
+    return rows
 
 
 def sharing_cases() -> dict[str, Case]:
     """Sessions that think, rollouts, and rows that share nothing."""
-    drawn: dict[str, tuple[Session, tuple[int, int]]] = {
-        **{
-            f"{turns} turns that think": (partial(thinking_session, turns), (20, 60))
-            for turns in (2, 4, 8)
-        },
-        "8 rollouts of a prompt": (rollout, (300, 500)),
-        "nothing to share": (alone, (1, 1)),
+    drawn: dict[str, tuple[Session, int, tuple[int, int]]] = {
+        "2 turns that think": (partial(thinking_session, 2), 7, (20, 60)),
+        "4 turns that think": (partial(thinking_session, 4), 3, (20, 60)),
+        "8 turns that think": (partial(thinking_session, 8), 2, (20, 60)),
+        "8 rollouts of a prompt": (rollout, 11, (300, 500)),
+        "nothing to share": (alone, 6, (1, 1)),
     }
-    cases = {}
-    for name, (session, tokens) in drawn.items():
-        draw = random.Random(name)
-        rows: list[Row] = []
-        prompts = unlike = 0
-        while unlike < DISTINCT_TOKENS:
-            of_prompt, its_own = draw_prompt(
-                draw, session, 8, random_tokens(draw, *tokens), f"p{prompts}"
-            )
-            rows += of_prompt
-            unlike += its_own
-            prompts += 1
-        sides = (ALL_PAIRS, STOCK, OFF, TREES)
-        cases[name] = Case(
-            rows=rows, prompts=prompts, sessions=8, mini_prompts=prompts, sides=sides
+    return {
+        name: Case(
+            rows=draw_rows(name, session, prompts, 8, tokens),
+            prompts=prompts,
+            sessions=8,
+            mini_prompts=prompts,
+            sides=(ALL_PAIRS, STOCK, OFF, TREES),
         )
-    return cases
+        for name, (session, prompts, tokens) in drawn.items()
+    }
 
 
 def hybrid_cases() -> dict[str, Case]:
     """Sessions that think at length, for a model with linear attention."""
-    cases = {}
-    for turns, sessions in ((4, 4), (8, 2)):
-        draw = random.Random(turns)
-        session = partial(thinking_session, turns, scale=HYBRID_SCALE)
-        drawn = [
-            draw_prompt(draw, session, sessions, random_tokens(draw, 100, 200), f"p{prompt}")
-            for prompt in range(RANKS)
-        ]
-        rows = [row for of_prompt, _ in drawn for row in of_prompt]
-        cases[f"{turns} turns that think"] = Case(
-            rows=rows, prompts=RANKS, sessions=sessions, mini_prompts=RANKS, sides=(OFF, TREES)
+    return {
+        f"{turns} turns that think": Case(
+            rows=draw_rows(
+                turns,
+                partial(thinking_session, turns, scale=HYBRID_SCALE),
+                RANKS,
+                sessions,
+                (100, 200),
+            ),
+            prompts=RANKS,
+            sessions=sessions,
+            mini_prompts=RANKS,
+            sides=(OFF, TREES),
         )
-    return cases
-
-
-def draw_prompt(
-    draw: random.Random, session: Session, sessions: int, first: list[int], prompt: str
-) -> tuple[list[Row], int]:
-    """The rows of a prompt's sessions, and how many of their tokens are unlike."""
-    drawn = [session(draw, first, prompt, number) for number in range(sessions)]
-    return [row for rows, _ in drawn for row in rows], len(first) + sum(
-        unlike for _, unlike in drawn
-    )
+        for turns, sessions in ((4, 4), (8, 2))
+    }
 
 
 def idle_cases() -> dict[str, Case]:
-    """Rollouts with idle rows."""
-    draw = random.Random(0)
-
-    firsts = [random_tokens(draw, 20, 60) for _ in range(128)]
-    rollouts = [
-        row
-        for prompt, first in enumerate(firsts)
-        for row in draw_prompt(draw, rollout, 8, first, f"p{prompt}")[0]
-    ]
-    one_step = Case(rows=rollouts, prompts=128, sessions=8, mini_prompts=128, sides=(ROWS, SKIP))
+    """Rollouts of which some are idle."""
+    rows = draw_rows(0, rollout, 128, 8, (20, 60))
+    one_step = Case(rows=rows, prompts=128, sessions=8, mini_prompts=128, sides=(ROWS, SKIP))
     cases = {
-        f"{share:.0%} idle": replace(one_step, idle=idle_rows(rollouts, share))
+        f"{share:.0%} idle": replace(one_step, idle=idle_rows(rows, share))
         for share in (0.0, 0.3, 0.6)
     }
-    cases["pass"] = replace(cases["60% idle"], sides=(WITH_PASS, NO_PASS, LEAN))
-    return cases
+    return cases | {"pass": replace(cases["60% idle"], sides=(WITH_PASS, NO_PASS, LEAN))}
 
 
 def fast_cases() -> dict[str, Case]:
@@ -219,14 +200,7 @@ def fast_cases() -> dict[str, Case]:
     }
     cases = {}
     for name, (session, prompts, sessions, tokens, idle) in kinds.items():
-        draw = random.Random(name)
-        rows = [
-            row
-            for prompt in range(prompts)
-            for row in draw_prompt(
-                draw, session, sessions, random_tokens(draw, *tokens), f"p{prompt}"
-            )[0]
-        ]
+        rows = draw_rows(name, session, prompts, sessions, tokens)
         cases[name] = Case(
             rows=rows,
             prompts=1,

@@ -54,11 +54,6 @@ def test_a_bad_section_is_refused_in_one_line(section, message):
     assert isinstance(refusal.value, ValueError)
 
 
-def test_a_setting_of_the_release_before_is_left_aside_with_a_warning(caplog):
-    assert PaddingConfig.from_section({"log_prob_micro_batches": "own"}) == PaddingConfig()
-    assert "padding.log_prob_micro_batches=own" in caplog.text
-
-
 @pytest.mark.parametrize("old", OLD_SHARING)
 def test_values_of_the_release_before_are_read_with_one_warning(old, caplog):
     padding = compose_job("+padding=prompt", f"padding.sharing={old}").padding

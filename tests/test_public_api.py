@@ -7,8 +7,6 @@ from dataclasses import fields
 
 import verl_padding
 from verl_padding import plan
-from verl_padding.cli.app import app
-from verl_padding.config import PaddingConfig
 from verl_padding.driver import trainers
 from verl_padding.driver.mixin import PaddedTrainer
 
@@ -32,34 +30,6 @@ def signature(function) -> str:
 def test_the_verbs_at_the_top_have_these_signatures():
     assert verl_padding.__all__ == ["__version__", *VERBS]
     assert {name: signature(getattr(verl_padding, name)) for name in VERBS} == VERBS
-
-
-SETTINGS = {
-    "strategy": "prompt",
-    "denominator": "rows",
-    "weighting": "row",
-    "advantages": "row",
-    "repeated_tokens": "train",
-    "baseline": "prompt",
-    "seed": 0,
-    "pad_length": "auto",
-    "multimodal": "auto",
-    "fields": {},
-    "cost_model": "attention",
-    "packer": "verl",
-    "sharing": "off",
-    "zero_advantage_rows": "compute",
-    "recompute_old_log_probs": True,
-    "timing": False,
-    "record": False,
-    "version": verl_padding.__version__,
-}
-
-
-def test_the_settings_have_these_names_and_defaults():
-    assert {
-        field.name: getattr(PaddingConfig(), field.name) for field in fields(PaddingConfig)
-    } == SETTINGS
 
 
 OF_PLANS = {
@@ -93,9 +63,3 @@ def test_the_choices_and_the_trainers_have_these_names():
     assert sorted(plan.COST_MODELS) == ["attention", "tokens"]
     for name in ("PaddedTrainerSync", "PaddedTrainerColocateAsync", "PaddedTrainerSeparateAsync"):
         assert issubclass(getattr(trainers, name), PaddedTrainer)
-
-
-def test_the_command_has_these_subcommands():
-    shown = [command for command in app.registered_commands if not command.hidden]
-    commands = {command.name or command.callback.__name__.replace("_", "-") for command in shown}
-    assert commands == {"demo", "doctor", "dry-run", "plan", "report"}

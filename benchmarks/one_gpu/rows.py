@@ -159,8 +159,8 @@ def job_of(
     mini_prompts: int,
     ranks: int,
     budget: int,
-    has_pass: bool,
-    skips_idle: bool,
+    has_pass: bool = False,
+    skips_idle: bool = False,
     strategy: str = "prompt",
     **of_job: Any,
 ) -> Job:

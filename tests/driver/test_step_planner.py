@@ -38,6 +38,28 @@ def test_rows_of_a_session_that_part_share_if_the_models_allow_it():
     assert factors == pytest.approx({False: 1.0, True: 48 / (24 + 24 - 19)})
 
 
+def test_rows_with_images_share_whole_beginnings_which_is_said_once(caplog):
+    # Two sessions of a row, one that begins with all of it, and one that parts from that.
+    first, longer, parts = torch.arange(5, 20), torch.arange(5, 35), torch.arange(5, 45)
+    parts[25:] += 50
+    ids = [first, longer, parts] * 2
+    batch = put_rows(
+        [(len(row) - 4, 4) for row in ids],
+        [f"{prompt}_0_{row}" for prompt in "ab" for row in range(3)],
+        input_ids=ids,
+        prompts=[row[:-4] for row in ids],
+        responses=[row[-4:] for row in ids],
+        multi_modal_inputs=[{"pixel_values": torch.ones(2, 3)}] * 6,
+    )
+    trainer = padded_trainer("padding.packer=plan", "padding.sharing=on")
+    trainer._job.has_images = True
+    for _ in range(2):
+        metrics = {}
+        trainer._balance_batch(batch, metrics)
+        assert metrics["padding/actor/sharing_factor"] == pytest.approx(85 / 70)
+    assert caplog.text.count("rows share whole beginnings alone") == 1
+
+
 def refused(trainer, batch, message):
     content = queue_content()
     with pytest.raises(PaddingDataError, match=message):

@@ -9,11 +9,10 @@ import pytest
 from transfer_queue.storage import simple_storage
 
 from tests.support.agent import FAILING_STEP, LONELY_STEP
-from tests.support.jobs import ACTOR, CRITIC, JobFacts, run_job
+from tests.support.jobs import ACTOR, JobFacts, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
-from verl_padding.job.calls import CRITIC as CRITIC_CALL
-from verl_padding.job.calls import LOG_PROB, REF, VALUES
+from verl_padding.job.calls import LOG_PROB
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.step_file import read_steps
 from verl_padding.runs.run_files import ROLLOUTS
@@ -24,79 +23,26 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 PROMPTS, SESSIONS, MINI = 6, 3, 2
 COUNTS = ("configured", "arrived", "missing", "failed", "empty")
 MISHAPS = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
-STEPS = 4
+STEPS = 3
 HAS_DISK = hasattr(simple_storage, "HybridStorageUnitData")  # not in TransferQueue 0.1.10
 OFFLOAD = "+transfer_queue.backend.SimpleStorage.ssd_offload"
 
 
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory):
-    """GRPO; one step has a single row, in another some sessions fail."""
-    timed = ("padding.timing=true", "padding.record=true")
-    folder = tmp_path_factory.mktemp("grpo")
+    """GRPO by the plan's micro-batches; one step has a single row, in another sessions fail."""
     return run_job(
-        folder, "+padding=prompt", "trainer.v1.trainer_mode=sync", MISHAPS, *timed, steps=STEPS
-    )
-
-
-@pytest.fixture(scope="module")
-def gae(tmp_path_factory):
-    """GAE with a critic whose mini-batches differ from the actor's, reference KL, validation, two
-    epochs, shuffle.
-
-    The plan cuts the micro-batches, of all passes.
-    """
-    return run_job(
-        tmp_path_factory.mktemp("gae"),
-        "trainer.v1.trainer_mode=padded_sync",  # the mode alone, without the config group
-        "+padding.packer=plan",
-        "+padding.cost_model=model",
-        "+padding.weighting=session",
-        "+padding.advantages=session",
-        "+padding.timing=true",
-        "+padding.record=true",
+        tmp_path_factory.mktemp("grpo"),
+        "+padding=prompt",
+        "padding.packer=plan",
+        "padding.timing=true",
+        "padding.record=true",
+        "trainer.v1.trainer_mode=sync",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=96",
-        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=128",
-        "+critic.ppo_infer_max_token_len_per_gpu=100",
-        "algorithm.adv_estimator=gae",
-        "algorithm.use_kl_in_reward=true",
-        "actor_rollout_ref.actor.use_kl_loss=true",
-        "actor_rollout_ref.actor.shuffle=true",
-        "actor_rollout_ref.actor.ppo_epochs=2",
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-        "critic.ppo_mini_batch_size=3",
-        "critic.ppo_epochs=1",
-        "critic.optim.lr=1e-3",
-        "trainer.val_before_train=true",
-        "trainer.test_freq=1",
-        "data.train_batch_size=12",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        steps=1,
+        MISHAPS,
+        steps=STEPS,
     )
-
-
-@pytest.fixture(scope="module")
-def vision(tmp_path_factory):
-    """GRPO on a model that sees, two updates: the first turn of a session holds an image, the
-    others do not.
-
-    Micro-batches have fixed numbers of rows.
-    """
-    return run_job(
-        tmp_path_factory.mktemp("vision"),
-        "+padding=rows",
-        "actor_rollout_ref.actor.use_dynamic_bsz=false",
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-        steps=2,
-        model_kind="qwen3_vl",
-    )
-
-
-SLOW_GAE, SLOW_VISION = (pytest.param(job, marks=pytest.mark.slow) for job in ("gae", "vision"))
-EACH_JOB = pytest.mark.parametrize("job", ["grpo", SLOW_GAE, SLOW_VISION])
 
 
 def split(steps, per_batch):
@@ -162,56 +108,12 @@ def dumped(facts: JobFacts, step: int) -> dict[str, float]:
     return {line["uid"]: line["score"] for line in lines}
 
 
-@EACH_JOB
-def test_nothing_but_a_worker_call_sees_a_pad(job, request):
-    assert_no_pad_outside_worker_calls(request.getfixturevalue(job))
+def test_nothing_but_a_worker_call_sees_a_pad(grpo):
+    assert_no_pad_outside_worker_calls(grpo)
 
 
-@EACH_JOB
-def test_no_metric_is_nan_and_rollout_and_trainer_agree(job, request):
-    assert_finite_and_agreeing(request.getfixturevalue(job))
-
-
-@pytest.mark.slow
-def test_rows_with_and_without_images_train_beside_pads(vision):
-    steps = vision.optimizer_steps[ACTOR]
-    assert len(steps) == 2 * PROMPTS // MINI
-    assert all(True in step.images and False in step.images for step in steps), (
-        "sessions were meant to mix rows"
-    )
-    assert all(len(step.images) == step.real_rows for step in steps)
-    assert all(step.rows % (2 * 3) == 0 for step in steps), (
-        "a rank's rows were meant to be micro-batches of three"
-    )
-    assert sum(step.rows - step.real_rows for step in steps) > 0, "no pad was met"
-    assert all(step.moved for step in steps)
-
-
-@pytest.mark.slow
-def test_actor_and_critic_take_their_own_steps_over_the_same_rows(gae):
-    real = gae.rows[1].real
-    actor, critic = gae.optimizer_steps[ACTOR], gae.optimizer_steps[CRITIC]
-    epochs, actor_steps, critic_steps = 2, 12 // 4, 12 // 3
-    assert len(actor) == epochs * actor_steps
-    assert len(critic) == critic_steps
-    for epoch in split(actor, [actor_steps] * epochs):
-        assert sum(m.real_rows for m in epoch) == real
-    assert sum(m.real_rows for m in critic) == real
-    assert min(m.real_rows for m in actor + critic) >= 1
-
-
-@pytest.mark.slow
-def test_the_plan_cuts_the_micro_batches_of_every_pass(gae):
-    metrics = gae.metrics[1]
-    for call in (ACTOR_CALL, CRITIC_CALL, LOG_PROB, REF, VALUES):
-        assert metrics[f"padding/{call}/micro_batches"] > 1, call
-        assert 0.3 < metrics[f"padding/{call}/packing_efficiency"] <= 1, call
-        assert 1 <= metrics[f"padding/{call}/micro_batch_imbalance"] < 1.3, call
-        assert metrics[f"padding/{call}/seconds"] > 0, call
-    assert not [name for name in metrics if name.startswith(("actor/padding/", "critic/padding/"))]
-    assert any(name.startswith("val-core/letters/") for name in metrics), (
-        "validation runs beside it"
-    )
+def test_no_metric_is_nan_and_rollout_and_trainer_agree(grpo):
+    assert_finite_and_agreeing(grpo)
 
 
 @pytest.mark.slow
@@ -284,52 +186,47 @@ def test_an_lcm_job_takes_verls_steps_and_computes_all_pads(tmp_path):
     assert all(step.moved for step in steps)
 
 
-@pytest.mark.parametrize("job", ["grpo", SLOW_GAE])
-def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(job, request):
-    facts: JobFacts = request.getfixturevalue(job)
-    keys = {note["step"]: note["keys"] for note in facts.batches}
-    for step, metrics in facts.metrics.items():
-        (timed,) = read_steps(facts.folder / "steps" / f"{step}.jsonl")
+def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(grpo):
+    keys = {note["step"]: note["keys"] for note in grpo.batches}
+    for step, metrics in grpo.metrics.items():
+        (timed,) = read_steps(grpo.folder / "steps" / f"{step}.jsonl")
         assert (timed.step, list(timed.keys)) == (step, keys[step])
         by_call = timings_by_call(timed.timings)
-        assert {LOG_PROB, ACTOR_CALL} <= set(by_call)
+        assert set(by_call) == {LOG_PROB, ACTOR_CALL}
         for call, timings in by_call.items():
-            epochs = 2 if (job, call) == ("gae", ACTOR_CALL) else 1
             timed_rows = Counter(row for timing in timings for row in timing.rows)
-            assert timed_rows == dict.fromkeys(range(len(timed.keys)), epochs)
+            assert timed_rows == dict.fromkeys(range(len(timed.keys)), 1)
             of_ranks = Counter((timing.mini_batch, timing.micro_batch) for timing in timings)
             assert set(of_ranks.values()) == {2}, "of both ranks"
-            assert all(
-                0 < timing.forward_s < timing.seconds and timing.reserved_bytes > 1e8
-                for timing in timings
-            )
+            assert all(0 < timing.forward_s < timing.seconds for timing in timings)
+            assert all(timing.reserved_bytes > 1e8 for timing in timings)
             for rank in (0, 1):
                 seconds = sum(timing.seconds for timing in timings if timing.rank == rank)
                 assert seconds < metrics[f"padding/{call}/seconds"]
-            if call in (ACTOR_CALL, CRITIC_CALL):
-                assert (
-                    sum(timing.pads for timing in timings)
-                    == metrics[f"padding/{call}/pad_rows/total"] * epochs
-                )
             assert metrics[f"padding/{call}/prediction_error"] >= 0
+        pads = sum(timing.pads for timing in by_call[ACTOR_CALL])
+        assert pads == metrics["padding/actor/pad_rows/total"]
         assert metrics["timing_s/padding/timing"] > 0
 
 
-@pytest.mark.parametrize("job", ["grpo", SLOW_GAE])
-def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(job, request):
-    facts: JobFacts = request.getfixturevalue(job)
-    for step in facts.metrics:
-        (recorded,) = read_steps(facts.folder / "steps" / f"{step}.jsonl")
+def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(grpo):
+    for step in grpo.metrics:
+        (recorded,) = read_steps(grpo.folder / "steps" / f"{step}.jsonl")
         assert [row.key for row in recorded.rows] == list(recorded.keys)
-        assert {row.key: row.reward for row in recorded.rows} == pytest.approx(dumped(facts, step))
+        assert {row.key: row.reward for row in recorded.rows} == pytest.approx(dumped(grpo, step))
         assert all(row.age == 0 and row.trained_tokens > 0 for row in recorded.rows)
-        for call, timings in timings_by_call(recorded.timings).items():
-            mini_batches = 1 + max(row.places[call].mini_batch for row in recorded.rows)
-            for timing in timings:
-                for row in timing.rows:
-                    place = recorded.rows[row].places[call]
-                    assert (place.mini_batch, place.rank) == (
-                        timing.mini_batch % mini_batches,
-                        timing.rank,
-                    )
-                    assert place.micro_batch == (None if job == "grpo" else timing.micro_batch)
+        for timing in recorded.timings:
+            for row in timing.rows:
+                place = recorded.rows[row].places[timing.call]
+                assert (place.rank, place.micro_batch) == (timing.rank, timing.micro_batch)
+                assert place.mini_batch == timing.mini_batch
+
+
+def test_the_plan_cuts_the_micro_batches_of_pass_and_update(grpo):
+    metrics = grpo.metrics[1]
+    for call in (ACTOR_CALL, LOG_PROB):
+        assert metrics[f"padding/{call}/micro_batches"] > 1, call
+        assert 0.3 < metrics[f"padding/{call}/packing_efficiency"] <= 1, call
+        assert 1 <= metrics[f"padding/{call}/micro_batch_imbalance"] < 1.3, call
+        assert metrics[f"padding/{call}/seconds"] > 0, call
+    assert not [name for name in metrics if name.startswith("actor/padding/")]

@@ -21,6 +21,7 @@ from verl_padding.pads.template import PadTemplate
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
+SESSIONS = 3
 ANSWERS = {
     # what its score is -> data source that verl gives the reward function, a right answer, what it
     # is compared with
@@ -28,21 +29,6 @@ ANSWERS = {
     "a dict": ("math_dapo", "Answer: 42", "42"),
     "one of several answers": ("searchR1_nq", "<answer>42</answer>", {"target": ["42"]}),
 }
-TOOL_CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
-TOOLS = '''
-from verl.tools.function_tool import function_tool
-
-
-@function_tool("multiply")
-async def multiply(a: int, b: int) -> str:
-    """Multiplies.
-
-    Args:
-        a: a factor.
-        b: a factor.
-    """
-    return str(a * b)
-'''
 
 
 def verls(registry):
@@ -72,50 +58,31 @@ def model(tmp_path_factory):
     return make_tiny_model("qwen3", tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory):
-    """A file of tools; verl takes a tool of one name from one file only in a process."""
-    path = tmp_path_factory.mktemp("tools") / "tools.py"
-    path.write_text(TOOLS)
-    return path
-
-
 @pytest.fixture
-def roll_out(tmp_path, model, tools):
+def roll_out(tmp_path, model):
     """Gives the rows of one prompt, made by verl from the parquet file to TransferQueue; only the
     text is ours."""
-    return lambda **choices: asyncio.run(_roll_out(tmp_path, model, tools, **choices))
+    return lambda **choices: asyncio.run(_roll_out(tmp_path, model, **choices))
 
 
 class Policy:
-    """The model's side of an agent loop: a tool call first, where there are tools, and the answer
-    next."""
+    """The model's side of an agent loop: it knows the answer."""
 
-    def __init__(self, tokenizer, answer, uses_tools):
-        self.tokenizer, self.answer, self.uses_tools = tokenizer, answer, uses_tools
+    def __init__(self, tokenizer, answer):
+        self.token_ids = [*tokenizer.encode(answer), tokenizer.eos_token_id]
 
-    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
+    async def generate(self, request_id, **_):
         from verl.workers.rollout.replica import TokenOutput
 
-        called = (
-            "multiply" in self.tokenizer.decode(prompt_ids).rsplit("assistant", 1)[0]
-            if self.uses_tools
-            else True
-        )
-        text = self.answer if called else TOOL_CALL
-        token_ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
-        steps = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
         return TokenOutput(
-            token_ids=token_ids,
-            log_probs=[-0.5] * len(token_ids),
+            token_ids=self.token_ids,
+            log_probs=[-0.5] * len(self.token_ids),
             stop_reason="completed",
-            extra_fields=steps,
+            extra_fields={"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1},
         )
 
 
-async def _roll_out(
-    folder, model, tools, *, source, agent="single_turn_agent", manager="naive", sessions=3
-):
+async def _roll_out(folder, model, *, source, agent="single_turn_agent", manager="naive"):
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.utils import tensordict_utils as tu
@@ -125,10 +92,9 @@ async def _roll_out(
     config = compose_job(
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.name=vllm",
-        f"actor_rollout_ref.rollout.n={sessions}",
+        f"actor_rollout_ref.rollout.n={SESSIONS}",
         "actor_rollout_ref.rollout.prompt_length=512",
         "actor_rollout_ref.rollout.response_length=512",
-        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tools}",
         f"reward.reward_manager.name={manager}",
         "reward.num_workers=1",
     )
@@ -145,7 +111,7 @@ async def _roll_out(
     handle = SimpleNamespace(compute_score=SimpleNamespace(remote=scorer.compute_score))
     worker_class = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     worker = worker_class(config, None, reward_loop_worker_handles=[handle])
-    worker.llm_client = Policy(worker.tokenizer, answer, uses_tools=agent == "tool_agent")
+    worker.llm_client = Policy(worker.tokenizer, answer)
     data = RLHFDataset(str(folder / "rows.parquet"), worker.tokenizer, config.data)
     prompts = collate_fn([dict(data[0])])
     prompts |= {
@@ -159,7 +125,7 @@ async def _roll_out(
     await asyncio.gather(*worker.background_tasks)
     tags = queue_content()
     assert tags.pop("0f") == {"status": "finished"}, "a session has failed"
-    assert len(tags) == sessions
+    assert len(tags) == SESSIONS
     return KVBatchMeta(
         keys=list(tags), tags=list(tags.values()), partition_id=PARTITION, extra_info={}
     )
@@ -200,5 +166,5 @@ def test_rows_of_each_reward_manager_are_padded(manager, roll_out):
 @pytest.mark.parametrize("agent", agent_loops())
 def test_rows_of_each_agent_loop_are_padded(agent, roll_out):
     row, pad = assert_padded(roll_out(source="a number", agent=agent))
-    assert row["num_turns"] == (4 if agent == "tool_agent" else 2)
+    assert row["num_turns"] == 2
     assert (pad["num_turns"], pad["raw_prompt"], pad["difficulty"]) == (0, [], 0.0)

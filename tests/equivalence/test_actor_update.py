@@ -20,7 +20,6 @@ from tests.support.trained_batches import (
     put_branching_rows,
     put_copies,
     put_full_rows,
-    put_grown_rows,
     put_trained_rows,
     put_weights,
 )
@@ -40,7 +39,6 @@ from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.upsampling import strip
-from verl_padding.worker.losses import MICRO_BATCHES
 from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -55,59 +53,30 @@ def actors(model_of, one_rank_of):
 
 EACH_PACKER = pytest.mark.parametrize("packer", PACKERS)
 EACH_MODE = pytest.mark.parametrize("mode", MODES)
+TOKENS, ROWS = MODES
+UPDATES: dict[str, dict[str, Any]] = {
+    "verl's packer": {"packer": "verl", "mode": TOKENS},
+    "the plan's": {"packer": "plan", "mode": ROWS},
+    "ratios of sequences": {"packer": "verl", "mode": ROWS, "policy_loss": "gspo"},
+    "two rows, verl's packer": {"packer": "verl", "micro_batch_rows": 2},
+    "two rows, the plan's": {"packer": "plan", "micro_batch_rows": 2},
+    "verl's number of rows": {"packer": "verl", "strategy": "lcm", "mini_batch": 4},
+    "whole beginnings": {"packer": "plan", "sharing": "whole"},
+    "trees": {"packer": "plan", "sharing": "branches", "mode": ROWS},
+}
+"""Arguments of :func:`assert_updates_agree`; test_engine_shapes.py has those of other shapes."""
 
 
-@pytest.mark.parametrize(
-    ("mode", "packer", "policy_loss"),
-    [
-        ("token-mean", "verl", "vanilla"),
-        ("seq-mean-token-mean", "plan", "vanilla"),
-        ("seq-mean-token-mean", "verl", "gspo"),
-    ],
-)
-def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(
-    mode, packer, policy_loss, actors
-):
-    both = assert_updates_agree(*actors, packer, mode=mode, policy_loss=policy_loss)
-    micro_batches = both.padded[MICRO_BATCHES]
-    assert len(micro_batches) == EPOCHS * both.layout.n_mini_batches
-    assert max(micro_batches) > 1 or packer == "verl"
+@pytest.mark.parametrize("how", UPDATES.values(), ids=UPDATES)
+def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(how, actors):
+    assert_updates_agree(*actors, **how)
 
 
 def test_so_do_ranks_with_pads_in_micro_batches_of_their_own(actors):
-    both = assert_updates_agree(*actors, "plan", mode="token-mean", put=put_full_rows)
-    held = [
-        both.layout.micro_batches(step, rank)
-        for step in range(both.layout.n_mini_batches)
-        for rank in (0, 1)
-    ]
-    assert any(min(rows) >= both.layout.n_rows for held_K in held for rows in held_K)
-
-
-@EACH_PACKER
-def test_so_do_ranks_with_pads_to_verls_number_of_rows(packer, actors):
-    # 11 rows in two mini-batches of 8.
-    both = assert_updates_agree(*actors, packer, mode="token-mean", strategy="lcm", mini_batch=4)
-    assert (len(both.layout.order), both.layout.cell_rows_M) == (16, (4, 4))
-
-
-@EACH_PACKER
-def test_so_do_ranks_with_micro_batches_of_fixed_size(packer, actors):
-    assert_updates_agree(*actors, packer, mode="token-mean", micro_batch_rows=2)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    ["prompt", *(pytest.param(other, marks=pytest.mark.slow) for other in ("rows", "lcm"))],
-)
-@EACH_MODE
-def test_so_do_ranks_that_compute_shared_prefixes_once(mode, strategy, actors):
-    assert_updates_agree(*actors, "plan", mode=mode, sharing="whole", strategy=strategy)
-
-
-@EACH_MODE
-def test_so_do_ranks_that_compute_once_what_rows_share_before_they_part(mode, actors):
-    assert_updates_agree(*actors, "plan", mode=mode, sharing="branches")
+    layout = assert_updates_agree(*actors, "plan", put=put_full_rows).layout
+    cells = [(step, rank) for step in range(layout.n_mini_batches) for rank in (0, 1)]
+    held = [rows for cell in cells for rows in layout.micro_batches(*cell)]
+    assert any(min(rows) >= layout.n_rows for rows in held)
 
 
 @EACH_PACKER
@@ -140,16 +109,15 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_alone(packer, 
     assert both.padded["actor/pg_loss"][-3] == 0, "the losses are known by the second epoch"
 
 
-IDLE_CUTS: dict[str, dict[str, Any]] = {
-    "rows": {"micro_batch_rows": 2},
-    "budget": {},
-    "weights": {"weighs": True},
-    "whole": {"sharing": "whole"},
-    "branches": {"sharing": "branches"},
-}
+IDLE_CUTS = [
+    pytest.param({"micro_batch_rows": 2}, id="rows", marks=pytest.mark.slow),
+    pytest.param({}, id="budget"),
+    pytest.param({"weighs": True}, id="weights"),
+    pytest.param({"sharing": "branches"}, id="trees"),
+]
 
 
-@pytest.mark.parametrize("cut", IDLE_CUTS.values(), ids=IDLE_CUTS)
+@pytest.mark.parametrize("cut", IDLE_CUTS)
 def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     """Of three mini-batches, one keeps most rows, one has idle rows alone."""
     mode, cut = "seq-mean-token-mean", dict(cut)
@@ -158,9 +126,7 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     start_over(actors[1:], mode, terms=False)
     sharing = cut.get("sharing", "off")
     actors[0].execute_with_func_generator(install(shares=sharing != "off"))
-    batch = {"off": put_trained_rows, "whole": put_grown_rows, "branches": put_branching_rows}[
-        sharing
-    ]()
+    batch = put_trained_rows() if sharing == "off" else put_branching_rows()
     rows_M = plan_of(batch, "plan", **cut).layouts["actor"].rows_M
     idle = sorted({*rows_M[0][:1], *rows_M[1], *rows_M[2][:-2]})
     [advantages] = read_columns(batch, "advantages")
@@ -169,11 +135,8 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     if weighs:
         put_weights(batch)
     plan = plan_of(batch, "plan", idle=idle, **cut)
-    assert [len(rows) for rows in plan.layouts["actor"].left_out] == [
-        1,
-        len(rows_M[1]) - 1,
-        len(rows_M[2]) - 2,
-    ]
+    left_out = [len(rows) for rows in plan.layouts["actor"].left_out]
+    assert left_out == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
     weightings = [LossWeighting(call="actor", mode=mode)] if weighs else []
     padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=weightings, skips_idle="actor")
     padded.put_pads()
@@ -183,10 +146,8 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     assert len(both.padded["grad_norm"]) == 3 * EPOCHS
     assert [norm == 0 for norm in both.padded["grad_norm"][:3]] == [False, True, False]
     if not weighs:
-        assert_metrics_agree(
-            both,
-            names=("actor/pg_loss", "grad_norm", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"),
-        )
+        fractions = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower")
+        assert_metrics_agree(both, names=("actor/pg_loss", "grad_norm", *fractions))
     assert "actor/ppo_kl" not in both.padded
     assert len(both.padded["actor/ppo_kl_computed"]) == 3 * EPOCHS
     moments, want = map(moments_of, actors)
@@ -225,18 +186,13 @@ def follow(padded_ranks, packer):
     )
 
 
-@pytest.mark.parametrize("cut", [*PACKERS, "shared prefixes"])
-def test_log_probs_come_back_in_row_order_whoever_cuts_the_micro_batches(cut, actors):
+@pytest.mark.parametrize("sharing", ["off", "branches"])
+def test_log_probs_come_back_in_row_order(sharing, actors):
     padded_ranks, one_rank = actors
     start_over(actors, "token-mean")
-    if cut == "shared prefixes":
-        padded_ranks.execute_with_func_generator(install(shares=True))
-        batch = put_grown_rows()
-        plan = plan_of(batch, "plan", sharing="whole")
-    else:
-        follow(padded_ranks, cut)
-        batch = put_trained_rows()
-        plan = plan_of(batch, cut)
+    padded_ranks.execute_with_func_generator(install(shares=sharing != "off"))
+    batch = put_trained_rows() if sharing == "off" else put_branching_rows()
+    plan = plan_of(batch, "plan", sharing=sharing)
     assert plan.layouts["log_prob"].n_pads > 0
 
     def outputs_of(workers) -> list[torch.Tensor]:
@@ -287,40 +243,23 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
     """It sees a ratio of exactly 1, and a KL of exactly 0."""
     precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
     with started(Shape(), model_of(Shape()), precision, *shape) as ranks:
-        for sharing, put in (
-            ("off", put_grown_rows),
-            ("whole", put_grown_rows),
-            ("branches", put_branching_rows),
-        ):
+        for sharing in ("off", "branches"):
             ranks.execute_with_func_generator(install(shares=sharing != "off"))
             start_over([ranks], "token-mean")
-            batch = put()
+            batch = put_branching_rows()
             plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)
             passed, updated = (plan.layouts[name].order for name in ("log_prob", "actor"))
-            n_rows = len(batch)
-            assert [row for row in passed if row < n_rows] == [
-                row for row in updated if row < n_rows
-            ]
+            real = range(len(batch))
+            assert [row for row in passed if row in real] == [row for row in updated if row in real]
             padded = upsample(batch, plan, TEMPLATE)
             group = padded_group(ranks, padded)
-            group.compute_log_prob(
-                call(batch, batch.keys, calculate_entropy=True, compute_loss=False)
-            )
+            group.compute_log_prob(call(batch, batch.keys, compute_loss=False))
             found = read_log_probs(batch)
             put_columns(batch, old_log_probs=found, ref_log_prob=[row.clone() for row in found])
-            answer = group.update_actor(
-                call(
-                    batch,
-                    batch.keys,
-                    global_batch_size=7,
-                    mini_batch_size=4,
-                    epochs=1,
-                    calculate_entropy=False,
-                )
-            )
+            said = {"global_batch_size": 7, "epochs": 1, "calculate_entropy": False}
+            metrics = group.update_actor(call(batch, batch.keys, **said))["metrics"]
             strip(padded.pads)
-            first = {name: answer["metrics"][name][0] for name in EXACT}
+            first = {name: metrics[name][0] for name in EXACT}
             assert first == dict.fromkeys(EXACT, 0.0), sharing
-            # The weights have moved then.
-            assert answer["metrics"]["actor/ppo_kl"][1] != 0.0
+            assert metrics["actor/ppo_kl"][1] != 0.0, "the weights have moved then"
             empty_queue()

@@ -173,109 +173,60 @@ def test_an_algorithm_that_mixes_up_the_advantages_of_rows_is_refused(estimator,
     )
 
 
-def outcomes_of(trainer, keys, masks, rewards, compute) -> list[list[float]]:
-    """Advantages, which are the returns, too, of rows with masks, and a reward at the end of
-    each."""
-    fields = {
-        "rm_scores": [
-            torch.tensor([0.0] * (len(m) - 1) + [r]) for r, m in zip(rewards, masks, strict=True)
-        ],
-        "old_log_probs": [torch.zeros(len(mask)) for mask in masks],
-        "response_mask": [torch.tensor(mask) for mask in masks],
-    }
-    batch = put_rows([(2, len(mask)) for mask in masks], keys, **fields)
-    compute(trainer, batch, {})
-    advantages, returns = (
-        [row.tolist() for row in column] for column in read_columns(batch, "advantages", "returns")
-    )
-    assert returns == advantages
-    return advantages
-
-
-def test_a_session_whose_last_row_is_not_trained_has_an_advantage():
-    keys = ["a_0_0", "a_0_1", "a_1_0", "a_2_0", "a_2_1", "b_0_0", "b_0_1", "b_1_0"]
-    masks = [[1, 1], [0, 0], [1], [0], [0, 0], [1], [1, 1], [1]]
-    rewards = {"a_0": 1.0, "a_1": 0.0, "a_2": -1.0, "b_0": 2.0, "b_1": 0.0}
-    rewards_R, trainer = (
-        [rewards[session_of_key(key)] for key in keys],
-        padded_trainer("algorithm.adv_estimator=grpo"),
-    )
-    verls, ours = (
-        outcomes_of(trainer, keys, masks, rewards_R, kind._compute_advantage)
-        for kind in (get_trainer_cls("sync"), type(trainer))
-    )
+def test_a_session_whose_last_row_is_not_trained_has_verls_reward():
+    """That of its last row: the group's mean stays in the middle of its advantages."""
+    keys, masks = ["p_0_0", "p_0_1", "p_1_0"], [[1, 1], [0, 0], [1]]
+    lengths = [(2, len(mask)) for mask in masks]
+    scores = [[0.0, 0.6], [0.0, 1.0], [0.7]]
+    trainer, found = padded_trainer("algorithm.adv_estimator=grpo"), {}
+    for kind in (get_trainer_cls("sync"), type(trainer)):
+        batch = put_rows(
+            lengths,
+            keys,
+            rm_scores=list(map(torch.tensor, scores)),
+            old_log_probs=[torch.zeros(len(mask)) for mask in masks],
+            response_mask=list(map(torch.tensor, masks)),
+        )
+        kind._compute_advantage(trainer, batch, {})
+        advantages, returns = read_columns(batch, "advantages", "returns")
+        assert all(map(torch.equal, advantages, returns))
+        found[kind] = [row.tolist() for row in advantages]
+    verls, ours = found.values()
     assert verls[0] == [0, 0], (
         "verl looks for a trained token now: fix_sessions_ending_untrained may go"
     )
-    assert ours[0] == pytest.approx([1 / (1 + 1e-6)] * 2)
-    assert ours[1:] == verls[1:]
-    assert ours[2][0] != ours[5][0] == ours[6][0] != 0
-
-
-@pytest.mark.parametrize(
-    ("rewards", "masks"),
-    [
-        pytest.param([0.6, 1.0, 0.7], [[1, 1], [0, 0], [1]], id="penalties that differ by row"),
-        pytest.param([0.0, 1.0, 0.5], [[1], [0], [1]], id="scores that differ by row"),
-    ],
-)
-def test_a_session_whose_last_row_is_not_trained_has_verls_reward(rewards, masks):
-    """verl's reward of a session is that of its last row: the group's mean stays in the middle of
-    its advantages."""
-    trainer = padded_trainer("algorithm.adv_estimator=grpo")
-    found = outcomes_of(
-        trainer, ["p_0_0", "p_0_1", "p_1_0"], masks, rewards, type(trainer)._compute_advantage
-    )
     half = 0.5**0.5  # (x - mean) / std of two, with Bessel's correction
-    assert found[0] == pytest.approx([half] * len(masks[0]), abs=1e-4)
-    assert found[2] == pytest.approx([-half], abs=1e-4)
+    assert ours[0] == pytest.approx([half] * 2, abs=1e-4)
+    assert ours[2] == pytest.approx([-half], abs=1e-4)
 
 
-PRESETS = {
+FIELDS = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
+FIELDS += ("rollout_is_batch_normalize",)
+CORRECTIONS = {
     name: make()
     for name, make in inspect.getmembers(RolloutCorrectionConfig, inspect.ismethod)
     if name.startswith("decoupled_")
 }
-assert len(PRESETS) >= 5
+assert len(CORRECTIONS) >= 5
+CORRECTIONS["normalized"] = RolloutCorrectionConfig(rollout_is_batch_normalize=True)
+for option in SUPPORTED_ROLLOUT_RS_OPTIONS:
+    bounds = "0.5_1.5" if option.endswith("k1") else "0.5"
+    rejects = {"rollout_rs": option, "rollout_rs_threshold": bounds}
+    CORRECTIONS[f"rejects by {option}"] = RolloutCorrectionConfig(rollout_is=None, **rejects)
 
 
-def overrides(preset: RolloutCorrectionConfig) -> list[str]:
-    fields = (
-        "rollout_is",
-        "rollout_is_threshold",
-        "rollout_is_batch_normalize",
-        "rollout_rs",
-        "rollout_rs_threshold",
+@pytest.mark.parametrize("name", sorted(CORRECTIONS))
+def test_a_decoupled_correction_computes_from_real_rows(name):
+    section, said = "algorithm.rollout_correction", vars(CORRECTIONS[name])
+    settings = [f"{section}.{field}={said[field]}" for field in FIELDS]
+    without, with_pads = without_and_with_pads(
+        "grpo", *(setting.replace("=None", "=null") for setting in settings)
     )
-    values = {
-        name: "null" if getattr(preset, name) is None else getattr(preset, name) for name in fields
-    }
-    return [f"algorithm.rollout_correction.{name}={value}" for name, value in values.items()]
-
-
-@pytest.mark.parametrize("normalize", [False, True], ids=["", "normalized"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_decoupled_correction_computes_from_real_rows(name, normalize):
-    settings = [
-        *overrides(PRESETS[name]),
-        f"algorithm.rollout_correction.rollout_is_batch_normalize={normalize}",
-    ]
-    without, with_pads = without_and_with_pads("grpo", *settings)
     assert with_pads == without
     assert without.error is None
-    assert len([name for name in without.metrics if name.startswith("rollout_corr/")]) > 5
-
-
-@pytest.mark.parametrize("option", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
-def test_every_rejection_rejects_what_it_rejects_without_pads(option):
-    two_sided = "0.5_1.5" if option.endswith("k1") else "0.5"
-    preset = RolloutCorrectionConfig(
-        rollout_is=None, rollout_rs=option, rollout_rs_threshold=two_sided
-    )
-    without, with_pads = without_and_with_pads("grpo", *overrides(preset))
-    assert with_pads == without
-    rejected = [token for row in without.rows["response_mask"] for token in row if not token]
-    assert rejected, "nothing was rejected"
+    assert len([each for each in without.metrics if each.startswith("rollout_corr/")]) > 5
+    kept = [token for mask in without.rows["response_mask"] for token in mask]
+    assert not all(kept) or not name.startswith("rejects"), "nothing was rejected"
 
 
 REWARDS = {

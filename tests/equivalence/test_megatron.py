@@ -1,12 +1,10 @@
-"""Zero effect on what verl's Megatron engine alone does: denominators, lengths and vocabularies of
-its own, routes.
+"""Zero effect on what verl's Megatron engine alone does: denominators and lengths of its own,
+routes.
 
 test_engine_shapes.py has its updates in each shape. The rank without pads is one of FSDP2, which
-computes the model of Hugging Face; it is one of Megatron for a vocabulary that is padded, and where
-routes are replayed.
+computes the model of Hugging Face; it is one of Megatron where routes are replayed.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +16,7 @@ from verl.protocol import DataProto
 from verl.single_controller.ray import RayWorkerGroup
 
 from benchmarks.one_step import padded_group
-from tests.support.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started, with_shared_heads
+from tests.support.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started
 from tests.support.fsdp2_workers import start_over
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
@@ -40,7 +38,6 @@ from tests.support.updates import (
     read_log_probs,
     update_both,
 )
-from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.plan_packer import install
 
@@ -54,7 +51,6 @@ pytestmark = [
 
 MEGATRON = "actor_rollout_ref.actor.megatron"
 PER_TOKEN = f"+{MEGATRON}.override_transformer_config.calculate_per_token_loss=true"
-ODD_VOCABULARY = 261  # a vocabulary that two tensor parallel ranks cannot share as it is
 BY_SIZE = [cut for cut in CUTS.values() if not {"few", "sharing"} & cut.keys()]
 BUCKET = 16
 ROUND_UP = (f"{MEGATRON}.pad_to_length=true", f"{MEGATRON}.pad_to_length_bucket={BUCKET}")
@@ -113,23 +109,6 @@ def assert_rounded_up(worker: Any) -> DataProto:
     return DataProto()
 
 
-def test_ranks_whose_vocabulary_is_padded_agree_with_one_that_pads_it_too(transfer_queue, tmp_path):
-    # Not with one of FSDP2: verl's softmax on Megatron has the tokens in it that fill the
-    # vocabulary up.
-    model = with_shared_heads(make_tiny_model("qwen2", tmp_path), vocab_size=ODD_VOCABULARY)
-    shape = SHAPES["Megatron: tp2"]
-    with on_megatron(
-        shape, model, "actor_rollout_ref.model.external_lib=tests.support.padded_vocabulary"
-    ) as both:
-        for workers in both:
-            workers.execute_with_func_generator(assert_pads_vocabulary)
-        for cut in BY_SIZE:
-            update = assert_updates_agree(*both, **cut, **shape.planned, mode="token-mean")
-            assert update.plain[0]["actor/entropy_loss"][0] > math.log(ODD_VOCABULARY), (
-                "it could be one of FSDP2 now"
-            )
-
-
 @contextmanager
 def on_megatron(
     shape: Shape, model: Any, *more: str
@@ -138,20 +117,6 @@ def on_megatron(
     alone = Shape(engine="megatron", kind=shape.kind, ranks=1)
     with started(shape, model, *more) as padded_ranks, started(alone, model, *more) as one_rank:
         yield padded_ranks, one_rank
-
-
-def assert_pads_vocabulary(worker: Any) -> DataProto:
-    from tests.support.padded_vocabulary import MULTIPLE  # it takes the bridge
-
-    engine = worker.actor.engine
-    (head,) = (
-        weight
-        for name, weight in engine.module[0].named_parameters()
-        if name.endswith("output_layer.weight")
-    )
-    rows = len(head) * engine.engine_config.tensor_model_parallel_size
-    assert rows == math.ceil(ODD_VOCABULARY / MULTIPLE) * MULTIPLE
-    return DataProto()
 
 
 def with_drawn_routes(batch: KVBatchMeta) -> KVBatchMeta:

@@ -76,7 +76,7 @@ def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor], *, by_sess
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data(), mode=st.sampled_from(MODES), by_session=st.booleans())
 def test_the_gradient_is_that_of_tokens_that_stand_once(name, data, mode, by_session):
     drawn = data.draw(sessions(said=True))

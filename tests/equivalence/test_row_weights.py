@@ -211,16 +211,6 @@ def parts_of_sessions(mode, weight_R) -> tuple[list[float], list[float]]:
     return weight_R, count_R
 
 
-@LAYOUTS
-@SETTING
-def test_each_session_counts_once(mode, denominator, layout):
-    rows = WeightedRows(weighting(mode, denominator, by_session=True), [1.0] * 5)
-    shares, counts = parts_of_sessions(mode, [1.0] * 5)
-    if mode != "token-sum" and denominator == "rows":
-        assert over(mode, denominator, shares, counts) == pytest.approx(3), "the sessions"
-    assert_weighed(policy_loss(mode), "log_probs", layout, rows, shares, mode, denominator, counts)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):

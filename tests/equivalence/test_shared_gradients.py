@@ -1,39 +1,36 @@
 """Prefixes that are computed once give, in float64, the gradients of rows that are each computed
 alone.
 
-A plan with pads, chains and two ranks goes through verl's engine, which shares, in this process.
+A plan with pads, trees and four ranks goes through verl's engine, which shares, in this process.
 The reference is verl's own engine and loss on all real rows of a mini-batch at once, without a
 plan, pads or sharing.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from torch import nn
 from transformers import AutoModelForTokenClassification
-from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 
+from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     Actor,
     Critic,
     Row,
     Whole,
+    computed,
     loss_tokens,
     micro_batch_of,
+    of_mini_batch,
     start_engine,
     train_as_planned,
-    train_at_once,
     trained_rows,
 )
-from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
-from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
+from tests.support.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, seeded
+from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.sessions_that_grow import grown_sessions
-from tests.support.tolerance import RELATIVE_FLOAT64
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
@@ -47,11 +44,6 @@ SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
 NOMINAL = 7  # rows of a mini-batch as a configuration would say it: not those that are there
 TOP_K = 4
 CALL = "actor"
-
-
-def rows_of_sessions() -> dict[str, Row]:
-    """Rows of which many begin with another."""
-    return trained_rows(grown_sessions([4, 1, 3, 2, 5, 1], prompts=4))
 
 
 def batch_of(rows: dict[str, Row]) -> Rows:
@@ -78,19 +70,27 @@ def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "on") -> Ba
 
 @pytest.fixture(scope="module")
 def rows():
-    return rows_of_sessions()
+    """Rows that begin with all of another, or part, in a session and between those of a prompt."""
+    return trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
 
 
 @pytest.fixture(scope="module")
 def plan(rows):
-    return plan_of(rows)
+    return plan_of(rows, ranks=4)
 
 
 @pytest.fixture(scope="module")
 def engines(models):
-    """One that shares, and verl's own, of one model."""
-    model = models("qwen2")
-    return start_engine(Actor, model, shares=True), start_engine(Actor, model)
+    """One that shares, and verl's own, of the same weights."""
+    return start_engine(Actor, models("qwen2"), shares=True), Actor(models("qwen2"))
+
+
+@pytest.fixture(scope="module")
+def critics(models):
+    sharing, plain = (
+        models("qwen2", AutoModelForTokenClassification, num_labels=1) for _ in range(2)
+    )
+    return start_engine(Critic, sharing, shares=True), Critic(plain)
 
 
 Gradients = Iterator[
@@ -139,7 +139,8 @@ def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said)
     for ranks in plan.layouts[CALL].cells:
         rows_M = [fields[row] for cell in ranks for row in cell if row < len(fields)]
         n = NOMINAL if denominator == "nominal" else len(rows_M)
-        yield train_at_once(engine, rows_M, loss, global_batch_size=n, **said)
+        at_once = of_mini_batch(rows_M, rows_M, **said | {"global_batch_size": n})
+        yield computed(engine, loss, [at_once])[1]
 
 
 def assert_same_gradients(
@@ -232,49 +233,6 @@ def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(
     assert_same_gradients(got, train_as_planned(plain, rows, plan, CALL, weighed, **said))
 
 
-def adapted(model: nn.Module) -> nn.Module:
-    model = get_peft_model(
-        model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
-    )
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(0))
-    return model.double()
-
-
-def checkpointed(model: nn.Module) -> nn.Module:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
-
-
-def fused(model: nn.Module) -> nn.Module:
-    model.forward = partial(forward_with_torch_backend, model)  # as verl does, of this model alone
-    return model
-
-
-@pytest.fixture(scope="module")
-def critics(models):
-    model = models("qwen2", AutoModelForTokenClassification, num_labels=1)
-    return start_engine(Critic, model, shares=True), start_engine(Critic, model)
-
-
-CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
-CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
-    "another architecture": (lambda models: models("qwen3"), {}, {}),
-    "experts": (lambda models: models("qwen3_moe", experts_implementation="eager"), {}, {}),
-    "adapters": (lambda models: adapted(models("qwen2")), {}, {}),
-    "gradient checkpointing": (lambda models: checkpointed(models("qwen2")), {}, {}),
-    "entropy in chunks": (lambda models: models("qwen2"), CHUNKS, {}),
-    "entropy checkpointing": (lambda models: models("qwen2"), {"entropy_checkpointing": True}, {}),
-    "fused kernels": (lambda models: fused(models("qwen2")), {}, {"use_fused_kernels": True}),
-    "sum of pi squared": (lambda models: models("qwen2"), {}, {"calculate_sum_pi_squared": True}),
-    "a temperature": (lambda models: models("qwen2"), {}, {"temperature": 0.7}),
-}
-"""The model, settings of the engine, and what each micro-batch says, of what an engine computes in
-another way."""
-THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transformers and verl
-
-
 def teachers(tokens: int) -> torch.return_types.topk:
     # The same for every row of as many tokens, and up to there for a longer one, but for the line
     # that verl fills in.
@@ -296,6 +254,22 @@ def taught_fields(tokens: int, *, use_topk: bool) -> Row:
     )
 
 
+@pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
+def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(
+    name, policy_gradient, engines, rows, plan
+):
+    loss = distilling_loss("token-mean", name, policy_gradient=policy_gradient)
+    use_topk = loss.keywords["distillation_config"].distillation_loss.loss_settings.use_topk
+    taught = {
+        key: row | taught_fields(len(row["input_ids"]), use_topk=use_topk)
+        for key, row in rows.items()
+    }
+    said = {"distillation_use_topk": use_topk}
+    got = shared_gradients(engines[0], taught, plan, RealRowsLoss(loss, "rows"), **said)
+    want = plain_gradients(engines[1], taught, plan, loss, **said)
+    assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
     texts = grown_sessions([1] * 13, prompts=4).items()
@@ -303,15 +277,11 @@ def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
     rows = trained_rows(
         {key: ([5 + number, *ids], response) for number, (key, (ids, response)) in enumerate(texts)}
     )
-    gradients = []
-    for engine, sharing in zip(engines, ("on", "off"), strict=True):
-        loss, said = (
-            RealRowsLoss(policy_loss(mode), "rows"),
-            {"token_budget": BUDGET, "global_batch_size": NOMINAL},
-        )
-        gradients.append(
-            [*train_as_planned(engine, rows, plan_of(rows, sharing=sharing), CALL, loss, **said)]
-        )
-    shared, off = gradients
+    loss = RealRowsLoss(policy_loss(mode), "rows")
+    said = {"token_budget": BUDGET, "global_batch_size": NOMINAL}
+    shared, off = (
+        [*train_as_planned(engines[0], rows, plan_of(rows, sharing=sharing), CALL, loss, **said)]
+        for sharing in ("on", "off")
+    )
     assert min(gradient.norm() for gradient in off) > 1e-3
     assert all(map(torch.equal, shared, off))

@@ -2,64 +2,40 @@
 alone."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
     AutoModelForTokenClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
 )
-from verl.utils import tensordict_utils as tu
+from verl.models.transformers.dense_common import forward_with_torch_backend
 
-from tests.equivalence.test_shared_gradients import CASES as SHARED_CASES
-from tests.equivalence.test_shared_gradients import (
-    THROUGH_FLOAT32,
-    assert_same_gradients,
-    checkpointed,
-    plain_gradients,
-    plan_of,
-    shared_gradients,
-    taught_fields,
-)
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
-    COMMON,
     Actor,
     Critic,
-    Row,
-    Whole,
     in_float64,
-    loss_tokens,
-    micro_batch_of,
+    of_mini_batch,
+    off_rows_alone,
     start_engine,
     trained_rows,
 )
-from tests.support.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
-from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
+from tests.support.losses_on_rows import critic_loss, policy_loss
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.errors import PaddingError
+from verl_padding.on_cpu.tiny_models import SIZES
 from verl_padding.prefix_sharing.attention import GatherTokens
-from verl_padding.prefix_sharing.engine import find_tree
-from verl_padding.prefix_sharing.tree import TREE
-from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
+from verl_padding.worker.losses import normalize_over_mini_batch
 
-SMALL = {
-    "vocab_size": 259,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+SMALL = SIZES | {"vocab_size": 259, "num_hidden_layers": 3}
 
 
 @pytest.fixture(scope="module")
@@ -67,48 +43,42 @@ def rows():
     return list(trained_rows(branching_rows()).values())
 
 
-def drawn(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return in_float64(make())
-
-
-def grouped_heads(_models: Any) -> nn.Module:
-    return drawn(lambda: LlamaForCausalLM(LlamaConfig(**SMALL)))
-
-
 def sliding_window(_models: Any) -> nn.Module:
     config = Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1)
     assert set(config.layer_types) == {"full_attention", "sliding_attention"}
-    return drawn(lambda: Qwen2ForCausalLM(config))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return in_float64(Qwen2ForCausalLM(config))
 
 
-def micro_batch(rows: list[Row], of: list[Row], *, shared: bool = False, **said: Any) -> Any:
-    """Some rows as one micro-batch of a mini-batch of the rows ``of``."""
-    data = micro_batch_of(rows)
-    shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(of), "global_batch_size": len(of)}
-    tu.assign_non_tensor(data, **COMMON | shape | said)
-    if shared:
-        tree = find_tree(data, branches=True)
-        assert tree.branches
-        assert tree.tokens < 0.7 * sum(len(row["input_ids"]) for row in rows)
-        tu.assign_non_tensor_data(data, TREE, tree)
-    return data
+def adapted(model: nn.Module) -> nn.Module:
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return get_peft_model(model, config).double()
 
 
-def gradient(engine: Whole, loss: Any, micro_batches: list[Any]) -> torch.Tensor:
-    for data in micro_batches:
-        engine.backward(data, loss)
-    return engine.take_gradient()
+def checkpointed(model: nn.Module) -> nn.Module:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
 
 
-def assert_same(got: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_FLOAT64) -> None:
-    assert want.norm() > 1e-3
-    assert (got - want).norm() / want.norm() <= tolerance
+def fused(model: nn.Module) -> nn.Module:
+    model.forward = partial(forward_with_torch_backend, model)  # as verl does, of this model alone
+    return model
 
 
-CASES = SHARED_CASES | {
-    "grouped heads": (grouped_heads, {}, {}),
+CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
+CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
+    "another architecture": (lambda models: models("qwen3"), {}, {}),
+    "experts": (lambda models: models("qwen3_moe", experts_implementation="eager"), {}, {}),
+    "adapters": (lambda models: adapted(models("qwen2")), {}, {}),
+    "gradient checkpointing": (lambda models: checkpointed(models("qwen2")), {}, {}),
+    "entropy in chunks": (lambda models: models("qwen2"), CHUNKS, {}),
+    "entropy checkpointing": (lambda models: models("qwen2"), {"entropy_checkpointing": True}, {}),
+    "fused kernels": (lambda models: fused(models("qwen2")), {}, {"use_fused_kernels": True}),
+    "sum of pi squared": (lambda models: models("qwen2"), {}, {"calculate_sum_pi_squared": True}),
+    "a temperature": (lambda models: models("qwen2"), {}, {"temperature": 0.7}),
     "a sliding window": (sliding_window, {}, {}),
     "gradient checkpointing, a sliding window": (
         lambda models: checkpointed(sliding_window(models)),
@@ -121,71 +91,22 @@ CASES = SHARED_CASES | {
         {"calculate_entropy": False},
     ),
 }
+"""The model, settings of the engine, and what each micro-batch says, of what an engine computes in
+another way."""
+THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transformers and verl
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, models, rows):
     make_model, settings, said = CASES[name]
-    both = make_model(models), make_model(models)
     kind, loss = (Critic, critic_loss) if name == "a critic" else (Actor, policy_loss)
-    tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
+    sharing = start_engine(kind, make_model(models), shares=True, **settings)
+    plain = kind(make_model(models), **settings)
     loss = normalize_over_mini_batch(loss("seq-mean-token-mean"))
-    sharing, plain = start_engine(kind, both[0], shares=True, **settings), kind(both[1], **settings)
-    together, alone = (
-        micro_batch(rows, rows, shared=True, **said),
-        [micro_batch([row], rows, **said) for row in rows],
-    )
-    assert_same(gradient(sharing, loss, [together]), gradient(plain, loss, alone), tolerance)
-    with torch.no_grad():
-        got = sharing.forward_step(together, None, True)[1]["model_output"]
-        want = [plain.forward_step(data, None, True)[1]["model_output"] for data in alone]
-    for output, values in got.items():
-        for shared, each in zip(values.unbind(), want, strict=True):
-            # The last output of a row belongs to no token.
-            torch.testing.assert_close(
-                shared[:-1], each[output].values()[:-1], rtol=1e2 * tolerance, atol=tolerance
-            )
-
-
-@pytest.fixture(scope="module")
-def engines(models):
-    return start_engine(Actor, models("qwen2"), shares=True), Actor(models("qwen2"))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, engines, rows):
-    loss = seeded(policy_loss(mode, name))
-    got, want = (
-        gradient(engine, loss, [micro_batch(rows, rows, shared=shared)])
-        for engine, shared in zip(engines, (True, False), strict=True)
-    )
-    assert_same(got, want)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [4, 5])
-def test_a_plan_of_trees_with_pads_gives_the_gradients_of_rows_alone(mode, ranks, engines):
-    rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
-    plan = plan_of(rows, ranks)
-    loss = policy_loss(mode, "vanilla")
-    got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"))
-    assert_same_gradients(got, plain_gradients(engines[1], rows, plan, loss))
-
-
-@pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
-def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(
-    name, policy_gradient, engines
-):
-    loss = distilling_loss("token-mean", name, policy_gradient=policy_gradient)
-    use_topk = loss.keywords["distillation_config"].distillation_loss.loss_settings.use_topk
-    rows = trained_rows(branching_rows(prompts=4, rollouts=2, turns=(4, 5), system=0))
-    for row in rows.values():
-        row.update(taught_fields(len(row["input_ids"]), use_topk=use_topk))
-    plan, said = plan_of(rows, 4), {"distillation_use_topk": use_topk}
-    got = shared_gradients(engines[0], rows, plan, RealRowsLoss(loss, "rows"), **said)
-    want = plain_gradients(engines[1], rows, plan, loss, **said)
-    assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
+    of_outputs, of_gradient = off_rows_alone(sharing, plain, rows, loss, **said)
+    tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
+    assert of_outputs <= 10 * tolerance
+    assert of_gradient <= tolerance
 
 
 @pytest.mark.parametrize("branches", [8, 32, 128])
@@ -208,7 +129,7 @@ def test_a_layer_that_attends_in_another_way_ends_the_job(models, rows):
     model.config._attn_implementation = "eager"
     with pytest.raises(PaddingError, match="the others mix branches"):
         start_engine(Actor, model, shares=True).forward_step(
-            micro_batch(rows, rows, shared=True), None, True
+            of_mini_batch(rows, rows, shared=True), None, True
         )
 
 
@@ -219,5 +140,5 @@ def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
     model = Qwen2MoeForCausalLM(config)
     with pytest.raises(PaddingError, match=r"sliding window in a mask alone.*eager"):
         start_engine(Actor, model, shares=True).forward_step(
-            micro_batch(rows, rows, shared=True), None, True
+            of_mini_batch(rows, rows, shared=True), None, True
         )

@@ -69,10 +69,9 @@ def plan_for(
     forest: Any = None,
     *,
     prompts_per_mini_batch: int = 1,
-    multiple: int = 1,
     **of_job: Any,
 ) -> BatchPlan:
-    of_call = {"dp_size": 2, "token_budget": BUDGET, "micro_batch_multiple": multiple}
+    of_call = {"dp_size": 2, "token_budget": BUDGET}
     update = Update(**of_call, prompts_per_mini_batch=prompts_per_mini_batch)
     job = Job(
         strategy="prompt", sessions_per_prompt=1, updates={"actor": update}, inference={}, **of_job
@@ -102,25 +101,6 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
             1,
         ), "one rank was meant to have pads alone"
         update_both(padded_ranks, one_rank, batch, plan, template=template)
-
-
-# Two rows of four axes of positions and two tokens: they have as many values as two rows of two
-# axes and four tokens.
-@pytest.mark.parametrize("actors", ["qwen3_vl"], indirect=True)
-def test_a_rank_of_exactly_two_pads_changes_nothing(actors):
-    family, config, padded_ranks, one_rank = actors
-    for packer in ("verl", "plan"):
-        start_over((padded_ranks, one_rank), "token-mean")
-        torch.manual_seed(0)
-        batch = with_trained_fields(
-            put_vision_rows(family, config, [(True, False, False), (True,)])
-        )
-        plan = plan_for(batch, prompts=2, packer=packer, multiple=2)
-        cells = [cell for ranks in plan.layouts["actor"].cells for cell in ranks]
-        assert [len(cell) for cell in cells if min(cell) >= len(batch)] == [2], (
-            "one rank was meant to have two pads"
-        )
-        update_both(padded_ranks, one_rank, batch, plan)
 
 
 # Two families are not packed here. Gemma's random weights have gradients of norm 2000, whose

@@ -13,7 +13,6 @@ from verl_padding.recipes.context_reset.tasks import (
     GSM8K_SOURCE,
     SYMBOLS,
     TINY_SOURCE,
-    NotedMath,
     task_of,
 )
 
@@ -101,18 +100,3 @@ def test_the_first_turn_of_a_picture_path_shows_the_picture(tmp_path):
         task.react(path[0])
         if len(path) > 1:
             assert task.messages() == [{"role": "user", "content": SYMBOLS[int(path[1]) - 1] * 8}]
-
-
-def test_math_carries_notes_from_turn_to_turn_and_nothing_else():
-    task = NotedMath("How many?", "42")
-    assert "How many?" in task.messages()[0]["content"]
-    assert "Note" not in task.messages()[0]["content"]
-    task.react("  There are six rows of seven. ")
-    (message,) = task.messages()
-    assert "Note 1: There are six rows of seven.\n" in message["content"]
-    assert not task.done
-    assert task.reward == 0.0
-    for answer, reward in (("41", 0.0), ("42", 1.0)):
-        task.react(f"So it is\n#### {answer}")
-        assert task.done
-        assert task.reward == reward

@@ -11,7 +11,6 @@ from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
 from verl_padding.recipes.every_call.tasks import (
     TINY_SOURCE,
-    CheckedMath,
     Doors,
 )
 from verl_padding.recipes.every_call.thinking import ThinkingLoop
@@ -100,16 +99,3 @@ def test_trying_every_door_once_always_finds_the_prize(prize, doors):
     assert task.done
     assert task.reward == 1.0
     assert task.info == {"acc": 1.0, "tried": float(doors.index(prize) + 1)}
-
-
-def test_wrong_answers_are_told_and_cost_a_tenth():
-    task = CheckedMath("How many?", "42")
-    assert "How many?" in task.messages()[0]["content"]
-    assert "not right" in task.react("So it is\n#### 41")
-    assert "no answer in the form" in task.react("six rows of seven")
-    assert not task.done
-    assert task.reward == 0.0
-    task.react("#### 42")
-    assert task.done
-    assert task.reward == pytest.approx(0.8)
-    assert task.info == {"acc": 1.0, "wrong_answers": 2.0}

@@ -1,35 +1,25 @@
-"""The recipes' data, jobs and run scripts: all fit verl's config, and scripts look at a job before
+"""The recipes' jobs and run scripts: all fit verl's config, and scripts look at a job before
 they start it."""
 
 import re
 import subprocess
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.support.verl_config import compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.recipes.context_reset import job as context_reset
-from verl_padding.recipes.context_reset import make_data as context_reset_data
 from verl_padding.recipes.every_call import job as every_call
-from verl_padding.recipes.every_call import make_data as every_call_data
 from verl_padding.recipes.subagents import job as subagents
-from verl_padding.recipes.subagents import make_data as subagents_data
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))
 GPU_SCRIPTS = [path for path in SCRIPTS if "cpu" not in path.name]
 
 
-RECIPE_NAMES = ["context_reset", "every_call", "subagents"]
 FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.packer=plan padding\.sharing=on)?\}"
-
-
-def test_there_are_scripts_for_each_recipe_and_both_kinds_of_machine():
-    for scripts in (SCRIPTS, GPU_SCRIPTS):
-        assert sorted({path.parent.name for path in scripts}) == RECIPE_NAMES
 
 
 @pytest.mark.parametrize(
@@ -70,30 +60,6 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     assert config.actor_rollout_ref.rollout.name == "vllm"
     assert config.actor_rollout_ref.rollout.agent.default_agent_loop == path.parent.name
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 24576
-
-
-@pytest.mark.parametrize(
-    ("data", "answers"),
-    [
-        (
-            context_reset_data,
-            lambda answer: len(answer) in range(1, 5) and set(answer) <= set("12"),
-        ),
-        (every_call_data, lambda answer: answer in "1234"),
-        (subagents_data, lambda answer: len(answer) in range(1, 4)),
-    ],
-)
-def test_the_data_is_the_same_for_the_same_seed(data, answers, tmp_path):
-    first, val = data.write_tiny_data(tmp_path / "a", train=60, val=4)
-    again, _ = data.write_tiny_data(tmp_path / "b", train=60, val=4)
-    other, _ = data.write_tiny_data(tmp_path / "c", train=60, val=4, seed=1)
-    frame = pd.read_parquet(first)
-    assert (len(frame), len(pd.read_parquet(val))) == (60, 4)
-    assert frame.equals(pd.read_parquet(again))
-    assert not frame.equals(pd.read_parquet(other))
-    found = {row["ground_truth"] for row in frame["reward_model"]}
-    assert len(found) > 3
-    assert all(map(answers, found))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.support import played
 from tests.support.played import TOKENIZER
 from verl_padding.recipes.subagents.agent_loop import PromptTooLongError, SubagentsLoop
 from verl_padding.recipes.subagents.job import HERE
-from verl_padding.recipes.subagents.tasks import GSM8K_SOURCE, TINY_SOURCE, SymbolSum, task_of
+from verl_padding.recipes.subagents.tasks import GSM8K_SOURCE, TINY_SOURCE
 
 ROW = {
     "data_source": TINY_SOURCE,
@@ -89,20 +89,6 @@ def test_a_sub_agent_that_fails_costs_its_row_and_the_lead_is_told():
     assert rows[-1].reward_score == pytest.approx(0.1 + 0.6 / 2 + 0.1)
 
 
-def test_what_a_sub_agent_calculates_is_no_result_of_the_lead():
-    script = [
-        ("#|#", "2"),
-        ("bbbb", "0"),
-        ("error: only numbers", "2"),
-        ("aaaa", "1"),
-        ("tool\n1", "0"),
-    ]
-    rows, server = play(script)
-    assert server.script == []
-    assert [own_words(row) for row in rows] == ["02", "1", "20"]
-    assert rows[-1].reward_score == pytest.approx(1.0)
-
-
 def test_a_session_whose_lead_is_not_answered_has_no_row():
     rows, server = play([("#|#", "")])
     assert (rows, len(server.requests)) == ([], 1)
@@ -140,16 +126,3 @@ def test_a_model_that_writes_json_asks_calculates_and_answers():
     assert [row.num_turns for row in rows] == [4, 4]
     assert own_words(rows[-1]).endswith("#### 42")
     assert rows[-1].reward_score == 1.0
-
-
-@pytest.mark.parametrize("parts", ["", "abab", "ac"])
-def test_parts_that_are_none_are_refused(parts):
-    with pytest.raises(ValueError, match=f"parts '{parts}'"):
-        SymbolSum(parts)
-
-
-def test_a_row_without_a_task_is_refused_with_the_choices():
-    with pytest.raises(
-        ValueError, match=r"data_source='x': no task .* verl_padding/symbol_sum, openai/gsm8k"
-    ):
-        task_of({"data_source": "x"})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 from torch import nn
 from transformers.integrations import flash_attention
 from verl.models.transformers.monkey_patch import _ulysses_flash_attention_forward
@@ -31,13 +31,15 @@ from verl_padding.pads.columns import (
     micro_batch_columns,
 )
 from verl_padding.plan import BatchPlan
-from verl_padding.prefix_sharing.engine import share_in
+from verl_padding.prefix_sharing.engine import find_tree, share_in
+from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.packed_attention import use_packed_attention
 from verl_padding.worker.plan_packer import follow_plan
 
 __all__ = ["Row", "micro_batch_of", "trained_rows"]
 
 Loss = Callable[..., Any]
+IMAGES = "multi_modal_inputs"
 
 
 class Whole:
@@ -192,19 +194,50 @@ def cut_as_planned(
             )
 
 
-def train_at_once(
-    engine: Whole, rows: Sequence[Row], loss: Loss, *, global_batch_size: int, **said: Any
-) -> torch.Tensor:
-    """Gradient (N,) of some rows in one micro-batch on one rank."""
-    data = micro_batch_of(rows)
-    shape = {
-        "dp_size": 1,
-        "batch_num_tokens": loss_tokens(rows),
-        "global_batch_size": global_batch_size,
-    }
+def of_mini_batch(
+    rows: Sequence[Row], of: Sequence[Row], *, shared: bool = False, **said: Any
+) -> TensorDict:
+    """Some rows as one micro-batch of a mini-batch of the rows ``of``, with their tree if what they
+    share is computed once."""
+    tensors = [{name: row[name] for name in row if name != IMAGES} for row in rows]
+    data = micro_batch_of(tensors)
+    if IMAGES in rows[0]:
+        data[IMAGES] = NonTensorStack(*(row[IMAGES] for row in rows))
+    shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(of), "global_batch_size": len(of)}
     tu.assign_non_tensor(data, **COMMON | shape | said)
-    engine.backward(data, loss)
-    return engine.take_gradient()
+    if shared:
+        tree = find_tree(data, branches=True)
+        assert tree.tokens < sum(len(row["input_ids"]) for row in rows)
+        tu.assign_non_tensor_data(data, TREE, tree)
+    return data
+
+
+def computed(
+    engine: Whole, loss: Loss, micro_batches: Sequence[TensorDict]
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Outputs (T,) of all tokens but for the last of each row, whose output is of no token; and the
+    gradient (N,)."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for data in micro_batches:
+        value, output = engine.forward_step(data, loss, forward_only=False)
+        (value / data["dp_size"]).backward()
+        for name, values in output["model_output"].items():
+            found.setdefault(name, []).extend(row[:-1].detach() for row in values.unbind())
+    return {name: torch.cat(rows) for name, rows in found.items()}, engine.take_gradient()
+
+
+def off_rows_alone(
+    sharing: Whole, plain: Whole, rows: Sequence[Row], loss: Loss, **said: Any
+) -> tuple[float, float]:
+    """How far an engine that computes once what rows share is off one that computes each row alone:
+    outputs by their values, and the gradient relative to its norm."""
+    got, gradient = computed(sharing, loss, [of_mini_batch(rows, rows, shared=True, **said)])
+    alone = [of_mini_batch([row], rows, **said) for row in rows]
+    want, wanted = computed(plain, loss, alone)
+    assert got.keys() == want.keys()
+    assert wanted.norm() > 1e-3
+    of_outputs = max(float((got[name] - want[name]).abs().max()) for name in want)
+    return of_outputs, float((gradient - wanted).norm() / wanted.norm())
 
 
 COMMON = {"temperature": 1.0, "use_remove_padding": True, "calculate_entropy": True}

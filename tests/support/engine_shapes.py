@@ -187,7 +187,7 @@ def set_adam_eps(worker: Any) -> DataProto:
     return DataProto()
 
 
-def with_shared_heads(folder: Path, vocab_size: int = 320) -> Path:
+def with_shared_heads(folder: Path) -> Path:
     """The tiny model of a folder, with layers, heads and a vocabulary that ranks of each shape can
     share."""
     # A mixture of experts has layers of one kind, and does not say so.
@@ -195,7 +195,7 @@ def with_shared_heads(folder: Path, vocab_size: int = 320) -> Path:
     shared: dict[str, Any] = {"num_key_value_heads": 2, "num_hidden_layers": LAYERS}
     if kinds:
         shared["layer_types"] = (kinds * LAYERS)[:LAYERS]
-    config = AutoConfig.from_pretrained(folder, vocab_size=vocab_size, **shared)
+    config = AutoConfig.from_pretrained(folder, vocab_size=320, **shared)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)

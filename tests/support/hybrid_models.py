@@ -6,71 +6,73 @@ import torch
 import transformers
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForTokenClassification
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 
-TEXT = {
+from verl_padding.on_cpu import tiny_models
+
+SIZES = tiny_models.SIZES | tiny_models.OF_KIND["qwen3_5"]
+SIZES |= {
     "vocab_size": 259,
-    "hidden_size": 64,
-    "intermediate_size": 96,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "max_position_embeddings": 8192,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_value_heads": 4,
 }
-ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-MROPE = {"rope_parameters": ROPE | {"mrope_section": [2, 1, 1], "mrope_interleaved": True}}
-TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4}
-TOWER |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 16}
-TOWER |= {"out_hidden_size": 64}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-EXPERTS |= {"shared_expert_intermediate_size": 32}
-IMAGE_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-CONFIGS = {
-    "qwen3_5": lambda: transformers.Qwen3_5Config(
-        text_config=TEXT | MROPE,
-        vision_config=TOWER,
-        **{name: 250 + number for number, name in enumerate(IMAGE_TOKENS)},
-    ),
-    "qwen3_5_moe": lambda: transformers.Qwen3_5MoeConfig(
-        text_config=TEXT | MROPE | EXPERTS,
-        vision_config=TOWER,
-        **{name: 250 + number for number, name in enumerate(IMAGE_TOKENS)},
-    ),
-    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**TEXT | MROPE),
-    "qwen3_next": lambda: transformers.Qwen3NextConfig(**TEXT, num_experts=0, rope_parameters=ROPE),
-    "qwen3_next_moe": lambda: transformers.Qwen3NextConfig(**TEXT | EXPERTS, rope_parameters=ROPE),
+EXPERTS = tiny_models.OF_KIND["qwen3_moe"] | {"shared_expert_intermediate_size": 32}
+TOWER = tiny_models.TOWER | {
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": SIZES["hidden_size"],
+}
+IMAGE, VIDEO, IMAGE_START, IMAGE_END = range(250, 254)
+IDS = {
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": IMAGE_START,
+    "vision_end_token_id": IMAGE_END,
 }
 
 
-def hybrid_model(kind: str, *, is_critic: bool = False, checkpointed: bool = False) -> nn.Module:
-    """A model of random weights whose states last, in float32."""
-    config = CONFIGS[kind]()
-    classes: dict[str, Any] = {"qwen3_5": transformers.Qwen3_5ForConditionalGeneration}
-    classes["qwen3_5_moe"] = transformers.Qwen3_5MoeForConditionalGeneration
-    with torch.random.fork_rng(devices=[]):
+def config_of(kind: str) -> Any:
+    is_moe = kind.endswith("_moe")
+    text = SIZES | (EXPERTS if is_moe else {})
+    if kind.startswith("qwen3_next"):
+        text = {"num_experts": 0} | text
+        text["rope_parameters"] = {
+            name: value
+            for name, value in text["rope_parameters"].items()
+            if not name.startswith("mrope")
+        }
+        return transformers.Qwen3NextConfig(**text)
+    if kind == "qwen3_5_text":
+        return transformers.Qwen3_5TextConfig(**text)
+    with_tower = transformers.Qwen3_5MoeConfig if is_moe else transformers.Qwen3_5Config
+    return with_tower(text_config=text, vision_config=TOWER, **IDS)
+
+
+def hybrid_model(
+    kind: str, *, is_critic: bool = False, checkpointed: bool = False, fused: bool = False
+) -> nn.Module:
+    """A model of random weights whose states last, in float32; verl patches its class."""
+    config = config_of(kind)
+    auto = transformers.AutoModelForCausalLM
+    if is_critic:
+        auto = transformers.AutoModelForTokenClassification
+        config.get_text_config().num_labels = config.num_labels = 1
+    elif hasattr(config, "vision_config"):
+        auto = transformers.AutoModelForImageTextToText
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        if is_critic:
-            config.get_text_config().num_labels = config.num_labels = 1
-            model = AutoModelForTokenClassification.from_config(config)
-            model.dropout = nn.Identity()  # verl sets it to 0
-        elif kind in classes:
-            model = classes[kind](config)
-        else:
-            model = transformers.AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if name.endswith("A_log"):  # as drawn, a state is forgotten within some tokens
-                    weight.uniform_(-4, 0)
-                elif "norm" not in name and weight.dim() > 1:
-                    weight.mul_(3)
-    apply_monkey_patch(model, use_remove_padding=True)
+        model = auto.from_config(config)
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):  # as drawn, a state is forgotten within some tokens
+                weight.uniform_(-4, 0)
+            elif "norm" not in name and weight.dim() > 1:
+                weight.mul_(3)
+    if is_critic:
+        model.dropout = nn.Identity()  # verl sets it to 0
+    heads = {"use_fused_kernels": True, "fused_kernels_backend": "torch"} if fused else {}
+    apply_monkey_patch(model, use_remove_padding=True, **heads)
     if checkpointed:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()

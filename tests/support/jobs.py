@@ -37,7 +37,6 @@ class OptimizerStep:
     pad_routes: list[
         list[int]
     ]  # experts of each token and layer of rows without a loss, where routes are recorded
-    images: list[bool]  # whether each real row holds an image, where rows can
     nodes: list[str] = field(compare=False)  # Ray's node of each rank: another one in each job
 
 
@@ -189,7 +188,6 @@ def read_probe(folder: Path) -> dict:
                 real_rows=sum(note["real_rows"] for note in of_ranks),
                 moved=any(note["moved"] for note in of_ranks),
                 pad_routes=[slots for note in of_ranks for slots in note["routes"]],
-                images=[image for note in of_ranks for image in note["images"]],
                 nodes=[note["node"] for note in of_ranks],
             )
             for of_ranks in zip(

@@ -76,7 +76,6 @@ def _watch_optimizer_steps(module) -> None:
             real_rows=rows_with_loss,
             moved=moved,
             routes=_routes_of_pads(data),
-            images=_images_of(data),
         )
         return output
 
@@ -122,16 +121,6 @@ def _routes_of_pads(data) -> list:
     ]
 
 
-def _images_of(data) -> list[bool]:
-    """Whether each row with a loss shows the model an image, if rows can."""
-    if "multi_modal_inputs" not in data:
-        return []
-    pairs = zip(data["multi_modal_inputs"], data["loss_mask"].unbind(), strict=True)
-    return [
-        "pixel_values" in getattr(inputs, "data", inputs) for inputs, mask in pairs if mask.any()
-    ]
-
-
 def _watch_steps(module) -> None:
     step_once = module.PPOTrainer._step_once
 
@@ -142,8 +131,6 @@ def _watch_steps(module) -> None:
             step=self.global_steps,
             pads=_pads(batch.tags),
             keys=batch.keys,
-            prompt_lengths=[tag["prompt_len"] for tag in batch.tags],
-            response_lengths=[tag["response_len"] for tag in batch.tags],
             questions=_questions(batch.keys),
             **(_log_probs(batch.keys) if LOG_PROBS in os.environ else {}),
         )
