@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
-from verl_padding.cli.job_config import compose_or_refuse
+from verl_padding.doctor.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
 from verl_padding.on_cpu.dry_run.failure import DryRunError
