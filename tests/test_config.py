@@ -54,11 +54,6 @@ def test_a_bad_section_is_refused_in_one_line(section, message):
     assert isinstance(refusal.value, ValueError)
 
 
-def test_a_setting_of_the_release_before_is_left_aside_with_a_warning(caplog):
-    assert PaddingConfig.from_section({"log_prob_micro_batches": "own"}) == PaddingConfig()
-    assert "padding.log_prob_micro_batches=own" in caplog.text
-
-
 @pytest.mark.parametrize("old", OLD_SHARING)
 def test_values_of_the_release_before_are_read_with_one_warning(old, caplog):
     padding = compose_job("+padding=prompt", f"padding.sharing={old}").padding
@@ -78,13 +73,3 @@ def test_settings_that_have_gone_change_nothing_and_say_so(key, caplog):
 def test_weights_in_the_critics_loss_are_refused():
     with pytest.raises(PaddingConfigError, match=r"^padding.weighted_losses='all': "):
         PaddingConfig.from_section({"weighted_losses": "all"})
-
-
-def test_a_section_without_old_names_warns_of_nothing(caplog):
-    assert (
-        PaddingConfig.from_section(
-            compose_job("+padding=prompt", "padding.sharing=on").padding
-        ).sharing
-        == "on"
-    )
-    assert not caplog.text
