@@ -73,13 +73,3 @@ def test_settings_that_have_gone_change_nothing_and_say_so(key, caplog):
 def test_weights_in_the_critics_loss_are_refused():
     with pytest.raises(PaddingConfigError, match=r"^padding.weighted_losses='all': "):
         PaddingConfig.from_section({"weighted_losses": "all"})
-
-
-def test_a_section_without_old_names_warns_of_nothing(caplog):
-    assert (
-        PaddingConfig.from_section(
-            compose_job("+padding=prompt", "padding.sharing=on").padding
-        ).sharing
-        == "on"
-    )
-    assert not caplog.text

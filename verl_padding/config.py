@@ -128,6 +128,7 @@ class PaddingConfig:
             raise PaddingConfigError(
                 f"padding.cost_model='measured': {why}. Set padding.cost_model=model."
             )
+        # Hydra hands over whatever the command line has, of any type.
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
         _check_unless_int_at_least("seed", self.seed, 0)
@@ -171,6 +172,8 @@ def _with_todays_settings(section: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         PaddingConfigError: rows are to weigh in the critic's loss, which would go unnoticed.
     """
+    # The config groups still have the removed keys, as null: a command line of version 0.2 may set
+    # one, and Hydra refuses a key that is nowhere.
     values = {key: value for key, value in section.items() if key not in REMOVED_SETTINGS}
     for key, why in REMOVED_SETTINGS.items():
         value = section.get(key)
@@ -210,13 +213,12 @@ def _read_fields(section: Any) -> dict[str, FieldRole]:
     if not isinstance(section, Mapping):
         fix = "Name a field and its role, for example +padding.fields.my_weights=response."
         raise PaddingConfigError(f"padding.fields={section!r}: not a mapping. {fix}")
+    # my_weights: response, or my_weights: {role: response, fill: one}
     fields = {}
     for name, value in section.items():
-        parts = {
-            "fill": Fill.ZERO.value,
-            **(value if isinstance(value, Mapping) else {"role": value}),
-        }
-        key, role, fill = f"fields.{name}", parts.pop("role", None), parts.pop("fill")
+        parts = dict(value) if isinstance(value, Mapping) else {"role": value}
+        key, role = f"fields.{name}", parts.pop("role", None)
+        fill = parts.pop("fill", Fill.ZERO.value)
         _check_unless_one_of(key, role, [each.value for each in Role])
         _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         for part, given in parts.items():

@@ -30,13 +30,13 @@ def test_the_module_is_the_command():
     )
 
 
-def test_the_old_name_of_dry_run_works_with_a_warning_of_one_line(monkeypatch):
+def test_old_names_of_dry_run_work_with_a_warning_of_one_line(monkeypatch):
     seen = []
     monkeypatch.setattr(
         dry_run, "dry_run", lambda arguments, **options: seen.append(arguments.overrides) or 3
     )
-    for name in ("dry-run", "rehearse"):
-        result = CliRunner().invoke(app.app, [name, "+padding=prompt"])
+    for name in ("dry-run", "rehearse", "dry-run --only=step"):
+        result = CliRunner().invoke(app.app, [*name.split(), "+padding=prompt"])
         assert result.exit_code == 3
-        assert result.stderr.count("\n") == (name == "rehearse")
-    assert seen == [("+padding=prompt",)] * 2
+        assert result.stderr.count("\n") == (name != "dry-run")
+    assert seen == [("+padding=prompt",)] * 3

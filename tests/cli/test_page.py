@@ -2,7 +2,7 @@
 
 from tests.record.test_step_file import made_step
 from tests.timing.test_timings import two_ranks
-from verl_padding.cli.page import Bar, cut_text, one_after_the_other, recorded_step
+from verl_padding.cli.page import Bar, one_after_the_other, recorded_step
 
 
 def test_a_micro_batch_begins_when_all_ranks_are_ready_with_the_one_before():
@@ -30,8 +30,3 @@ def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
     untimed = recorded_step(made_step(), run="", texts={})
     assert untimed.charts["actor"].unit == "tokens of rows"
     assert [bar.busy for bar in untimed.charts["actor"].bars] == [sum(untimed.columns["tokens"])]
-
-
-def test_a_text_is_cut_in_the_middle():
-    assert cut_text("abcdefg", 3) == ["abc", 1, "efg"]
-    assert cut_text("abcdef", 3) == "abcdef"

@@ -9,8 +9,6 @@ from tests.cli.test_plan import (
     SHAPE,
     SHARED,
     SHARING,
-    cost_of,
-    loads_of,
     plan_of,
     refused,
     run,
@@ -50,28 +48,9 @@ def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
     ]
     assert "ppo_mini_batch_size=4: does not divide 15 prompts with rows." in result.stderr
     shown = plan_of(folder, *OF_FOUR, "--budget", 128, "--compare")
-    alone = plan_of(folder / "2.jsonl", *OF_FOUR, "--budget", 128, "--compare")
-    for key in ("steps", "comparison", "notes"):
-        assert shown["batches"][1][key] == alone[key]
     rows = [batch["comparison"]["verl"]["rows"] for batch in shown["batches"]]
     assert rows == [64, 32, 60]
     assert shown["comparison"]["verl"]["rows"] == shown["comparison"]["plan"]["rows"] == sum(rows)
-
-
-def test_a_row_past_the_budget_is_refused_with_its_key_and_the_option(tmp_path):
-    strange = write_lines(tmp_path / "[bold]rows[red].jsonl", ROWS)
-    shown = refused(strange, *OF_FOUR, "--budget", 72)
-    assert f"{strange}: row 'p15_3_63' has 73 tokens" in shown
-    assert "ppo_max_token_len_per_gpu" in shown
-    assert run(strange, *OF_FOUR).stdout.startswith("[bold]rows[red].jsonl: 2 ranks")
-
-
-def test_a_batch_of_other_prompts_than_the_jobs_is_named_with_both_numbers(tmp_path):
-    file = write_lines(tmp_path / "rows.jsonl", ROWS)
-    assert plan_of(file, *OF_FOUR)["notes"] == []
-    (note,) = plan_of(file, *OF_FOUR, "--mini-batch", 5)["notes"]
-    assert "ppo_mini_batch_size=5: does not divide 16 prompts" in note
-    assert "The batch is planned as one of 20" in note
 
 
 def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
@@ -119,11 +98,6 @@ def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
     assert {"actor", "log_prob"} <= parsed(page).packed["step-1"]["charts"].keys()
 
 
-def test_options_change_the_sizes_of_a_job(job, path):
-    plan = plan_of(path, "--dp", 1, "--budget", 1000, "--", *job)
-    assert {len(step["ranks"]) for step in plan["steps"]} == {1}
-
-
 def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
     for arguments, cause in (
         (job, "Add +padding=prompt"),
@@ -141,13 +115,5 @@ def test_the_page_has_the_bars_of_the_plan_and_of_stock_verl(packer, path, rows,
     assert {"actor", "verl", "plan"} <= charts.keys()
     for chart in map(charts.get, ("actor", "verl", "plan")):
         assert sorted(row for bar in chart["bars"] for row in bar[6]) == list(range(len(rows)))
-    ends = {}
-    for rank, _, micro_batch, start, _, length, *_ in charts["actor"]["bars"]:
+    for _, _, micro_batch, *_ in charts["actor"]["bars"]:
         assert (micro_batch is None) == (packer == "verl")
-        ends[rank] = max(ends.get(rank, 0), start + length)
-    steps = plan_of(path, *shape)["steps"]
-    if packer == "plan":
-        slowest = sum(
-            max(loads) for step in steps for loads in zip(*loads_of(step, rows), strict=True)
-        )
-        assert [*ends.values()] == pytest.approx([slowest / cost_of(1000)] * 2)

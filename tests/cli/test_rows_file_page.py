@@ -64,21 +64,6 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     assert rows.forest.shared_by_pairs(np.array([0]), np.array([1])).tolist() == [message]
 
 
-def test_tasks_behind_one_system_message_are_prompts_of_their_own():
-    (code,) = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "python"]
-    page: dict = {}
-    exec(code, page)
-    system, answer = {"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}
-    traces = [
-        json.dumps({"messages": [system, {"role": "user", "content": task}, answer]})
-        for task in "xyx"
-    ]
-    prompts = [
-        json.loads(line)["prompt"] for line in page["trace_rows"](traces, make_byte_tokenizer())
-    ]
-    assert prompts[0] == prompts[2] != prompts[1]
-
-
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(TEXTS[0])
@@ -99,15 +84,3 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     }
     (sentence,) = re.findall(r"^(.*) are null with `packer=verl`", PAGE, re.MULTILINE)
     assert nulls == set(re.findall(r"`(\w+)`", sentence))
-
-
-def test_a_folder_has_the_keys_of_the_page(tmp_path):
-    (tmp_path / "1.jsonl").write_text(TEXTS[0])
-    shown = plan_of(tmp_path, *SHAPE, "--compare")
-    (form,) = re.findall(r"the output is\s`(\{.*?\})`", PAGE)
-    assert list(shown) == re.findall(r'"(\w+)"', form)
-    assert shown["batches"][0].keys() == first_column("The plan as JSON") - {
-        "strategy",
-        "packer",
-        "sharing",
-    }

@@ -3,13 +3,11 @@
 import json
 import subprocess
 import sys
-from types import ModuleType
 
 import pytest
 
 from tests.support.fresh_processes import run_fresh
 from tests.support.verl_config import DYNAMIC
-from verl_padding.entry import import_hooks
 
 # Tests run beside a torchvision that does not fit a torch without CUDA: whoever imports
 # transformers needs this first.
@@ -146,17 +144,6 @@ def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(ended):
     assert result.stderr.splitlines()[-1] == REFUSAL.format("the plug-in could not be loaded")
     assert "ModuleNotFoundError" in result.stderr
     assert "algorithm:" not in result.stdout, "the job's config was made"
-
-
-def test_what_is_broken_of_the_plugin_ends_a_job_that_asks_for_padding(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "verl_padding.driver.stock_guard", None)
-    monkeypatch.setattr(sys, "argv", ["main_ppo.py", "+padding=prompt"])
-    with pytest.raises(SystemExit) as ended:
-        import_hooks._register_trainers(ModuleType("of_verls"))
-    assert str(ended.value) == REFUSAL.format("the padded trainers could not be registered")
-    assert "ModuleNotFoundError" in caplog.text
-    monkeypatch.setattr(sys, "argv", ["main_ppo.py", "data.train_batch_size=8"])
-    import_hooks._register_trainers(ModuleType("of_verls"))
 
 
 def test_a_process_may_import_the_agent_loops_first():

@@ -81,18 +81,6 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path):
     assert_all_gone(tmp_path)
 
 
-def test_an_error_while_a_job_is_read_ends_it(tmp_path):
-    def interrupt(line: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_command(
-            [sys.executable, "-c", f"{JOB}\ntime.sleep(600)"], folder=tmp_path, on_line=interrupt
-        )
-
-    assert_all_gone(tmp_path)
-
-
 LAUNCHER = f"""
 import signal, sys
 from pathlib import Path

@@ -1,7 +1,6 @@
 """The files of a run, as verl leaves them."""
 
 import json
-import math
 
 from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.runs.run_files import (
@@ -20,21 +19,6 @@ def test_metrics_are_read_as_far_as_they_are_written(tmp_path):
     text = "\n".join(map(json.dumps, lines)) + '\n{"step": 2, "da'
     (tmp_path / METRICS).write_text(text)
     assert read_metrics(tmp_path) == [(1, {ROW_REWARD: 0.5})]
-
-
-def test_a_metric_that_is_not_known_is_there_and_no_number(tmp_path):
-    data = {ROW_REWARD: None, "a": float("nan"), "b": float("inf"), "c": 2, "d": "a word"}
-    (tmp_path / METRICS).write_text(json.dumps({"step": 1, "data": data}) + "\n")
-    ((step, metrics),) = read_metrics(tmp_path)
-    assert (step, [*metrics]) == (1, [ROW_REWARD, "a", "b", "c"])
-    assert [math.isnan(value) for value in metrics.values()] == [True, True, True, False]
-
-
-def test_a_dump_with_an_unknown_score_has_an_unknown_reward(tmp_path):
-    rows = [{"uid": "a_0_0", "score": 1.0}, {"uid": "a_1_0", "score": None}]
-    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    read = read_step(tmp_path / "1.jsonl")
-    assert (read.real, math.isnan(read.reward)) == (2, True)
 
 
 def test_rows_are_counted_by_line_whatever_the_replies_hold(tmp_path):

@@ -42,6 +42,7 @@ def job_arguments(arguments: list[str] | None) -> JobArguments:
     """What a job's command line says to Hydra, by Hydra's own parser."""
     from hydra._internal.utils import get_args_parser
 
+    # Options of Hydra may stand between overrides, as verl's own command takes them.
     parsed = get_args_parser().parse_intermixed_args(arguments or [])
     return JobArguments(
         overrides=tuple(parsed.overrides),
@@ -198,21 +199,23 @@ def dry_run(
     reply: Annotated[
         list[str] | None, typer.Option(help="A reply of the model, among noise and calls of tools.")
     ] = None,
-    only: Annotated[
-        Literal["all", "sessions", "step"], typer.Option(help="One of the two stages.")
-    ] = "all",
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds that each stage may take.")] = 300,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds that the step may take.")] = 300,
+    only: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Runs a job small on this machine's CPU: its sessions on scripted replies, then a step with
-    its model shrunk.
+    """Runs a step of a job on this machine's CPU: its sessions on scripted replies, its model
+    shrunk.
 
     The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something
     is wrong.
     """
     from verl_padding.cli.dry_run import dry_run as run
 
+    if only is not None:
+        typer.echo(
+            f"--only={only}: not read any more, a dry run is one step. Leave it out.", err=True
+        )
     job, console = job_arguments(overrides), Console(file=sys.stdout)
-    sys.exit(run(job, console=console, replies=reply or [], only=only, timeout_s=timeout))
+    sys.exit(run(job, console=console, replies=reply or [], timeout_s=timeout))
 
 
 @app.command(context_settings=HYDRA)

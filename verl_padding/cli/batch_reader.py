@@ -72,6 +72,7 @@ def read_batches(
             batches += _read_file(file, tokenize, find_shared)
         except PaddingDataError as refusal:
             refused.append(refusal)
+    # A folder of which nothing can be read is refused by its first file's reason.
     if not batches:
         raise refused[0]
     return batches, refused
@@ -95,7 +96,8 @@ def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
         raise PaddingDataError(
             f"{name}: holds timings alone. Record steps with padding.record=true."
         )
-    # The update computes the first of the idle rows where a mini-batch has no others.
+    # The update computes the first of the idle rows where a mini-batch has no others: a short one
+    # with trained tokens.
     idle = sorted(
         (row for row in update.rows if row.idle),
         key=lambda row: (not row.trained_tokens, row.tokens),
@@ -130,7 +132,7 @@ def read_rows(
         # JSON of a plan numbers rows from 0, editors number lines from 1.
         place = f"{name}, line {number + 1} (row number {number})"
         with as_data_error(place, "a row", FORMS):
-            entry = json.loads(line)
+            entry = dict(json.loads(line))
             is_dump = is_dump or "input" in entry
             if "input" not in entry:
                 found.append(_row_of_lengths(entry, number))
@@ -152,6 +154,12 @@ def read_rows(
 
 
 def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
+    missing = [name for name in ("prompt", "session") if name not in entry]
+    if missing:
+        traces = ""
+        if "messages" in entry:
+            traces = "; a trace of messages becomes rows by the converter in docs/reference.md"
+        raise LookupError(f"it has no {' and no '.join(missing)}{traces}")
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
     ids: list[int] | None = None
@@ -164,8 +172,10 @@ def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
         lengths.append(len(ids))
     if "tokens" in entry:
         lengths.append(entry["tokens"])
-    if "prompt_tokens" in entry or not lengths:
+    if "prompt_tokens" in entry and "response_tokens" in entry:
         lengths.append(entry["prompt_tokens"] + entry["response_tokens"])
+    if not lengths:
+        raise LookupError("it has no tokens, no token_ids, and no prompt_tokens + response_tokens")
     if len(set(lengths)) > 1:
         raise ValueError(f"its lengths differ: {lengths}")
     return _Row(line, key, lengths[0], ids)

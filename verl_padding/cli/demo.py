@@ -8,7 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from verl_padding.cli.report import savings_of_run, write_report
 from verl_padding.errors import PaddingDataError
@@ -46,17 +46,12 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
     and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
-    padding = (
-        []
-        if stock
-        else [
-            "+padding=fast",
-            f"padding.seed={seed}",
-            "padding.timing=true",
-            "padding.record=true",
-        ]
-    )
-    return [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES, *padding]
+    job = [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES]
+    if not stock:
+        # Timed and recorded, so that the page has bars and rows.
+        job += ["+padding=fast", f"padding.seed={seed}"]
+        job += ["padding.timing=true", "padding.record=true"]
+    return job
 
 
 def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
@@ -73,13 +68,7 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
         f"hydra.run.dir={out / HYDRA}",
     ]
     started = time.monotonic()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    with Progress(console=console) as progress:
         task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
         shown = 0
 
@@ -90,6 +79,7 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
                 shown += 1
                 progress.update(task, description="training", completed=shown)
 
+        # Whenever the job prints something, a step may have come to its metrics.
         code = run_local_job(overrides, folder=out, on_line=show_steps)
         show_steps()
     if code:
@@ -104,9 +94,8 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
         console.print(line, markup=False)
     minutes = (time.monotonic() - started) / 60
     console.print(
-        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}, which a "
-        "browser opens. Metrics, rollouts, recorded steps and the output of the job are beside "
-        "it.",
+        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}; metrics, "
+        "rollouts, recorded steps and the job's output are beside it.",
         markup=False,
     )
     return 0

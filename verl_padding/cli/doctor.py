@@ -1,31 +1,34 @@
 """The command ``verl-padding doctor``: shows what was checked, and what came of it."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_padding.cli.job_config import as_a_job_would_start
-from verl_padding.doctor.finding import Check, Finding, Verdict
+from verl_padding.doctor.finding import Finding, Verdict, run_check
 from verl_padding.doctor.installation import choose_platform, plug_in, versions
-from verl_padding.doctor.job import PADDING_OFF, checks_of_job
+from verl_padding.doctor.job import PADDING_OFF, check_job_of
+from verl_padding.doctor.job_config import as_a_job_would_start
 from verl_padding.job.composition import JobArguments
 
-STYLES: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "wrong": "red"}
+STYLES: dict[Verdict, str] = {"ok": "green", "hint": "blue", "warning": "yellow", "wrong": "red"}
 
 
 def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     """Prints what was found of the installation and of a job, None for no job; returns 1 if
     something is wrong, else 0."""
     with as_a_job_would_start(), console.status("checking"):
-        checks = [Check.run("versions", versions())]
+        findings = run_check("versions", versions())
         choose_platform()
-        checks.append(Check.run("plug-in", plug_in()))
+        findings += run_check("plug-in", plug_in())
         if arguments is not None:
-            checks.extend(checks_of_job(arguments))
-    findings = [finding for check in checks for finding in check.findings]
-    console.print(_table(findings))
+            findings += run_check("job", check_job_of(arguments))
+    console.print(_table(each for each in findings if each.verdict != "hint"))
+    if hints := [each for each in findings if each.verdict == "hint"]:
+        console.print("\nWhat the job could also have:")
+        console.print(_table(hints))
     for finding in findings:
         if finding.details:
             console.print(Text(f"\n{finding.subject}:", style="red"))
@@ -40,17 +43,16 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
         return Text(f"{counts['wrong']} wrong.", style="red")
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
-    message = "Nothing wrong was found" + (
-        ", but the job trains without padding" if PADDING_OFF in findings else ""
-    )
-    message += f"; {counts['warning']} warning" if counts["warning"] else ""
-    return Text(
-        f"{message}. verl-padding dry-run runs your data, agent, rewards and a step on this "
-        "machine."
-    )
+    message = "Nothing wrong was found"
+    if PADDING_OFF in findings:
+        message += ", but the job trains without padding"
+    if counts["warning"]:
+        message += f"; {counts['warning']} warning"
+    next_step = "verl-padding dry-run runs your data, agent, rewards and a step on this machine."
+    return Text(f"{message}. {next_step}")
 
 
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: Iterable[Finding]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

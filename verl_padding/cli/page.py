@@ -41,6 +41,8 @@ COLUMNS = (
     "idle",
 )
 """Numbers of a row, by the names of `RecordedRow`."""
+SUMS = {"tokens": "tokens", "trained tokens": "trained_tokens", "idle rows": "idle"}
+"""Title in the table of steps -> the column whose sum it is."""
 
 
 class Bar(NamedTuple):
@@ -106,28 +108,28 @@ class ShownStep:
 
     def summary(self) -> dict[str, str]:
         """Its line in the table of steps."""
-        sessions = rows_of_sessions(self.keys)
-        counts = {
-            "prompts": len(set(map(uid_of_key, self.keys))),
-            "sessions": len(sessions),
-            "rows": len(self.keys),
-            **{
-                title: sum(self.columns[name])
-                for title, name in _SUMS.items()
-                if name in self.columns
-            },
+        sessions, columns = rows_of_sessions(self.keys), self.columns
+        cells = {
+            "prompts": f"{len(set(map(uid_of_key, self.keys))):,}",
+            "sessions": f"{len(sessions):,}",
+            "rows": f"{len(self.keys):,}",
         }
-        cells = {name: f"{count:,}" for name, count in counts.items()}
+        for title, name in SUMS.items():
+            if name in columns:
+                cells[title] = f"{sum(columns[name]):,}"
         if self.forest is not None:
             cells["parted rows"] = f"{self._parted(sessions):,}"
-        if "reward" in self.columns:
-            rewards = [self.columns["reward"][session[-1]] for session in sessions]
+        if "reward" in columns:
+            # verl gives each row of a session the session's reward.
+            rewards = [columns["reward"][session[-1]] for session in sessions]
             cells["reward"] = "unknown" if None in rewards else f"{sum(rewards) / len(rewards):.3f}"
         return cells
 
     def _parted(self, sessions: Sequence[Sequence[int]]) -> int:
         """Rows that begin like the row before them in their session, and part from it before either
         ends."""
+        # Rows of 10 and 15 tokens that share 7 part; if they share 10, the second continues the
+        # first.
         pairs = [pair for session in sessions for pair in pairwise(session)]
         if not pairs or self.forest is None:
             return 0
@@ -136,19 +138,6 @@ class ShownStep:
         return int(
             ((shared > 0) & (shared < np.minimum(*self.forest.tokens_R[[before, row]]))).sum()
         )
-
-
-_SUMS = {"tokens": "tokens", "trained tokens": "trained_tokens", "idle rows": "idle"}
-SUMMARY = (
-    "prompts",
-    "sessions",
-    "rows",
-    "tokens",
-    "trained tokens",
-    "idle rows",
-    "parted rows",
-    "reward",
-)
 
 
 def write_page(
@@ -178,7 +167,7 @@ def write_page(
         title=title,
         version=__version__,
         runs=list(dict.fromkeys(run for run, *_ in shown)),
-        columns=[name for name in SUMMARY if any(name in cells for _, _, cells, _ in shown)],
+        columns=list(dict.fromkeys(name for _, _, cells, _ in shown for name in cells)),
         steps=shown,
         notes=notes,
         curves=packed(_by_metric(curves)),
@@ -205,6 +194,7 @@ def packed(data: Any) -> str:
     """JSON, compressed, in letters that HTML takes as they are; the page unpacks it when it is
     looked at."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    # No time in it (mtime), so that the same data make the same page.
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
@@ -232,6 +222,7 @@ def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -
 
 
 def _timed_chart(timings: Sequence[Any]) -> Chart:
+    # Clocks of nodes may differ by some milliseconds; the first start of all is 0.
     first_s = min(timing.start_s for timing in timings)
     bars = [
         Bar(
@@ -271,6 +262,7 @@ def planned_chart(rows_MDK: RowsMDK, costs: CallCosts, *, is_cut: bool = True) -
     Args:
         is_cut: False if verl's packer cuts the micro-batches, in the workers.
     """
+    # Costs are large integers without a unit; a row of 1000 tokens makes them readable.
     unit = costs.row_cost(1000)
     bars = []
     for mini_batch, rows_DK in enumerate(rows_MDK):
@@ -292,6 +284,7 @@ def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
     Two ranks that are busy for 3 and 2, and then for 1 and 4, wait for 0 and 1, and then for 3 and
     0: both are ready at 3, and then at 7.
     """
+    # verl's packer cuts cells in the workers: then a cell is one micro-batch here.
     longest: dict[tuple[int, int], float] = {}
     for bar in bars:
         at = (bar.mini_batch, bar.micro_batch or 0)

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_padding.cli.batch_reader import read_batches
-from verl_padding.cli.job_config import as_a_job_would_start, compose_or_refuse
 from verl_padding.cli.page import write_page
-from verl_padding.cli.planned_batch import CutLayout, PlannedBatch, plan_file_batch
+from verl_padding.cli.planned_batch import PlannedBatch, plan_file_batch
+from verl_padding.doctor.job_config import as_a_job_would_start, compose_or_refuse
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments
@@ -23,8 +24,6 @@ from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
 from verl_padding.plan.plural import plural
-
-Compared = Mapping[str, CutLayout]
 
 MAX_LINES = 20  # of a table
 DEFAULTS = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=true")
@@ -40,6 +39,7 @@ SIZES = {
 def job_to_plan(arguments: JobArguments, **sizes: int | None) -> Job:
     """The planner's job of a verl config, in which the options of :data:`SIZES` are set."""
     given = {name: size for name, size in sizes.items() if size is not None}
+    # The user's own overrides come last, and win.
     if given or arguments == JobArguments():
         short = [f"{setting}={size}" for name, size in given.items() for setting in SIZES[name]]
         is_padded = any(each.startswith("+padding=") for each in arguments.overrides)
@@ -82,21 +82,18 @@ def show_plan(
         batches, refused = read_batches(path, tokenize, find_shared=find_shared)
         planned = [plan_file_batch(batch, job) for batch in batches]
         # Before anything is printed: a refused command prints only its refusal.
-        compared = [each.compared() for each in planned] if compare else []
+        planned = [each.beside_stock() for each in planned] if compare else planned
     left_out = [f"left out: {refusal}" for refusal in refused]
     notes = Counter([*(note for batch in planned for note in plan_notes(batch)), *left_out])
     for note, count in notes.items():
         errors.print(note if count == 1 else f"{note} ({count} batches)", markup=False)
     if as_json:
-        shown = _as_json(path, planned, compared)
+        shown = _as_json(path, planned)
         sys.stdout.write(json.dumps(shown | ({"left_out": left_out} if left_out else {})) + "\n")
     else:
-        _print_tables(path, planned, compared)
+        _print_tables(path, planned)
     if page is not None:
-        steps = [
-            each.shown_step(layouts)
-            for each, layouts in zip(planned, compared or [{}] * len(planned), strict=True)
-        ]
+        steps = [each.shown_step() for each in planned]
         write_page(page, title=path.name, curves={}, steps=steps, notes=list(notes))
         errors.print(f"The page is in {page}.", markup=False)
 
@@ -124,9 +121,7 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
         yield planned.plan.hint
 
 
-def _print_tables(
-    path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]
-) -> None:
+def _print_tables(path: Path, planned: Sequence[PlannedBatch]) -> None:
     console, job = Console(), planned[0].job
     if len(planned) > 1:
         name, heading = str(path), "file"
@@ -136,8 +131,8 @@ def _print_tables(
         steps_by_name = {str(n): [step] for n, step in enumerate(planned[0].planned.steps)}
     ranks = plural(planned[0].update.dp_size, "rank")
     settings = f"strategy {job.strategy}, packer {job.packer}, sharing {job.sharing}"
-    by_micro = planned[0].planned.is_cut
     title = f"{name}: {ranks}, {settings}"
+    by_micro = planned[0].planned.is_cut
     console.print(step_table(steps_by_name, heading=heading, title=title, by_micro=by_micro))
     seconds = sum(batch.seconds for batch in planned)
     console.print(f"Planning took {seconds:.2f} s.", highlight=False)
@@ -146,50 +141,53 @@ def _print_tables(
             "Ranks are judged per optimizer step, since verl's packer cuts the micro-batches in "
             "the workers."
         )
-    if compared:
+    if planned[0].compared:
         title = f"{plural(len(planned), 'batch')}, stock verl and the plan"
-        console.print(comparison_table(_totals(planned, compared), title=title))
+        console.print(comparison_table(_totals(planned), title=title))
 
 
-def _totals(
-    planned: Sequence[PlannedBatch], compared: Sequence[Compared]
-) -> dict[str, dict[str, float]]:
+def _totals(planned: Sequence[PlannedBatch]) -> dict[str, dict[str, float]]:
+    """Figures of each layout that is compared, over all batches."""
     row_cost = sum(int(batch.planned.costs.cost_R.sum()) for batch in planned)
-    steps_by_name = {
-        name: [step for layouts in compared for step in layouts[name].steps] for name in compared[0]
+    return {
+        name: layout_totals(
+            [step for batch in planned for step in batch.compared[name].steps], row_cost
+        )
+        for name in planned[0].compared
     }
-    return {name: layout_totals(steps, row_cost) for name, steps in steps_by_name.items()}
 
 
-def _as_json(
-    path: Path, planned: Sequence[PlannedBatch], compared: Sequence[Compared]
-) -> dict[str, Any]:
+def _as_json(path: Path, planned: Sequence[PlannedBatch]) -> dict[str, Any]:
     batches = []
-    for number, batch in enumerate(planned):
+    for batch in planned:
         layout = layout_as_json(batch.layout, batch.plan.figures[ACTOR], batch.batch.lines_R)
         layout["figures"]["plan_seconds"] = batch.seconds
         entry = {"file": batch.batch.name, **layout, "notes": list(plan_notes(batch))}
-        if compared:
-            entry["comparison"] = _totals([batch], [compared[number]])
-        batches.append(entry)
+        batches.append(entry | _comparison([batch]))
     settings = {name: getattr(planned[0].job, name) for name in ("strategy", "packer", "sharing")}
     if not path.is_dir() and len(batches) == 1:
         return settings | batches[0]
-    totals = {"comparison": _totals(planned, compared)} if compared else {}
-    return settings | {"batches": batches} | totals
+    return settings | {"batches": batches} | _comparison(planned)
 
 
-def layout_totals(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, float]:
+def _comparison(planned: Sequence[PlannedBatch]) -> dict[str, Any]:
+    return {"comparison": _totals(planned)} if planned[0].compared else {}
+
+
+def layout_totals(steps: Sequence[MiniBatchCost], row_cost: int = 0) -> dict[str, float]:
     """A layout of one batch or several in numbers, which docs/reference.md explains.
 
-    "Perfect" is the time of ranks that never wait and compute each real row, at ``row_cost`` for
-    all, and no pad.
+    Args:
+        row_cost: of all real rows. With it, the time is also compared with a perfect one: that of
+            ranks that never wait, and compute each real row and no pad.
     """
     ranks = steps[0].ranks
+    # Where ranks wait for each other once a step, the slowest rank decides (mini); where they wait
+    # at each micro-batch, the slowest of each (micro).
     cost = sum(step.cost for step in steps)
     mini = sum(step.mini_slowest for step in steps)
     micro = sum(step.micro_slowest for step in steps)
-    return {
+    totals = {
         "optimizer_steps": len(steps),
         "rows": sum(step.real_rows for step in steps),
         "pads": sum(step.pads for step in steps),
@@ -197,11 +195,14 @@ def layout_totals(steps: Sequence[MiniBatchCost], row_cost: int) -> dict[str, fl
         "pad_tokens": sum(step.tokens - step.real_tokens for step in steps),
         "computed_tokens": sum(step.computed_tokens for step in steps),
         "micro_batches": sum(step.micro_batches for step in steps),
+        # Two ranks of cost 6 and 2: the slowest takes 1.5 times what the mean rank does.
         "imbalance": mini * ranks / cost,
         "micro_imbalance": micro * ranks / cost,
-        "over_perfect": mini * ranks / row_cost,
-        "micro_over_perfect": micro * ranks / row_cost,
     }
+    if row_cost:
+        totals["over_perfect"] = mini * ranks / row_cost
+        totals["micro_over_perfect"] = micro * ranks / row_cost
+    return totals
 
 
 def comparison_table(totals: Mapping[str, Mapping[str, float]], *, title: str) -> Table:
@@ -210,8 +211,7 @@ def comparison_table(totals: Mapping[str, Mapping[str, float]], *, title: str) -
     for name in totals:
         table.add_column(name, justify="right")
     for figure in next(iter(totals.values())):
-        numbers = [column[figure] for column in totals.values()]
-        cells = [f"{each:,}" if isinstance(each, int) else f"{each:.3f}" for each in numbers]
+        cells = [_shown(column[figure]) for column in totals.values()]
         table.add_row(figure.replace("_", " "), *cells)
     return table
 
@@ -230,39 +230,35 @@ def step_table(
         by_micro: ranks wait for each other at each micro-batch; False if the workers cut them, then
             once per step.
     """
-    every = [step for steps in steps_by_name.values() for step in steps]
-    shown = _cells(every, by_micro)
+    all_steps = [step for steps in steps_by_name.values() for step in steps]
+    totals = layout_totals(all_steps)
+    columns = {
+        "optimizer_steps": "steps",
+        "rows": "rows",
+        "pads": "pads",
+        "tokens": "tokens\nof rows",
+        "computed_tokens": "computed\ntokens",
+    }
+    if by_micro:
+        columns |= {"micro_batches": "micro-\nbatches", "micro_imbalance": "slowest /\nmean rank"}
+    else:
+        columns["imbalance"] = "slowest /\nmean rank"
     if heading == "step":
-        del shown["steps"]
-    if all(step.computed_tokens == step.real_tokens for step in every):
-        del shown["computed\ntokens"]
+        del columns["optimizer_steps"]
+    if totals["computed_tokens"] == totals["tokens"]:
+        del columns["computed_tokens"]
     if len(steps_by_name) > MAX_LINES:
         title += f"; the first {MAX_LINES} of {plural(len(steps_by_name), heading)}"
     table = Table(title=escape(title), title_justify="left", show_footer=True)
     table.add_column(heading, footer="all", justify="right", no_wrap=True)
-    for column, cell in shown.items():
+    for figure, column in columns.items():
         # Not wrapped: rich would cut digits off in narrow columns.
-        table.add_column(column, footer=cell, justify="right", no_wrap=True)
-    for name, steps in list(steps_by_name.items())[:MAX_LINES]:
-        cells = _cells(steps, by_micro)
-        table.add_row(name, *[cells[column] for column in shown])
+        table.add_column(column, footer=_shown(totals[figure]), justify="right", no_wrap=True)
+    for name, steps in islice(steps_by_name.items(), MAX_LINES):
+        of_name = layout_totals(steps)
+        table.add_row(name, *[_shown(of_name[figure]) for figure in columns])
     return table
 
 
-def _cells(steps: Sequence[MiniBatchCost], by_micro: bool) -> dict[str, str]:
-    slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
-    bound = sum(step.micro_bound if by_micro else step.mini_bound for step in steps)
-    cost = sum(step.cost for step in steps)
-    cells = {
-        "steps": f"{len(steps):,}",
-        "rows": f"{sum(step.real_rows for step in steps):,}",
-        "pads": f"{sum(step.pads for step in steps):,}",
-        "tokens\nof rows": f"{sum(step.real_tokens for step in steps):,}",
-        "computed\ntokens": f"{sum(step.computed_tokens for step in steps):,}",
-        "micro-\nbatches": f"{sum(step.micro_batches for step in steps):,}",
-        "slowest /\nmean rank": f"{slowest * steps[0].ranks / cost:.3f}",
-        "over lower\nbound": f"{slowest / max(bound, 1):.3f}",
-    }
-    if not by_micro:
-        del cells["micro-\nbatches"]
-    return cells
+def _shown(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:.3f}"

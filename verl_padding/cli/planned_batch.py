@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 from verl_padding.cli.batch_reader import FileBatch
 from verl_padding.cli.page import Chart, ShownStep, planned_chart, recorded_step
@@ -37,7 +38,7 @@ class CutLayout:
 
     @cached_property
     def steps(self) -> list[MiniBatchCost]:
-        return mini_batch_costs(self.rows_MDK, self.costs, with_micro_bounds=self.is_cut)
+        return mini_batch_costs(self.rows_MDK, self.costs, with_micro_bounds=False)
 
     def chart(self) -> Chart:
         return planned_chart(self.rows_MDK, self.costs, is_cut=self.is_cut)
@@ -52,6 +53,8 @@ class PlannedBatch:
     plan: BatchPlan
     seconds: float
     """Of planning."""
+    compared: Mapping[str, CutLayout] = field(default_factory=dict)
+    """Stock verl's layout of the actor's update, and the plan's; none where nobody asked."""
 
     @property
     def update(self) -> Update:
@@ -76,8 +79,8 @@ class PlannedBatch:
         """That of the actor's update."""
         return self.calls[ACTOR]
 
-    def compared(self) -> dict[str, CutLayout]:
-        """Layouts of the actor's update: stock verl's and the plan's, cut into micro-batches.
+    def beside_stock(self) -> Self:
+        """With the layouts to compare, cut into micro-batches.
 
         Raises:
             PaddingDataError: stock verl would stop at this batch, or micro-batches are not cut by
@@ -98,19 +101,19 @@ class PlannedBatch:
         if self.layout.micro_batch_rows is None:  # verl's packer cuts them, in the workers
             tokens_R = [*rows.tokens_R, *[self.job.pad_tokens] * self.layout.n_pads]
             plan_MDK = [pack_as_verl(cells_D, tokens_R, budget) for cells_D in self.layout.cells]
-        return {
-            VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs),
-            PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs),
-        }
+        stock = CutLayout(rows_MDK=stock_MDK, costs=stock_costs)
+        return replace(
+            self, compared={VERL: stock, PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs)}
+        )
 
-    def shown_step(self, compared: Mapping[str, CutLayout]) -> ShownStep:
+    def shown_step(self) -> ShownStep:
         """What a page shows of it."""
-        charts = {name: layout.chart() for name, layout in {**self.calls, **compared}.items()}
+        layouts = {**self.calls, **self.compared}
+        charts = {name: layout.chart() for name, layout in layouts.items()}
         rows, name = self.batch.rows, self.batch.name
         if self.batch.recorded is not None:
-            return replace(
-                recorded_step(self.batch.recorded, run="", texts={}), name=name, charts=charts
-            )
+            step = recorded_step(self.batch.recorded, run="", texts={})
+            return replace(step, name=name, charts=charts)
         columns = {"tokens": rows.tokens_R}
         if rows.forest is not None:
             columns["shared_tokens"] = tuple(rows.forest.shared_R.tolist())
@@ -126,6 +129,7 @@ def plan_file_batch(batch: FileBatch, job: Job) -> PlannedBatch:
     Raises:
         PlanError: it cannot be planned.
     """
+    # 15 prompts with mini-batches of 4 are planned as 16, one of which has no rows.
     started = time.perf_counter()
     multiple = math.lcm(*(update.prompts_per_mini_batch for update in job.updates.values()))
     job = replace(job, prompts=-(-len(set(batch.rows.prompt_R)) // multiple) * multiple)

@@ -1,8 +1,8 @@
 """The command ``verl-padding report``: runs as one page."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def write_report(
         notes += [f"{folder}: {line}" for line in savings_of_run(folder)]
     if steps and not recorded:
         raise PaddingDataError(f"--steps={steps}: none of them is recorded. Choose others.")
+    # Read one by one while the page is written, since a long run does not fit into memory at once.
     shown = (each for run, path in recorded for each in _shown_steps(run, path, notes))
     title = " and ".join(folder.resolve().name for folder in folders)
     write_page(out, title=title, curves=curves, steps=shown, notes=notes)
@@ -108,8 +109,8 @@ def _shown_texts(
 def _parting(mine: str, other: str) -> dict[str, Any]:
     """Where a text parts from another one, in characters, and what is at either side of that
     place."""
-    lengths = range(1, min(len(mine), len(other)) + 1)
-    at = bisect_left(lengths, True, key=lambda length: mine[:length] != other[:length])
+    pairs = zip(mine, other, strict=False)
+    at = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     return {
         "parts_at": at,
         "before": mine[max(at - KEPT_BESIDE, 0) : at],

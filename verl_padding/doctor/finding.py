@@ -4,9 +4,9 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Self
+from typing import Literal
 
-Verdict = Literal["ok", "warning", "wrong"]
+Verdict = Literal["ok", "hint", "warning", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -14,29 +14,23 @@ class Finding:
     """One thing that was checked."""
 
     verdict: Verdict
-    """``warning``: the job can start, but is unlikely to do what is meant."""
+    """``hint``: the job is fine, and could have something more. ``warning``: it can start, but is
+    unlikely to do what is meant."""
     subject: str  # a package, or a setting by its full key
     message: str  # what was found; if it is not ok: the value, what is the matter, and the fix
     details: str = ""  # a traceback, where there is one
 
 
-ok, warning, wrong = partial(Finding, "ok"), partial(Finding, "warning"), partial(Finding, "wrong")
+ok, hint = partial(Finding, "ok"), partial(Finding, "hint")
+warning, wrong = partial(Finding, "warning"), partial(Finding, "wrong")
 
 
-@dataclass(frozen=True)
-class Check:
-    """Findings of one kind, in the order in which they were made."""
-
-    title: str
-    findings: tuple[Finding, ...]
-
-    @classmethod
-    def run(cls, title: str, findings: Iterable[Finding]) -> Self:
-        """Makes findings one by one; an exception among them becomes the last one."""
-        made = []
-        try:
-            for finding in findings:
-                made.append(finding)
-        except (Exception, SystemExit):  # a broken plug-in ends a process that asks for it
-            made.append(wrong(title, "could not be checked", details=traceback.format_exc()))
-        return cls(title, tuple(made))
+def run_check(subject: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Makes findings one by one; an exception among them becomes the last one."""
+    made = []
+    try:
+        for finding in findings:
+            made.append(finding)
+    except (Exception, SystemExit):  # a broken plug-in ends a process that asks for it
+        made.append(wrong(subject, "could not be checked", details=traceback.format_exc()))
+    return made

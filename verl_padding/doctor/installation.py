@@ -68,6 +68,7 @@ def plug_in() -> Iterator[Finding]:
     is_loaded = policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]
     others_only = f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}."
     yield ok(PLUGIN_POLICY, policy) if is_loaded else wrong(PLUGIN_POLICY, others_only)
+    # Two of them, as of a checkout beside an installed copy, would both be loaded.
     found = [entry for entry in entry_points(group="verl.plugins") if entry.name == PACKAGE]
     if len(found) != 1:
         fix = f"Install {PACKAGE} once, in the environment that verl is in."
@@ -109,6 +110,7 @@ def _look_up_trainers() -> None:
 def _look_up_config_groups() -> None:
     from verl_padding.job.composition import JobArguments, compose_job
 
+    # What Hydra does with a group that it does not find: +padding=prompt adds a key of that value.
     if isinstance(compose_job(JobArguments(overrides=("+padding=prompt",))).padding, str):
         raise LookupError("Hydra has not found +padding=prompt, and takes it for a plain string")
 

@@ -2,140 +2,93 @@
 
 from collections.abc import Iterator
 from math import lcm
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.finding import Check, Finding, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, hint, ok, warning, wrong
+from verl_padding.doctor.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
-from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, has_critic
+from verl_padding.job.composition import JobArguments
 from verl_padding.plan import STRATEGIES, Job, PlanError
-from verl_padding.plan.planner import reuses_layout_of
 from verl_padding.plan.plural import plural
 
-PADDING_OFF = ok(
+if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has to survive
+    from verl_padding.job.verl_job import VerlJob
+
+PADDING_OFF = hint(
     "padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt."
 )
-IGNORED_SETTINGS = {
-    "actor_rollout_ref.actor.use_prefix_grouper": "padding.sharing",
-    "data.truncation": "data.filter_overlong_prompts",
-    "critic.ppo_micro_batch_size_per_gpu": "+critic.{engine}.micro_batch_size_per_gpu",
-    "critic.forward_micro_batch_size_per_gpu": "+critic.{engine}.infer_micro_batch_size_per_gpu",
-    "critic.ppo_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
-    "critic.forward_max_token_len_per_gpu": "+critic.ppo_infer_max_token_len_per_gpu",
-    "critic.ulysses_sequence_parallel_size": "critic.fsdp.ulysses_sequence_parallel_size",
-}
-"""Setting that verl's v1 trainers and workers pass over -> the one that does what it says. Reported
-where a job sets it to another value than verl's own config does."""
 
 
-def checks_of_job(arguments: JobArguments) -> Iterator[Check]:
-    """Composes the job as verl would, and finds settings that verl would pass over in silence, and
-    what the plug-in would refuse."""
-    try:
-        config = compose_job(arguments)
-    except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
-        yield Check(
-            "settings",
-            (wrong("overrides", f"{type(error).__name__}: {' '.join(str(error).split())}"),),
-        )
-        return
-    yield Check.run("settings", _ignored_settings(config))
-    yield Check.run("plan", _plan(config))
-
-
-def _ignored_settings(config: DictConfig) -> Iterator[Finding]:
-    stock = compose_job(JobArguments())
-    engine = config.critic.strategy.replace("fsdp2", "fsdp")
-    for key, instead in IGNORED_SETTINGS.items():
-        section, _, name = key.rpartition(".")
-        if section == "critic" and not has_critic(config):
-            continue
-        value = OmegaConf.select(config, key)
-        is_taken_over = OmegaConf.is_interpolation(OmegaConf.select(config, section), name)
-        if value is not None and not is_taken_over and value != OmegaConf.select(stock, key):
-            yield warning(
-                key, f"{value}: has no effect. Set {instead.format(engine=engine)} instead."
-            )
-
-
-def _plan(config: DictConfig) -> Iterator[Finding]:
+def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
+    """Composes a job as verl would, and finds what the plug-in would refuse, and what would end the
+    job later on."""
     from verl_padding.driver.job_check import check_job
     from verl_padding.driver.trainers import asks_for_padding
 
     try:
+        config = compose_or_refuse(arguments)
+        yield from _missing_files(config)
         if not asks_for_padding(config):
             yield PADDING_OFF
             return
-        reader = check_job(config)
-        job = reader.step_job()
+        verl_job = check_job(config)
         yield ok("trainer", config.trainer.v1.trainer_mode)
-        yield from summary(job, reader.engines, reader.padding.denominator)
-        for line in reader.savings.lines():
-            subject, _, state = line.partition(": ")
-            yield ok(subject, state)
-        yield from _budgets(config, job)
+        yield from _summary(verl_job)
+        yield from _budgets(config, verl_job.step_job())
     except (PaddingError, PlanError) as refusal:
-        yield wrong("padding", str(refusal))
+        subject, _, message = str(refusal).partition(": ")
+        yield wrong(subject, message)
 
 
-def summary(job: Job, engines: dict[str, RoleEngine], denominator: str) -> Iterator[Finding]:
+def _missing_files(config: DictConfig) -> Iterator[Finding]:
+    if config.data.custom_cls.path is not None:
+        return  # a data set of the user's own may read the setting in its own way
+    for setting in ("data.train_files", "data.val_files"):
+        files = OmegaConf.select(config, setting)
+        for file in [files] if isinstance(files, str) else files or []:
+            if "://" not in file and not Path(file).expanduser().exists():
+                yield warning(setting, f"{file}: there is no such file here. verl opens it.")
+
+
+def _summary(verl_job: "VerlJob") -> Iterator[Finding]:
     """What the plug-in will do to the batches of a job that can run."""
-    size = (
-        f"{plural(job.prompts, 'prompt')} x {plural(job.sessions_per_prompt, 'session')} per batch"
-    )
-    yield ok("strategy", f"{job.strategy}, {size}")
-    for role, engine in engines.items():
-        sizes = {word: engine.size(word) for word in PARALLEL_SIZES[engine.strategy]}
-        shape = " x ".join(f"{word} {size}" for word, size in sizes.items() if size > 1)
-        cut = f": {shape}, so {plural(engine.dp_size, 'data-parallel rank')}" if shape else ""
-        yield ok(
-            f"engine of the {role}", f"{engine.strategy}, {plural(engine.n_gpus, 'rank')}{cut}"
-        )
+    job = verl_job.step_job()
+    prompts = plural(job.prompts, "prompt")
+    sessions = plural(job.sessions_per_prompt, "session")
+    yield ok("strategy", f"{job.strategy}, {prompts} x {sessions} per batch")
     for name, update in job.updates.items():
-        steps, ranks = (
-            STRATEGIES[job.strategy].describe_steps(job, update),
-            plural(update.dp_size, "data-parallel rank"),
-        )
-        budget = (
-            f"{update.token_budget} tokens"
-            if update.token_budget
-            else plural(update.micro_batch_rows, "row")
-        )
+        steps = STRATEGIES[job.strategy].describe_steps(job, update)
+        ranks = plural(update.dp_size, "data-parallel rank")
+        budget = plural(update.micro_batch_rows, "row")
+        if update.token_budget:
+            budget = f"{update.token_budget} tokens"
         yield ok(name, f"{steps}, {ranks}, micro-batches of at most {budget}")
-    for name, inference in job.inference.items():
-        taken = reuses_layout_of(job, inference)
-        cut = "" if taken is None else f", micro-batches of the update of the {taken}"
-        yield ok(name, plural(inference.dp_size, "data-parallel rank") + cut)
-    multiple = lcm(*(engine.row_multiple for engine in engines.values()))
+    multiple = lcm(*(engine.row_multiple for engine in verl_job.engines.values()))
     why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
-    yield ok(
-        "pads",
-        f"{job.pad_tokens} tokens each{why}; the denominator of seq-mean losses is {denominator}",
-    )
+    denominator = f"the denominator of seq-mean losses is {verl_job.padding.denominator}"
+    yield ok("pads", f"{job.pad_tokens} tokens each{why}; {denominator}")
+    for line in verl_job.savings.lines():
+        saving, _, state = line.partition(": ")
+        yield hint(saving, state) if state.startswith("off") else ok(saving, state)
 
 
 def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
     """Whether the longest row that the settings allow fits into the token budget of each call."""
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    allowed = config.actor_rollout_ref.rollout.get(
-        "max_model_len"
-    )  # the model decides if it is null
     source = "data.max_prompt_length + data.max_response_length"
-    if isinstance(allowed, int) and allowed < longest:
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    allowed = config.actor_rollout_ref.rollout.get("max_model_len")
+    if isinstance(allowed, int) and allowed < longest:  # where it is null, the model decides
         longest, source = allowed, "actor_rollout_ref.rollout.max_model_len"
-    budgets = {
-        call.budget_setting: call.token_budget
-        for _, call in job.calls()
-        if call.token_budget is not None
-    }
+    budgets = {call.budget_setting: call.token_budget for _, call in job.calls()}
     for setting, budget in budgets.items():
-        if budget < longest:
-            ranks = max(budget // int(OmegaConf.select(config, setting.lstrip("+")) or budget), 1)
-            message = (
-                f"a budget of {budget} tokens is below {source} = {longest}, and a longer row would"
-                " end the job"
-            )
-            yield warning(
-                setting, f"{budget // ranks}: {message}. Raise it to {-(-longest // ranks)}."
-            )
+        if budget is None or budget >= longest:
+            continue
+        # The setting is a GPU's; ranks of one sequence-parallel group share their budgets.
+        of_gpu = int(OmegaConf.select(config, setting.lstrip("+")) or budget)
+        gpus = max(budget // of_gpu, 1)
+        why = f"a budget of {budget} tokens is below {source} = {longest}"
+        fix = f"Raise it to {-(-longest // gpus)}"
+        yield warning(setting, f"{of_gpu}: {why}, and a longer row would end the job. {fix}.")

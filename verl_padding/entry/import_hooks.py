@@ -25,6 +25,7 @@ def _when_imported(name: str, failure: str) -> Callable[[Hook], Hook]:
             except Exception:
                 report_failure(failure)
 
+        # If the module is there already, wrapt runs the hook at once.
         register_post_import_hook(run, name)
         return run
 
@@ -84,6 +85,7 @@ def _register_config_group(_: ModuleType) -> None:
     Plugins.instance().register(VerlPaddingSearchPath)
 
 
+# Not a hook of one module: it patches a dozen of them, each when it is imported.
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     from verl_padding.on_cpu.verl_patches import register
 

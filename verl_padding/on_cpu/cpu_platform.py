@@ -1,9 +1,7 @@
 """verl's platform "cpu": what verl asks of an accelerator, answered by the host."""
 
 import os
-import re
-from contextlib import nullcontext, suppress
-from pathlib import Path
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -22,42 +20,23 @@ def _memory(device: object = None) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _peak_memory(device: object = None) -> int:
-    """Since it was reset; without Linux's ``/proc``, what is in use now."""
-    peak = 0
-    with suppress(OSError):
-        if found := re.search(
-            r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE
-        ):
-            peak = 1024 * int(found[1])
-    return max(peak, _memory())  # the kernel updates the peak only now and then
-
-
-def _reset_peak_memory(device: object = None) -> None:
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # it is what is resident now (man 5 proc)
-
-
 def _free_and_total_memory(device: object = None) -> tuple[int, int]:
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
 
 class _CpuDeviceModule(ModuleType):
-    """``torch.cpu`` with the names of ``torch.cuda`` that verl uses; memory is the process's, in
-    bytes."""
+    """``torch.cpu`` with the names of ``torch.cuda`` that verl uses. Memory is what the process
+    holds when it is asked, in bytes, since torch keeps no peak of a CPU's."""
 
     memory_allocated = memory_reserved = staticmethod(_memory)
-    max_memory_allocated = max_memory_reserved = staticmethod(_peak_memory)
-    reset_peak_memory_stats = staticmethod(_reset_peak_memory)
+    max_memory_allocated = max_memory_reserved = staticmethod(_memory)
     mem_get_info = staticmethod(_free_and_total_memory)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-    get_rng_state, set_rng_state = (
-        staticmethod(torch.get_rng_state),
-        staticmethod(torch.set_rng_state),
-    )
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
     get_device_name = _always(PLATFORM)
-    empty_cache = ipc_collect = _always(None)
+    empty_cache = ipc_collect = reset_peak_memory_stats = _always(None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -75,9 +54,8 @@ class PlatformCPU(PlatformBase):
     device_module = _CpuDeviceModule(f"{__name__}.device")
     is_available = _always(True)
     is_ipc_supported = _always(False)
-    current_device = _always(
-        torch.device(PLATFORM)
-    )  # verl passes it to Tensor.to, which takes an index for a GPU's
+    # verl passes it to Tensor.to, which takes an index for a GPU's
+    current_device = _always(torch.device(PLATFORM))
     device_count = _always(1)
     get_device_capability = _always((None, None))
     communication_backend_name = _always("gloo")
@@ -86,9 +64,8 @@ class PlatformCPU(PlatformBase):
     ray_noset_envvars = _always([])
     nvtx_range = staticmethod(nullcontext)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-    set_device = synchronize = set_allocator_settings = empty_cache = _always(
-        None
-    )  # nothing to do on a CPU
+    # nothing to do on a CPU
+    set_device = synchronize = set_allocator_settings = empty_cache = _always(None)
     profiler_start = profiler_stop = cudart = _always(None)
 
     def rollout_env_vars(self) -> dict[str, str]:

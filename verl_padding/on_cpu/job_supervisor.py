@@ -47,6 +47,7 @@ def _end_with_launcher() -> None:
 def end_descendants() -> None:
     """Ends all processes below this one: SIGTERM, and after a grace period SIGKILL, until none is
     left."""
+    # In rounds: a process may start another one while its parent is ended.
     end, timeout_s = psutil.Process.terminate, GRACE_S
     while processes := psutil.Process().children(recursive=True):
         for process in processes:

@@ -66,7 +66,7 @@ def run_command(
         [sys.executable, "-m", job_supervisor.__name__, scratch, str(timeout_s or 0), *command],
         cwd=cwd or folder,
         env=job_environment(Path(scratch), folder),
-        # the supervisor ends the job when this process, or the end of this call, closes it
+        # The supervisor ends the job when it closes: at this call's end, or if this process dies.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -2,12 +2,9 @@
 ends."""
 
 import json
-import logging
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-logger = logging.getLogger(__name__)
 
 TEXTS = "VERL_PADDING_REPLIES"
 """Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers
@@ -28,12 +25,11 @@ class Replies:
 
     def __init__(self, tokenizer: Any, rollout: Any, texts: Sequence[str]):
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_vocab().values()
-        self._ordinary = min(
-            [len(tokenizer), *added]
-        )  # an image's token in noise would break its position ids
+        # Noise is of ordinary tokens: an image's would break the row's position ids.
+        self._ordinary = min([len(tokenizer), *tokenizer.get_added_vocab().values()])
         self._longest_response = rollout.response_length
         self._longest_row = rollout.prompt_length + rollout.response_length
+        # None is noise. The first reply is, so a loop that takes one turn sees a reply of no form.
         self._texts = [None, *texts, *_calls_of_tools(rollout)]
         self.given = 0
 
@@ -57,12 +53,8 @@ class Replies:
             ids = [draws.randrange(self._ordinary) for _ in range(draws.randint(2, NOISE))]
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
-            if len(ids) > limit:
-                logger.warning(
-                    "a reply of %d tokens is cut to the limit of %d: %r", len(ids), limit, text
-                )
         eos = self._tokenizer.eos_token_id
-        ids = [*ids, *([] if eos is None else [eos])][:limit]
+        ids = (ids if eos is None else [*ids, eos])[:limit]
         return TokenOutput(
             token_ids=ids,
             log_probs=[-1.0] * len(ids) if sampling_params.get("logprobs") else None,
@@ -90,6 +82,6 @@ def _calls_of_tools(rollout: Any) -> Iterator[str]:
 
 
 def _example(schema: dict[str, Any]) -> Any:
-    return (
-        schema["enum"][0] if schema.get("enum") else EXAMPLES.get(schema.get("type", "string"), "1")
-    )
+    if schema.get("enum"):
+        return schema["enum"][0]
+    return EXAMPLES.get(schema.get("type", "string"), "1")

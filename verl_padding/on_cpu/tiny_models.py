@@ -21,6 +21,8 @@ IMAGE_TOKEN_SETTINGS = (
 )
 MAX_IMAGE_TOKENS = 16
 
+# Two layers, so that one is behind another; two heads on one key and value head, so that heads are
+# grouped.
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -59,6 +61,7 @@ OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
         "rope_parameters": MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
     },
 }
+# of the vision tower, also that of a dry run's shrunk models
 TOWER = {
     "depth": 2,
     "hidden_size": 32,
@@ -124,40 +127,15 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
 
     sees = kind == "qwen3_vl"
     tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else (), thinks=kind in THINKS)
-    ids = {
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    sizes = SIZES | ids | {"vocab_size": len(tokenizer)}
-    parts: list[Any] = []
+    sizes = SIZES | {"vocab_size": len(tokenizer), **_special_ids(tokenizer), **OF_KIND[kind]}
+    saved: list[Any] = [tokenizer]
     if sees:
-        of_images = dict(
-            zip(IMAGE_TOKEN_SETTINGS, tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS]), strict=True)
-        )
-        config = transformers.Qwen3VLConfig(
-            text_config=sizes | OF_KIND[kind],
-            vision_config=VISION,
-            tie_word_embeddings=False,
-            **ids,
-            **of_images,
-        )
-        token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
-        limits = {"min_pixels": token, "max_pixels": MAX_IMAGE_TOKENS * token}
-        images = transformers.Qwen2VLImageProcessor(patch_size=IMAGE_PATCH, **limits)
-        videos = (
-            transformers.Qwen3VLVideoProcessor()
-        )  # needs torchvision, which is in the extra ``vision``
-        parts = [
-            transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=CHAT_TEMPLATE)
-        ]
+        config, processor = _vision_config(sizes, tokenizer)
+        saved.insert(0, processor)
+        auto_class = transformers.AutoModelForImageTextToText
     else:
-        config = transformers.AutoConfig.for_model(
-            MODEL_TYPES.get(kind, kind), **sizes, **OF_KIND[kind]
-        )
-    auto_class = (
-        transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
-    )
+        config = transformers.AutoConfig.for_model(MODEL_TYPES.get(kind, kind), **sizes)
+        auto_class = transformers.AutoModelForCausalLM
     # the global generator is put back afterwards: a caller's own seed must not depend on this call
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -169,10 +147,39 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
     transformers.utils.logging.disable_progress_bar()
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}_", dir=place.parent) as draft:
-        for part in (*parts, model, tokenizer):
+        for part in (model, *saved):
             part.save_pretrained(draft)
         os.chmod(draft, 0o755)  # a temporary folder keeps other users out
         os.rename(draft, place)
+
+
+def _special_ids(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _vision_config(sizes: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
+    """Config and processor of a model that sees images."""
+    import transformers
+
+    image_ids = tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS])
+    config = transformers.Qwen3VLConfig(
+        text_config=sizes,
+        vision_config=VISION,
+        tie_word_embeddings=False,
+        **_special_ids(tokenizer),
+        **dict(zip(IMAGE_TOKEN_SETTINGS, image_ids, strict=True)),
+    )
+    token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
+    limits = {"min_pixels": token, "max_pixels": MAX_IMAGE_TOKENS * token}
+    images = transformers.Qwen2VLImageProcessor(patch_size=IMAGE_PATCH, **limits)
+    # needs torchvision, which is in the extra ``vision``
+    videos = transformers.Qwen3VLVideoProcessor()
+    template = {"chat_template": CHAT_TEMPLATE}
+    return config, transformers.Qwen3VLProcessor(images, tokenizer, videos, **template)
 
 
 def make_byte_tokenizer(more_tokens: Sequence[str] = (), *, thinks: bool = False) -> Any:
@@ -202,8 +209,7 @@ def make_byte_tokenizer(more_tokens: Sequence[str] = (), *, thinks: bool = False
     tokenizer.add_tokens([*more_tokens], special_tokens=True)
     tokenizer.chat_template = CHAT_TEMPLATE
     if thinks:
-        tokenizer.add_tokens(
-            [*THINK_TOKENS]
-        )  # not special, as Qwen3's: they are part of a reply's text
+        # not special, as Qwen3's: they are part of a reply's text
+        tokenizer.add_tokens([*THINK_TOKENS])
         tokenizer.chat_template = THINKING_TEMPLATE
     return tokenizer

@@ -99,6 +99,7 @@ def keep_rendezvous_port_free(ray_base: ModuleType) -> None:
     @wraps(init)
     def init_with_range(self: Any, *args: Any, **kwargs: Any) -> None:
         first = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT - 1_000)
+        # SystemRandom, since a job's seed would give two groups one port.
         init(self, *args, **{"master_port_range": [first, LAST_PORT + 1]} | kwargs)
 
     ray_base.RayWorkerGroup.__init__ = init_with_range
@@ -144,6 +145,7 @@ class VllmCpuFinder(DistributionFinder):
         """It finds no module."""
 
 
+# A string names a module and its function, which wrapt imports when the hook is run.
 HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
     (
         "verl.plugin.platform",

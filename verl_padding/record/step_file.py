@@ -92,6 +92,8 @@ class RecordedStep:
     def forest(self) -> Forest:
         """What the rows begin with alike, within each prompt; a ValueError where that is no
         trees."""
+        # Depth first, as a row is followed by the one that shares with it: of rows 0 to 2, where 2
+        # shares with 0, the order is 0, 2, 1.
         follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}
         order: list[int] = []
         for row in self.rows:
@@ -164,6 +166,7 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
         steps: list[RecordedStep] = []
         for line in lines:
             values = json.loads(line)
+            # A line of an update's keys, or of a timing (it has a call), or else of a row.
             if "keys" in values:
                 if (form := values.pop("form", None)) != FORMAT_VERSION:
                     raise ValueError(f"form={form}")

@@ -1,6 +1,5 @@
 """The curves of a run over its steps."""
 
-import math
 from pathlib import Path
 from typing import cast
 
@@ -49,6 +48,8 @@ def read_curves(folder: Path) -> tuple[Curves, list[str]]:
     rewards |= {step: rows.reward for step, rows in dumped.items()}
     if rewards:
         curves[SESSION_REWARD] = dict(sorted(rewards.items()))
+    # A run of stock verl. Its dumps hold its pads, and its rule says how many steps they make: 100
+    # rows with mini-batches of 64 are padded to 128, and take two.
     if dumped and PAD_ROWS_TOTAL not in curves:
         curves[REAL_ROWS_TOTAL] = {step: rows.real for step, rows in dumped.items()}
         curves[PAD_ROWS_TOTAL] = {step: rows.dumped_pads for step, rows in dumped.items()}
@@ -69,8 +70,3 @@ def _read_dumps(folder: Path, steps: set[int]) -> tuple[dict[int, StepRows], lis
         except PaddingDataError as refusal:
             notes.append(f"Left out: {refusal}")
     return dumped, notes
-
-
-def known(curve: dict[int, float]) -> list[float]:
-    """The values of a curve that are known, in the order of steps."""
-    return [value for value in curve.values() if not math.isnan(value)]

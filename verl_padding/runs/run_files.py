@@ -96,6 +96,7 @@ def read_dump(path: Path, **fields: Any) -> list[dict[str, Any]]:
         PaddingDataError: a line lacks one of them, or the last line has no end. verl writes dumps
             in a thread: a job that is running, or was killed, may leave a part of one.
     """
+    # A line without its end may still be whole JSON, such as a number that is cut off.
     if not path.read_bytes().endswith(b"\n"):
         fix = "Wait until its job has written it, or remove it"
         raise PaddingDataError(f"{path}: is not whole. {fix}.")

@@ -74,6 +74,7 @@ def deal_as_verl(
     import torch
     from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+    # 100 rows with mini-batches of 48: 144 rows, 44 of them pads, in 3 mini-batches.
     total = padded_rows(len(tokens_R), dp_size, mini_batch_rows)
     pads = total - len(tokens_R)
     padded = torch.tensor([*tokens_R, *[VERL_PAD_TOKENS] * pads], dtype=torch.int64)
@@ -107,6 +108,7 @@ def pack_as_verl(
         )
         return [[cell[place] for place in places] for places in places_K]
 
+    # Ranks that come to 3 and 4 micro-batches alone both try 4, and so on until they agree.
     bins_DK = [pack(cell, at_least=1) for cell in cells_D]
     while len(set(map(len, bins_DK))) > 1:
         bins_DK = [pack(cell, at_least=max(map(len, bins_DK))) for cell in cells_D]

@@ -41,8 +41,8 @@ class MicroBatchTiming:
     """Tokens of each row that was computed, pads among them; of rows that extend each other only
     the longest is."""
     reserved_bytes: int
-    """Most memory that the process has held since the call began: reserved on the device, or
-    resident on a CPU."""
+    """Most memory that the process has reserved on the device since the call began; on a CPU, what
+    it holds at the micro-batch's end."""
     allocated_bytes: int | None
     """Most memory that tensors have held on the device since the call began; None on a CPU."""
     shared_tokens: tuple[int, ...] = ()
@@ -94,6 +94,8 @@ def imbalance_and_waiting(timings: Sequence[MicroBatchTiming]) -> tuple[float, f
     ranks, busy_s = len({timing.rank for timing in timings}), sum(map(sum, busy_KD))
     if not busy_s:
         return None
+    # Ranks that compute for 3 and 1 seconds, and then for 2 and 2: the slowest take 5, the mean
+    # rank 4, and it waits for 1.
     return sum(map(max, busy_KD)) * ranks / busy_s, (
         sum(timing.seconds for timing in timings) - busy_s
     ) / ranks
@@ -106,6 +108,8 @@ def prediction_error(timings: Sequence[MicroBatchTiming], cost_model: CostModel)
     cannot be told from waiting, all ranks show the time of the slowest, so a micro-batch of all
     ranks counts as one, by its costliest rank.
     """
+    # For example: costs of 30 and 10 for seconds of 2 and 2. Scaled to a sum of 4 they are 3 and 1,
+    # each wrong by 1, so the error is 2 of 4.
     groups = [[timing] for timing in timings if timing.busy_s is not None]
     groups += _by_micro_batch(timing for timing in timings if timing.busy_s is None)
     cost = np.array(

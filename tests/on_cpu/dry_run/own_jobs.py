@@ -1,8 +1,5 @@
-"""Jobs of a user's own, in a folder: data, agent loop, reward, tools and template, each of which a
-test may break."""
+"""Jobs of a user's own, in a folder: data, agent loop, reward and tools."""
 
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -85,51 +82,36 @@ class OwnJob:
         path.write_text(text)
         return path
 
-    def data(
-        self, rows: int = 8, name: str = "train.parquet", **columns: Callable[[int], object]
-    ) -> str:
-        """Overrides of the data: columns are made by the number of a row; None leaves one out."""
-        made: dict[str, Callable[[int], object]] = {
-            "prompt": lambda row: [{"role": "user", "content": f"one and {row}"}],
-            "data_source": lambda row: "mine",
-            "reward_model": lambda row: {"style": "rule", "ground_truth": "2"},
-            "extra_info": lambda row: {"index": row},
-            **columns,
-        }
-        frame = pandas.DataFrame(
-            [{key: make(row) for key, make in made.items() if make} for row in range(rows)]
-        )
-        path = self.folder / name
-        (
-            frame.to_parquet(path)
-            if path.suffix == ".parquet"
-            else frame.to_json(path, orient="records", lines=True)
-        )
+    def data(self) -> str:
+        rows = [
+            {
+                "prompt": [{"role": "user", "content": f"one and {row}"}],
+                "data_source": "mine",
+                "reward_model": {"style": "rule", "ground_truth": "2"},
+                "extra_info": {"index": row},
+            }
+            for row in range(8)
+        ]
+        path = self.folder / "train.parquet"
+        pandas.DataFrame(rows).to_parquet(path)
         return f"data.train_files={path}"
 
-    def loop(self, text: str = LOOP, name: str = "mine", module: str = "loop_of_mine") -> list[str]:
-        self.file(f"{module}.py", text)
-        agents = self.file(
-            "agent.yaml", yaml.safe_dump([{"name": name, "_target_": f"{module}.Mine"}])
-        )
+    def loop(self) -> list[str]:
+        self.file("loop_of_mine.py", LOOP)
+        entry = [{"name": "mine", "_target_": "loop_of_mine.Mine"}]
+        agents = self.file("agent.yaml", yaml.safe_dump(entry))
         return [f"{AGENT}.agent_loop_config_path={agents}", f"{AGENT}.default_agent_loop=mine"]
 
     def reward(self, text: str = REWARD) -> list[str]:
         return [f"reward.custom_reward_function.path={self.file('reward_of_mine.py', text)}"]
 
-    def tool(self, text: str = TOOL) -> list[str]:
-        path = self.file("tool_of_mine.py", text)
+    def tool(self) -> list[str]:
+        path = self.file("tool_of_mine.py", TOOL)
         return [
             f"{TURNS}.function_tool_path={path}",
             f"{AGENT}.default_agent_loop=tool_agent",
             f"{TURNS}.enable=true",
         ]
-
-    def template(self, text: str) -> str:
-        """A copy of the model with another chat template."""
-        copy = Path(shutil.copytree(self.model, self.folder / "model"))
-        (copy / "chat_template.jinja").write_text(text)
-        return f"actor_rollout_ref.model.path={copy}"
 
     def overrides(self, *more: str) -> list[str]:
         """A job that can start; later overrides win."""
@@ -145,5 +127,5 @@ class OwnJob:
             "algorithm.adv_estimator=grpo",
         ]
         given = {each.partition("=")[0] for each in more}
-        first += [] if "data.train_files" in given else [self.data()]
+        first.append(self.data())
         return [each for each in first if each.partition("=")[0] not in given] + list(more)

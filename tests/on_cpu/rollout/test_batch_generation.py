@@ -1,6 +1,5 @@
 """Rows that are generated together get what each would have got alone."""
 
-import math
 from random import Random
 from typing import Any
 
@@ -106,31 +105,3 @@ def test_a_row_ends_with_its_stop_token(model):
     generate(model, [stopped])
 
     assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
-
-
-@torch.inference_mode()
-def next_probs(model: Any) -> torch.Tensor:
-    return model(input_ids=torch.tensor([[9, 8, 7]])).logits[0, -1].softmax(-1)
-
-
-@of_one_kind
-def test_top_k_and_top_p_leave_only_the_likeliest_tokens(model):
-    probs, order = next_probs(model).sort(descending=True)
-    first_three = set(order[:3].tolist())
-    in_half = set(order[: int((probs.cumsum(0) < 0.5).sum()) + 1].tolist())
-    by_k = [Generation([9, 8, 7], 1, top_k=3, seed=seed) for seed in range(300)]
-    by_p = [Generation([9, 8, 7], 1, top_p=0.5, seed=seed) for seed in range(300)]
-
-    generate(model, [*by_k, *by_p])
-
-    assert {g.token_ids[0] for g in by_k} == first_three
-    assert {g.token_ids[0] for g in by_p} <= in_half
-    # the log-prob is that of the distribution the token was drawn from
-    kept = {
-        int(token): float(prob / probs[:3].sum())
-        for token, prob in zip(order[:3], probs[:3], strict=True)
-    }
-    for generation in by_k:
-        assert generation.log_probs[0] == pytest.approx(
-            math.log(kept[generation.token_ids[0]]), abs=1e-5
-        )

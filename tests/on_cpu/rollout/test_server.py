@@ -19,13 +19,9 @@ CONFIG = SimpleNamespace(
     response_length=16,
     max_model_len=None,
     temperature=1.0,
-    top_k=-1,
-    top_p=1.0,
     ignore_eos=False,
     seed=1,
     dtype="float64",
-    max_num_seqs=64,
-    max_num_batched_tokens=4096,
 )
 PARAMS = {
     "temperature": 1.0,
@@ -176,8 +172,6 @@ async def test_an_abort_returns_what_there_is_and_holds_later_requests(model, se
     [
         (None, 1, {}, 16),
         (None, 40, {}, 8),
-        (None, 1, {"max_new_tokens": 3}, 3),
-        (12, 8, {}, 4),
         (12, 8, {"max_tokens": 9}, 4),
     ],
 )
@@ -190,5 +184,5 @@ async def test_a_response_has_room_for_what_prompt_and_context_leave(
     output = await server.generate([5] * prompt, PARAMS | {"ignore_eos": True} | params, "")
     assert len(output.token_ids) == tokens
     if longest:
-        with pytest.raises(ValueError, match="max_new_tokens=0"):
+        with pytest.raises(ValueError, match="no room"):
             await server.generate([5] * longest, PARAMS, "")

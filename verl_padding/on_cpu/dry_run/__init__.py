@@ -1,1 +1,1 @@
-"""A job run small before it runs large: sessions on scripted replies, then a step on a CPU."""
+"""A job run small before it runs large: a step on a CPU, its sessions on scripted replies."""

@@ -10,19 +10,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_padding import configs
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC
 from verl_padding.on_cpu.tiny_models import TOWER
+from verl_padding.runs.run_files import ROLLOUTS
 
-ON_A_CPU = (
-    "shared/engine_on_cpu.yaml",
-    "local/cpu.yaml",
-    "shared/dry_run.yaml",
-)  # merged in this order
+# merged in this order
+ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")
 ACTOR, REF, ROLLOUT, MODEL = (
     f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model")
 )
-PROMPTS, SESSIONS, STEPS = 4, 2, 1  # of the reduced job, as configs/shared/dry_run.yaml has them
-BUDGET, SHORT_RESPONSE = 2048, 512  # tokens of a micro-batch, and of a response where none was seen
+# Tokens of a response that is let be, with calls of tools: scripted replies have some 24 each. The
+# logits of a micro-batch are large also for a shrunk model, which keeps its vocabulary.
+SHORT_RESPONSE = 2048
 SERVED = {
     "reward.reward_model.enable": False,
     "distillation.enabled": False,
@@ -61,11 +59,7 @@ SIZES = {
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
-def validates(config: DictConfig) -> bool:
-    return bool(config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0)
-
-
-def turn_off_servers(config: DictConfig) -> list[str]:
+def _turn_off_servers(config: DictConfig) -> list[str]:
     """Turns off what takes devices or servers that are not here, and returns what that is, in
     words."""
     wanted = {setting: OmegaConf.select(config, setting) for setting in SERVED}
@@ -85,7 +79,6 @@ def reduced(
     model: Path,
     folder: Path,
     attention: str = "sdpa",
-    longest_row: int = 0,
 ) -> tuple[DictConfig, list[str]]:
     """The reduced config, and in words what of the job is left out.
 
@@ -94,17 +87,14 @@ def reduced(
         model: the folder of its shrunk model.
         folder: where all that the job writes goes.
         attention: implementation that the model has on a CPU.
-        longest_row: tokens of the longest row that the job is known to make; 0 if none is known.
     """
     config = config.copy()
-    left_out = turn_off_servers(config)
-    if (critic := OmegaConf.select(config, "critic.model.path")) not in (
-        None,
-        config.actor_rollout_ref.model.path,
-    ):
+    left_out = _turn_off_servers(config)
+    critic = OmegaConf.select(config, "critic.model.path")
+    if critic not in (None, config.actor_rollout_ref.model.path):
         left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
-    changes = _changes(config, folder, longest_row)
+    changes = _changes(config, folder)
     for section in (MODEL, "critic.model"):
         changes |= {
             f"{section}.path": str(model),
@@ -115,6 +105,7 @@ def reduced(
             _put_fsdp2(config)
             left_out.append(f"the engine {strategy}: FSDP2 takes its place")
         changes["data.val_files"] = config.data.val_files
+        # What the job sets is overwritten; what these files leave out stays the job's.
         for name in ON_A_CPU:
             on_a_cpu = OmegaConf.load(Path(configs.__file__).parent / name)
             assert isinstance(on_a_cpu, DictConfig)
@@ -126,24 +117,15 @@ def reduced(
     return config, left_out
 
 
-def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, Any]:
+def _changes(config: DictConfig, folder: Path) -> dict[str, Any]:
     """Setting -> its value in the dry run, where that depends on the job."""
-    mini, train = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.data.train_batch_size
-    mode = str(config.trainer.v1.trainer_mode).removeprefix(MODE_PREFIX)
-    mini_batch = PROMPTS if mini >= train or mode == SEPARATE_ASYNC else PROMPTS // 2
+    validates = config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0
     changes = {
-        f"{ACTOR}.ppo_mini_batch_size": mini_batch,
-        "critic.ppo_mini_batch_size": mini_batch,
-        f"{ROLLOUT}.n": min(SESSIONS, config.actor_rollout_ref.rollout.n),
-        "trainer.test_freq": STEPS if validates(config) else -1,
+        "trainer.test_freq": 1 if validates else -1,
         "trainer.default_local_dir": str(folder / "checkpoints"),
-        "trainer.rollout_data_dir": str(folder / "rollouts"),
+        "trainer.rollout_data_dir": str(folder / ROLLOUTS),
     }
-    if config.data.get("gen_batch_size") is not None:
-        changes["data.gen_batch_size"] = PROMPTS
-    # Rows of another run are of other lengths; where none was seen, prompts may be as long as they
-    # are let be.
-    budget = max(BUDGET, 2 * longest_row or config.data.max_prompt_length + SHORT_RESPONSE)
+    budget = config.data.max_prompt_length + SHORT_RESPONSE
     for section in (ACTOR, REF, ROLLOUT, MODEL, "critic", "critic.fsdp", "critic.model"):
         for setting in [f"{section}.{name}" for name in OmegaConf.select(config, section) or {}]:
             value = OmegaConf.select(config, setting)
@@ -155,18 +137,16 @@ def _changes(config: DictConfig, folder: Path, longest_row: int) -> dict[str, An
                 changes[setting] = 1
             elif setting.endswith(("use_dynamic_bsz", "use_remove_padding", "calculate_log_probs")):
                 changes[setting] = value  # which the config of a CPU would change
-    if any(
-        (OmegaConf.select(config, f"{MODEL}.{rank}") or 0) > 0
-        for rank in ("lora_rank", "lora.rank")
-    ):
-        changes[f"{MODEL}.lora.merge"] = True
-    if config.get("padding") is not None:
-        changes["padding.record"] = False
+    ranks = [OmegaConf.select(config, f"{MODEL}.{name}") for name in ("lora_rank", "lora.rank")]
+    if any(rank is not None and rank > 0 for rank in ranks):
+        changes[f"{MODEL}.lora.merge"] = True  # the rollout here takes whole weights
     return changes
 
 
 def _put_fsdp2(config: DictConfig) -> None:
     """Gives a job the engine of a CPU; what sections of both engines have stays the job's."""
+    # Sections of Megatron and FSDP2 have most settings in common: losses, epochs, batch sizes.
+    # Those stay the job's, and what is FSDP2's alone is verl's default.
     base = compose_job(JobArguments())
     for section in (ACTOR, REF, "critic"):
         mine, fsdp2 = OmegaConf.select(config, section), OmegaConf.select(base, section)
@@ -182,29 +162,23 @@ def _put_fsdp2(config: DictConfig) -> None:
 
 def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     """A config of Hugging Face with small sizes in the place of large ones; no key is new."""
+    # For example, of Qwen3-4B: 36 layers to 2, hidden size 2560 to 64, 32 heads on 8 to 2 on 1.
     small = {key: value for key, value in config.items() if key != "quantization_config"}
     for key, size in SIZES.items():
         if isinstance(small.get(key), int) and not isinstance(small[key], bool):
             small[key] = min(small[key], size)
     if isinstance(small.get("head_dim"), int):
         small["head_dim"] = HEAD
+    # Grouped heads stay grouped: 8 of 32 become 1 of 2, and 32 of 32 become 2 of 2.
     if heads := small.get("num_key_value_heads"):
         small["num_key_value_heads"] = HEADS if heads == config.get("num_attention_heads") else 1
     if kinds := small.get("layer_types"):  # one of each kind, if there are two
         small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := small.get(key), dict):
-            factors = {
-                name: rope[name][: HEAD // 2]
-                for name in ("long_factor", "short_factor")
-                if name in rope
-            }
-            sections = (
-                {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]}
-                if "mrope_section" in rope
-                else {}
-            )
-            small[key] = rope | factors | sections
+            # M-RoPE shares a head's frequencies among time, height and width.
+            sections = {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]}
+            small[key] = rope | (sections if "mrope_section" in rope else {})
     if "text_config" in small:
         small["text_config"] = shrunk(small["text_config"])
     if vision := small.get("vision_config"):
@@ -250,34 +224,25 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
             if file.is_file() and not file.name.endswith(WEIGHTS):
                 shutil.copy(file, place / file.name)
     else:
-        transformers.AutoProcessor.from_pretrained(
-            section.path, trust_remote_code=trust
-        ).save_pretrained(place)
-        shutil.copy(
-            str(transformers.utils.cached_file(section.path, "config.json")), place / "config.json"
-        )
+        auto = transformers.AutoProcessor
+        auto.from_pretrained(section.path, trust_remote_code=trust).save_pretrained(place)
+        config_file = str(transformers.utils.cached_file(section.path, "config.json"))
+        shutil.copy(config_file, place / "config.json")
     if tokenizer := section.get("tokenizer_path"):
-        transformers.AutoTokenizer.from_pretrained(
-            tokenizer, trust_remote_code=trust
-        ).save_pretrained(place)
+        auto = transformers.AutoTokenizer
+        auto.from_pretrained(tokenizer, trust_remote_code=trust).save_pretrained(place)
     config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
+    name = hf.architectures[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        known = getattr(
-            transformers, hf.architectures[0], None
-        )  # None for code that comes with the model
-        model = (
-            known(hf)
-            if known
-            else transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
-        )
+        if hasattr(transformers, name):
+            model = getattr(transformers, name)(hf)
+        else:  # code that comes with the model
+            model = transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(place)
     parameters = sum(weight.numel() for weight in model.parameters())
-    attention = "sdpa" if model._supports_sdpa else "eager"
-    return (
-        f"{hf.architectures[0]}, shrunk to {parameters:,} parameters with random weights",
-        attention,
-    )
+    described = f"{name}, shrunk to {parameters:,} parameters with random weights"
+    return described, "sdpa" if model._supports_sdpa else "eager"

@@ -1,28 +1,32 @@
-"""The step stage: a step of the job by verl's trainer, Ray, TransferQueue and FSDP2, on a CPU, its
+"""A step of the job by verl's trainer, Ray, TransferQueue and FSDP2, on a CPU, its
 model shrunk."""
 
 import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_padding.driver.job_check import check_job
-from verl_padding.driver.trainers import asks_for_padding
-from verl_padding.on_cpu.dry_run.failure import DryRunError, traceback_of
-from verl_padding.on_cpu.dry_run.reduced_job import STEPS, reduced, write_shrunk_model
+from verl_padding.errors import PaddingError
+from verl_padding.job.metric_names import GRAD_NORM
+from verl_padding.on_cpu.dry_run.reduced_job import reduced, write_shrunk_model
 from verl_padding.on_cpu.launch import run_command
 from verl_padding.on_cpu.scripted_replies import TEXTS
-from verl_padding.runs.run_files import LOG, read_metrics
+from verl_padding.plan.row_keys import session_of_key
+from verl_padding.runs.run_files import LOG, ROLLOUTS, dumps_in, read_dump, read_metrics
 
 SHOWN = (
     "padding/real_rows/total",
     "padding/pad_rows/total",
-    "actor/grad_norm",
+    GRAD_NORM,
     "actor/pg_loss",
     "critic/score/mean",
 )
@@ -31,13 +35,19 @@ ROLLOUT_METRICS = "training/rollout_"
 replies."""
 SESSION_FAILED = "Error in _run_prompt"
 """What verl logs of a session that has failed, before it goes on without the session."""
+DUMPED = {"uid": str, "input": str, "output": str, "score": float | int | None}
+"""Field of a row in a rollout dump -> its type."""
+FRAMES = 6  # of a traceback that are shown: the innermost ones
+MAX_TEXT = 400  # characters of a text that are shown
 MAX_LINES = 40  # of a job's output that are shown: from its first traceback on, and at its end
 
 
-def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:
-    """Names of metrics that are NaN in a step."""
-    wrong = {name for step in steps for name, value in step.items() if math.isnan(value)}
-    return sorted(name for name in wrong if not name.startswith(ROLLOUT_METRICS))
+class DryRunError(PaddingError):
+    """What is wrong with a job, in a sentence; and a traceback, or what the job has printed."""
+
+    def __init__(self, message: str, details: str):
+        super().__init__(message)
+        self.details = details
 
 
 def run_step(
@@ -46,7 +56,6 @@ def run_step(
     folder: Path,
     timeout_s: float,
     replies: Sequence[str] = (),
-    longest_row: int = 0,
 ) -> list[str]:
     """Runs one step, and a validation if the job validates; returns lines that say what came of it.
 
@@ -54,10 +63,8 @@ def run_step(
         config: of the job; it is not changed.
         folder: an empty folder, into which all is written.
         replies: texts of the model, among others.
-        longest_row: see :func:`reduced`.
 
     Raises:
-        PaddingConfigError: the plug-in refuses the job.
         DryRunError: the job has ended with an error, has not ended in time, or went on without a
             session or with a metric that is not finite.
     """
@@ -67,27 +74,11 @@ def run_step(
         model, attention = write_shrunk_model(config.actor_rollout_ref.model, folder / "model")
     except Exception as error:
         message = f"step: no small model can be made of {path}, so it cannot be run here"
-        raise DryRunError(message, [traceback_of(error)]) from error
-    small, left_out = reduced(
-        config, model=folder / "model", folder=folder, attention=attention, longest_row=longest_row
-    )
-    if asks_for_padding(small):
-        check_job(small)
-    with open_dict(small):
-        small.hydra = {"run": {"dir": str(folder / "hydra")}}
-    (folder / "config").mkdir()
-    OmegaConf.save(small, folder / "config" / "job.yaml")
-    command = [sys.executable, "-m", "verl.trainer.main_ppo"]
-    command += ["--config-path", str(folder / "config"), "--config-name", "job"]
-    wrong = []
-    with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
-        try:
-            code = run_command(command, folder=folder, timeout_s=timeout_s, cwd=Path.cwd())
-            wrong += [f"the job has ended with exit code {code}"] if code else []
-        except TimeoutError:
-            wrong.append(f"the job has not ended in {timeout_s:.0f} s")
+        raise DryRunError(message, traceback.format_exc(limit=-FRAMES)) from error
+    small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention)
+    wrong = _run_job(small, folder, timeout_s, replies)
     steps = [data for _, data in read_metrics(folder)]
-    if not wrong and len(steps) < STEPS:
+    if not wrong and not steps:
         wrong.append("the job has ended without a step")
     if not_finite := metrics_not_finite(steps):
         wrong.append(f"metrics are not finite: {', '.join(not_finite)}")
@@ -95,18 +86,67 @@ def run_step(
     if failed := log.count(SESSION_FAILED):
         wrong.append(f"{failed} sessions failed, and verl went on without them")
     if wrong:
-        raise DryRunError(f"step: {'; '.join(wrong)}", [excerpt(log)])
-    shown = [[f"{name}={step[name]:.4g}" for name in SHOWN if name in step] for step in steps]
+        raise DryRunError(f"step: {'; '.join(wrong)}", excerpt(log))
+    dumped = [row for path in dumps_in(folder / ROLLOUTS) for row in read_dump(path, **DUMPED)]
     return [
         f"{model}; {len(steps)} step(s) in {time.monotonic() - started:.0f} s",
-        *map(", ".join, shown),
+        *describe_rows(dumped),
+        *map(describe_step, steps),
         *(f"left out: {each}" for each in left_out),
     ]
+
+
+def _run_job(
+    config: DictConfig, folder: Path, timeout_s: float, replies: Sequence[str]
+) -> list[str]:
+    """Runs a job by verl's own command; returns how it has ended, if not well."""
+    with open_dict(config):
+        config.hydra = {"run": {"dir": str(folder / "hydra")}}
+    (folder / "config").mkdir()
+    OmegaConf.save(config, folder / "config" / "job.yaml")
+    command = [sys.executable, "-m", "verl.trainer.main_ppo"]
+    command += ["--config-path", str(folder / "config"), "--config-name", "job"]
+    with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
+        try:
+            code = run_command(command, folder=folder, timeout_s=timeout_s, cwd=Path.cwd())
+        except TimeoutError:
+            return [f"the job has not ended in {timeout_s:.0f} s"]
+    return [f"the job has ended with exit code {code}"] if code else []
+
+
+def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:
+    """Names of metrics that are NaN in a step."""
+    wrong = {name for step in steps for name, value in step.items() if math.isnan(value)}
+    return sorted(name for name in wrong if not name.startswith(ROLLOUT_METRICS))
+
+
+def describe_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines about the rows of a rollout dump: sessions, rewards, and the texts of the first."""
+    sessions = Counter(session_of_key(row["uid"]) for row in rows)
+    sizes = [f"{size} ({n} sessions)" for size, n in sorted(Counter(sessions.values()).items())]
+    yield f"{len(rows)} rows of {len(sessions)} sessions; rows a session: {', '.join(sizes)}"
+    rewards = Counter(row["score"] for row in rows)
+    counts = [f"{reward} ({n} rows)" for reward, n in rewards.most_common()]
+    yield f"rewards: {', '.join(counts)}"
+    for name in ("input", "output"):
+        yield f"first {name}: {shorten(rows[0][name], MAX_TEXT, placeholder=' ..')}"
+
+
+def describe_step(step: Mapping[str, float]) -> str:
+    """A line of some metrics, which says so where the step has trained nothing."""
+    line = ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if name in step)
+    if step.get(GRAD_NORM) == 0:
+        line += (
+            ". All gradients are zero, so losses were run and not tried: no row has an advantage, "
+            "as where all replies to a prompt earn the same. Give some that earn more by --reply."
+        )
+    return line
 
 
 def excerpt(log: str) -> str:
     """A job's output from its first traceback on, which others follow, and its end."""
     lines = log.splitlines()
+    # The first is the cause; later ones are mostly of processes that it took along.
     starts = [number for number, line in enumerate(lines) if "Traceback (most recent" in line]
     first = starts[0] if starts else max(len(lines) - MAX_LINES, 0)
     end = max(first + MAX_LINES, len(lines) - MAX_LINES)

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
+from transformers import GenerationConfig, PreTrainedModel
 
 
 @dataclass(eq=False)
@@ -20,7 +20,6 @@ class Generation:
 
     Attributes:
         temperature: 0 for greedy.
-        top_k: -1 for all tokens.
         stop_ids: tokens that end the response; the token itself is part of it.
         images: what the model's image processor made of the prompt's images, ``pixel_values`` and
             ``image_grid_thw``; the prompt holds their tokens. Empty for text alone.
@@ -31,8 +30,6 @@ class Generation:
     prompt_ids: list[int]
     max_new_tokens: int
     temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
     stop_ids: Collection[int] = ()
     seed: int | str = 0
     images: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -41,24 +38,12 @@ class Generation:
     error: Exception | None = None
 
     def __post_init__(self) -> None:
-        if not (
-            self.prompt_ids
-            and self.max_new_tokens > 0
-            and self.temperature >= 0
-            and 0 < self.top_p <= 1
-        ):
-            raise ValueError(
-                f"cannot generate: a prompt of {len(self.prompt_ids)} tokens, "
-                f"max_new_tokens={self.max_new_tokens}, temperature={self.temperature}, "
-                f"top_p={self.top_p}"
-            )
         self.random = Random(self.seed)
 
     @property
     def is_finished(self) -> bool:
-        return len(self.token_ids) >= self.max_new_tokens or not set(
-            self.token_ids[-1:]
-        ).isdisjoint(self.stop_ids)
+        has_stopped = any(token in self.stop_ids for token in self.token_ids[-1:])
+        return has_stopped or len(self.token_ids) >= self.max_new_tokens
 
 
 @torch.inference_mode()
@@ -67,16 +52,18 @@ def generate(
 ) -> None:
     """Gives every row its response, or what there is of it when ``is_aborted``, asked before every
     token, says so."""
-    slots = max(len(row.prompt_ids) for row in rows)
-    ids = torch.tensor([[0] * (slots - len(row.prompt_ids)) + row.prompt_ids for row in rows])
-    mask = torch.tensor(
-        [[0] * (slots - len(row.prompt_ids)) + [1] * len(row.prompt_ids) for row in rows]
-    )
+    # Padded on the left, so that the next token of every row is in the last column.
+    longest = max(len(row.prompt_ids) for row in rows)
+    blanks = [[0] * (longest - len(row.prompt_ids)) for row in rows]
+    ids = torch.tensor([blank + row.prompt_ids for blank, row in zip(blanks, rows, strict=True)])
+    mask = torch.tensor([blank + [1] * (longest - len(blank)) for blank in blanks])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     if seeing := [row.images for row in rows if row.images]:
         inputs |= {name: torch.cat([images[name] for images in seeing]) for name in seeing[0]}
         inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
 
+    # transformers takes the likeliest token of each row: the drawn one, once all others are ruled
+    # out.
     def sample(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         tokens = _sample(logits, rows)
         return torch.full_like(logits, float("-inf")).scatter(1, tokens[:, None], 0.0)
@@ -86,9 +73,9 @@ def generate(
 
     # The model's own would fill in what is left out here: a token that ends all rows, another way
     # to sample.
-    longest = max(row.max_new_tokens for row in rows)
+    limit = max(row.max_new_tokens for row in rows)
     model.generation_config = GenerationConfig(
-        max_new_tokens=longest, do_sample=False, pad_token_id=0
+        max_new_tokens=limit, do_sample=False, pad_token_id=0
     )
     model.generate(**inputs, logits_processor=[sample], stopping_criteria=[has_ended])
 
@@ -99,22 +86,15 @@ def _sample(logits: torch.Tensor, rows: list[Generation]) -> torch.Tensor:
     greedy = torch.tensor([row.temperature == 0 for row in rows])
     temperatures = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float64)
     # In float64, since the sum runs over the whole vocabulary.
-    logits = logits.double() / temperatures[:, None]
-    for logits_of_row, row in zip(logits.split(1), rows, strict=True):
-        if row.top_k > 0:
-            logits_of_row.copy_(TopKLogitsWarper(row.top_k)(None, logits_of_row))
-        if row.top_p < 1:
-            logits_of_row.copy_(TopPLogitsWarper(row.top_p)(None, logits_of_row))
-    log_probs = logits.log_softmax(-1)
-    # By the inverse of the distribution function, with one number from each row's own stream.
+    log_probs = (logits.double() / temperatures[:, None]).log_softmax(-1)
+    # By the inverse of the distribution function, with one number from each row's own stream: of
+    # probabilities 0.2, 0.5 and 0.3, a draw of 0.6 falls into the second.
     cumulative = log_probs.exp().cumsum(-1)
-    draws = (
-        torch.tensor([row.random.random() for row in rows], dtype=torch.float64) * cumulative[:, -1]
-    )
-    sampled = torch.searchsorted(cumulative, draws[:, None], right=True)[:, 0].clamp(
-        max=logits.shape[-1] - 1
-    )
-    tokens = torch.where(greedy, logits.argmax(-1), sampled)
+    uniform = torch.tensor([row.random.random() for row in rows], dtype=torch.float64)
+    draws = (uniform * cumulative[:, -1])[:, None]
+    sampled = torch.searchsorted(cumulative, draws, right=True)[:, 0]
+    sampled = sampled.clamp(max=logits.shape[-1] - 1)
+    tokens = torch.where(greedy, log_probs.argmax(-1), sampled)
     chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
     for row, token, log_prob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
         if not row.is_finished:

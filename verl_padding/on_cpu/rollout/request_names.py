@@ -29,6 +29,8 @@ class Agent:
     def name_next(self, work: str) -> str:
         """The name of its next turn, or of a task that it starts, by the task's coroutine: others
         may come between."""
+        # The third turn of the second sub-agent that a session starts is
+        # "training step 4 prompt 4.1 session 0 Loop.subagent 2 turn 3".
         self._counts[work] += 1
         return f"{self._name} {work} {self._counts[work]}"
 
@@ -81,7 +83,10 @@ def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> st
     if place := place_of(str(fields.get("uid"))):
         prompt = f"{place[0]}.{place[1]}"
     else:
-        text = json.dumps(fields.get("raw_prompt"), sort_keys=True, default=_plain)
+        # Not repr: that of an image has its place in memory.
+        text = json.dumps(
+            fields.get("raw_prompt"), sort_keys=True, default=lambda thing: type(thing).__name__
+        )
         prompt = f"{fields.get('index')}.{trajectory['rollout_n']}.{zlib.crc32(text.encode()):08x}"
     what = "validation" if trajectory["validate"] else "training"
     return f"{what} step {trajectory['step']} prompt {prompt} session {fields.get('session_id', 0)}"
@@ -105,7 +110,3 @@ def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
     start.names_tasks = True  # type: ignore[attr-defined]
     loop.set_task_factory(start)
-
-
-def _plain(thing: Any) -> Any:
-    return thing.tolist() if hasattr(thing, "tolist") else type(thing).__name__

@@ -20,16 +20,10 @@ from verl_padding.on_cpu.scripted_replies import TEXTS, Replies
 from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
 
 _LIMITS = ("max_tokens", "max_new_tokens")
-_KNOWN_PARAMS = {
-    *_LIMITS,
-    "temperature",
-    "top_p",
-    "top_k",
-    "logprobs",
-    "ignore_eos",
-    "stop_token_ids",
-}
-"""What verl and agent loops may put into sampling_params, and ``repetition_penalty=1``."""
+_KNOWN_PARAMS = {*_LIMITS, "temperature", "logprobs", "ignore_eos", "stop_token_ids"}
+"""What agent loops may put into sampling_params."""
+_NEUTRAL_PARAMS = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}
+"""What verl puts there as well -> the value with which it changes nothing."""
 
 
 class TransformersServer:
@@ -69,10 +63,7 @@ class TransformersServer:
         sampling_params: dict[str, Any],
         request_id: str,
         image_data: list[Any] | None = None,
-        video_data: list[Any] | None = None,
-        audio_data: list[Any] | None = None,
-        mm_processor_kwargs: dict[str, Any] | None = None,
-        priority: int = 0,
+        **_: Any,
     ) -> TokenOutput:
         """The response to a prompt, with the step of the weights it came from; what there is of it
         if it is aborted.
@@ -87,10 +78,6 @@ class TransformersServer:
             step = self._weights_of_step
             return self._replies.answer(
                 request_id, len(prompt_ids), sampling_params, global_steps=step
-            )
-        if video_data or audio_data:
-            raise NotImplementedError(
-                "the transformers rollout generates from text and images only"
             )
         generation = self._generation(prompt_ids, sampling_params, request_id)
         if image_data:
@@ -107,6 +94,8 @@ class TransformersServer:
         step = (
             self._weights_of_step
         )  # read now: once answered, new weights may come before this goes on
+        # The model answers one group of requests at a time. Whoever holds the lock takes all that
+        # wait with it, so most requests find themselves answered when they get it.
         self._waiting.append(generation)
         async with self._model_is_free:
             while generation in self._waiting:  # else it ran with others, or was aborted
@@ -151,15 +140,9 @@ class TransformersServer:
     clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = wake_up
 
     async def _run_waiting(self) -> None:
-        """Answers those that have waited longest, as many as fit."""
+        """Answers all that wait, together."""
         await asyncio.sleep(0)  # for those that are sent at the same time
-        rows: list[Generation] = []
-        longest = 0
-        while self._waiting and len(rows) < self._config.max_num_seqs:
-            longest = max(longest, len(self._waiting[0].prompt_ids))
-            if rows and longest * (len(rows) + 1) > self._config.max_num_batched_tokens:
-                break
-            rows.append(self._waiting.pop(0))
+        rows, self._waiting = self._waiting, []
         self._running = rows
         try:
             await asyncio.to_thread(generate, self._model, rows, lambda: self._aborting)
@@ -170,6 +153,7 @@ class TransformersServer:
 
     async def _abort(self) -> int:
         count = len(self._waiting) + len(self._running)
+        # Those that run see the flag before their next token, and give the lock back.
         self._waiting.clear()
         self._aborting = True
         async with self._model_is_free:
@@ -179,27 +163,24 @@ class TransformersServer:
     def _generation(
         self, prompt_ids: list[int], params: dict[str, Any], request_id: str
     ) -> Generation:
-        known = _KNOWN_PARAMS | (
-            {"repetition_penalty"} if params.get("repetition_penalty") == 1 else set()
-        )
-        if unknown := params.keys() - known:
+        changed = {name for name, value in params.items() if value != _NEUTRAL_PARAMS.get(name)}
+        if unknown := changed - _KNOWN_PARAMS:
             raise ValueError(
                 "the transformers rollout does not support the sampling parameters "
                 f"{sorted(unknown)}"
             )
         config = self._config
-        budget = config.prompt_length + config.response_length - len(prompt_ids)
-        limit = max(
-            1,
-            next(
-                (params[name] for name in _LIMITS if name in params),
-                min(config.response_length, budget),
-            ),
-        )
-        if (
-            config.max_model_len is not None
-        ):  # a prompt that leaves no room is refused, as verl's rollouts do
+        room = config.prompt_length + config.response_length - len(prompt_ids)
+        # A prompt of several turns may be longer than prompt_length: what it has more is taken from
+        # its response, of which one token is left at least.
+        limit = min(config.response_length, room)
+        for name in _LIMITS:
+            limit = params.get(name, limit)
+        limit = max(limit, 1)
+        if config.max_model_len is not None:
             limit = min(limit, config.max_model_len - len(prompt_ids))
+            if limit < 1:  # as verl's rollouts do
+                raise ValueError(f"a prompt of {len(prompt_ids)} tokens leaves no room to answer")
         stop_ids = set(params.get("stop_token_ids") or ())
         if not params.get("ignore_eos", config.ignore_eos):
             declared = self._model_config.hf_config.eos_token_id
@@ -209,8 +190,6 @@ class TransformersServer:
             prompt_ids=list(prompt_ids),
             max_new_tokens=limit,
             temperature=params.get("temperature", config.temperature),
-            top_k=params.get("top_k", config.top_k),
-            top_p=params.get("top_p", config.top_p),
             stop_ids=stop_ids,
             seed=f"{config.seed} {request_id}",
         )

@@ -68,6 +68,7 @@ class SharedFileCheckpointEngine(CheckpointEngine):
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
         """Yields (name, weight) once the file is there; a trainer that fails before ends the
         job."""
+        # Nobody tells the readers: they look for the file until it is there.
         while not self._file.exists():
             await asyncio.sleep(_POLL_S)
         for name, tensor in load_file(self._file).items():

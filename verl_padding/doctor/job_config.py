@@ -18,12 +18,12 @@ from verl_padding.job.composition import JobArguments, compose_job
 def as_a_job_would_start() -> Iterator[None]:
     """Modules beside the user are found, as by ``python -m``; what other packages print is kept out
     of the report."""
+    # verl and its engines warn of much on import that is no matter of the job's.
     here = os.getcwd()
     sys.path.insert(0, here)
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        # verl warns of engines that are not installed.
         with catch_warnings(action="ignore"), redirect_stdout(sys.stderr):
             yield
     finally:

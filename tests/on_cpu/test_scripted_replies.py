@@ -1,0 +1,40 @@
+"""Scripted replies: noise, the user's texts, and a call of each tool, in turn."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.on_cpu.dry_run.own_jobs import TOOL
+from verl_padding.on_cpu.scripted_replies import Replies
+from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
+
+
+@pytest.fixture
+def rollout(tmp_path, monkeypatch):
+    from verl.tools import function_tool
+
+    monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
+    (tmp_path / "tool.py").write_text(TOOL)
+    turns = {"tool_config_path": None, "function_tool_path": str(tmp_path / "tool.py")}
+    lengths = {"prompt_length": 20, "response_length": 100}
+    return OmegaConf.create({**lengths, "multi_turn": {**turns, "format": "hermes"}})
+
+
+def test_replies_are_noise_each_text_and_a_call_of_each_tool(rollout):
+    tokenizer = make_byte_tokenizer()
+    replies = Replies(tokenizer, rollout, ["a text"])
+    ids = [replies.answer("id", 10, {}).token_ids for _ in range(4)]
+    assert all(each[-1] == tokenizer.eos_token_id for each in ids)
+    noise, text, call, again = [tokenizer.decode(each[:-1]) for each in ids]
+    assert text == "a text"
+    assert noise != again
+    called = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    assert called == {"name": "add", "arguments": {"expression": "1 + 2"}}
+
+
+def test_a_reply_ends_where_the_row_is_full(rollout):
+    replies = Replies(make_byte_tokenizer(), rollout, ["x" * 200])
+    replies.answer("id", 0, {})
+    assert len(replies.answer("id", 80, {}).token_ids) == 40
+    assert len(replies.answer("id", 80, {"max_tokens": 3}).token_ids) <= 3
