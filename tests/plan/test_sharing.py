@@ -146,12 +146,12 @@ def times(rows: Rows, job: Job) -> dict[str, int]:
 
 @settings(max_examples=80)
 @given(rows=batches(max_prompts=4, max_rows=6), job=jobs(pass_cut_as_update=True, sharing="on"))
-def test_no_call_takes_longer_than_with_whole_rows_or_without_sharing(rows, job):
+def test_no_call_takes_longer_than_without_sharing(rows, job):
     less = replace(job, may_branch=False), replace(job, sharing="off")
     branches, whole, off = (times(rows, each) for each in (job, *less))
     assert whole == times(replace(rows, forest=rows.forest and rows.forest.whole_beginnings()), job)
-    for name, time in branches.items():
-        assert time <= whole[name] <= off[name]
+    for name, time in off.items():
+        assert max(branches[name], whole[name]) <= time
 
 
 def test_rows_that_part_cost_no_less_than_their_lower_bound():

@@ -120,6 +120,11 @@ class CallCosts:
             loads.append(load_B.reshape(shape))
         return loads[0], loads[1]
 
+    def micro_steps_time(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> int:
+        """Cost of the slowest rank of each micro-batch, summed, plus their handling."""
+        _, load_DK = self.micro_batch_loads(rows_DK)
+        return int(load_DK.max(axis=0).sum()) + load_DK.shape[1] * self.micro_batch_overhead
+
     def longest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first; of rows that count as equally long, the
         costliest."""

@@ -180,11 +180,6 @@ class Forest:
         """Whether any rows share a token that need not be computed again, and then part."""
         return bool(((self.shared_R >= MIN_SHARED_TOKENS) & (self.shared_R < self.tokens_R)).any())
 
-    def sharing_less(self) -> list[Forest | None]:
-        """What may be shared instead: whole rows, where rows part, and nothing."""
-        whole = self.whole_beginnings()
-        return [*([whole] if self.has_branches and whole.has_shared_tokens else []), None]
-
     @property
     def has_shared_tokens(self) -> bool:
         """Whether any rows share a token that need not be computed again."""

@@ -219,6 +219,4 @@ def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
             load_DK[taker, k] += cost_R[row]
         if places_D[giver] < 0:
             return None
-    _, load_DK = costs.micro_batch_loads(rows_DK)
-    time = int(load_DK.max(axis=0).sum()) + len(height_K) * costs.micro_batch_overhead
-    return Cut(rows_DK=rows_DK, time=time)
+    return Cut(rows_DK=rows_DK, time=costs.micro_steps_time(rows_DK))
