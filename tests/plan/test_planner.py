@@ -126,7 +126,7 @@ def test_mini_batches_have_the_pads_they_need_and_many_are_told():
     assert "use_dynamic_bsz" in plan.hint
     wide = replace(update, micro_batch_rows=1, dp_size=32)
     assert (
-        "Raise prompts_per_mini_batch, now 1"
+        "raise prompts_per_mini_batch, now 1"
         in plan_batch(few, job_of(prompts=16, sessions=8, actor=wide)).hint
     )
 

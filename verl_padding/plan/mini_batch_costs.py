@@ -84,16 +84,14 @@ def layout_time(layout: Layout, costs: CallCosts) -> int:
     return slowest + n_micro * costs.micro_batch_overhead + layout.n_pads * costs.pad_handling
 
 
-def micro_batches_of(layout: Layout) -> list[list[list[list[int]]]]:
+def micro_batches_of(layout: Layout) -> RowsMDK:
     """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is
     one."""
     if layout.micro_batch_rows is None:
-        return [[[list(cell)] for cell in cells_D] for cells_D in layout.cells]
+        return [[[cell] for cell in cells_D] for cells_D in layout.cells]
+    ranks = range(layout.dp_size)
     return [
-        [
-            [list(rows) for rows in layout.micro_batches(mini_batch, rank)]
-            for rank in range(layout.dp_size)
-        ]
+        [layout.micro_batches(mini_batch, rank) for rank in ranks]
         for mini_batch in range(layout.n_mini_batches)
     ]
 

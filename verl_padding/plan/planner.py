@@ -7,7 +7,7 @@ import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, one_after_the_other
-from verl_padding.plan.calls import Call, Pass, Update, setting_of
+from verl_padding.plan.calls import Call, Pass, setting_of
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Job, Packer
@@ -28,6 +28,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     """Plans every worker call of a training step. The same rows, job and seed give the same plan
     everywhere.
 
+    >>> from verl_padding.plan import Update
     >>> rows = Rows.from_keys(["a_0_0", "a_0_1", "b_0_0"], [700, 300, 900])
     >>> actor = Update(dp_size=2, token_budget=1024, prompts_per_mini_batch=2)
     >>> calls = {"updates": {"actor": actor}, "inference": {}}
@@ -49,36 +50,31 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         )
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
+    cuts = {name: _cut(rows, job, name) for name in job.updates}
+    # A pass gets the rows of the updates, pads among them, where the strategy fixes their number.
+    fixed = [
+        len(cut.rows_M) * cut.mini_batch_rows
+        for cut in cuts.values()
+        if cut.mini_batch_rows is not None
+    ]
+    whole = MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
-    warnings: list[str] = []
-    shapes: dict[str, object] = {}
     shared: dict[str, tuple[int, ...]] = {}
-    padded_rows: int | None = None
+    found: list[tuple[object, str]] = []
     for name, call in job.calls():
-        cut = MiniBatches(rows_M=[list(range(len(rows)))], mini_batch_rows=padded_rows)
-        if isinstance(call, Update):
-            cut = STRATEGIES[job.strategy].cut(rows, job, name)
-            if cut.warning:
-                warnings.append(cut.warning)
-            if call.skips_idle:
-                cut = cut.without(rows.idle)
-            if cut.mini_batch_rows is not None:  # a pass gets the rows of the updates
-                padded_rows = max(padded_rows or 0, len(cut.rows_M) * cut.mini_batch_rows)
-        costs = costs_of(rows, job, call)
-        taken = reuses_layout_of(job, call)
+        costs, taken = costs_of(rows, job, call), reuses_layout_of(job, call)
+        cut = cuts.get(name, whole)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        trains = isinstance(call, Update)
-        shape = (trains, taken, cut, layout_key(call, job.packer), costs.cost_model)
-        same = next((other for other, known in shapes.items() if known == shape), None)
+        shape = (cut, taken, layout_key(call, job.packer), costs.cost_model)
+        same = next((other for known, other in found if known == shape), None)
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            layouts[name] = _layout(
-                costs, job.packer, cut, None if taken is None else layouts[taken]
-            )
+            of_update = None if taken is None else layouts[taken]
+            layouts[name] = _layout(costs, job.packer, cut, of_update)
             figures[name] = score_layout(layouts[name], costs)
-        shapes[name] = shape
+            found.append((shape, name))
         if costs.forest is not None:
             shared[name] = _shared_tokens(costs.forest, layouts[name])
     return BatchPlan(
@@ -88,9 +84,15 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         layouts=layouts,
         figures=figures,
         shared=shared,
-        warnings=tuple(warnings),
+        warnings=tuple(cut.warning for cut in cuts.values() if cut.warning),
         hint=_hint(rows, job, layouts),
     )
+
+
+def _cut(rows: Rows, job: Job, name: str) -> MiniBatches:
+    """The mini-batches of an update, without the rows that it leaves out."""
+    cut = STRATEGIES[job.strategy].cut(rows, job, name)
+    return cut.without(rows.idle) if job.updates[name].skips_idle else cut
 
 
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
@@ -99,19 +101,15 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     name = max(pads, key=pads.__getitem__, default=None)
     if name is None or pads[name] <= len(rows):
         return None
-    update, several = job.updates[name], layouts[name].n_mini_batches > 1
+    update, fixes = job.updates[name], ["take fewer ranks"]
+    if layouts[name].n_mini_batches > 1:
+        now = update.prompts_per_mini_batch
+        fixes.append(f"raise {update.mini_batch_setting}, now {now}")
     if update.token_budget is None and update.micro_batch_rows > 1:
-        fix = "Cut micro-batches by tokens (use_dynamic_bsz), or give them fewer rows"
-    elif several:
-        fix = (
-            f"Raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}, or take fewer"
-            " ranks"
-        )
-    else:
-        fix = "Take fewer ranks"
+        fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
     return (
         f"{name}: {pads[name]} pads for {plural(len(rows), 'row')}, since the ranks of a "
-        f"mini-batch get equally many, in whole micro-batches. {fix}."
+        f"mini-batch get equally many, in whole micro-batches. For fewer, {', or '.join(fixes)}."
     )
 
 
