@@ -28,7 +28,7 @@ def costs_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) ->
 
 def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> MicroStepPacker:
     costs = costs_of(tokens, n_ranks, budget, multiple)
-    return MicroStepPacker(costs, PackingUnits.of_rows(costs, range(len(tokens))))
+    return MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
 
 
 def packed(packer: MicroStepPacker) -> MicroSteps:

@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from verl_padding.plan.errors import PlanError
-from verl_padding.plan.plural import plural
-
 Cell = tuple[int, ...]
 IntsMDK = tuple[tuple[tuple[int, ...], ...], ...]
 
@@ -34,43 +31,19 @@ class Layout:
     none if all are in."""
 
     def __post_init__(self) -> None:
-        if not self.cells or not self.cells[0]:
-            raise PlanError("a layout has at least one mini-batch and one rank")
         for ranks, size in zip(self.cells, self.cell_rows_M, strict=True):
-            if len(ranks) != self.dp_size:
-                raise PlanError(
-                    f"a mini-batch has {plural(len(ranks), 'rank')}, the first one has "
-                    f"{self.dp_size}"
-                )
-            for cell in ranks:
-                if len(cell) != size:
-                    raise PlanError(
-                        f"a cell has {plural(len(cell), 'row')}, the first one of its mini-batch "
-                        f"has {size}"
-                    )
-        if self.micro_batch_rows is not None:
-            self._check_micro_batches(self.micro_batch_rows)
-
-    def _check_micro_batches(self, n_rows_MDK: IntsMDK) -> None:
-        if [len(n_rows_DK) for n_rows_DK in n_rows_MDK] != [self.dp_size] * self.n_mini_batches:
-            raise PlanError("micro_batch_rows must name every rank of every mini-batch")
-        for n_rows_DK, cells in zip(n_rows_MDK, self.cells, strict=True):
-            if len({len(n_rows_K) for n_rows_K in n_rows_DK}) != 1:
-                raise PlanError(
-                    "ranks of a mini-batch have different micro-batch counts: "
-                    f"{[len(k) for k in n_rows_DK]}"
-                )
-            for n_rows_K, cell in zip(n_rows_DK, cells, strict=True):
-                if min(n_rows_K) < 1 or sum(n_rows_K) != len(cell):
-                    raise PlanError(
-                        f"micro-batches of {list(n_rows_K)} rows do not cut a cell of {len(cell)}"
-                    )
+            rows_D = [*map(len, ranks)]
+            assert rows_D == [size] * self.dp_size, f"cells of {rows_D} rows in a mini-batch"
+        for ranks, n_rows_DK in zip(self.cells, self.micro_batch_rows or (), strict=False):
+            assert len(set(map(len, n_rows_DK))) == 1, f"micro-batches of {n_rows_DK} rows"
+            assert [*map(sum, n_rows_DK)] == [*map(len, ranks)], "micro-batches cut their cells"
 
     def micro_batches(self, mini_batch: int, rank: int) -> list[Cell]:
         """Row numbers of each micro-batch of a cell."""
         assert self.micro_batch_rows is not None, (
             "verl's packer cuts the micro-batches of this layout"
         )
+        # The cell (3, 5, 8, 9) with (1, 3) rows has the micro-batches (3,) and (5, 8, 9).
         cell, n_rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
         return [
             cell[end - rows : end] for end, rows in zip(accumulate(n_rows_K), n_rows_K, strict=True)
@@ -79,42 +52,38 @@ class Layout:
     def flatten_for_pass(self) -> Layout:
         """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch
         at once."""
-        steps = range(self.n_mini_batches)
-        return self._of_one_mini_batch(
-            [
-                [rows for m in steps for rows in self.micro_batches(m, rank)]
-                for rank in range(self.dp_size)
-            ]
-        )
+        # Two mini-batches, whose micro-batches of rank 0 are (0, 1) (2) and (5), become one with
+        # (0, 1) (2) (5).
+        return self._with_micro_batches(self._held_DK())
 
     def concat(self, other: Layout) -> Layout:
         """The micro-batches of this layout of one mini-batch, and after them those of another one
         with other rows."""
-        n_pads = self.n_pads
-        held_DK = [
-            self.micro_batches(0, rank)
-            + [
-                tuple(row if row < self.n_rows else row + n_pads for row in rows)
-                for rows in other.micro_batches(0, rank)
-            ]
+        # Of five rows and one pad, 5, this layout's; the other one's pads 5 and 6 become 6 and 7.
+        n_pads, pads_begin = self.n_pads, self.n_rows
+        behind_DK = [
+            [tuple(row if row < pads_begin else row + n_pads for row in rows) for rows in held_K]
+            for held_K in other._held_DK()
+        ]
+        held = zip(self._held_DK(), behind_DK, strict=True)
+        return self._with_micro_batches([first + behind for first, behind in held])
+
+    def _held_DK(self) -> list[list[Cell]]:
+        """The micro-batches of each rank, of all mini-batches."""
+        steps = range(self.n_mini_batches)
+        return [
+            [rows for step in steps for rows in self.micro_batches(step, rank)]
             for rank in range(self.dp_size)
         ]
-        return self._of_one_mini_batch(held_DK)
 
-    def _of_one_mini_batch(self, held_DK: list[list[Cell]]) -> Layout:
-        """A layout of these micro-batches, whose pads are numbered anew."""
-        pads = sorted(
-            {row for held_K in held_DK for rows in held_K for row in rows if row >= self.n_rows}
-        )
+    def _with_micro_batches(self, held_DK: list[list[Cell]]) -> Layout:
+        """A layout of one mini-batch with these micro-batches, whose pads are numbered anew."""
+        cells_D = [tuple(row for rows in held_K for row in rows) for held_K in held_DK]
+        pads = sorted(row for cell in cells_D for row in cell if row >= self.n_rows)
         number = {pad: self.n_rows + place for place, pad in enumerate(pads)}
         return replace(
             self,
-            cells=(
-                tuple(
-                    tuple(number.get(row, row) for rows in held_K for row in rows)
-                    for held_K in held_DK
-                ),
-            ),
+            cells=(tuple(tuple(number.get(row, row) for row in cell) for cell in cells_D),),
             micro_batch_rows=(tuple(tuple(map(len, held_K)) for held_K in held_DK),),
             left_out=(),
         )
@@ -161,6 +130,7 @@ class Layout:
     @cached_property
     def rows_M(self) -> tuple[Cell, ...]:
         """Real rows of each mini-batch, over all ranks, also those that are left out."""
+        # Denominators and weights are those of all rows of a step, computed or not.
         left_out_M = self.left_out or ((),) * self.n_mini_batches
         held_M = (
             [row for cell in ranks for row in cell if row < self.n_rows] for ranks in self.cells

@@ -1,14 +1,14 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, one_after_the_other
-from verl_padding.plan.calls import Call, Pass, Update, setting_of
-from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
+from verl_padding.plan.calls import Call, Pass, setting_of
+from verl_padding.plan.errors import NoRealRowError, RowTooLongError
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
@@ -28,6 +28,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     """Plans every worker call of a training step. The same rows, job and seed give the same plan
     everywhere.
 
+    >>> from verl_padding.plan import Update
     >>> rows = Rows.from_keys(["a_0_0", "a_0_1", "b_0_0"], [700, 300, 900])
     >>> actor = Update(dp_size=2, token_budget=1024, prompts_per_mini_batch=2)
     >>> calls = {"updates": {"actor": actor}, "inference": {}}
@@ -39,7 +40,6 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     Raises:
         NoRealRowError: there is no row.
         RowTooLongError: a row does not fit into a micro-batch of one of the calls.
-        PlanError: the rows are so many and so long that their costs do not fit int64.
     """
     if not len(rows):
         raise NoRealRowError(
@@ -49,36 +49,25 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         )
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
+    cuts = {name: _cut(rows, job, name) for name in job.updates}
+    whole = _whole_batch(rows, cuts.values())
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
-    warnings: list[str] = []
-    shapes: dict[str, object] = {}
     shared: dict[str, tuple[int, ...]] = {}
-    padded_rows: int | None = None
+    found: list[tuple[object, str]] = []
     for name, call in job.calls():
-        cut = MiniBatches(rows_M=[list(range(len(rows)))], mini_batch_rows=padded_rows)
-        if isinstance(call, Update):
-            cut = STRATEGIES[job.strategy].cut(rows, job, name)
-            if cut.warning:
-                warnings.append(cut.warning)
-            if call.skips_idle:
-                cut = cut.without(rows.idle)
-            if cut.mini_batch_rows is not None:  # a pass gets the rows of the updates
-                padded_rows = max(padded_rows or 0, len(cut.rows_M) * cut.mini_batch_rows)
-        costs = costs_of(rows, job, call)
-        taken = reuses_layout_of(job, call)
+        costs, taken = costs_of(rows, job, call), reuses_layout_of(job, call)
+        cut = cuts.get(name, whole)
         # Calls of one shape get one layout: it is the same anyway, and found once.
-        trains = isinstance(call, Update)
-        shape = (trains, taken, cut, layout_key(call, job.packer), costs.cost_model)
-        same = next((other for other, known in shapes.items() if known == shape), None)
+        shape = (cut, taken, layout_key(call, job.packer), costs.cost_model)
+        same = next((other for known, other in found if known == shape), None)
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            layouts[name] = _layout(
-                costs, job.packer, cut, None if taken is None else layouts[taken]
-            )
+            reused = None if taken is None else layouts[taken]
+            layouts[name] = _layout(costs, job.packer, cut, reused)
             figures[name] = score_layout(layouts[name], costs)
-        shapes[name] = shape
+            found.append((shape, name))
         if costs.forest is not None:
             shared[name] = _shared_tokens(costs.forest, layouts[name])
     return BatchPlan(
@@ -88,9 +77,23 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         layouts=layouts,
         figures=figures,
         shared=shared,
-        warnings=tuple(warnings),
+        warnings=tuple(cut.warning for cut in cuts.values() if cut.warning),
         hint=_hint(rows, job, layouts),
     )
+
+
+def _whole_batch(rows: Rows, cuts: Iterable[MiniBatches]) -> MiniBatches:
+    """All rows, for a pass, and as many pads as updates whose mini-batches have a fixed size."""
+    fixed = [
+        len(cut.rows_M) * cut.mini_batch_rows for cut in cuts if cut.mini_batch_rows is not None
+    ]
+    return MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
+
+
+def _cut(rows: Rows, job: Job, name: str) -> MiniBatches:
+    """The mini-batches of an update, without the rows that it leaves out."""
+    cut = STRATEGIES[job.strategy].cut(rows, job, name)
+    return cut.without(rows.idle) if job.updates[name].skips_idle else cut
 
 
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
@@ -99,33 +102,30 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     name = max(pads, key=pads.__getitem__, default=None)
     if name is None or pads[name] <= len(rows):
         return None
-    update, several = job.updates[name], layouts[name].n_mini_batches > 1
+    update, fixes = job.updates[name], ["take fewer ranks"]
+    if layouts[name].n_mini_batches > 1:
+        now = update.prompts_per_mini_batch
+        fixes.append(f"raise {update.mini_batch_setting}, now {now}")
     if update.token_budget is None and update.micro_batch_rows > 1:
-        fix = "Cut micro-batches by tokens (use_dynamic_bsz), or give them fewer rows"
-    elif several:
-        fix = (
-            f"Raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}, or take fewer"
-            " ranks"
-        )
-    else:
-        fix = "Take fewer ranks"
+        fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
     return (
         f"{name}: {pads[name]} pads for {plural(len(rows), 'row')}, since the ranks of a "
-        f"mini-batch get equally many, in whole micro-batches. {fix}."
+        f"mini-batch get equally many, in whole micro-batches. For fewer, {', or '.join(fixes)}."
     )
 
 
-def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | None) -> Layout:
+def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout | None) -> Layout:
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of
     what it leaves out."""
-    if taken is None:
+    if reused is None:
         return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
-    layout = taken.flatten_for_pass()
-    rest = sorted(row for rows in taken.left_out for row in rows)
+    layout = reused.flatten_for_pass()
+    rest = sorted(row for rows in reused.left_out for row in rows)
     return layout.concat(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
 
 
 def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
+    # Of each micro-batch of each rank and mini-batch; pads share nothing.
     numbers, held_I = one_after_the_other(
         [rows_K for ranks in micro_batches_of(layout) for rows_K in ranks]
     )
@@ -177,6 +177,8 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
 def layout_key(call: Call, packer: Packer) -> Call:
     """What a layout depends on, beside the cost model: calls with the same key and rows get the
     same one."""
+    # Two updates of one size, and passes of one budget, differ in what they train and what messages
+    # call their settings, which no layout depends on.
     compared = {field.name: getattr(call, field.name) for field in fields(Call)}
     compared |= {"budget_setting": "", "cost_model": None}
     if packer == "verl" and call.token_budget is not None:
@@ -186,7 +188,7 @@ def layout_key(call: Call, packer: Packer) -> Call:
 
 
 def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
-    """Refuses rows that do not fit into a micro-batch, or whose costs do not fit int64."""
+    """Refuses rows that do not fit into a micro-batch."""
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
     key, tokens = rows.key_R[longest], rows.tokens_R[longest]
     if call.token_budget is not None and tokens > call.token_budget:
@@ -197,12 +199,6 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
             "(data.max_prompt_length, data.max_response_length)",
             row=longest,
         )
-    cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    if cost < 0 or cost * len(rows) > MAX_COST:
-        raise PlanError(
-            f"row {key!r} has {tokens} tokens: {len(rows)} rows of that length cost "
-            f"{cost * len(rows):.1e} in call {name!r}, more than the planner can count "
-            f"({MAX_COST:.1e}). Keep rows shorter, or choose cost_model=tokens",
-            row=longest,
-        )
+    cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
+    assert 0 <= cost * len(rows) <= MAX_COST, f"{len(rows)} rows of {tokens} tokens in {name!r}"

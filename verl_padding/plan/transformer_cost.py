@@ -39,10 +39,6 @@ OTHER_MIXERS = (
 )
 """Keys of models whose layers are not all plain attention: latent, state-space, recurrent or
 convolution."""
-OTHER_SHAPES = ("global_head_dim", "moe_num_experts", "moe_topk", "moe_k", "kv_channels")
-"""Keys of models whose heads or experts are counted, or made, in another way than here."""
-UNGATED = ("apertus", "arcee", "gpt_neox", "nemotron", "phi", "starcoder2")
-"""Models whose MLP has two matrices, not three."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +69,6 @@ class TransformerCost:
     """Layers whose queries see the last ``window`` keys."""
     window: int | None = None
     """Keys that a query of a sliding layer sees."""
-    causal: bool = True
-    """False counts L^2 pairs, as for a kernel that computes masked pairs too."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, lm_head: bool = True) -> TransformerCost:
@@ -127,8 +121,9 @@ class TransformerCost:
         return self.linear * tokens + self.attention * pairs
 
     def _pairs(self, tokens: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
+        # Ten tokens and a window of four: 1 + 2 + 3 + 4 pairs, and four for each of six more.
         seen = tokens if window is None else np.minimum(tokens, window)
-        return seen * (seen + 1) / 2 + (tokens - seen) * seen if self.causal else tokens**2
+        return seen * (seen + 1) / 2 + (tokens - seen) * seen
 
 
 def _gated_delta_rule(config: Mapping[str, Any]) -> int:
@@ -136,6 +131,7 @@ def _gated_delta_rule(config: Mapping[str, Any]) -> int:
     hidden, heads = int(config["hidden_size"]), int(config["linear_num_value_heads"])
     key_dim, value_dim = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
     keys, values = int(config["linear_num_key_heads"]) * key_dim, heads * value_dim
+    # To queries, keys, values, a gate of their size, and two numbers a head; back from the values.
     projections = hidden * (2 * keys + 3 * values + 2 * heads)
     convolution = int(config["linear_conv_kernel_dim"]) * (2 * keys + values)
     return 2 * (projections + convolution) + 5 * heads * key_dim * value_dim
@@ -194,13 +190,12 @@ def _check_known(config: Mapping[str, Any]) -> None:
         for kind in config.get("layer_types") or ()
         if kind not in (FULL, SLIDING, *([LINEAR] if is_hybrid else []))
     ]
-    odd += [f"{key}={config[key]}" for key in OTHER_MIXERS + OTHER_SHAPES if config.get(key)]
+    odd += [f"{key}={config[key]}" for key in OTHER_MIXERS if config.get(key)]
     odd += [
         f"{key}={config[key]!r} differs by layer"
         for key in needed
         if isinstance(config.get(key), (list, tuple))
     ]
-    odd += ["its MLP is not gated"] if config.get("model_type") in UNGATED else []
     if missing or odd:
         raise PlanError(
             f"the operations of model_type={config.get('model_type')!r} are not known: "

@@ -14,7 +14,8 @@ alone when what they have in common is computed once. That is no refusal: if the
 such a model share whole beginnings alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,8 +39,6 @@ numbers of tokens."""
 LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
 """Part of the effect of a row's first token that a difference by rounding has at most; the latter
 where a token may get other experts by rounding, or linear attention other chunks."""
-
-
 BRANCHES = "branches"
 """What the probe answers for each rank: whether rows that part may share what is before, in all of
 its models."""
@@ -80,9 +79,8 @@ def probe_for_leaks(
 def _packs_rows(config: Any) -> bool:
     """Whether an engine puts rows behind each other; with micro-batches of one row each, it does
     not."""
-    sizes = {config.micro_batch_size_per_gpu, config.infer_micro_batch_size_per_gpu} - {
-        None
-    }  # a reference has one
+    # A reference has one of the sizes.
+    sizes = {config.micro_batch_size_per_gpu, config.infer_micro_batch_size_per_gpu} - {None}
     return bool(config.use_remove_padding and (config.use_dynamic_bsz or sizes != {1}))
 
 
@@ -91,46 +89,26 @@ def _probe(
 ) -> bool | Blocker:
     """Refuses a model that does not keep rows apart; returns whether rows that part may share what
     is before, or why no rows may share."""
-    from verl.utils.torch_dtypes import PrecisionType
-
+    compute = partial(_outputs, training_worker, axes=axes, multiple=multiple)
     text = training_worker.model_config.hf_config.get_text_config()
-    draws = torch.Generator().manual_seed(0)
-    low, high = (
-        min(16, text.vocab_size // 4),
-        min(text.vocab_size, 200),
-    )  # no token of an image is among these
-    sizes = (ROW, LONGER, *[NEIGHBOUR] * 4)
-    row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
-    other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
-    passes = [(*around[:2], row), (*around[2:], row), (*around[:2], other)]
-    rows = [[before, each, after, torch.cat([each, rest])] for before, after, each in passes]
-    outputs = [
-        output
-        for each in rows
-        if (output := _outputs(training_worker, each, axes, multiple)) is not None
-    ]
-    parting = [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
+    *passes, parting = _rows(text.vocab_size)
+    outputs = [found for rows in passes if (found := compute(rows)) is not None]
     alone = in_tree = None
     if shares:
-        alone = _outputs(training_worker, parting, axes, multiple)
+        alone = compute(parting)
         try:
-            in_tree = _outputs(training_worker, parting, axes, multiple, shares=True)
-        except (
-            BranchesMixedError
-        ):  # on all ranks alike, and after their collectives: all of its layers have run
-            in_tree = []
-    if (
-        not outputs
-    ):  # ranks that share rows have none of their own, but all of them take part in each pass
+            in_tree = compute(parting, shares=True)
+        except BranchesMixedError:
+            in_tree = []  # on all ranks alike: all layers have run, with their collectives
+    if not outputs:
+        # Ranks that share rows have no outputs of their own, but all of them take part in each
+        # pass.
         return in_tree != []
     one, beside_others, changed = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
-    rounds_more = LINEAR in (getattr(text, "layer_types", None) or ()) or any(
-        getattr(text, name, None) for name in EXPERTS
-    )
-    part = (LEAK_OF_EXPERTS if rounds_more else LEAK) * own
-    epsilon = torch.finfo(PrecisionType.to_dtype(training_worker.engine_config.dtype)).eps
-    rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), part)
+    limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
+    epsilon = torch.finfo(_dtype(training_worker)).eps
+    rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), limit)
     attention = training_worker.engine.module.config.get_text_config()._attn_implementation
     model = (
         f"{type(training_worker.engine).__name__}, model_type={text.model_type},"
@@ -143,11 +121,11 @@ def _probe(
             f"{leak:.2g}, its own first token by {own:.2g}). Set {fix}, or choose another model "
             "or attention."
         )
-    beginning = _distance(one[1], one[3][: len(one[1])])
     if not shares:
         return True
-    # At another place, the row is computed in another order.
-    if not beginning <= max(rounding, part):
+    # At another place, the row is computed in another order: no less than a part of the effect.
+    beginning = _distance(one[1], one[3][: len(one[1])])
+    if not beginning <= limit:
         why = (
             f"in the {role}, a row's outputs are not those of a longer row's beginning (they "
             f"differ by {beginning:.2g}, the row's own first token changes {own:.2g})"
@@ -155,15 +133,42 @@ def _probe(
         return Blocker(model, why, "Set padding.sharing=off, or choose another model.")
     if not alone or not in_tree:
         return False
-    return max(map(_distance, alone, in_tree)) <= max(rounding, part)
+    return max(map(_distance, alone, in_tree)) <= limit
+
+
+def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
+    """The rows of each pass: a row beside two neighbours, beside others, and with another first
+    token, each before a longer row that begins with it; and at last rows that part."""
+    draws = torch.Generator().manual_seed(0)
+    # No token of an image is among these.
+    low, high = min(16, vocab_size // 4), min(vocab_size, 200)
+    sizes = (ROW, LONGER, *[NEIGHBOUR] * 4)
+    row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
+    other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
+    for before, after, each in ((*around[:2], row), (*around[2:], row), (*around[:2], other)):
+        yield [before, each, after, torch.cat([each, rest])]
+    yield [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
+
+
+def _rounds_more(text: Any) -> bool:
+    """Whether a model's outputs depend on more than the rounding of sums."""
+    has_linear_layers = LINEAR in (getattr(text, "layer_types", None) or ())
+    return has_linear_layers or any(getattr(text, name, None) for name in EXPERTS)
+
+
+def _dtype(training_worker: Any) -> torch.dtype:
+    from verl.utils.torch_dtypes import PrecisionType
+
+    dtype: torch.dtype = PrecisionType.to_dtype(training_worker.engine_config.dtype)
+    return dtype
 
 
 def _outputs(
     training_worker: Any,
     rows: Sequence[torch.Tensor],
+    *,
     axes: tuple[int, ...],
     multiple: int,
-    *,
     shares: bool = False,
 ) -> list[torch.Tensor] | None:
     """What the engine computes for each row of a micro-batch, which it gets ``multiple`` times, but

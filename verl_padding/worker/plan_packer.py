@@ -21,7 +21,7 @@ from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, SHARED
 from verl_padding.prefix_sharing.engine import find_tree, share_in
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.prefix_sharing.tree import TREE
-from verl_padding.worker.training_workers import for_training_workers
+from verl_padding.worker.training_workers import for_training_workers, token_budget
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
     ) -> tuple[list[TensorDict], list[list[int]] | None]:
         if not tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False):
             return prepare(data, **kwargs)
+        # Rows of the micro-batches [0, 0, 1] are cut into [[0, 1], [2]].
         number_R = read_column(data, MICRO_BATCH).tolist()
         indices = [
             list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)
@@ -76,13 +77,9 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
                 f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows "
                 "were lost or moved. Set padding.packer=verl to train without that order."
             )
-        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(
-            data=data, key="sp_size", default=1
-        )
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
-        branches = tu.get_non_tensor_data(
-            data=data, key=BRANCHES, default=None
-        )  # None: nothing is shared
+        # None: nothing is shared.
+        branches = tu.get_non_tensor_data(data=data, key=BRANCHES, default=None)
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tokens = computed = len(micro_batch[TOKENS].values())
@@ -91,12 +88,10 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
                 computed = tree.tokens
                 if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TREE, tree)
-            planned = (
-                tokens - int(read_column(micro_batch, SHARED).sum())
-                if SHARED in micro_batch
-                else tokens
-            )
-            _check_tokens(computed, planned, budget)
+            planned = tokens
+            if SHARED in micro_batch:
+                planned -= int(read_column(micro_batch, SHARED).sum())
+            _check_tokens(computed, planned, token_budget(data))
         return micro_batches, indices
 
     return prepare_micro_batches

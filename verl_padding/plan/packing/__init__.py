@@ -1,6 +1,9 @@
 """Cuts mini-batches into cells and micro-batches. To add a cutter, write and register it below."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
@@ -24,25 +27,34 @@ CUTTERS: tuple[MicroBatchCutter, ...] = (
 
 
 def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
-    """The layout of a call: where rows share, one that takes no longer than what sharing less would
-    have given.
+    """The layout of a call: where rows share, one that takes no longer than what it would be
+    without.
 
     Args:
         packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
         mini_batches: the call's, none empty; an inference pass has one.
     """
-    best = _filled(costs, packer, mini_batches, costs)
+    layout = _filled(costs, packer, mini_batches, costs)
     if costs.forest is None:
-        return best
-    best_time = layout_time(best, costs)
-    for forest in costs.forest.sharing_less():
-        less = replace(costs, forest=forest)
-        cost_M = [less.computed(rows)[1] for rows in mini_batches.rows_M]
-        if sum(mini_batch_bound(cost_I, costs.call.dp_size) for cost_I in cost_M) < best_time:
-            layout = _filled(less, packer, mini_batches, costs)
-            if (time := layout_time(layout, costs)) < best_time:
-                best, best_time = layout, time
-    return best
+        return layout
+    # Where rows that share balance badly together, ranks wait longer than they save. Rows that are
+    # planned as if they shared nothing may still meet in a micro-batch, and then do.
+    time, alone = layout_time(layout, costs), replace(costs, forest=None)
+    size = mini_batches.mini_batch_rows
+    if sum(_min_time(alone, rows, size) for rows in mini_batches.rows_M) < time:
+        without = _filled(alone, packer, mini_batches, costs)
+        if layout_time(without, costs) < time:
+            return without
+    return layout
+
+
+def _min_time(costs: CallCosts, rows: Sequence[int], size: int | None) -> int:
+    """A time that no layout of a mini-batch beats: of ``size`` rows, pads among them, or of as many
+    as it needs."""
+    call = costs.call
+    pads = call.min_cell_rows(size or len(rows)) * call.dp_size - len(rows)
+    bound = mini_batch_bound(costs.cost_R[np.array(rows)], call.dp_size)
+    return bound + costs.micro_batch_overhead + pads * costs.pad_handling
 
 
 def _filled(

@@ -16,8 +16,8 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
-from verl_padding.plan.packing.bins import balance, first_fit, spread
-from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
+from verl_padding.plan.packing.bins import balance, spread
+from verl_padding.plan.packing.cutter import MicroBatchCutter
 from verl_padding.plan.packing.pads import Cut, filled_up, with_pads
 
 
@@ -49,11 +49,10 @@ def balanced_cells(
     What a chain costs is not known here: with chains, the cells are the least, and only make sure
     that there is a plan.
     """
-    extra_I, n_ranks, least = (
-        extra_cost(costs, rows),
-        costs.call.dp_size,
-        costs.call.min_cell_rows(len(rows)),
-    )
+    # Rows of 900, 300, 300 and 300 tokens on two ranks: cells of two rows take 1,200 | 600; of
+    # three, 900 and two pads | 300 300 300.
+    extra_I, n_ranks = extra_cost(costs, rows), costs.call.dp_size
+    least = costs.call.min_cell_rows(len(rows))
     if size is None and costs.forest is None:
         # A rank with one long row leaves the rest to the others, and pads level the counts, if that
         # pays for the pads.
@@ -69,13 +68,6 @@ def balanced_cells(
     else:
         size = least if size is None else size
         bins = balance(extra_I, n_ranks, size)
-        cost_I = costs.cost_R[np.asarray(rows, dtype=np.int64)]
-        if cost_I.min() < costs.pad:
-            # A rank may have room for a row that is shorter than a pad, and not for a pad.
-            pads = np.full(n_ranks * size - len(rows), costs.pad)
-            with_pads_as_items = balance(np.append(cost_I, pads), n_ranks, size)
-            real = [[item for item in items if item < len(rows)] for items in with_pads_as_items]
-            bins = real if all(real) else bins
     return size, [[rows[item] for item in items] for items in bins]
 
 
@@ -92,6 +84,7 @@ class FixedRowCount(MicroBatchCutter):
 
     def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         micro_rows, size = costs.call.micro_batch_rows, size or costs.call.min_cell_rows(len(rows))
+        # Costs 6 5 2 1 on one rank, two rows a micro-batch: 6 1 and 5 2, the costlier one first.
         n_micro = size // micro_rows
 
         def micro_batches(rows: Sequence[int]) -> list[list[int]]:
@@ -139,27 +132,26 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
     row or pad."""
     call = costs.call
     assert call.token_budget is not None
-    longest_first_D = [costs.longest_first(rows).tolist() for rows in rows_D]
-    tokens_DI = [costs.tokens_R[rows].tolist() for rows in longest_first_D]
-    cost_DI = [costs.cost_R[rows].tolist() for rows in longest_first_D]
-    tight_D = [
-        first_fit(tokens, cost, call.token_budget)
-        for tokens, cost in zip(tokens_DI, cost_DI, strict=True)
-    ]
-    n_bins = up_to_multiple(max(map(len, tight_D)), call.micro_batch_multiple)
+    most_tokens = max(int(costs.tokens_R[rows].sum()) for rows in rows_D)
+    n_bins = up_to_multiple(-(-most_tokens // call.token_budget), call.micro_batch_multiple)
     while True:
-        rows_DK = []
-        for rows, tokens, cost, tight in zip(
-            longest_first_D, tokens_DI, cost_DI, tight_D, strict=True
-        ):
-            goal = -(-sum(cost) // n_bins)
-            bins = spread(range(len(rows)), tokens, cost, [goal] * n_bins, call.token_budget)
-            bins_K = bins or tight + [[] for _ in range(n_bins - len(tight))]
-            bins_K.sort(key=lambda items: -sum(cost[item] for item in items))
-            rows_DK.append(cheap_at_both_ends([[rows[item] for item in items] for items in bins_K]))
-        filled = with_pads(costs, Cut(rows_DK=rows_DK), size)
-        if filled is not None:
-            _, load_DK = costs.micro_batch_loads(filled.rows_DK)
-            time = int(load_DK.max(axis=0).sum()) + n_bins * costs.micro_batch_overhead
-            return replace(filled, time=time)
+        rows_DK = [_cell_in_bins(costs, rows, n_bins, call.token_budget) for rows in rows_D]
+        held_DK = [rows_K for rows_K in rows_DK if rows_K is not None]
+        if len(held_DK) == len(rows_DK):
+            filled = with_pads(costs, Cut(rows_DK=held_DK), size)
+            if filled is not None:
+                return replace(filled, time=costs.micro_steps_time(filled.rows_DK))
         n_bins += call.micro_batch_multiple
+
+
+def _cell_in_bins(
+    costs: CallCosts, rows: Sequence[int], n_bins: int, token_budget: int
+) -> list[list[int]] | None:
+    """The rows of a cell in micro-batches of about the same cost; None if they have no room."""
+    by_length = costs.longest_first(rows)
+    tokens, cost = costs.tokens_R[by_length].tolist(), costs.cost_R[by_length].tolist()
+    bins = spread(range(len(rows)), tokens, cost, [0] * n_bins, token_budget)
+    if bins is None:
+        return None
+    bins.sort(key=lambda items: -sum(cost[item] for item in items))
+    return [by_length[items].tolist() for items in bins]

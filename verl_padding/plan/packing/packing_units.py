@@ -1,4 +1,4 @@
-"""What is packed as one: a row, a chain, or a run of rows of a tree.
+"""What is packed as one: a row, or a run of rows of a tree.
 
 Where rows share their beginnings, a bin should hold rows that share much; but a whole tree may be
 more than a bin holds, or more than an even share. So the rows of each tree, in order, are cut into
@@ -8,9 +8,8 @@ share more, and how the two add up is seen when they are packed: several goals a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.forest import MIN_SHARED_TOKENS, cached_tokens
 
-GOALS = (inf, 1.0, 1 / 2, 1 / 4, 1 / 10)
+GOALS = (2.0, 1.0, 1 / 2)
 """What a run may cost at most, in parts of an even share of a bin."""
 MAX_CUT_BACK = 2
 """One of so many parts of a run may be left to the next one, if less is shared there."""
@@ -29,20 +28,20 @@ for each row."""
 
 @dataclass(frozen=True, kw_only=True)
 class PackingUnits:
-    """The items of a mini-batch, the costliest first."""
+    """The units of a mini-batch, the costliest first."""
 
     rows: list[int]
-    """Rows of all items, those of an item beside each other."""
+    """Rows of all units, those of a unit beside each other."""
     first_I: list[int]
     end_I: list[int]
-    """Item i has ``rows[first_I[i]:end_I[i]]``."""
+    """Unit i has ``rows[first_I[i]:end_I[i]]``."""
     tokens_I: list[int]
     """What each takes of a token budget, no less than those behind it: where two are about as
     costly, a little more."""
     cost_I: list[int]
 
     @classmethod
-    def of_rows(cls, costs: CallCosts, rows: Sequence[int]) -> PackingUnits:
+    def from_rows(cls, costs: CallCosts, rows: Sequence[int]) -> PackingUnits:
         """Each row by itself."""
         by_length = costs.longest_first(rows)
         return cls(
@@ -53,125 +52,109 @@ class PackingUnits:
             cost_I=costs.cost_R[by_length].tolist(),
         )
 
-    def __len__(self) -> int:
-        return len(self.first_I)
+    def n_rows(self, units: Sequence[int]) -> int:
+        """How many rows some units have."""
+        return sum(self.end_I[unit] - self.first_I[unit] for unit in units)
 
-    def n_rows(self, items: Sequence[int]) -> int:
-        """How many rows some items have."""
-        return sum(self.end_I[item] - self.first_I[item] for item in items)
-
-    def rows_of(self, items: Sequence[int]) -> list[int]:
-        """The rows of some items, one item after the other."""
-        return [row for item in items for row in self.rows[self.first_I[item] : self.end_I[item]]]
+    def rows_of(self, units: Sequence[int]) -> list[int]:
+        """The rows of some units, one unit after the other."""
+        return [row for unit in units for row in self.rows[self.first_I[unit] : self.end_I[unit]]]
 
 
 def candidate_groupings(
-    costs: CallCosts, rows: Sequence[int], most_rows: int | None
-) -> Iterator[PackingUnits]:
-    """The items of a mini-batch: its rows, its chains, or runs of the rows of its trees, in several
-    sizes.
+    costs: CallCosts, rows: Sequence[int], max_rows: int | None
+) -> list[PackingUnits]:
+    """The rows of a mini-batch as units: each by itself, or runs of the rows of its trees, in
+    several sizes.
 
     Args:
-        most_rows: the most rows of an item; None for any number.
+        max_rows: the most rows of a unit; None for any number.
     """
-    if costs.forest is None:
-        yield PackingUnits.of_rows(costs, rows)
-        return
-    numbers, most = np.array(rows, dtype=np.int64), most_rows or len(rows)
+    if costs.forest is None or max_rows == 1:
+        return [PackingUnits.from_rows(costs, rows)]
+    assert costs.call.token_budget is not None
+    numbers, n_ranks = np.array(rows, dtype=np.int64), costs.call.dp_size
     order, shared_I = costs.forest.shared_among(numbers)
-    in_order, all_of_it = numbers[order], int(costs.cost_R[numbers].sum())
-    yield _runs(costs, in_order, shared_I, most, all_of_it, chains=True)
+    in_order = numbers[order]
     tokens_I, cost_I = costs.computed(numbers)
-    if len(tokens_I) and (shared_I < costs.tokens_R[in_order])[shared_I >= MIN_SHARED_TOKENS].any():
-        assert costs.call.token_budget is not None
-        bins = costs.call.dp_size * -(
-            -int(tokens_I.sum()) // (costs.call.token_budget * costs.call.dp_size)
+    n_bins = n_ranks * -(-int(tokens_I.sum()) // (costs.call.token_budget * n_ranks))
+    part_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
+    # A row and its whole beginnings cost what it costs alone: such a run is never too costly.
+    least = int(costs.cost_R[numbers].max())
+    return [
+        cut_runs(
+            costs,
+            in_order,
+            shared_I,
+            max_rows=max_rows or len(rows),
+            max_cost=max(int(goal * int(cost_I.sum()) / n_bins), least),
         )
-        yield PackingUnits.of_rows(costs, rows)
-        for goal in GOALS:
-            yield _runs(
-                costs,
-                in_order,
-                shared_I,
-                most,
-                int(min(goal * int(cost_I.sum()) / bins, all_of_it)),
-            )
+        for goal in (GOALS if part_I.any() else GOALS[:1])
+    ]
 
 
-def _runs(
-    costs: CallCosts,
-    rows: Int64s,
-    shared_I: Int64s,
-    most: int,
-    most_cost: int,
-    *,
-    chains: bool = False,
+class _Amount:
+    """What limits a run of rows: the first one adds all that it has, each other what it does not
+    share with the row before.
+
+    Args:
+        behind_I: what each row adds behind the row before it.
+        alone_I: what it adds as the first row of a run.
+        limit: the most of a run.
+    """
+
+    def __init__(self, behind_I: Int64s, alone_I: Int64s, limit: int):
+        self.to = np.append(0, np.cumsum(behind_I))
+        self.before_I = self.to[1:] - alone_I
+        self._limit = limit
+
+    def ends(self) -> Int64s:
+        """Where the longest run from each place on ends."""
+        return np.searchsorted(self.to, self.before_I + self._limit, side="right") - 1
+
+    def __call__(self, first_I: Int64s, end_I: Int64s) -> Int64s:
+        """That of runs."""
+        return self.to[end_I] - self.before_I[first_I]
+
+
+def cut_runs(
+    costs: CallCosts, rows: Int64s, shared_I: Int64s, *, max_rows: int, max_cost: int
 ) -> PackingUnits:
     """Runs of rows in the order of their trees, each as long as budget, cost and number of rows
     allow.
 
     Args:
         shared_I: tokens that each row shares with the one before it.
-        chains: each row of a run but the first is a beginning of the one before.
     """
+    # Rows of 100, 90, 80 and 70 tokens share 0, 60, 20 and 50 with the one before: behind it they
+    # take 100, 31, 61 and 21. With a budget of 200, the first three (192) fit into a run. But the
+    # third shares little with the second, and the first two are more than half of the run, so it
+    # is cut there: runs of 131 tokens, and of 80 + 21.
     budget, places = costs.call.token_budget, np.arange(len(rows))
     assert budget is not None
     length_I = costs.tokens_R[rows]
     is_whole_I = shared_I == length_I
     start_I = cached_tokens(shared_I, length_I)
-    begins_tree_I = ~is_whole_I if chains else start_I == 0
-    parts = (
-        length_I - start_I,
-        costs.suffix_cost(rows, start_I),
-        np.where(is_whole_I, 0, length_I),
-        np.where(is_whole_I, 0, costs.call.min_branch_tokens),
+    branch_I = np.full_like(length_I, costs.call.min_branch_tokens)
+    tokens = _Amount(length_I - start_I, length_I, budget)
+    cost = _Amount(costs.suffix_cost(rows, start_I), costs.cost_R[rows], max_cost)
+    gathered = _Amount(
+        np.where(is_whole_I, 0, length_I), length_I, MAX_GATHERED_TOKENS_RATIO * budget
     )
-    # Of the rows before each place. What the first row of a run shares is computed again.
-    tokens_to, cost_to, path_to, branches_to = (np.append(0, np.cumsum(part)) for part in parts)
-    cost_before_I = cost_to[1:] - costs.cost_R[rows]
-    path_before_I = path_to[:-1] - np.where(is_whole_I, length_I, 0)
-    # Of a run that begins at each place: its end, and the places where it may end earlier, if less
-    # is shared there.
-    trees = np.append(np.flatnonzero(begins_tree_I), len(rows))
+    branches = _Amount(np.where(is_whole_I, 0, branch_I), branch_I, budget)
+    trees = np.append(np.flatnonzero(start_I == 0), len(rows))
     tree_end_I = trees[np.searchsorted(trees, places, side="right")]
-    ends = (
-        np.searchsorted(tokens_to, tokens_to[:-1] - start_I + budget, side="right") - 1,
-        np.searchsorted(path_to, path_before_I + MAX_GATHERED_TOKENS_RATIO * budget, side="right")
-        - 1,
-        np.searchsorted(branches_to, branches_to[:-1] + budget, side="right") - 1,
-        np.searchsorted(cost_to, cost_before_I + most_cost, side="right") - 1,
-        places + most,
-        tree_end_I,
-    )
-    end_I = np.maximum(np.minimum.reduce(ends), places + 1)
-    enough_I = cost_to[end_I] - (cost_to[end_I] - cost_before_I) // MAX_CUT_BACK
-    least_I = np.maximum(np.searchsorted(cost_to, enough_I), places + 1)
-    is_cut_I = (end_I < tree_end_I) & (end_I > least_I)
-    ends_at, least, is_cut, shared = (
-        end_I.tolist(),
-        least_I.tolist(),
-        is_cut_I.tolist(),
-        shared_I.tolist(),
-    )
-    firsts = []
-    place = 0
-    while place < len(rows):
-        firsts.append(place)
-        end = ends_at[place]
-        # The last of the places where least is shared.
-        place = (
-            min(range(end, least[place] - 1, -1), key=shared.__getitem__) if is_cut[place] else end
-        )
-    first_J, end_J = (
-        np.array(firsts, dtype=np.int64),
-        np.array([*firsts[1:], len(rows)], dtype=np.int64),
-    )
-    cost_J = cost_to[end_J] - cost_before_I[first_J]
-    gathered_J = -(-(path_to[end_J] - path_before_I[first_J]) // MAX_GATHERED_TOKENS_RATIO)
-    tokens_J = np.maximum(tokens_to[end_J] - tokens_to[first_J] + start_I[first_J], gathered_J)
+    ends = [amount.ends() for amount in (tokens, cost, gathered, branches)]
+    end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, tree_end_I]), places + 1)
+    enough_I = cost.to[end_I] - cost(places, end_I) // MAX_CUT_BACK
+    least_I = np.maximum(np.searchsorted(cost.to, enough_I), places + 1)
+    first_J = _first_places(least_I.tolist(), end_I.tolist(), [*shared_I.tolist(), 0])
+    end_J = np.append(first_J[1:], len(rows))
+    cost_J = cost(first_J, end_J)
+    needs = [tokens(first_J, end_J), -(-gathered(first_J, end_J) // MAX_GATHERED_TOKENS_RATIO)]
     # A row by itself keeps no state.
-    branches_J = np.where(end_J - first_J > 1, branches_to[end_J] - branches_to[first_J], 0)
-    tokens_J = np.maximum(tokens_J, branches_J)
+    needs.append(np.where(end_J - first_J > 1, branches(first_J, end_J), 0))
+    tokens_J = np.maximum.reduce(needs)
     order = np.lexsort((-tokens_J, -cost_J))
     taken = np.maximum.accumulate(tokens_J[order][::-1])[::-1]
     return PackingUnits(
@@ -181,3 +164,14 @@ def _runs(
         tokens_I=np.minimum(taken, budget).tolist(),
         cost_I=cost_J[order].tolist(),
     )
+
+
+def _first_places(least_I: list[int], end_I: list[int], shared_I: list[int]) -> Int64s:
+    """Where runs begin that end at one of the places ``least_I .. end_I``: the last of those where
+    least is shared."""
+    firsts, place = [], 0
+    while place < len(end_I):
+        firsts.append(place)
+        ends = range(end_I[place], least_I[place] - 1, -1)
+        place = min(ends, key=shared_I.__getitem__)
+    return np.array(firsts, dtype=np.int64)

@@ -55,9 +55,7 @@ def numbered(filled_M: Sequence[Cut], costs: CallCosts, *, with_micro_batches: b
     pad_numbers = count(costs.n_rows)
     cells, n_rows_MDK = [], []
     for filled in filled_M:
-        rows_DK = filled.rows_DK
-        if with_micro_batches and not costs.call.has_pipeline:
-            rows_DK = _largest_first(costs, rows_DK)
+        rows_DK = _in_order(costs, filled.rows_DK) if with_micro_batches else filled.rows_DK
         cells.append(
             tuple(
                 tuple(
@@ -76,14 +74,18 @@ def numbered(filled_M: Sequence[Cut], costs: CallCosts, *, with_micro_batches: b
     )
 
 
-def _largest_first(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
+def _in_order(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
     """The micro-batches in the order of the most tokens that a rank computes in them, on all ranks
     alike.
 
-    Memory then runs out early, if it does: by the second one, beside the first gradients.
+    Memory then runs out early, if it does: by the second one, beside the first gradients. Pipelines
+    fill and drain with the smallest, as verl has it (``rearrange_micro_batches``).
     """
     tokens_DK, _ = costs.micro_batch_loads(rows_DK)
     order_K = np.argsort(-tokens_DK.max(axis=0), kind="stable").tolist()
+    if costs.call.has_pipeline:
+        # 9 8 7 6 5 become 5 7 9 8 6.
+        order_K = order_K[::2][::-1] + order_K[1::2]
     return [[rows_K[k] for k in order_K] for rows_K in rows_DK]
 
 
@@ -93,6 +95,7 @@ def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) 
 
     With ``spread_pads``, no block holds only pads while there are rows for all.
     """
+    # Rows 7 6 5 4, three blocks of three places: 7 6 5, 4 and nothing; or, spread, 7 6, 5 and 4.
     found, begin = [], 0
     for later_blocks in reversed(range(n_blocks)):
         left = len(rows) - begin
@@ -116,6 +119,8 @@ def with_pads(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
 
     Its time stays: where no rank waits, pads make it a little longer.
     """
+    # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
+    # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
     assert costs.call.token_budget is not None
     tokens_DK, load_DK = costs.micro_batch_loads(cut.rows_DK)
     room_DK = (costs.call.token_budget - tokens_DK) // costs.pad_tokens
@@ -219,6 +224,4 @@ def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
             load_DK[taker, k] += cost_R[row]
         if places_D[giver] < 0:
             return None
-    _, load_DK = costs.micro_batch_loads(rows_DK)
-    time = int(load_DK.max(axis=0).sum()) + len(height_K) * costs.micro_batch_overhead
-    return Cut(rows_DK=rows_DK, time=time)
+    return Cut(rows_DK=rows_DK, time=costs.micro_steps_time(rows_DK))

@@ -14,7 +14,7 @@ and then the pads find their places (:mod:`~verl_padding.plan.packing.pads`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
 
@@ -24,7 +24,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.packing.bins import Bin, fill, first_fit, spread
+from verl_padding.plan.packing.bins import Bin, fill, spread
 from verl_padding.plan.packing.cells import (
     balanced_cells,
     cut_by_cell,
@@ -35,95 +35,70 @@ from verl_padding.plan.packing.cutter import MicroBatchCutter
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
 from verl_padding.plan.packing.pads import Cut, fit, min_rows_of
 
-HUGE = 16384
-"""In a mini-batch with more rows, a way to group rows is not tried if another one is faster than it
-could be, unless rows that share met by chance."""
+GOOD_ENOUGH = 64
+"""One micro-step more than the fewest is tried if the time is over its bound by more than one of so
+many parts."""
 
 
 class SyncPerMicroBatch(MicroBatchCutter):
-    """There are several ways to cut a mini-batch, and the rows of its cells decide which fit.
-
-    Cutting balanced cells always fits.
-    """
+    """The fastest cut of a mini-batch is changed as little as its cells require; where it does not
+    fit into them, balanced cells are cut, without regard to shared tokens, which always fits."""
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
         return True
 
     def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
-        """Cuts with cells of the size that takes the least time: the smallest, those that the cuts
-        ask for, and some between, in steps that double."""
-        cuts = candidate_cuts(costs, rows, size)
-        sizes = {size} if size else _sizes_to_try(costs.call, cuts, len(rows))
-        quickest = cuts[0].time
+        """Cuts with cells of the size that takes the least time: the smallest, those that the cut
+        asks for, and some between, in steps that double."""
+        cut = fastest_cut(costs, rows, size)
+        sizes = {size} if size else _sizes_to_try(costs.call, cut, len(rows))
         best_time: float = inf
         for tried in sorted(sizes):
             pads = pads_time(costs, tried, len(rows))
-            if quickest + pads >= best_time:
+            if cut.time + pads >= best_time:
                 break  # more rows cannot pay for their handling
-            filled = _fit_best(costs, cuts, rows, tried)
+            filled = fit(costs, cut, tried)
+            if filled is None:
+                filled = cut_by_cell(costs, balanced_cells(costs, rows, tried)[1], tried)
             if filled.time + pads < best_time:
                 best_time, best = filled.time + pads, filled
         return best
 
 
-def _sizes_to_try(call: Call, cuts: Sequence[Cut], n_rows: int) -> set[int]:
+def _sizes_to_try(call: Call, cut: Cut, n_rows: int) -> set[int]:
     multiple, least = call.cell_multiple, call.min_cell_rows(n_rows)
-    needed = {up_to_multiple(min_rows_of(cut.rows_DK), multiple) for cut in cuts}
+    # The fullest rank needs 13 rows, an even share would be 9: 9, 10, 11, 13 and 14 are tried.
+    needed = up_to_multiple(min_rows_of(cut.rows_DK), multiple)
     # Where rows leave no room for pads, a micro-batch of pads takes a place more on each rank.
-    needed |= {size + multiple for size in needed}
-    steps = (max(needed) - least) // multiple
-    return needed | {least + (1 << step) // 2 * multiple for step in range(steps.bit_length() + 1)}
+    with_pads = needed + multiple
+    steps = (with_pads - least) // multiple
+    doubling = {least + (1 << step) // 2 * multiple for step in range(steps.bit_length() + 1)}
+    return {needed, with_pads} | doubling
 
 
-def _fit_best(costs: CallCosts, cuts: Sequence[Cut], rows: Sequence[int], size: int) -> Cut:
-    """The best cut that fits into cells of ``size`` rows; if none does, balanced cells are cut,
-    without regard to shared tokens.
-
-    Args:
-        cuts: of the mini-batch, the best first.
-        rows: real rows of the mini-batch.
-    """
-    best: Cut | None = None
-    for cut in cuts:
-        if best is not None and cut.time >= best.time:
-            break
-        fitted = fit(costs, cut, size)
-        if fitted is not None and (best is None or fitted.time < best.time):
-            best = fitted
-    return best or cut_by_cell(costs, balanced_cells(costs, rows, size)[1], size)
-
-
-def candidate_cuts(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> list[Cut]:
-    """Good cuts of a mini-batch, the best first.
+def fastest_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> Cut:
+    """The fastest cut of a mini-batch, whatever number of rows its cells have.
 
     Args:
         rows: real rows of the mini-batch.
         cell_rows: rows of a cell, and so the most of a unit; None for any number.
     """
-    cuts: list[Cut] = []
-    packers = [
-        MicroStepPacker(costs, items) for items in candidate_groupings(costs, rows, cell_rows)
-    ]
+    best: Cut | None = None
+    groupings = candidate_groupings(costs, rows, cell_rows)
+    packers = [MicroStepPacker(costs, units) for units in groupings]
     for packer in sorted(packers, key=attrgetter("min_time")):
-        if (
-            cuts
-            and costs.n_rows > HUGE
-            and cell_rows is None
-            and packer.min_time >= min(cut.time for cut in cuts)
-        ):
+        if best is not None and packer.min_time >= best.time:
             break
         micro_steps = min(packer.candidates(), key=attrgetter("time"))
         bins_DK = packer.assign_ranks(micro_steps)
-        rows_DK = [[packer.items.rows_of(of_bin) for of_bin in bins] for bins in bins_DK]
-        time = micro_steps.time
-        if len(packers) > 1:  # items of a bin may share more
-            _, load_DK = costs.micro_batch_loads(rows_DK)
-            time = (
-                int(load_DK.max(axis=0).sum())
-                + len(micro_steps.bins_KD) * costs.micro_batch_overhead
-            )
-        cuts.append(Cut(rows_DK=rows_DK, time=time))
-    return sorted(cuts, key=attrgetter("time"))
+        rows_DK = [[packer.units.rows_of(held) for held in bins] for bins in bins_DK]
+        cut = Cut(rows_DK=rows_DK, time=micro_steps.time)
+        if len(packers) > 1:  # units of a bin may share more
+            cut = replace(cut, time=costs.micro_steps_time(rows_DK))
+        if best is None or cut.time < best.time:
+            best = cut
+    assert best is not None
+    return best
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +115,16 @@ class MicroSteps:
 
 
 class MicroStepPacker:
-    """Packs the items of a mini-batch into micro-steps."""
+    """Packs the units of a mini-batch into micro-steps."""
 
-    def __init__(self, costs: CallCosts, items: PackingUnits):
+    def __init__(self, costs: CallCosts, units: PackingUnits):
         call = costs.call
         assert call.token_budget is not None
-        self.items, self.tokens_I, self.cost_I = items, items.tokens_I, items.cost_I
+        self.units, self.tokens_I, self.cost_I = units, units.tokens_I, units.cost_I
         self.n_ranks, self.token_budget = call.dp_size, call.token_budget
         self.multiple = call.micro_batch_multiple
         """The number of micro-steps is a multiple of it."""
-        arrays = np.array(items.tokens_I, dtype=np.int64), np.array(items.cost_I, dtype=np.int64)
+        arrays = np.array(units.tokens_I, dtype=np.int64), np.array(units.cost_I, dtype=np.int64)
         self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
         """The least height there is; of runs of trees, whose cost a token may fall with their
         tokens, about that."""
@@ -160,19 +135,14 @@ class MicroStepPacker:
         self._total = sum(self.cost_I)
 
     def candidates(self) -> Iterator[MicroSteps]:
-        """Cuts into micro-steps: of bins that are filled to the brim one after another, and into
-        the fewest micro-steps that hold all units, or one more."""
-        if len(self.tokens_I) >= self.n_ranks:
-            bins = first_fit(self.tokens_I, self.cost_I, self.token_budget)
-            if len(bins) >= self.n_ranks:  # else some rank would have no unit in any micro-step
-                yield self.group_into_micro_steps(bins)
+        """Cuts into the fewest micro-steps that hold all units, or one more."""
         n_steps = up_to_multiple(self.min_steps or 1, self.multiple)
         # With a micro-step for each unit, all of them have room.
         while (micro_steps := self._pack(n_steps)) is None:
             n_steps += self.multiple
         yield micro_steps
         # One more may fit a few long rows better; many rows are packed well at once.
-        if micro_steps.time > self.min_time + self.min_time // 64:
+        if micro_steps.time > self.min_time + self.min_time // GOOD_ENOUGH:
             one_more = self._pack(n_steps + self.multiple)
             if one_more is not None:
                 yield one_more
@@ -180,10 +150,12 @@ class MicroStepPacker:
     def assign_ranks(self, micro_steps: MicroSteps) -> list[list[Bin]]:
         """Gives each rank a bin of each micro-step; ranks with few rows so far get the bins with
         many."""
+        # Ranks with 5 and 3 rows so far, and bins of one and of four rows: 6 and 7 rows, not 9 and
+        # 4. Fewer pads then level the counts.
         bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
         ranks_by_load = [(0, 0, rank) for rank in range(self.n_ranks)]
         for bins in micro_steps.bins_KD:
-            weighed = sorted((self.items.n_rows(held), self._cost([held]), held) for held in bins)
+            weighed = sorted((self.units.n_rows(held), self._cost([held]), held) for held in bins)
             ranks_by_load.sort(reverse=True)
             for place, (n_rows, cost, held) in enumerate(weighed):
                 rows_before, cost_before, rank = ranks_by_load[place]
@@ -197,6 +169,8 @@ class MicroStepPacker:
 
         Bins without items fill the last micro-steps.
         """
+        # Costs 9 7 6 2 on two ranks: 9 beside 7 and 6 beside 2, of heights 9 + 6. No other pairs
+        # are lower: the third costliest is in some micro-step that is no lower than it.
         load_B = [self._cost([items]) for items in bins]
         costliest_first = sorted(range(len(bins)), key=lambda number: -load_B[number])
         n_steps = up_to_multiple(-(-len(bins) // self.n_ranks), self.multiple)
@@ -223,6 +197,10 @@ class MicroStepPacker:
         bins of it can be filled as high only with long rows, for many short ones exceed the token
         budget first. Light ones share out the rest evenly.
         """
+        # Rows of 900, 500, 300, 200 and 100 tokens on one rank, a budget of 1,000, a cost of one a
+        # token and three micro-steps: 900 is more than a third of 2,000, so it has a heavy one, to
+        # which only 100 tokens more would fit, but these would make it higher. The rest is 1,100 in
+        # two: 500 is less than the mean, and both are light, 500 + 100 and 300 + 200.
         heavy_bins: list[Bin] = []
         left = list(reversed(range(len(self.cost_I))))
         rest, n_light = self._total, n_steps
@@ -241,11 +219,4 @@ class MicroStepPacker:
             n_light -= 1
         goal_B = [rest // (n_light * self.n_ranks)] * (n_light * self.n_ranks)
         light_bins = spread(left[::-1], self.tokens_I, self.cost_I, goal_B, self.token_budget)
-        if light_bins is not None:
-            return self.group_into_micro_steps(heavy_bins + light_bins)
-        # Long rows that fill heavy bins to the brim may leave the others too little room.
-        n_bins = n_steps * self.n_ranks
-        all_bins = spread(
-            range(len(self.cost_I)), self.tokens_I, self.cost_I, [0] * n_bins, self.token_budget
-        )
-        return None if all_bins is None else self.group_into_micro_steps(all_bins)
+        return None if light_bins is None else self.group_into_micro_steps(heavy_bins + light_bins)
