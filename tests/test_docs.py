@@ -25,7 +25,6 @@ from tests.support.pages import (
     skip_without_the_extra_docs,
 )
 from tests.support.trained_rows import MadeRow, trained_rows
-from tests.support.verl_config import compose_job
 from tests.timing.test_timings import two_ranks
 from verl_padding import errors as padding_errors
 from verl_padding import plan
@@ -228,13 +227,9 @@ def logged_metrics() -> set[str]:
     )
     of_workers = {f"{update}/{name}": 1.0 for update in (ACTOR, CRITIC) for name in named}
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
-    trained, grpo = (
-        [trained_rows({"p_0_0": MadeRow()})],
-        compose_job("algorithm.adv_estimator=grpo").algorithm,
-    )
-    told |= set(batch_metrics.row_metrics(trained, grpo)) | set(
-        batch_metrics.age_metrics(trained, 1)
-    )
+    trained = [trained_rows({"p_0_0": MadeRow()})]
+    told |= set(batch_metrics.row_metrics(trained, configured=1))
+    told |= set(batch_metrics.age_metrics(trained, 1))
     told |= set(metric_names.SAVED_TOKENS)
     told |= set(batch_metrics.role_metrics(trained, [["lead"]]))
     told |= {metric_names.IDLE_STEPS.format(update=update) for update in (ACTOR, CRITIC)}
