@@ -23,7 +23,6 @@ from tests.support.pages import (
     skip_without_the_extra_docs,
 )
 from tests.support.trained_rows import MadeRow, trained_rows
-from tests.support.verl_config import compose_job
 from tests.timing.test_timings import two_ranks
 from verl_padding import plan
 from verl_padding.driver import batch_metrics, step_metrics, trainers
@@ -146,12 +145,11 @@ def logged_metrics() -> set[str]:
     )
     named = {f"{update}/{name}": 1.0 for update in UPDATES for name in of_workers}
     trained = [trained_rows({"p_0_0": MadeRow()})]
-    grpo = compose_job("algorithm.adv_estimator=grpo").algorithm
     timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]
     costs = dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])
     told = planned_metrics().union(
         step_metrics.worker_metrics(named, {}, {call.timer: 1.0 for call in CALLS}),
-        batch_metrics.row_metrics(trained, grpo),
+        batch_metrics.row_metrics(trained, configured=1),
         batch_metrics.age_metrics(trained, 1),
         batch_metrics.role_metrics(trained, [["lead"]]),
         timing_metrics(timings, costs),

@@ -10,19 +10,12 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainer
-from verl.utils.tensordict_utils import get_tensordict
+from verl.trainer.ppo.v1 import PPOTrainer
 
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.agent_loops import (
-    PaddedAgentLoopManager,
-    PaddedAgentLoopWorker,
-    VerlWorker,
-)
-from verl_padding.errors import PaddingDataError
+from verl_padding.driver.agent_loops import PaddedAgentLoopWorker, VerlWorker
 from verl_padding.pads.queue import KVBatchMeta, list_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -128,26 +121,6 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
         assert said.flatten().tolist() == [-float(token) for token in tokens]
 
 
-@pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
-def test_rows_that_the_teacher_was_not_asked_about_are_refused(kind):
-    worker = worker_of(kind, distillation_enabled=True, teacher_server_manager=Teacher())
-    for uid in "abcd":
-        put(worker, uid, [row(5), row(20)], row(40))
-    trainer = padded_trainer()
-    OmegaConf.update(trainer.config, "distillation.enabled", True)
-    content = queue_content()
-    if kind is VerlWorker:
-        with pytest.raises(
-            PaddingDataError,
-            match=r"^row 'a_0_0': no field 'teacher_logprobs' \(8 rows in all\), .*Leave",
-        ):
-            trainer._balance_batch(batch_in_queue(), {})
-        assert queue_content() == content
-    else:
-        trainer._balance_batch(batch_in_queue(), {})
-        assert len(queue_content()) >= len(content)
-
-
 class Prompts:
     """verl's manager for a validation, whose prompts are answered at once."""
 
@@ -196,27 +169,3 @@ def test_a_key_named_reward_does_not_change_the_score_of_a_validation(kind):
     else:
         assert metrics["val-aux/toy/reward/mean@1"] == 0.5
         assert metrics["val-aux/toy/own_reward/mean@1"] == 1.0
-
-
-@pytest.mark.parametrize("kind", [AgentLoopManagerTQ, PaddedAgentLoopManager])
-def test_prompts_that_come_one_by_one_go_to_all_workers(kind, monkeypatch):
-    monkeypatch.setattr("ray.get", lambda calls: calls)
-    served = []
-
-    class Worker:
-        def __init__(self, number):
-            self.generate_sequences = SimpleNamespace(
-                remote=lambda chunk: served.append((number, len(chunk)))
-            )
-
-    manager = object.__new__(kind)
-    manager.agent_loop_workers = [Worker(number) for number in range(3)]
-    for n_prompts in (1, 1, 2, 4, 1):
-        manager.generate_sequences(get_tensordict({"index": torch.arange(n_prompts)}))
-    dealt = {number: sum(n for to, n in served if to == number) for number in range(3)}
-    assert sum(dealt.values()) == 9
-    if kind is AgentLoopManagerTQ:
-        assert dealt[0] == 6, "verl takes turns by now"
-    else:
-        assert max(dealt.values()) - min(dealt.values()) <= 2
-        assert [to for to, n in served] == [0, 1, 2, 0, 1, 2, 0]

@@ -1,20 +1,16 @@
 """The value of each metric of a step's rows, on rows made by hand."""
 
 import pytest
-from omegaconf import OmegaConf
 
 from tests.support.trained_rows import MadeRow, trained_rows
 from verl_padding.driver.batch_metrics import (
     advantage_metrics,
     age_metrics,
     role_metrics,
+    row_metrics,
     session_metrics,
     token_metrics,
 )
-
-
-def algorithm(estimator: str = "grpo", *, kl_in_reward: bool = False):
-    return OmegaConf.create({"adv_estimator": estimator, "use_kl_in_reward": kl_in_reward})
 
 
 def test_a_session_counts_once_with_the_score_of_its_last_row():
@@ -36,6 +32,16 @@ def test_a_session_counts_once_with_the_score_of_its_last_row():
         "padding/session/rows/p99": pytest.approx(1.98),
         "padding/session/num_turns/mean": 3.0,
     }
+
+
+def test_sessions_without_a_row_are_missing():
+    updates = [
+        trained_rows({"a_0_0": MadeRow(), "a_0_1": MadeRow()}),
+        trained_rows({"b_1_0": MadeRow()}),
+    ]
+    metrics = row_metrics(updates, configured=4)
+    counts = {each: metrics[f"padding/session/{each}/total"] for each in ("arrived", "missing")}
+    assert counts == {"arrived": 2, "missing": 2}
 
 
 def test_a_role_has_the_score_of_its_last_row_in_each_session():
@@ -103,19 +109,9 @@ def test_rows_and_prompts_that_teach_nothing_are_counted(local_updates):
             {key: row for key, row in PROMPTS.items() if (key < "c") is first}
             for first in (True, False)
         ]
-    assert advantage_metrics(list(map(trained_rows, updates)), algorithm()) == {
+    assert advantage_metrics(list(map(trained_rows, updates))) == {
         "padding/rows/without_advantage/share": 8
         / 11,  # all but a_1_0, d_0_0 and d_1_0: d_1_1 has no trained token
         "padding/rows/without_advantage/tokens_share": (7 * 2 + 3) / (10 * 2 + 3),
         "padding/prompts/without_advantage/share": 3 / 5,
-        "padding/prompts/all_right/share": 1 / 5,
-        "padding/prompts/all_wrong/share": 1 / 5,
-        "padding/prompts/rounded_advantage/total": 1,
     }
-
-
-@pytest.mark.parametrize("other", [algorithm("gae"), algorithm(kl_in_reward=True)])
-def test_where_equal_scores_may_differ_in_advantage_none_is_called_rounded(other):
-    assert "padding/prompts/rounded_advantage/total" not in advantage_metrics(
-        [trained_rows(PROMPTS)], other
-    )

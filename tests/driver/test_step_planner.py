@@ -5,15 +5,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
 
-from tests.support.losses_on_rows import nested
-from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
+from tests.support.rows_in_queue import (
+    PARTITION,
+    put_columns,
+    put_rows,
+    put_some_fields,
+    queue_content,
+)
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.step_planner import UpdateNumber
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads import source_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -118,27 +121,13 @@ def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, m
     refused(padded_trainer(), put_some_fields([(5, 3), (6, 5)], rows), f"^field {message}")
 
 
-def test_a_field_without_a_role_is_refused_though_no_pad_is_needed(monkeypatch):
+def test_a_field_without_a_role_is_refused_though_no_pad_is_needed():
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)
-    read, get = [], source_rows.read_rows
-    monkeypatch.setattr(
-        source_rows, "read_rows", lambda keys, partition: read.append(keys) or get(keys, partition)
-    )
-    for reads in (1, 0):
-        read.clear()
-        trainer._balance_batch(batch, {})
-        assert trainer.steps.current.plan.n_pads == 0
-        assert len(read) == reads, (
-            "rows are read for fields that no step has met, and for no others"
-        )
+    trainer._balance_batch(batch, {})
+    assert trainer.steps.current.plan.n_pads == 0
     content = queue_content()
-    assert len(content) == 4
-    tq.kv_batch_put(
-        keys=batch.keys,
-        partition_id=PARTITION,
-        fields=TensorDict({"odd": nested([torch.ones(15), torch.ones(8)] * 2)}, batch_size=4),
-    )
+    put_columns(batch, odd=[torch.ones(15), torch.ones(8)] * 2)
     with pytest.raises(PaddingDataError, match=r"^field 'odd': its role is unclear.* fit no role"):
         trainer._balance_batch(batch, {})
     assert queue_content() == content

@@ -4,25 +4,15 @@ others from it."""
 import ast
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 import verl
-from omegaconf import OmegaConf
-from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import (
-    ADV_ESTIMATOR_REGISTRY,
-)
-from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.support.loss_comparisons import POLICY_LOSSES
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF
-from verl_padding.job.verl_losses import ESTIMATORS
 from verl_padding.job.verl_losses import POLICY_LOSSES as VERL_LOSSES
-from verl_padding.plan.row_keys import row_key
 
 A, R, CORRECTION = (
     "actor_rollout_ref.actor",
@@ -120,44 +110,6 @@ def test_a_reader_of_old_log_probs_is_named(named, overrides):
     ) as refusal:
         job_of(*UPDATE, *overrides)
     assert named in str(refusal.value)
-
-
-def advantages_of(estimator: str, rewards: list[float]) -> torch.Tensor:
-    """By verl's function, of the sessions of a prompt that earn these rewards, beside those of
-    another prompt."""
-    keys = [row_key(uid, session, 0) for uid in "ab" for session in range(len(rewards))]
-    scores = torch.zeros(len(keys), 3)
-    scores[:, -1] = torch.tensor([*rewards, *np.linspace(0, 1, len(rewards))])
-    tensors = {
-        "response_mask": torch.ones(len(keys), 3),
-        "token_level_rewards": scores,
-        "token_level_scores": scores,
-    }
-    uids = {"uid": np.array([key.split("_")[0] for key in keys], dtype=object)}
-    data = DataProto.from_dict(tensors=tensors, non_tensors=uids)
-    config = OmegaConf.create(
-        {"norm_adv_by_std_in_grpo": True, "gamma": 1.0, "lam": 1.0, "f_norm": 1.0}
-    )
-    computed = compute_advantage_for_multi_trajectories(
-        data, keys, adv_estimator=estimator, num_repeat=len(rewards), config=config
-    )
-    return computed.batch["advantages"][: len(rewards)]
-
-
-@pytest.mark.parametrize("estimator", sorted(map(str, ADV_ESTIMATOR_REGISTRY)))
-def test_an_estimator_is_admitted_where_it_makes_zeros_of_equal_rewards(estimator):
-    try:
-        of_equal = [
-            advantages_of(estimator, [reward] * n) for reward in (0.0, 1.0, -1.0) for n in (2, 4, 8)
-        ]
-    except Exception:
-        makes_zeros = (
-            False  # it reads what a pass computes, or what verl's trainer does not give it
-        )
-    else:
-        makes_zeros = all((advantages == 0).all() for advantages in of_equal)
-        assert (advantages_of(estimator, [0.0, 0.2, 0.5, 1.0]) != 0).any()
-    assert makes_zeros == ESTIMATORS[estimator].reads_rewards_alone
 
 
 READERS = {

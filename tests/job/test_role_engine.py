@@ -16,7 +16,6 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.driver.worker_calls import check_engines
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference
 from verl_padding.job.verl_job import VerlJob
@@ -150,22 +149,6 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
         )
         theirs.engine_config.use_fused_kernels = theirs.model_config.get("use_fused_kernels", False)
         assert engine.config == theirs.engine_config
-        worker = SimpleNamespace(engine_config=theirs.engine_config)
-        if role != "critic":
-            worker = SimpleNamespace(**{role: worker})
-        check_engines({name: each.config for name, each in engines.items()})(worker)
-
-
-def test_an_engine_that_was_made_otherwise_ends_the_job():
-    engines = engines_of()
-    check = check_engines({role: engine.config for role, engine in engines.items()})
-    other = deepcopy(engines["ref"].config)
-    other.infer_max_token_len_per_gpu = 7
-    with pytest.raises(
-        PaddingConfigError,
-        match=r"engine of ref .*infer_max_token_len_per_gpu=7 \(planned: 16384\)",
-    ):
-        check(SimpleNamespace(ref=SimpleNamespace(engine_config=other)))
 
 
 def engines_of(*overrides, packer="verl") -> dict[str, RoleEngine]:
@@ -239,24 +222,6 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
     one = [f"{role}.megatron.virtual_pipeline_model_parallel_size=1" for role in (ACTOR, CRITIC)]
     fields = engine_of("actor", MEGATRON, *overrides, *one).pass_fields(2, training=True)
     assert fields["micro_batch_multiple"] == 1
-
-
-def test_a_row_may_be_as_long_as_all_ranks_of_megatrons_scheduler_hold():
-    sizes = (
-        "dynamic_context_parallel=true",
-        "max_seqlen_per_dp_cp_rank=16384",
-        "tensor_model_parallel_size=2",
-    )
-    settings = [f"{section}.megatron.{size}" for section in (ACTOR, REF) for size in sizes]
-    engines = engines_of(MEGATRON, "algorithm.adv_estimator=grpo", *settings)
-    for role, engine in engines.items():
-        assert engine.dp_size == 1
-        fields = engine.pass_fields(1, training=role == "actor")
-        assert fields["token_budget"] == 4 * 16384
-        assert (
-            fields["budget_setting"]
-            == f"actor_rollout_ref.{role}.megatron.max_seqlen_per_dp_cp_rank"
-        )
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,6 @@ FIXED_REF = (
     f"{REF}.log_prob_micro_batch_size_per_gpu=2",
 )
 MEGATRON = ("model_engine=megatron",)
-SCHEDULER = (
-    *MEGATRON,
-    f"{A}.megatron.dynamic_context_parallel=true",
-    f"{A}.megatron.max_seqlen_per_dp_cp_rank=4096",
-    f"{A}.megatron.context_parallel_size=2",
-)
 SEPARATE = (
     f"{V1}.trainer_mode=separate_async",
     f"{R}.nnodes=1",
@@ -69,7 +63,6 @@ BLOCKING = {
     "fixed sizes of the reference": FIXED_REF,
     "no packing": (f"{MODEL}.use_remove_padding=false",),
     "megatron": MEGATRON,
-    "scheduler": SCHEDULER,
     "verl's packer": ("padding.packer=verl",),
     "normalized weights": (
         f"{LOSS}.loss_mode=bypass_mode",
@@ -214,8 +207,6 @@ def test_these_jobs_meet_every_blocker_that_a_config_can_show(monkeypatch, tmp_p
     monkeypatch.setattr(savings.Blocker, "__init__", noted)
     for overrides in BLOCKING.values():
         fast(*overrides)
-    with pytest.raises(PaddingConfigError):
-        fast(*SCHEDULER, "padding.timing=true")
     rope = {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
     (tmp_path / "config.json").write_text(json.dumps(rope))
     assert not fast(f"{MODEL}.path={tmp_path}").shares

@@ -79,22 +79,6 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
             assert math.isclose(factor_R[row], want, rel_tol=1e-12, abs_tol=0.0)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "weights",
-    [[1e308, 1e308, 1e308], [5e-324, 5e-324, 5e-324], [1e-39, 1.0, 1.0], [1.0, 1e39, 1.0]],
-)
-def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weights):
-    layout = Layout(n_rows=3, cells=(((0, 1), (2, 3)),))
-    keys = [f"p_{r}_0" for r in range(3)]
-    message = (
-        r"^row 'p_\d_0': loss_weight=\S+: in mini-batch 0 of 'actor' .* nearer to each other and to"
-        r" 1\.$"
-    )
-    with pytest.raises(PaddingDataError, match=message):
-        loss_factors(layout, keys, weights, [2, 3, 4], LossWeighting(call="actor", mode=mode))
-
-
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session):

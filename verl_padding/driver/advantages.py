@@ -8,8 +8,8 @@ trajectories. Each row gets those of its tokens back. Rows that continue another
 response, may have its response tokens among their own: such a token is one token of the trajectory.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from verl_padding.errors import PaddingConfigError
+from verl_padding.job.blocker import refuse
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import row_key, rows_of_sessions, uid_of_key
@@ -62,9 +62,8 @@ def trajectory_places(
     for rows in rows_of_sessions(keys):
         length = 0
         for row in rows:
-            for begins in _beginnings(
-                row, extends_R
-            ):  # the tokens of a row come after those that it begins with
+            # The tokens of a row come after those that it begins with.
+            for begins in _beginnings(row, extends_R):
                 tokens = token_R[begins][prompt_R[begins] :]
                 new = tokens[place_of_token[tokens] < 0]
                 place_of_token[new] = np.arange(length, length + len(new))
@@ -87,24 +86,17 @@ def compute_session_advantages(
     batch: KVBatchMeta, algorithm: DictConfig, continued_R: Sequence[int | None]
 ) -> None:
     """Puts advantages and returns of whole sessions into TransferQueue, in the place of verl's,
-    which are of rows."""
-    rows = read_fields(batch.keys, batch.partition_id, READ)
-    put_columns(batch, advantages_of_sessions(batch, rows, algorithm, continued_R))
-
-
-def advantages_of_sessions(
-    batch: KVBatchMeta, rows: TensorDict, algorithm: DictConfig, continued_R: Sequence[int | None]
-) -> dict[str, torch.Tensor]:
-    """Advantages and returns of a batch whose rows have these fields, those of :data:`READ`.
+    which are of rows.
 
     Args:
         continued_R: number of the row that each row continues; None for none.
     """
+    rows = read_fields(batch.keys, batch.partition_id, READ)
     tokens_R = tokens_of_tags(batch.keys, batch.tags)
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
     places_R = trajectory_places(batch.keys, prompt_R, response_R, continued_R)
-    return session_advantages(rows, batch.keys, places_R, algorithm)
+    put_columns(batch, session_advantages(rows, batch.keys, places_R, algorithm))
 
 
 def session_advantages(
@@ -145,12 +137,9 @@ def _columns(
     """
     rows = [(row, places_R[row]) for row in session]
     length = len(torch.cat([places for _, places in rows]).unique())
-    columns = {
-        name: fields[name][session[-1]].new_zeros(length)
-        for name in (MASK, VALUES)
-        if name in fields
-    }
-    rewards = fields[REWARDS if REWARDS in fields else SCORES][session[-1]].new_zeros(length)
+    zeros = {name: values[session[-1]].new_zeros(length) for name, values in fields.items()}
+    columns = {name: zeros[name] for name in (MASK, VALUES) if name in zeros}
+    rewards = zeros[REWARDS if REWARDS in zeros else SCORES]
     # Backwards, so that the first row has the last word; those that train a token after those that
     # do not.
     for trained in (False, True):
@@ -159,9 +148,8 @@ def _columns(
             at = places[of_row]
             for name, column in columns.items():
                 column[at] = fields[name][row][of_row]
-            if (
-                REWARDS in fields
-            ):  # less the row's copy of the reward: what an in-reward KL takes from each token
+            # Less the row's copy of the reward: what an in-reward KL takes from each token.
+            if REWARDS in fields:
                 rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
     # Every row has a copy of the session's reward, but one without a response, which has no place
     # for it.
@@ -183,12 +171,8 @@ def _estimated(
 ) -> TensorDict:
     """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each:
     (samples, longest)."""
-    padded = {
-        name: torch.nn.utils.rnn.pad_sequence(
-            [column[name] for column in columns], batch_first=True
-        )
-        for name in columns[0]
-    }
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    padded = {name: pad([column[name] for column in columns]) for name in columns[0]}
     uids = np.array([uid_of_key(key) for key in keys], dtype=object)
     data = compute_advantage(
         DataProto(batch=TensorDict(padded, batch_size=len(keys)), non_tensor_batch={"uid": uids}),
@@ -206,76 +190,28 @@ def fix_sessions_ending_untrained(batch: KVBatchMeta, algorithm: DictConfig) -> 
     them.
 
     verl gives all rows of a session the advantage of the last one, from its first trained token;
-    without one, that is
-    0. Here its function sees, of each session, the reward that verl takes (of its last row, with
-       the KL penalty of that
-    row), on one token that is trained. So all other sessions keep what verl has given them.
+    without one, that is 0. Here its function sees, of each session, the reward that verl takes (of
+    its last row, with the KL penalty of that row), on one token that is trained. So all other
+    sessions keep what verl has given them.
     """
-    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(
-        rows_of_sessions(batch.keys)
-    ) == len(batch.keys):
+    sessions = rows_of_sessions(batch.keys)
+    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch):
         return
-    fixed = advantages_of_untrained_ends(
-        read_fields(batch.keys, batch.partition_id, READ), batch.keys, algorithm
-    )
-    if fixed:
-        keys, tags = [batch.keys[row] for row in fixed], [batch.tags[row] for row in fixed]
-        put_columns(
-            rows_like(batch, keys, tags), dict.fromkeys(RESULTS, _jagged(list(fixed.values())))
-        )
-
-
-def advantages_of_untrained_ends(
-    rows: TensorDict, keys: Sequence[str], algorithm: DictConfig
-) -> dict[int, torch.Tensor]:
-    """Advantages of the rows of sessions whose last row has no trained token, by verl's GRPO; of no
-    row by another."""
-    sessions, mask_R = rows_of_sessions(keys), rows[MASK].unbind()
+    rows = read_fields(batch.keys, batch.partition_id, READ)
+    mask_R = rows[MASK].unbind()
     affected = [number for number, session in enumerate(sessions) if not mask_R[session[-1]].any()]
-    if (
-        algorithm.adv_estimator != AdvantageEstimator.GRPO
-        or len(sessions) == len(keys)
-        or not affected
-    ):
-        return {}
+    if not affected:
+        return
     reward_R = rows[REWARDS if REWARDS in rows else SCORES].unbind()
     last_S = [session[-1] for session in sessions]
     samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[row].sum()[None]} for row in last_S]
-    estimated = _estimated(samples, [keys[row] for row in last_S], algorithm)["advantages"]
-    return {
+    estimated = _estimated(samples, [batch.keys[row] for row in last_S], algorithm)["advantages"]
+    fixed = {
         row: estimated[number, 0] * mask_R[row] for number in affected for row in sessions[number]
     }
-
-
-def filter_groups_by_sessions(buffer: Any) -> Any:
-    """The same replay buffer; verl's own filters groups by their sessions, a user's is left as it
-    is.
-
-    verl filters a prompt out if its rows, at least two, all have one reward. A session of two rows
-    would be such a group by itself, and more copies of a reward change whether NumPy finds a
-    standard deviation of exactly 0. So the filter sees the last row of each session alone.
-    """
-    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this
-    # module.
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-
-    own = getattr(type(buffer), "_dapo_filtered_keys", None)
-    if own is not ReplayBuffer._dapo_filtered_keys or buffer.filter_groups_metric is None:
-        return buffer
-    filter_rows = buffer._dapo_filtered_keys
-
-    def filter_sessions(partition_id: str) -> tuple[set[str], Counter[float]]:
-        rows = buffer.partitions[partition_id]
-        keys = list(rows)
-        last_S = [keys[session[-1]] for session in rows_of_sessions(keys)]
-        buffer.partitions[partition_id] = {key: rows[key] for key in last_S}
-        try:
-            return filter_rows(partition_id)
-        finally:
-            buffer.partitions[partition_id] = rows
-
-    buffer._dapo_filtered_keys = filter_sessions
-    return buffer
+    keys, tags = [batch.keys[row] for row in fixed], [batch.tags[row] for row in fixed]
+    columns = dict.fromkeys(RESULTS, _jagged(list(fixed.values())))
+    put_columns(rows_like(batch, keys, tags), columns)
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:
@@ -289,15 +225,15 @@ def check_advantages_stay_with_rows(config: DictConfig) -> None:
     if _keeps_rows(algorithm):
         return
     # A switch without which rows keep their places; else it is the estimator.
-    switches = [str(name) for name, value in algorithm.items() if value is True]
-    of_switch = (
-        name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False}))
-    )
-    name = next(of_switch, "adv_estimator")
-    raise PaddingConfigError(
-        f"algorithm.{name}={algorithm[name]}: verl draws or orders the rows of a batch anew, and "
-        "its v1 trainer then puts their advantages under the keys of the old ones, so that rows "
-        "are trained with the advantages of other rows. Set it to another value."
+    switches = (str(name) for name, value in algorithm.items() if value is True)
+    without = (name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False})))
+    name = next(without, "adv_estimator")
+    refuse(
+        f"algorithm.{name}={algorithm[name]}",
+        "verl draws or orders the rows of a batch anew, and its v1 trainer then puts their "
+        "advantages under the keys of the old ones, so that rows are trained with the advantages "
+        "of other rows",
+        "Set it to another value.",
     )
 
 
@@ -306,17 +242,9 @@ def _keeps_rows(algorithm: Any) -> bool:
     be tried."""
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-    fields = (
-        "token_level_scores",
-        "token_level_rewards",
-        "values",
-        "response_mask",
-        "old_log_probs",
-    )
-    columns = {
-        "row_number": torch.arange(N_ROWS),
-        **{name: torch.ones(N_ROWS, 2) for name in fields},
-    }
+    fields = (MASK, VALUES, REWARDS, "token_level_scores", "old_log_probs")
+    columns = {name: torch.ones(N_ROWS, 2) for name in fields}
+    columns["row_number"] = torch.arange(N_ROWS)
     uids = [f"prompt{row // 2}" for row in range(N_ROWS)]
     data = DataProto.from_dict(tensors=columns, non_tensors={"uid": np.array(uids, dtype=object)})
     try:

@@ -4,9 +4,7 @@ What is easy for one role may be hard for another, and not every session has row
 ``padding.baseline=role`` verl's estimator runs once for each role, on the rows of that role alone.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -16,7 +14,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.advantages import MASK, READ, RESULTS, REWARDS, SCORES
-from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.errors import PaddingDataError
+from verl_padding.job.blocker import refuse
 from verl_padding.job.verl_losses import ESTIMATORS
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
 from verl_padding.pads.upsampling import EXTRA_FIELDS
@@ -33,10 +32,11 @@ def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
     name = config.algorithm.adv_estimator
     if padding.baseline == "role" and name in ESTIMATORS and not ESTIMATORS[name].has_groups:
         grouping = [other for other, each in ESTIMATORS.items() if each.has_groups]
-        raise PaddingConfigError(
-            f"padding.baseline='role': algorithm.adv_estimator={name} compares no sessions of a "
-            "prompt, so it has no baseline that could be a role's. Set padding.baseline=prompt, or "
-            f"choose one of {', '.join(grouping)}."
+        refuse(
+            "padding.baseline='role'",
+            f"algorithm.adv_estimator={name} compares no sessions of a prompt, so it has no "
+            "baseline that could be a role's",
+            f"Set padding.baseline=prompt, or choose one of {', '.join(grouping)}.",
         )
 
 
@@ -104,45 +104,3 @@ def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     put_columns(
         batch, {name: response_to_nested(computed.batch[name], rows[MASK]) for name in RESULTS}
     )
-
-
-def filter_groups_by_roles(buffer: Any) -> Any:
-    """The same replay buffer, whose filter of groups leaves a prompt out if it does so by the rows
-    of each role alone; a user's filter is left as it is."""
-    filter_role = vars(buffer).get("_dapo_filtered_keys")
-    if filter_role is None:
-        return buffer
-    role_of: dict[str, str] = {}
-    caches: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
-
-    def filter_roles(partition_id: str) -> tuple[set[str], Counter[float]]:
-        rows, finished = buffer.partitions[partition_id], buffer.finished_keys[partition_id]
-        keys = [key for key in rows if uid_of_key(key) in finished]
-        new = [key for key in keys if key not in role_of]
-        role_of.update(zip(new, read_roles(new, partition_id), strict=True))
-        for key in role_of.keys() - rows.keys():
-            del role_of[key]
-        # A prompt without a row is in no role; verl refuses it.
-        empty = finished - set(map(uid_of_key, keys))
-        cache = buffer._dapo_classification_cache
-        reward_of: dict[str, float] = {}
-        kept: set[str] = set()
-        try:
-            for role in dict.fromkeys([role_of[key] for key in keys] or [""]):
-                of_role = {key: rows[key] for key in keys if role_of[key] == role}
-                uids = set(map(uid_of_key, of_role))
-                buffer.partitions[partition_id] = of_role
-                buffer.finished_keys[partition_id] = uids | empty
-                buffer._dapo_classification_cache = caches[role]
-                filtered, _ = filter_role(partition_id)
-                reward_of |= {uid: caches[role][partition_id][uid] for uid in filtered}
-                kept |= uids - filtered
-        finally:
-            buffer.partitions[partition_id] = rows
-            buffer.finished_keys[partition_id] = finished
-            buffer._dapo_classification_cache = cache
-        found = reward_of.keys() - kept
-        return found, Counter(reward_of[uid] for uid in found)
-
-    buffer._dapo_filtered_keys = filter_roles
-    return buffer

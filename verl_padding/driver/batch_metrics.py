@@ -2,28 +2,30 @@
 local updates."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from omegaconf import DictConfig
 
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
-from verl_padding.job.verl_losses import ESTIMATORS, Estimator
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
 ROWS_QUANTILES, TOKENS_QUANTILES = (50, 90, 99), (10, 50, 90, 99)
 """Percentiles of the rows of a session, and of the tokens of a row."""
 
 
-def row_metrics(rows_of: Sequence[TrainedRows], algorithm: DictConfig) -> dict[str, float]:
-    """All of these but ages, of the rows of each local update of a step, by the job's section
-    ``algorithm``."""
+def row_metrics(rows_of: Sequence[TrainedRows], *, configured: int) -> dict[str, float]:
+    """All of these but roles and ages, of the rows of each local update of a step that was
+    ``configured`` to have so many sessions."""
+    arrived = sum(len(rows_of_sessions(rows.keys)) for rows in rows_of)
     return {
+        names.SESSIONS_CONFIGURED: configured,
+        names.SESSIONS_ARRIVED: arrived,
+        names.SESSIONS_MISSING: configured - arrived,
         **session_metrics(rows_of),
         **token_metrics(rows_of),
-        **advantage_metrics(rows_of, algorithm),
+        **advantage_metrics(rows_of),
     }
 
 
@@ -37,16 +39,15 @@ def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     """
     sessions_of = [rows_of_sessions(rows.keys) for rows in rows_of]
     rows_S = np.array([len(session) for sessions in sessions_of for session in sessions])
-    score_S = np.concatenate(
-        [
-            rows.reward_R[[session[-1] for session in sessions]]
-            for rows, sessions in zip(rows_of, sessions_of, strict=True)
-        ]
-    )
+    score_S = [
+        rows.reward_R[session[-1]]
+        for rows, sessions in zip(rows_of, sessions_of, strict=True)
+        for session in sessions
+    ]
+    response_tokens = sum(int(rows.response_R.sum()) for rows in rows_of)
     metrics: dict[str, float] = {
-        names.SESSION_SCORE: float(score_S.mean()),
-        names.SESSION_RESPONSE_LENGTH: sum(int(rows.response_R.sum()) for rows in rows_of)
-        / len(rows_S),
+        names.SESSION_SCORE: float(np.mean(score_S)),
+        names.SESSION_RESPONSE_LENGTH: response_tokens / len(rows_S),
         names.SESSION_ROWS: float(rows_S.mean()),
         names.SESSION_ROWS_MAX: int(rows_S.max()),
         **_quantiles(names.SESSION_ROWS_QUANTILE, rows_S, ROWS_QUANTILES),
@@ -99,43 +100,21 @@ def age_metrics(rows_of: Sequence[TrainedRows], step: int) -> dict[str, float]:
     return {names.ROW_AGE: sum(ages) / len(ages), names.ROW_AGE_MAX: max(ages)} if ages else {}
 
 
-def advantage_metrics(rows_of: Sequence[TrainedRows], algorithm: DictConfig) -> dict[str, float]:
-    """How many rows and prompts teach nothing, and why: an advantage of exactly 0 on every trained
-    token, and sessions of a prompt that have all earned the same, the best or the worst of the
-    step."""
-    prompts = [(rows, sessions) for rows in rows_of for sessions in _sessions_of_prompts(rows.keys)]
-    scores_P = [rows.reward_R[[session[-1] for session in sessions]] for rows, sessions in prompts]
-    teaches_P = np.array(
-        [rows.has_advantage_R[np.concatenate(sessions)].any() for rows, sessions in prompts]
-    )
-    equal_P = np.array([len(scores) > 1 and np.ptp(scores) == 0 for scores in scores_P])
-    first_P = np.array([scores[0] for scores in scores_P])
-    best, worst = max(map(np.max, scores_P)), min(map(np.min, scores_P))
-    is_best_P = (first_P == best) & (best > worst or best > 0)
+def advantage_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
+    """How many rows and prompts teach nothing, by an advantage of exactly 0 on every trained
+    token."""
     teaches_R = np.concatenate([rows.has_advantage_R for rows in rows_of])
     tokens_R = np.concatenate([rows.tokens_R for rows in rows_of])
-    metrics = {
+    teaches: dict[str, bool] = {}  # whether a row of a prompt does
+    for uid, row_teaches in zip(
+        (uid_of_key(key) for rows in rows_of for key in rows.keys), teaches_R, strict=True
+    ):
+        teaches[uid] = teaches.get(uid, False) or bool(row_teaches)
+    return {
         names.ROWS_WITHOUT_ADVANTAGE: float((~teaches_R).mean()),
         names.TOKENS_WITHOUT_ADVANTAGE: float(tokens_R[~teaches_R].sum() / tokens_R.sum()),
-        names.PROMPTS_WITHOUT_ADVANTAGE: float((~teaches_P).mean()),
-        names.PROMPTS_ALL_RIGHT: float((equal_P & is_best_P).mean()),
-        names.PROMPTS_ALL_WRONG: float((equal_P & (first_P == worst) & ~is_best_P).mean()),
+        names.PROMPTS_WITHOUT_ADVANTAGE: 1 - sum(teaches.values()) / len(teaches),
     }
-    # A penalty in the reward differs where scores are equal.
-    by_rewards = ESTIMATORS.get(
-        algorithm.adv_estimator, Estimator(reads_rewards_alone=False)
-    ).reads_rewards_alone
-    if by_rewards and not algorithm.use_kl_in_reward:
-        metrics[names.PROMPTS_ROUNDED] = int((equal_P & teaches_P).sum())
-    return metrics
-
-
-def _sessions_of_prompts(keys: Sequence[str]) -> Iterator[list[list[int]]]:
-    """The rows of each session, by prompt."""
-    sessions_of: dict[str, list[list[int]]] = {}
-    for session in rows_of_sessions(keys):
-        sessions_of.setdefault(uid_of_key(keys[session[0]]), []).append(session)
-    return iter(sessions_of.values())
 
 
 def _quantiles(

@@ -10,9 +10,8 @@ from verl_padding.config import PaddingConfig
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
 from verl_padding.driver.agent_roles import check_baseline
 from verl_padding.driver.stock_guard import resolve_trainer
-from verl_padding.errors import PaddingConfigError
+from verl_padding.job.blocker import refuse
 from verl_padding.job.engine_refusals import check_adapters
-from verl_padding.job.known_verl import check_verl_is_known
 from verl_padding.job.loss_weightings import check_losses
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.job.verl_job import VerlJob
@@ -31,32 +30,28 @@ def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
     # Importing it makes the padded trainers, which import this module.
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    check_verl_is_known()
     named = TRAINER_REGISTRY.get(config.trainer.v1.trainer_mode)
     mode = mode or (
         resolve_trainer(named).extends if named else stock_mode(config.trainer.v1.trainer_mode)
     )
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
-        why = (
-            "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous"
-            " one (async_training)"
+        refuse(
+            f"trainer.use_v1={config.trainer.use_v1}",
+            "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous "
+            "one (async_training)",
+            "Set trainer.use_v1=True and a trainer.v1.trainer_mode.",
         )
-        fix = "Set trainer.use_v1=True and a trainer.v1.trainer_mode."
-        raise PaddingConfigError(f"trainer.use_v1={config.trainer.use_v1}: {why}. {fix}")
     job, name = VerlJob(config, padding, mode), config.trainer.v1.trainer_mode
     if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
-        raise PaddingConfigError(
-            f"trainer.v1.{name}: verl does not read this. Set trainer.v1.{job.mode} instead."
-        )
+        fix = f"Set trainer.v1.{job.mode} instead."
+        refuse(f"trainer.v1.{name}", "verl does not read this", fix)
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
-        setting = f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}"
-        why = (
-            "this mode's rollout sleeps from a step's first local update on, and the next would"
-            " wait for it for ever"
-        )
-        raise PaddingConfigError(
-            f"{setting}: {why}. Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}."
+        refuse(
+            f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}",
+            "this mode's rollout sleeps from a step's first local update on, and the next would "
+            "wait for it for ever",
+            f"Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.",
         )
     check_losses(config, padding)
     check_baseline(config, padding)

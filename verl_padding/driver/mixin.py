@@ -6,10 +6,8 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
-from verl_padding.driver.advantages import filter_groups_by_sessions
-from verl_padding.driver.agent_roles import filter_groups_by_roles
+from verl_padding.driver.group_filter import filter_groups_by_sessions
 from verl_padding.driver.job_check import check_job
-from verl_padding.driver.session_counts import SessionCounts
 from verl_padding.driver.stock_guard import PaddedTrainerMarker
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.job.attention import use_torch_attention
@@ -54,7 +52,6 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
     def __init__(self, config: DictConfig):
         check_queue_owner()
         self._job = prepare_job(config, self.extends)
-        self._session_counts = SessionCounts(config.actor_rollout_ref.rollout.n)
         self._prompt_names = PromptNames()
         super().__init__(config)
 
@@ -63,10 +60,8 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
         self._job.check_models()  # the model is at hand now, and no worker has started
 
     def _build_replay_buffer(self) -> Any:
-        buffer = filter_groups_by_sessions(super()._build_replay_buffer())
-        if self._job.padding.baseline == "role":
-            buffer = filter_groups_by_roles(buffer)
-        return self._session_counts.watch(buffer)
+        by_role = self._job.padding.baseline == "role"
+        return filter_groups_by_sessions(super()._build_replay_buffer(), by_role=by_role)
 
     def _setup(self) -> None:
         super()._setup()
@@ -79,7 +74,6 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self.steps.start()
-        self._session_counts.start_step()
         return super().step(metrics, timing_raw)
 
     def _fetch_one_gen_batch(self) -> TensorDict:
@@ -121,7 +115,6 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         self.steps.compute_metrics(batch, metrics, timing_raw)
-        metrics.update(self._session_counts.metrics(batch.keys))
 
     def _save_checkpoint(self) -> None:
         with self.steps.rows_set_aside():

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order
 from verl_padding.pads.queue import KVBatchMeta
+from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import find_images, strip
@@ -91,6 +91,8 @@ class StepPlanner:
         """
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))
+        if calls is None:
+            self._block_what_rows_need(batch)
         prefixes = self.detect_prefixes(batch)
         repeated = None
         if self.job.padding.repeated_tokens == "once" and calls is None:
@@ -99,6 +101,18 @@ class StepPlanner:
         step.repeated_tokens = repeated
         step.seconds[names.PLAN_SECONDS] = time.perf_counter() - started
         return step
+
+    def _block_what_rows_need(self, batch: KVBatchMeta) -> None:
+        """Keeps the pass for old log-probs if a row has what verl's trainer compares with them."""
+        correction = self.job.config.algorithm.get("rollout_correction")
+        if not self.job.leaves_out_old_log_probs or correction is None:
+            return
+        name = "rollout_log_probs"
+        if having := SourceRows(batch).keys_with(name):
+            why = "verl's trainer compares it with old log-probs"
+            fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
+            blocker = Blocker(f"field {name} of {having[0]}", why, fix)
+            self.job.savings.block(OLD_LOG_PROBS, [blocker])
 
     def detect_prefixes(self, batch: KVBatchMeta) -> PrefixDetection:
         """How far the rows of a batch begin alike, as it will be found when it is asked for."""
@@ -135,26 +149,24 @@ class StepPlanner:
         try:
             plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, left_out), job)
         except PlanError as refusal:
-            raise PaddingDataError(
-                f"step {number.global_step}: {translate_plan_error(refusal)}"
-            ) from refusal
+            message = f"step {number.global_step}: {translate_plan_error(refusal)}"
+            raise PaddingDataError(message) from refusal
         if left_out:
             layouts, figures = {ACTOR: plan.layouts[ACTOR]}, {ACTOR: plan.figures[ACTOR]}
             plan = replace(plan, layouts=layouts, figures=figures, warnings=(), hint=None)
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", number.global_step, warning)
         if plan.hint:
-            self.log_once(
-                f"step {number.global_step}: {translate_plan_error(plan.hint)}", about="hint"
-            )
+            hint = f"step {number.global_step}: {translate_plan_error(plan.hint)}"
+            self.log_once(hint, about="hint")
         return PaddedBatch(
             batch,
             plan,
             template,
             loss_weightings=self._loss_weightings,
             branches=branches,
-            timed=self._timed
-            and calls is None,  # rows of a single call have other numbers than those of the step
+            # Rows of a single call have other numbers than those of the step.
+            timed=self._timed and calls is None,
             own_old_log_probs=ACTOR if self.job.leaves_out_old_log_probs else None,
             skips_idle=ACTOR if self.job.skips_zero_advantage_rows else None,
         )
@@ -304,14 +316,15 @@ class PlannedStep:
         idle = {call: padded.idle_steps(call) for call, padded in made.items()}
         if any(idle.values()):
             steps = {
-                call: plural(layouts[call].n_mini_batches, "optimizer step") for call in layouts
+                call: plural(layout.n_mini_batches, "optimizer step")
+                for call, layout in layouts.items()
             }
-            of_which = " and ".join(
+            untrained = " and ".join(
                 f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n
             )
             self._planner.log_once(
                 f"step {self.number.global_step}: no row has a trained token (response_mask) in "
-                f"{of_which}. The gradients are 0 there, and momentum alone moves the weights. "
+                f"{untrained}. The gradients are 0 there, and momentum alone moves the weights. "
                 f"{names.IDLE_STEPS} counts such steps.",
                 about="untrained steps",
             )
@@ -325,18 +338,8 @@ class PlannedStep:
             prefixes=self.prefixes,
             mask_R=self._update.mask_R,
             weight_R=self._update.weights(ACTOR),
-            pad_tags=self._sent_pad_tags(),
+            pad_tags=[tag for pads in self.pads for tag in pads.tags],
         )
-
-    def _sent_pad_tags(self) -> list[dict[str, Any]]:
-        """Tags of the pads that workers got: not those of an update that was planned again."""
-        layouts = self._padded.plan.layouts
-        calls = [call for call in layouts if not (self._left_out and call == ACTOR)]
-        n_sent = max((layouts[call].n_pads for call in calls), default=0)
-        return [
-            *self._padded.pads.tags[:n_sent],
-            *(self._update.pads.tags if self._left_out else ()),
-        ]
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
@@ -349,20 +352,3 @@ class PlannedStep:
     def _add_seconds(self, plan: float, upsample: float) -> None:
         for name, taken in ((names.PLAN_SECONDS, plan), (names.UPSAMPLE_SECONDS, upsample)):
             self.seconds[name] = self.seconds.get(name, 0.0) + taken
-
-    def check_fields(self) -> bool:
-        """Refuses rows that lack what the job's losses read, or have what would be compared with
-        nothing; returns whether the plan holds: not if they have cost the job a saving."""
-        job = self._planner.job
-        leaves_out_pass = job.leaves_out_old_log_probs
-        if job.has_teacher:
-            self._padded.check_all_rows_have("teacher_logprobs")
-        if leaves_out_pass and job.config.algorithm.get("rollout_correction") is not None:
-            name = "rollout_log_probs"
-            why = "verl's trainer compares it with old log-probs"
-            fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
-            if having := self._padded.keys_with(name):
-                job.savings.block(
-                    OLD_LOG_PROBS, [Blocker(f"field {name} of {having[0]}", why, fix)]
-                )
-        return job.leaves_out_old_log_probs == leaves_out_pass

@@ -45,7 +45,7 @@ class LocalUpdate:
     prefixes: PrefixDetection = field(repr=False)
     """How far the rows begin alike."""
     pad_tags: Sequence[Mapping[str, int]] = ()
-    """Tags of the pads that the workers got."""
+    """Tags of the pads that were put."""
     timings: Sequence[MicroBatchTiming] = ()
     """Empty where micro-batches are not timed."""
 

@@ -21,7 +21,7 @@ from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
-from verl_padding.pads.queue import KVBatchMeta, set_aside
+from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
 from verl_padding.plan.plural import plural
 
 SEQLEN = "global_seqlen"
@@ -40,14 +40,11 @@ class TrainingSteps:
         self.current: PlannedStep | None = None
         """The step of the local update that runs."""
         self._worker_groups = wrap_worker_groups(trainer, job, self)
-        self._timing = (
-            StepTiming(self._worker_groups, job.step_job()) if job.padding.timing else None
-        )
-        tokens = [
-            trainer.tokenizer.eos_token_id,
-            trainer.tokenizer.pad_token_id,
-            0,
-        ]  # only the model reads it
+        self._timing = None
+        if job.padding.timing:
+            self._timing = StepTiming(self._worker_groups, job.step_job())
+        # Only the model reads it.
+        tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]
         self._planner = StepPlanner(
             job,
             pad_token_id=next(int(token) for token in tokens if token is not None),
@@ -72,9 +69,8 @@ class TrainingSteps:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
         if not self.has_probed:
             if not probe_models(self._worker_groups, self._job, batch) and self._job.may_branch:
-                self._job.share_whole_beginnings(
-                    "outputs of rows that part are not those of the rows alone"
-                )
+                why = "outputs of rows that part are not those of the rows alone"
+                self._job.share_whole_beginnings(why)
             self.has_probed = True
         step = self._planner.plan(batch, self._number())
         if step.repeated_tokens:
@@ -85,10 +81,6 @@ class TrainingSteps:
                 f"{names.REPEATED_TOKENS} counts them.",
                 about="repeated tokens",
             )
-        if not step.check_fields():
-            repeated = step.repeated_tokens
-            step = self._planner.plan(batch, self._number())
-            step.repeated_tokens = repeated  # masked by now, so none is found again
         self._show_savings()
         # What an agent loop cannot say is refused before any call.
         if self._job.padding.advantages == "session":
@@ -105,13 +97,7 @@ class TrainingSteps:
     @contextmanager
     def single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedStep]:
         """A plan and pads for one worker call with rows that no step has planned for it."""
-        rows = KVBatchMeta(
-            keys=list(batch.keys),
-            tags=list(batch.tags),
-            partition_id=batch.partition_id,
-            fields=batch.fields,
-            extra_info=batch.extra_info,
-        )
+        rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
         step = self._planner.plan(rows, self._number(), [call])
         try:
             step.put_pads()
@@ -157,10 +143,10 @@ class TrainingSteps:
         by_session, algorithm = self._job.padding.advantages == "session", self._config.algorithm
         continued_R: Sequence[int | None] = [None] * len(batch)
         if by_session:
-            prefixes = self._planner.detect_prefixes(batch)
+            found = None
             if self.current is not None and self.current.batch.keys == batch.keys:
-                prefixes = self.current.prefixes
-            continued_R = prefixes.continued_R
+                found = self.current.prefixes
+            continued_R = (found or self._planner.detect_prefixes(batch)).continued_R
         parts = [(batch, continued_R)]
         if self._by_role:
             parts = list(parts_by_role(batch, continued_R))
@@ -183,13 +169,12 @@ class TrainingSteps:
         )
         started = time.perf_counter()
         rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
-        metrics.update(batch_metrics.row_metrics(rows_of, self._config.algorithm))
+        configured = self._config.data.train_batch_size * self._config.actor_rollout_ref.rollout.n
+        metrics.update(batch_metrics.row_metrics(rows_of, configured=configured))
         if self._by_role:
             batches = [update.batch for update in self._updates]
             roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
             metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
-            # Sessions of equal scores may have an advantage: not all of them have rows of a role.
-            metrics.pop(names.PROMPTS_ROUNDED, None)
         if self._job.mode != SYNC:
             metrics.update(batch_metrics.age_metrics(rows_of, step))
         self._record.write(step, self._updates, rows_of, self._job.savings.lines())
@@ -222,19 +207,18 @@ class TrainingSteps:
         return UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step)
 
     def _dp_sizes(self) -> dict[str, int]:
-        calls = [call for call in CALLS if call.role in self._job.engines]
         return {
             call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh)
-            for call in calls
+            for call in CALLS
+            if call.role in self._job.engines
         }
 
     def _fill_in_log_prob_metrics(self, metrics: dict[str, Any]) -> None:
         """What verl logs of the pass for old log-probs, where there is none."""
         if not self._job.leaves_out_old_log_probs:
             return
-        metrics.pop(
-            names.CALL_SECONDS.format(call=LOG_PROB), None
-        )  # verl times the pass that is not made
+        # verl times the pass that is not made.
+        metrics.pop(names.CALL_SECONDS.format(call=LOG_PROB), None)
         # The update's entropy is the pass's where both are means over tokens: in a mean over rows,
         # verl leaves out rows without a trained token, and the update does not.
         by_tokens = self._config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES

@@ -1,6 +1,9 @@
-"""What keeps a job from having a saving."""
+"""What keeps a job from having a saving, or from running at all."""
 
 from dataclasses import dataclass
+from typing import NoReturn
+
+from verl_padding.errors import PaddingConfigError
 
 
 @dataclass(frozen=True)
@@ -15,3 +18,8 @@ class Blocker:
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.why}. {self.fix}"
+
+
+def refuse(setting: str, why: str, fix: str) -> NoReturn:
+    """Refuses a job, by a setting with its value, with a PaddingConfigError."""
+    raise PaddingConfigError(f"{setting}: {why}. {fix}")

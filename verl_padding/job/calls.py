@@ -16,48 +16,31 @@ class WorkerCall:
     """Its name in plans, metrics and messages."""
     method: str
     """Method of verl's worker group."""
-    worker_group: str
-    """Attribute of verl's trainer that holds the worker group."""
     role: str
     """Role whose engine answers: ``actor``, ``ref`` or ``critic``."""
-    mesh: str
-    """Mesh by which verl's dispatch asks a worker group for its ranks."""
     timer: str
     """verl's name for the seconds that the call takes."""
     trains: bool = False
     """Whether it trains on its rows, cut into mini-batches."""
 
+    @property
+    def worker_group(self) -> str:
+        """Attribute of verl's trainer that holds the worker group."""
+        return WORKER_GROUPS[self.role]
 
+    @property
+    def mesh(self) -> str:
+        """Mesh by which verl's dispatch asks the worker group for its ranks."""
+        return "train" if self.role == "critic" else self.role
+
+
+WORKER_GROUPS = {"actor": "actor_rollout_wg", "ref": "ref_policy_wg", "critic": "critic_wg"}
+"""Role -> the attribute of verl's trainer that holds its worker group."""
 CALLS = (
-    WorkerCall(
-        LOG_PROB,
-        "compute_log_prob",
-        "actor_rollout_wg",
-        "actor",
-        mesh="actor",
-        timer="old_log_prob",
-    ),
-    WorkerCall(REF, "compute_ref_log_prob", "ref_policy_wg", "ref", mesh="ref", timer="ref"),
-    WorkerCall(VALUES, "infer_batch", "critic_wg", "critic", mesh="train", timer="values"),
-    WorkerCall(
-        ACTOR,
-        "update_actor",
-        "actor_rollout_wg",
-        "actor",
-        mesh="actor",
-        timer="update_actor",
-        trains=True,
-    ),
-    WorkerCall(
-        CRITIC,
-        "train_mini_batch",
-        "critic_wg",
-        "critic",
-        mesh="train",
-        timer="update_critic",
-        trains=True,
-    ),
+    WorkerCall(LOG_PROB, "compute_log_prob", "actor", "old_log_prob"),
+    WorkerCall(REF, "compute_ref_log_prob", "ref", "ref"),
+    WorkerCall(VALUES, "infer_batch", "critic", "values"),
+    WorkerCall(ACTOR, "update_actor", "actor", "update_actor", trains=True),
+    WorkerCall(CRITIC, "train_mini_batch", "critic", "update_critic", trains=True),
 )
-WORKER_GROUPS = tuple(dict.fromkeys(call.worker_group for call in CALLS))
-"""Attributes of verl's trainer that hold a worker group, each once."""
 CALL_BY_NAME = {call.name: call for call in CALLS}

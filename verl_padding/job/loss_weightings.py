@@ -1,15 +1,17 @@
 """How the losses of a job weigh rows, and what they cannot weigh or do not read."""
 
 from pathlib import Path
+from typing import Any
 
 import verl
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.blocker import refuse
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
-from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss
+from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss, of_verl
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -35,22 +37,21 @@ def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
     """Refuses sessions that are to weigh the same where no loss can weigh them, corrections that no
     loss reads, and a mean over sequences that divides by the width to which verl pads them."""
     for weighting in loss_weightings(config, padding):
-        if weighting.by_session and (refusal := weighting.refusal):
-            raise PaddingConfigError(
-                f"padding.weighting='session': no loss of this job can weigh sessions: {refusal}"
-            )
+        if weighting.by_session and weighting.refusal:
+            why = f"no loss of this job can weigh sessions: {weighting.refusal}"
+            raise PaddingConfigError(f"padding.weighting='session': {why}")
     _check_correction_is_read(config)
-    losses = {ACTOR_SECTION: config.actor_rollout_ref.actor} | (
-        {"critic": config.critic} if has_critic(config) else {}
-    )
+    losses = {ACTOR_SECTION: config.actor_rollout_ref.actor}
+    if has_critic(config):
+        losses["critic"] = config.critic
     for section, loss in losses.items():
         if loss.loss_agg_mode == "seq-mean-token-sum-norm" and loss.loss_scale_factor is None:
-            why = (
-                f"with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded width of each"
-                " micro-batch"
+            refuse(
+                f"{section}.loss_scale_factor=None",
+                f"with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded width of each "
+                "micro-batch",
+                "Set it to a constant, such as data.max_response_length.",
             )
-            fix = "Set it to a constant, such as data.max_response_length."
-            raise PaddingConfigError(f"{section}.loss_scale_factor=None: {why}. {fix}")
 
 
 def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
@@ -63,25 +64,22 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
     if not properties.is_sum:
         why = (
             f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows"
-            " or tokens"
+            " or tokens. Choose another loss"
         )
-        fix = "Choose another loss"
     elif properties.is_mean_over_rows and is_sum_of_tokens:
-        others = f"with {ACTOR_SECTION}.loss_agg_mode={mode} the other terms are sums over tokens"
         why = (
-            f"{LOSS_MODE}={loss} is a mean over rows, but {others}: they have no denominator in"
-            " common"
+            f"{LOSS_MODE}={loss} is a mean over rows, but with {ACTOR_SECTION}.loss_agg_mode={mode}"
+            " the other terms are sums over tokens: they have no denominator in common. Choose "
+            f"{MEAN_OF_TOKENS}"
         )
-        fix = f"Choose {MEAN_OF_TOKENS}"
     elif loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
         why = (
             f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a"
-            " micro-batch"
+            " micro-batch. Set it to False"
         )
-        fix = "Set it to False"
     else:
         return ""
-    return f"{why}. {fix}, or let all rows weigh the same."
+    return f"{why}, or let all rows weigh the same."
 
 
 def _check_correction_is_read(config: DictConfig) -> None:
@@ -92,23 +90,20 @@ def _check_correction_is_read(config: DictConfig) -> None:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     asked, loss = config.algorithm.get("rollout_correction"), OmegaConf.select(config, LOSS_MODE)
-    is_verls = loss in POLICY_LOSS_REGISTRY and POLICY_LOSS_REGISTRY[loss].__module__.startswith(
-        "verl."
-    )
-    if not asked or not asked.get("bypass_mode") or not is_verls:
+    if not asked or not asked.get("bypass_mode") or not of_verl([loss], POLICY_LOSS_REGISTRY):
         return
-    read = (
-        {**vars(RolloutCorrectionConfig()), **(OmegaConf.select(config, CORRECTION) or {})}
-        if loss == BYPASS
-        else {}
-    )
-    defaults = OmegaConf.load(
-        Path(verl.__file__).parent / "trainer/config/algorithm/rollout_correction.yaml"
-    )
+    read: dict[str, Any] = {}
+    if loss == BYPASS:
+        own = OmegaConf.select(config, CORRECTION) or {}
+        read = {**vars(RolloutCorrectionConfig()), **own}
+    folder = Path(verl.__file__).parent / "trainer/config/algorithm"
+    defaults = OmegaConf.load(folder / "rollout_correction.yaml")
     for name, value in asked.items():
         default = defaults.get(name)
         # As texts: verl takes a threshold as a number or as the text of one.
         if name != "bypass_mode" and str(value) not in (str(default), str(read.get(name, default))):
-            why = "with bypass_mode=True no loss reads it"
-            fix = f"Set {LOSS_MODE}={BYPASS} and +{CORRECTION}.{name}={value}, or leave it out."
-            raise PaddingConfigError(f"algorithm.rollout_correction.{name}={value}: {why}. {fix}")
+            refuse(
+                f"algorithm.rollout_correction.{name}={value}",
+                "with bypass_mode=True no loss reads it",
+                f"Set {LOSS_MODE}={BYPASS} and +{CORRECTION}.{name}={value}, or leave it out.",
+            )

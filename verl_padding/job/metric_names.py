@@ -41,8 +41,6 @@ SESSION_TURNS = "padding/session/num_turns/mean"
 SESSIONS_CONFIGURED = "padding/session/configured/total"
 SESSIONS_ARRIVED = "padding/session/arrived/total"
 SESSIONS_MISSING = "padding/session/missing/total"
-SESSIONS_FAILED = "padding/session/failed/total"
-SESSIONS_EMPTY = "padding/session/empty/total"
 
 # Of the tokens that padding.repeated_tokens=once has masked.
 REPEATED_TOKENS = "padding/repeated_tokens/total"
@@ -53,9 +51,6 @@ ROLE_ROWS = "padding/role/{role}/rows/total"
 
 # Of prompts and rows.
 PROMPTS_WITHOUT_ADVANTAGE = "padding/prompts/without_advantage/share"
-PROMPTS_ALL_RIGHT = "padding/prompts/all_right/share"
-PROMPTS_ALL_WRONG = "padding/prompts/all_wrong/share"
-PROMPTS_ROUNDED = "padding/prompts/rounded_advantage/total"
 ROWS_WITHOUT_ADVANTAGE = "padding/rows/without_advantage/share"
 TOKENS_WITHOUT_ADVANTAGE = "padding/rows/without_advantage/tokens_share"
 ROW_TOKENS_QUANTILE = "padding/rows/tokens/p{percent}"

@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.blocker import refuse
 from verl_padding.plan.calls import PaddedTo, SyncPoint
 
 ACTOR_SECTION, REF_SECTION = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
@@ -27,7 +28,6 @@ FSDP_SIZES = {"Ulysses": "ulysses_sequence_parallel_size"}
 PARALLEL_SIZES = {
     "fsdp": FSDP_SIZES,
     "fsdp2": FSDP_SIZES,
-    "fsdp_turbo": {"Ulysses": "ulysses_parallel_size", "tensor": "tensor_parallel_size"},
     "megatron": {
         "context": "context_parallel_size",
         "tensor": "tensor_model_parallel_size",
@@ -36,7 +36,6 @@ PARALLEL_SIZES = {
         "expert": "expert_model_parallel_size",
     },
     "veomni": {"Ulysses": "ulysses_parallel_size", "expert": "expert_parallel_size"},
-    "torchtitan": {"tensor": "tensor_parallel_size", "expert": "expert_parallel_size"},
 }
 """Backend -> what the field knows a parallel size by -> its setting in the engine's config. By the
 first one, verl multiplies the token budget of a GPU."""
@@ -54,12 +53,6 @@ def has_reference(config: DictConfig) -> bool:
         config.algorithm.get("use_kl_in_reward", False)
         or config.actor_rollout_ref.actor.use_kl_loss
     )
-
-
-def has_separate_reference(config: DictConfig) -> bool:
-    """Whether verl makes a model for the reference: there is one, and no LoRA actor serves without
-    its adapter."""
-    return has_reference(config) and not is_lora(config)
 
 
 def is_lora(config: DictConfig) -> bool:
@@ -96,12 +89,6 @@ class RoleEngine:
         return str(self.config.strategy)
 
     @property
-    def has_scheduler(self) -> bool:
-        """Whether Megatron cuts the micro-batches of all ranks together, by a scheduler of its
-        own."""
-        return self.strategy == "megatron" and bool(self.config.dynamic_context_parallel)
-
-    @property
     def model_section(self) -> str:
         """Section of the role's model."""
         return CRITIC_MODEL if self.section == "critic" else ACTOR_MODEL
@@ -130,17 +117,12 @@ class RoleEngine:
             return 1
         context = self.size("context")
         multiple = self.size("tensor") * (2 * context if context > 1 else 1)
-        return (
-            lcm(16, multiple)
-            if self.megatron_override.get("fp8") in ("e4m3", "hybrid")
-            else multiple
-        )
+        is_fp8 = self.megatron_override.get("fp8") in ("e4m3", "hybrid")
+        return lcm(16, multiple) if is_fp8 else multiple
 
     def size(self, word: str) -> int:
         """A parallel size, by its key in :data:`PARALLEL_SIZES`; 1 where the engine has none."""
         name = PARALLEL_SIZES[self.strategy].get(word, "")
-        if self.strategy == "fsdp_turbo":
-            return int((self.config.turbo_config.get("distributed") or {}).get(name) or 1)
         return int(getattr(self.config, name, None) or 1)
 
     @property
@@ -151,42 +133,26 @@ class RoleEngine:
     @property
     def dp_size(self) -> int:
         """Data-parallel ranks, as verl assigns rows to them; at least 1."""
-        if self.strategy == "torchtitan":
-            return int(self.config.data_parallel_shard_size) * int(
-                self.config.data_parallel_replicate_size
-            )
-        if self.has_scheduler:
-            return 1  # every rank gets all rows
-        return (
-            self.n_gpus // prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline"))) or 1
-        )
+        of_a_row = prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
+        return self.n_gpus // of_a_row or 1
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         """Fields of the planner's pass for a call of this role, except its cost model."""
         config = self.config
-        if self.has_scheduler:
-            ranks = self.n_gpus // (self.size("tensor") * self.size("pipeline"))
-            setting = f"{self.section}.megatron.max_seqlen_per_dp_cp_rank"
-            tokens = int(config.max_seqlen_per_dp_cp_rank) * ranks
-            return {
-                "dp_size": dp_size,
-                "token_budget": tokens,
-                "sync_point": "mini_batch",
-                "budget_setting": setting,
-            }
         fields: dict[str, Any] = {
             "dp_size": dp_size,
             "micro_batch_multiple": self.micro_batch_multiple,
+            "sync_point": self._sync_point(training),
+            "padded_to": self.padded_to,
+            "has_pipeline": self.size("pipeline") > 1,
         }
-        fields |= {"sync_point": self._sync_point(training), "padded_to": self.padded_to}
-        fields["has_pipeline"] = self.size("pipeline") > 1
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
             fields["bucket_tokens"] = int(config.pad_to_length_bucket)
         bound = "max_token_len_per_gpu" if config.use_dynamic_bsz else "micro_batch_size_per_gpu"
         name = bound if training else f"infer_{bound}"
         if (size := getattr(config, name)) is None:
             why = f"micro-batches are cut by this with use_dynamic_bsz={config.use_dynamic_bsz}"
-            raise PaddingConfigError(f"{self.settings[name]}=None: {why}. Set it.")
+            refuse(f"{self.settings[name]}=None", why, "Set it.")
         if not config.use_dynamic_bsz:
             return fields | {"micro_batch_rows": int(size)}
         budget = int(size) * self.sequence_parallel_size
@@ -198,24 +164,18 @@ class RoleEngine:
         row."""
         if self.size("virtual pipeline") < 2:
             return 1
+        group = self.megatron_override.get("microbatch_group_size_per_vp_stage")
         # Megatron's own default is the pipeline's size (core/model_parallel_config.py).
-        return int(
-            self.megatron_override.get("microbatch_group_size_per_vp_stage")
-            or self.size("pipeline")
-        )
+        return int(group or self.size("pipeline"))
 
     def _sync_point(self, training: bool) -> SyncPoint:
         """Where the role's ranks wait for each other: see :class:`~verl_padding.plan.Pass`."""
-        config, in_each = self.config, True
+        config, in_each, tensor = self.config, True, self.size("tensor")
         if self.strategy == "megatron":
             # Experts on several data-parallel ranks exchange tokens in each layer, where its FSDP
             # gathers parameters.
-            experts = self.size("expert") * int(
-                config.expert_tensor_parallel_size or self.size("tensor")
-            )
-            in_each = config.use_megatron_fsdp or experts > self.size("tensor") * self.size(
-                "context"
-            )
+            experts = self.size("expert") * int(config.expert_tensor_parallel_size or tensor)
+            in_each = config.use_megatron_fsdp or experts > tensor * self.size("context")
         elif self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
             # Every rank holds all parameters: ranks only wait for the reduction of gradients.
             in_each = training and not config.use_no_sync_for_gradient_accumulation
@@ -226,11 +186,11 @@ def role_engines(config: DictConfig) -> dict[str, RoleEngine]:
     """The engine of each role of a job (``actor``, ``ref``, ``critic``), in the order in which verl
     starts them."""
     sections = {"critic": "critic"} if has_critic(config) else {}
-    sections |= {"ref": REF_SECTION} if has_separate_reference(config) else {}
-    return {
-        role: worker_engine(config, section)
-        for role, section in (sections | {"actor": ACTOR_SECTION}).items()
-    }
+    # A LoRA actor without its adapter is its own reference, and has no model of one.
+    if has_reference(config) and not is_lora(config):
+        sections["ref"] = REF_SECTION
+    sections["actor"] = ACTOR_SECTION
+    return {role: worker_engine(config, section) for role, section in sections.items()}
 
 
 def worker_engine(config: DictConfig, section: str) -> RoleEngine:
@@ -239,38 +199,32 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     ``ppo_infer_max_token_len_per_gpu`` for both passes and nothing else, so its engine's section
     decides the rest. verl's YAML has none of these, so Hydra needs a + before them."""
     is_critic, is_ref = section == "critic", section == REF_SECTION
-    role = _instantiate(
-        ref_as_actor(config) if is_ref else _without_model(OmegaConf.select(config, section)),
-        section,
-    )
+    own = ref_as_actor(config) if is_ref else _without_model(OmegaConf.select(config, section))
+    role = _instantiate(own, section)
     engine = role.engine
     if is_critic:
-        budget, rows = SIZES
-        engine.infer_max_token_len_per_gpu = engine.max_token_len_per_gpu = (
-            role.ppo_infer_max_token_len_per_gpu
-        )
-        settings = dict.fromkeys(
-            (budget, f"infer_{budget}"), "+critic.ppo_infer_max_token_len_per_gpu"
-        )
-        settings |= {
-            name: f"+critic.{type(engine).strategy}.{name}" for name in (rows, f"infer_{rows}")
-        }
+        budget = "ppo_infer_max_token_len_per_gpu"
+        engine.max_token_len_per_gpu = engine.infer_max_token_len_per_gpu = getattr(role, budget)
+        names = ("micro_batch_size_per_gpu", "infer_micro_batch_size_per_gpu", "use_dynamic_bsz")
+        settings = {name: f"+critic.{type(engine).strategy}.{name}" for name in names}
+        settings["max_token_len_per_gpu"] = f"+critic.{budget}"
+        settings["infer_max_token_len_per_gpu"] = f"+critic.{budget}"
     else:
         settings = {} if is_ref else {size: f"{section}.ppo_{size}" for size in SIZES}
-        of_passes = section if is_ref else "actor_rollout_ref.rollout"
-        settings |= {f"infer_{size}": f"{of_passes}.log_prob_{size}" for size in SIZES}
-        engine.use_dynamic_bsz = bool(role.use_dynamic_bsz)
+        passes = section if is_ref else "actor_rollout_ref.rollout"
+        settings |= {f"infer_{size}": f"{passes}.log_prob_{size}" for size in SIZES}
         for field, setting in settings.items():
             setattr(engine, field, OmegaConf.select(config, setting))
-    of_engine, prefix = f"+critic.{type(engine).strategy}", "log_prob_" if is_ref else ""
-    settings["use_dynamic_bsz"] = f"{of_engine if is_critic else section}.{prefix}use_dynamic_bsz"
+        engine.use_dynamic_bsz = bool(role.use_dynamic_bsz)
+        prefix = "log_prob_" if is_ref else ""
+        settings["use_dynamic_bsz"] = f"{section}.{prefix}use_dynamic_bsz"
     strategy = str(OmegaConf.select(config, f"{section}.strategy"))
     # The name in the class is that of its section; FSDP's has several engines, whose names begin
     # with it.
     if not strategy.startswith(type(engine).strategy) or engine.strategy not in PARALLEL_SIZES:
         why = f"the section's engine is a {type(engine).__name__}"
-        fix = "Choose both by verl's config group model_engine: dp, megatron, veomni or torchtitan."
-        raise PaddingConfigError(f"{section}.strategy={strategy}: {why}. {fix}")
+        fix = "Choose both by verl's config group model_engine: dp, megatron or veomni."
+        refuse(f"{section}.strategy={strategy}", why, fix)
     model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)
     # verl's TrainingWorker takes these two from the model, whose config class has them True and
     # False by default.
@@ -318,6 +272,5 @@ def _instantiate(values: dict[str, Any], section: str) -> Any:
             return omega_conf_to_dataclass(OmegaConf.create(values))
     except Exception as error:  # verl asserts and raises; Hydra wraps both
         reason = " ".join(str(error).split())
-        raise PaddingConfigError(
-            f"{section}: verl refuses this section ({reason}). Correct it."
-        ) from error
+        message = f"{section}: verl refuses this section ({reason}). Correct it."
+        raise PaddingConfigError(message) from error

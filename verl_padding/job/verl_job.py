@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.blocker import refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model, length_blockers
 from verl_padding.job.left_out import old_log_prob_blockers, zero_advantage_blockers
@@ -86,7 +87,7 @@ class VerlJob:
         """The engine of each role of the job; refused where one does not work with another or with
         the plan."""
         engines = role_engines(self.config)
-        check_engines(list(engines.values()), self.padding, self.savings)
+        check_engines(list(engines.values()), self.savings)
         return engines
 
     def block_what_is_needed(self) -> None:
@@ -200,11 +201,6 @@ class VerlJob:
         """Routed experts of a layer of the actor; None for a dense model."""
         return n_routed_experts(self.model_config) or None
 
-    @property
-    def has_teacher(self) -> bool:
-        """Whether the actor's loss reads what a teacher says of each row."""
-        return bool(OmegaConf.select(self.config, "distillation.enabled", default=False))
-
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter
         one costs the same. Fewer than ``at_least``, which a pad needs for what it shows the model,
@@ -214,12 +210,11 @@ class VerlJob:
         length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
         if length < shortest or length % multiple:
             fitting = -(-max(length, shortest) // multiple) * multiple
-            why = (
-                f"the job's engines take rows in multiples of {multiple} tokens, and a pad has at"
-                f" least {shortest}"
-            )
-            raise PaddingConfigError(
-                f"padding.pad_length={length}: {why}. Set padding.pad_length=auto, or {fitting}."
+            refuse(
+                f"padding.pad_length={length}",
+                f"the job's engines take rows in multiples of {multiple} tokens, and a pad has at "
+                f"least {shortest}",
+                f"Set padding.pad_length=auto, or {fitting}.",
             )
         return length
 
@@ -241,37 +236,19 @@ class VerlJob:
         lasts. ``seed`` of the planner's shuffle is by default the configured one, and
         ``pad_tokens`` are by default the length of a pad without an image.
         """
-        config, padding, updates, inference = self.config, self.padding, {}, {}
+        config, padding = self.config, self.padding
         sizes = dp_sizes or {
             call.name: self.engines[call.role].dp_size
             for call in CALLS
             if call.role in self.engines
         }
-        for name in self._calls_of_step(updates_actor) if calls is None else calls:
-            call = CALL_BY_NAME[name]
-            if (engine := self.engines.get(call.role)) is None:
-                raise PaddingConfigError(
-                    f"worker call {name!r}: this job has no worker for it. Leave it out."
-                )
-            fields = engine.pass_fields(sizes[name], training=call.trains)
-            fields["cost_model"] = self._model_costs.get(engine.model_section)
-            if engine.model_section in self._with_states:
-                fields["min_branch_tokens"] = MIN_BRANCH_TOKENS
-            if call.trains:
-                role = OmegaConf.select(config, engine.section)
-                fields |= {
-                    "prompts_per_mini_batch": role.ppo_mini_batch_size,
-                    "shuffle": bool(role.shuffle),
-                }
-                fields["skips_idle"] = name == ACTOR and self.skips_zero_advantage_rows
-                updates[name] = Update(
-                    mini_batch_setting=f"{engine.section}.ppo_mini_batch_size", **fields
-                )
-            else:
-                inference[name] = Pass(as_update=None if name == VALUES else ACTOR, **fields)
-        shared_out = (
-            f" / trainer.v1.{self.mode}.parameter_sync_step" if self.parameter_sync_step > 1 else ""
-        )
+        names = self._calls_of_step(updates_actor) if calls is None else calls
+        planned = {name: self._planned_call(name, sizes) for name in names}
+        updates = {name: call for name, call in planned.items() if isinstance(call, Update)}
+        inference = {name: call for name, call in planned.items() if isinstance(call, Pass)}
+        shared_out = ""
+        if self.parameter_sync_step > 1:
+            shared_out = f" / trainer.v1.{self.mode}.parameter_sync_step"
         try:
             return Job(
                 strategy=padding.strategy,
@@ -295,10 +272,30 @@ class VerlJob:
         except PlanError as refusal:
             raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
-    def _calls_of_step(self, updates_actor: bool) -> list[str]:
-        bypass = OmegaConf.select(
-            self.config, "algorithm.rollout_correction.bypass_mode", default=False
+    def _planned_call(self, name: str, dp_sizes: Mapping[str, int]) -> Pass | Update:
+        """A worker call as the planner knows it."""
+        call = CALL_BY_NAME[name]
+        engine = self.engines.get(call.role)
+        if engine is None:
+            refuse(f"worker call {name!r}", "this job has no worker for it", "Leave it out.")
+        fields = engine.pass_fields(dp_sizes[name], training=call.trains)
+        fields["cost_model"] = self._model_costs.get(engine.model_section)
+        if engine.model_section in self._with_states:
+            fields["min_branch_tokens"] = MIN_BRANCH_TOKENS
+        if not call.trains:
+            return Pass(as_update=None if name == VALUES else ACTOR, **fields)
+        role = OmegaConf.select(self.config, engine.section)
+        return Update(
+            prompts_per_mini_batch=role.ppo_mini_batch_size,
+            mini_batch_setting=f"{engine.section}.ppo_mini_batch_size",
+            shuffle=bool(role.shuffle),
+            skips_idle=name == ACTOR and self.skips_zero_advantage_rows,
+            **fields,
         )
+
+    def _calls_of_step(self, updates_actor: bool) -> list[str]:
+        """Names of the worker calls that a local update makes."""
+        bypass = OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode")
         critic, ref = "critic" in self.engines, "ref" in self.engines
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's
         # log-prob pass.
@@ -313,12 +310,11 @@ class VerlJob:
         costs: dict[str, TransformerCost] = {}
         if self.padding.cost_model != "model":
             return costs
-        for section in {engine.model_section: None for engine in self.engines.values()}:
+        for section in sorted({engine.model_section for engine in self.engines.values()}):
             try:
                 model = read_model_config(self.config, section)
                 costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)
-            except (PaddingConfigError, PlanError) as refusal:
-                why = f"{refusal} ({section}.path={OmegaConf.select(self.config, section).path})"
-                fix = "Or set padding.cost_model=attention."
-                raise PaddingConfigError(f"padding.cost_model='model': {why}. {fix}") from refusal
+            except (PaddingConfigError, PlanError) as error:
+                why = f"{error} ({section}.path={OmegaConf.select(self.config, section).path})"
+                refuse("padding.cost_model='model'", why, "Or set padding.cost_model=attention.")
         return costs

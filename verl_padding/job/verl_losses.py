@@ -32,10 +32,6 @@ class PolicyLoss:
 class Estimator:
     """Properties of an advantage estimator of verl."""
 
-    reads_rewards_alone: bool = True
-    """Whether it reads nothing but rewards: sessions of a prompt that all earn the same get
-    advantages of exactly 0, but for rounding. Others read what a pass computes, or whiten
-    advantages over the batch."""
     reads_old_log_probs: bool = False
     has_groups: bool = True
     """Whether it compares the sessions of a prompt."""
@@ -56,20 +52,20 @@ POLICY_LOSSES = {
     BYPASS: PolicyLoss(skips_zero_advantages=True),
 }
 ESTIMATORS = {
-    "gae": Estimator(reads_rewards_alone=False, has_groups=False),
+    "gae": Estimator(has_groups=False),
     "grpo": Estimator(),
     "grpo_vectorized": Estimator(),
     "grpo_passk": Estimator(),
-    "reinforce_plus_plus": Estimator(reads_rewards_alone=False, has_groups=False),
-    "reinforce_plus_plus_baseline": Estimator(reads_rewards_alone=False),
-    "remax": Estimator(reads_rewards_alone=False, has_groups=False),
+    "reinforce_plus_plus": Estimator(has_groups=False),
+    "reinforce_plus_plus_baseline": Estimator(),
+    "remax": Estimator(has_groups=False),
     "rloo": Estimator(),
     "rloo_vectorized": Estimator(),
     "opo": Estimator(),
     "gpg": Estimator(),
-    "gdpo": Estimator(reads_rewards_alone=False),
-    "optimal_token_baseline": Estimator(reads_rewards_alone=False, reads_old_log_probs=True),
-    "tir_optimal_token_baseline": Estimator(reads_rewards_alone=False, reads_old_log_probs=True),
+    "gdpo": Estimator(),
+    "optimal_token_baseline": Estimator(reads_old_log_probs=True),
+    "tir_optimal_token_baseline": Estimator(reads_old_log_probs=True),
 }
 
 

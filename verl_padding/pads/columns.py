@@ -144,11 +144,9 @@ def loss_columns(
             of_mini_batch[name] = [sum(each_R[row] for row in rows) for rows in layout.rows_M]
     columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()}
     columns |= pad_column(layout)
-    return (
-        columns
-        if factor_R is None
-        else columns | in_order(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
-    )
+    if factor_R is not None:
+        columns |= in_order(LOSS_FACTOR, layout, factor_R, of_pads=0.0)
+    return columns
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
@@ -161,8 +159,6 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
     )
     numbers = [k for n_rows_K in cells for k, n_rows in enumerate(n_rows_K) for _ in range(n_rows)]
     columns = {MICRO_BATCH: torch.tensor(numbers)}
-    return (
-        columns | in_order(SHARED, layout, plan.shared[call], of_pads=0)
-        if call in plan.shared
-        else columns
-    )
+    if call in plan.shared:
+        columns |= in_order(SHARED, layout, plan.shared[call], of_pads=0)
+    return columns

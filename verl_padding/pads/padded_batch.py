@@ -27,7 +27,6 @@ from verl_padding.pads.upsampling import (
     strip,
 )
 from verl_padding.plan import BatchPlan, Layout
-from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -79,55 +78,33 @@ class PaddedBatch:
 
     def _loss_factors(self, loss_weightings: Sequence[LossWeighting]) -> dict[str, list[float]]:
         """Of each real row, by update; none of an update that weighs all rows the same."""
-        weight_R, layouts = self._source.weights(), self.plan.layouts
-        weighed = [
-            each for each in loss_weightings if LOSS_WEIGHT in self._source.names or each.by_session
-        ]
-        for (
-            weighting
-        ) in weighed:  # also where this step does not train, such as an actor whose critic warms up
+        weight_R, factors = self._source.weights(), {}
+        for weighting in loss_weightings:
+            if LOSS_WEIGHT not in self._source.names and not weighting.by_session:
+                continue
+            # Also where this step does not train, such as an actor whose critic warms up.
             if weighting.refusal and set(weight_R) != {1.0}:
                 raise PaddingDataError(
                     f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: "
                     f"{weighting.refusal}"
                 )
-        planned = [weighting for weighting in weighed if weighting.call in layouts]
-        # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
-        tokens_R = tokens_of_masks(self.batch, "loss_mask") if planned else []
-        return {
-            weighting.call: loss_factors(
-                layouts[weighting.call], self.batch.keys, weight_R, tokens_R, weighting
-            )
-            for weighting in planned
-        }
-
-    def check_all_rows_have(self, name: str) -> None:
-        """Refuses a row that lacks this field of a teacher's, which the loss reads, with a
-        PaddingDataError."""
-        if lacking := sorted(set(self.batch.keys) - set(self._source.keys_with(name))):
-            raise PaddingDataError(
-                f"row {lacking[0]!r}: no field {name!r} ({plural(len(lacking), 'row')} in all), "
-                "which distillation reads of each row, but verl's agent loop workers ask the "
-                "teacher about a session's last row alone. Leave "
-                "+actor_rollout_ref.rollout.agent.agent_loop_manager_class out, or have its "
-                "workers extend verl_padding.driver.agent_loops.PaddedAgentLoopWorker."
-            )
-
-    def keys_with(self, name: str) -> list[str]:
-        """Keys of the real rows that have a field."""
-        return self._source.keys_with(name)
+            if layout := self.plan.layouts.get(weighting.call):
+                # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
+                tokens_R = tokens_of_masks(self.batch, "loss_mask")
+                factors[weighting.call] = loss_factors(
+                    layout, self.batch.keys, weight_R, tokens_R, weighting
+                )
+        return factors
 
     def put_pads(self) -> None:
         """Puts all pads, with the fields that real rows have by now, in one put; none if one of
         these is refused."""
+        # One is made even if none is needed: a field that no pad can have is refused when it first
+        # appears.
+        fields = self._new_fields(len(self.pads) or 1)
         if self.pads.keys:
-            fields = self._new_fields(len(self.pads))
             self._made = set(fields)
             put_pads(self.pads, fields)
-        elif not self._template.has_seen(self._source.names - columns.OWN_COLUMNS):
-            self._new_fields(
-                1
-            )  # a field that no pad can be made for is refused when it first appears
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a log-prob, reference or value pass; if there are pads among them, a column
@@ -150,10 +127,8 @@ class PaddedBatch:
             # The fields that the trainer has added since: TransferQueue hands workers those that
             # all rows of a call have, so without this, `advantages` would vanish from every rank
             # that holds a pad.
-            put_columns(
-                self.pads.select_keys(self.pads.keys[: layout.n_pads]),
-                self._new_fields(layout.n_pads),
-            )
+            pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
+            put_columns(pads, self._new_fields(layout.n_pads))
         rows = self._rows_of(layout, batch)
         factor_R = self._factors.get(call)
         if factor_R is not None:
@@ -187,21 +162,18 @@ class PaddedBatch:
         that weighs."""
         tokens_R, factor_R = self._trained_tokens_R, self._factors.get(call)
         trains_R = [
-            bool(n and (factor_R is None or factor_R[row])) for row, n in enumerate(tokens_R)
+            n > 0 and (not factor_R or factor_R[row] != 0) for row, n in enumerate(tokens_R)
         ]
-        return sum(
-            not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M
-        )
+        rows_M = self.plan.layouts[call].rows_M
+        return sum(not any(trains_R[row] for row in rows) for rows in rows_M)
 
     @cached_property
     def mask_R(self) -> list[torch.Tensor]:
         """Which response tokens of each real row are trained, (response,) each, once the first
         update was called."""
         # Read as late as that: until then the trainer may reject tokens.
-        masks = read_fields(self.batch.keys, self.batch.partition_id, ["response_mask"])[
-            "response_mask"
-        ]
-        return [mask.bool() for mask in masks.unbind()]
+        fields = read_fields(self.batch.keys, self.batch.partition_id, ["response_mask"])
+        return [mask.bool() for mask in fields["response_mask"].unbind()]
 
     @cached_property
     def _trained_tokens_R(self) -> list[int]:
@@ -211,11 +183,10 @@ class PaddedBatch:
         assert sorted(batch.keys) == sorted(self.batch.keys), (
             "the batch changed between plan and worker call"
         )
-        tag_of = dict(
-            zip([*batch.keys, *self.pads.keys], [*batch.tags, *self.pads.tags], strict=True)
-        )
-        keys = [*self.batch.keys, *self.pads.keys]
-        ordered = [keys[row] for row in layout.order]
+        keys = [*batch.keys, *self.pads.keys]
+        tag_of = dict(zip(keys, [*batch.tags, *self.pads.tags], strict=True))
+        planned = [*self.batch.keys, *self.pads.keys]
+        ordered = [planned[row] for row in layout.order]
         return rows_like(batch, ordered, [tag_of[key] for key in ordered])
 
     def _put_columns(

@@ -35,11 +35,10 @@ class SourceRows:
         """Fields that a row of the batch has."""
         _check_all_listed(listing)
         _check_column_names(listing, self.names)
-        for name in ("prompts", "responses"):
-            if lacking := [
-                keys[0] for names, keys in listing.keys_by_fields.items() if name not in names
-            ]:
-                raise missing_field(lacking[0], name)
+        for names, keys in listing.keys_by_fields.items():
+            for name in ("prompts", "responses"):
+                if name not in names:
+                    raise missing_field(keys[0], name)
         lengths = _lengths(batch, listing)
         self._keys = [
             of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()
@@ -86,10 +85,9 @@ def _check_all_listed(listing: Listing) -> None:
         dtype = listing.dtypes.get(name, "that of no tensor")
         raise PaddingDataError(
             f"field {name!r}: TransferQueue has stored it for row {keys[0]!r} "
-            f"({plural(len(keys), 'row')} in all), but has not listed it. It takes one dtype per "
-            f"field, here {dtype}; if a put has another, it lists neither that field nor those "
-            f"after it, and only logs a line. Have all rows put {name} and the fields before it "
-            "in one dtype."
+            f"({plural(len(keys), 'row')} in all), but has not listed it, as it does with a dtype "
+            f"other than that of the first put, {dtype}, and with all fields after it. Have all "
+            f"rows put {name} and the fields before it in one dtype."
         )
 
 
@@ -97,13 +95,9 @@ def _check_column_names(listing: Listing, names: frozenset[str]) -> None:
     # Rows may have the columns of an earlier call: one number each, in the column's dtype.
     for name, dtype in COLUMN_DTYPES.items():
         found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
-        several = [
-            f" of shape {shape}"
-            for shape in listing.shapes.get(name, {}).values()
-            if math.prod(shape) != 1
-        ]
+        several = [s for s in listing.shapes.get(name, {}).values() if math.prod(s) != 1]
         if found != dtype or several:
-            raise wrong_column(name, f"{found}{several[0] if several else ''}")
+            raise wrong_column(name, f"{found} of shape {several[0]}" if several else str(found))
 
 
 def wrong_column(name: str, found: str) -> PaddingDataError:
@@ -126,12 +120,8 @@ def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]
         check_prompt(key, prompt)
         for name, tokens in zip(LENGTH_TAGS, (prompt, response, prompt + response), strict=True):
             if tag.get(name, tokens) != tokens:
-                raise wrong_tag(
-                    key,
-                    tag,
-                    name,
-                    f"its fields have {prompt} prompt and {response} response tokens",
-                )
+                what = f"its fields have {prompt} prompt and {response} response tokens"
+                raise wrong_tag(key, tag, name, what)
     return lengths
 
 
@@ -148,13 +138,13 @@ def check_prompt(key: str | int, tokens: int) -> None:
     if tokens == 0:
         raise PaddingDataError(
             f"row {key!r}: its prompt has no token. verl takes the log-prob of the first response "
-            "token from the last token of the prompt: put a token there, a begin-of-sequence "
-            "token or whatever the model starts with."
+            "token from the last token of the prompt: put a token there, such as that of the "
+            "beginning."
         )
 
 
 def missing_field(key: str | int, name: str) -> PaddingDataError:
     return PaddingDataError(
-        f"row {key!r}: has no field {name!r}. The lengths of the other fields are understood from "
-        "those of prompts and responses: put both into each row, without padding tokens."
+        f"row {key!r}: has no field {name!r}. The lengths of other fields follow from prompts and "
+        "responses: put both into each row, without padding tokens."
     )

@@ -34,7 +34,6 @@ def tokens_of_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> li
 
 def wrong_tag(key: str, tag: Mapping[str, Any], name: str, what: str) -> PaddingDataError:
     return PaddingDataError(
-        f"row {key!r}: tag {name}={tag.get(name)!r}, but {what}. Tag each row with the numbers of "
-        "tokens of its fields prompts and responses, and with their sum as seq_len, as verl's "
-        "agent loop does (verl/trainer/ppo/v1/agent_loop_tq.py)."
+        f"row {key!r}: tag {name}={tag.get(name)!r}, but {what}. Tag each row with the tokens of "
+        "its prompts and responses, and with their sum as seq_len, as verl's agent loop does."
     )

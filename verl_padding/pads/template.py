@@ -36,8 +36,6 @@ class Schema:
     def __init__(self, declared: Mapping[str, FieldRole] | None = None):
         self._declared = declared or {}
         self._found: dict[str, FieldRole] = {}
-        self.seen: set[str] = set()
-        """Fields that a pad has been made with."""
 
     def role_of(self, name: str, rows: Sequence[Row], pad_lengths: tuple[int, int]) -> FieldRole:
         """The role of a field, declared, known, or found from its shapes in real rows of different
@@ -58,24 +56,17 @@ class Schema:
         if known is not None and _fits(known.role, values, rows):
             return known
         fitting, fill = _roles_that_fit(values, rows), known.fill if known else Fill.ZERO
-        if len(fitting) > 1:
-            of_a_pad = {
-                values[0].shape[0] if role is Role.ROW else role.tokens(*pad_lengths)
-                for role in fitting
-            }
-            if len(of_a_pad) == 1:
-                return FieldRole(
-                    fitting[0], fill
-                )  # not kept: later rows may say more, and other pads be longer
-        if len(fitting) != 1:
-            fit = (
-                f"fit {' and '.join(role.value for role in fitting)}" if fitting else "fit no role"
-            )
-            raise _unclear(name, rows, f"{fit}.")
+        pad_sizes = {
+            values[0].shape[0] if role is Role.ROW else role.tokens(*pad_lengths)
+            for role in (fitting if len(fitting) > 1 else [])
+        }
+        if not fitting or len(pad_sizes) > 1:
+            named = " and ".join(role.value for role in fitting)
+            raise _unclear(name, rows, f"fit {named or 'no role'}.")
         field = FieldRole(fitting[0], fill)
-        if (
-            field.role is not Role.OBJECT
-        ):  # which fits anything: a field that was None so far may yet hold tensors
+        # Not kept: one of several, since later rows may say more and other pads be longer; nor an
+        # object, which fits anything: a field that was None so far may yet hold tensors.
+        if len(fitting) == 1 and field.role is not Role.OBJECT:
             self._found[name] = field
         return field
 
@@ -176,10 +167,6 @@ class PadTemplate:
         """The length tags that verl keeps for each row."""
         return dict(zip(LENGTH_TAGS, (*self._lengths, self.length), strict=True))
 
-    def has_seen(self, names: Collection[str]) -> bool:
-        """Whether pads have been made with these fields, in this job."""
-        return self._schema.seen.issuperset(names)
-
     def fields(
         self, rows: Sequence[Row], names: Collection[str] | None = None, n_pads: int = 1
     ) -> Columns:
@@ -192,34 +179,28 @@ class PadTemplate:
         columns: Columns = {}
         for name in dict.fromkeys(name for row in rows for name in row) if names is None else names:
             with_field = _most_informative(name, [row for row in rows if name in row])
-            value, field = (
-                with_field[0][name],
-                self._schema.role_of(name, with_field, self._lengths),
-            )
+            value = with_field[0][name]
+            field = self._schema.role_of(name, with_field, self._lengths)
             length = field.role.tokens(*self._lengths)
             if field.fill is Fill.ROUTES and length is not None and getattr(value, "ndim", 0) == 3:
                 columns[name] = self._routes(value, n_pads, length)
             else:
                 columns[name] = same_in_all(self._neutral(name, value, field, length), n_pads)
-            self._schema.seen.add(name)
         return columns
 
     def _neutral(self, name: str, value: Any, field: FieldRole, length: int | None) -> Any:
         if field.role is Role.MULTIMODAL and self._image is not None:
             return dict(self._image.inputs)
-        if field.role in (Role.OBJECT, Role.MULTIMODAL) or (
-            field.role is Role.ROW and not _is_array(value)
-        ):
+        is_object = field.role in (Role.OBJECT, Role.MULTIMODAL)
+        if is_object or (field.role is Role.ROW and not _is_array(value)):
             return empty_value(value)
         if field.role is Role.POSITIONS and length is not None and _is_array(value):
             # Every axis of M-RoPE counts a text token alike.
-            return _like(
-                value, np.broadcast_to(np.arange(length), (*value.shape[:-1], length)).copy()
-            )
+            shape = (*value.shape[:-1], length)
+            return _like(value, np.broadcast_to(np.arange(length), shape).copy())
         shape = np.shape(value) if length is None else (length, *np.shape(value)[1:])
-        made = _filled(
-            name, value, shape, {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0)
-        )
+        fill = {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0)
+        made = _filled(name, value, shape, fill)
         if name in ("prompts", "input_ids") and self._image is not None:
             # The image's tokens end the prompt: all tokens before them are end-of-sequence.
             ids = torch.tensor(self._image.token_ids, dtype=made.dtype)
@@ -256,8 +237,7 @@ class PadTemplate:
 def same_in_all(value: Any, n_rows: int) -> torch.Tensor | NonTensorStack:
     """A column of rows that all have this value."""
     if not isinstance(value, torch.Tensor):
-        # Wrapped once: left to the stack, wrapping each anew would take most of the time of an
-        # upsample.
+        # Wrapped once: wrapping each anew would take most of the time of an upsample.
         return NonTensorStack(*[NonTensorData(value)] * n_rows)
     # Dense, though the real rows' columns are jagged: TransferQueue keeps rows one by one and packs
     # a call's rows anew, and a dense column goes in five times faster. Repeated, not expanded: one

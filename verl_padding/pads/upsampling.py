@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
-from numbers import Integral
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -33,9 +32,8 @@ from verl_padding.pads.vision_families import Inputs, SmallestImage
 from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import row_key, uid_of_key
 
-FIRST_LOOK, LOOK_FURTHER = 4, 4
-"""Rows whose images are read first, and how many times more next: images are large, rows without
-them are small."""
+ROWS_AT_ONCE = 32
+"""Rows whose images are read together: images are large, and most often the first will do."""
 EXTRA_FIELDS, MULTI_MODAL_INPUTS = "extra_fields", "multi_modal_inputs"
 Batch = TypeVar("Batch", KVBatchMeta, TensorDict)
 
@@ -83,28 +81,24 @@ def upsample(
             unclear role, or routes among an unknown number of experts; or ``length`` leaves no
             prompt token. The batch and the queue stay as they were.
     """
-    if not isinstance(multiple, Integral) or multiple < 1:
-        raise ValueError(
-            f"multiple={multiple}: rows come in multiples of a whole number. Give one of at least "
-            "1."
-        )
-    if not isinstance(length, Integral | None):
-        raise ValueError(
-            f"length={length}: a pad has a whole number of tokens. Give one of at least 2, or None."
-        )
-    for name, role in (roles or {}).items():
-        if not isinstance(role, FieldRole):
-            raise ValueError(
-                f"roles[{name!r}]={role!r}: not a FieldRole. Give FieldRole(Role.RESPONSE), or "
-                "another."
-            )
-    if not isinstance(batch, KVBatchMeta | TensorDict):
-        raise TypeError(f"{type(batch)}: upsample takes a KVBatchMeta or a TensorDict")
+    if multiple < 1:
+        raise ValueError(f"multiple={multiple}: no number of rows. Give at least 1.")
     check_no_pads(batch)
     if not len(batch):
-        raise PaddingDataError(
-            "a batch without a row: pads are made from real rows. Leave such a batch out."
-        )
+        raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
+    inputs = find_images(batch) if image else None
+    shown = image(inputs) if image and inputs else None
+    template = PadTemplate(
+        eos_token_id=eos_token_id,
+        length=shortest_pad(shown) if length is None else length,
+        schema=Schema(roles),
+        n_experts=partial(_given, n_experts),
+        image=shown,
+    )
+    return _append_pads(batch, -len(batch) % multiple, template)
+
+
+def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:
     source: TensorDictRows | SourceRows
     marked: list[str] = []
     if isinstance(batch, TensorDict):
@@ -113,24 +107,11 @@ def upsample(
         source = SourceRows(batch)
         if marked := source.keys_with(IS_PADDING):
             check_no_pads(read_fields(marked, batch.partition_id, [IS_PADDING]), marked)
-    inputs = find_images(batch) if image is not None else None
-    shown = image(inputs) if image is not None and inputs is not None else None
-    template = PadTemplate(
-        eos_token_id=eos_token_id,
-        length=shortest_pad(shown) if length is None else length,
-        schema=Schema(roles),
-        n_experts=partial(_given, n_experts),
-        image=shown,
-    )
-    n_pads = -len(batch) % multiple
-    fields = template.fields(
-        source.read(), n_pads=max(n_pads, 1)
-    )  # refused whether this batch needs pads or not
+    # Rows are refused whether this batch needs pads or not.
+    fields = template.fields(source.read(), n_pads=n_pads or 1)
     if not n_pads:
         return real_rows(batch)
-    column = fields.get(IS_PADDING, torch.zeros(n_pads, dtype=torch.bool))
-    is_tensor = isinstance(column, torch.Tensor)
-    fields[IS_PADDING] = torch.ones_like(column) if is_tensor else same_in_all(True, n_pads)
+    fields[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
     if isinstance(batch, TensorDict):
         return append(batch, _with_own_names(fields, _new_uid(), n_pads), n_pads)
     return _put_behind(batch, new_pads(batch, n_pads, template), fields, marked)
@@ -148,10 +129,7 @@ def strip(batch: Batch) -> Batch:
     """
     if isinstance(batch, TensorDict):
         return restore(real_rows(batch))
-    clear(
-        [key for key, is_pad in zip(batch.keys, _which_are_pads(batch), strict=True) if is_pad],
-        batch.partition_id,
-    )
+    clear(list(compress(batch.keys, _which_are_pads(batch))), batch.partition_id)
     return unmark_rows(real_rows(batch))
 
 
@@ -180,9 +158,8 @@ def real_rows(batch: Any) -> Any:
         return [batch[row] for row in places]
     if len(batch) and not places:
         raise PaddingDataError(
-            f"{plural(len(batch), 'row')}, and only pads: neither of verl's classes can hold "
-            f"jagged fields without a row. Look at {IS_PADDING} first if a rank may hold only "
-            "pads."
+            f"{plural(len(batch), 'row')}, and only pads: jagged fields need a row. Look at "
+            f"{IS_PADDING} first if a rank may hold only pads."
         )
     if isinstance(batch, TensorDict):
         return select(batch, places)
@@ -192,9 +169,8 @@ def real_rows(batch: Any) -> Any:
 def _which_are_pads(batch: Any) -> list[bool]:
     """Of each row: by its tag, or by a column of any kind; none if there is no column."""
     if isinstance(batch, KVBatchMeta | list | tuple):
-        return [
-            is_padding(tag) for tag in (batch.tags if isinstance(batch, KVBatchMeta) else batch)
-        ]
+        tags = batch.tags if isinstance(batch, KVBatchMeta) else batch
+        return [is_padding(tag) for tag in tags]
     if isinstance(batch, TensorDict):
         column = batch.get(IS_PADDING, None)
     elif isinstance(batch, DataProto):
@@ -203,8 +179,7 @@ def _which_are_pads(batch: Any) -> list[bool]:
             column = batch.batch.get(IS_PADDING)
     else:
         raise TypeError(
-            f"{type(batch)}: real_rows takes a KVBatchMeta, a list of tags, a TensorDict or a "
-            "DataProto"
+            f"{type(batch)}: not a KVBatchMeta, a list of tags, a TensorDict or a DataProto"
         )
     if column is None:
         return [False] * len(batch)
@@ -226,17 +201,16 @@ def check_no_pads(batch: KVBatchMeta | TensorDict, keys: Sequence[str] | None = 
     names = batch.keys if isinstance(batch, KVBatchMeta) else keys or range(len(batch))
     if pads := list(compress(names, _which_are_pads(batch))):
         raise PaddingDataError(
-            f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. A pad of an "
-            "earlier step, or of another padding, is still in the batch: clear it, or take the "
-            "tag off."
+            f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. It is one of an "
+            "earlier step, or of another padding: clear it, or take the tag off."
         )
 
 
 def _given(n_experts: int | None) -> int:
     if n_experts is None:
         raise PaddingDataError(
-            "n_experts=None: rows have a field 'routed_experts', and a pad's routes must be "
-            "among the experts of the model. Give the number of routed experts of a layer."
+            "n_experts=None: rows have a field 'routed_experts', and a pad has routes, too. Give "
+            "the number of routed experts of a layer."
         )
     return n_experts
 
@@ -273,20 +247,17 @@ def put_pads(pads: KVBatchMeta, fields: Columns) -> None:
 def _with_own_names(fields: Columns, uid: str, n_pads: int) -> Columns:
     """Fields of pads with a uid and session ids of their own, unless rows have numbers there."""
     own: Columns = {"uid": same_in_all(uid, n_pads), "session_id": NonTensorStack(*range(n_pads))}
-    return fields | {
-        name: of_pads
-        for name, of_pads in own.items()
-        if not isinstance(fields.get(name), torch.Tensor)
-    }
+    numbers = {name for name, column in fields.items() if isinstance(column, torch.Tensor)}
+    return fields | {name: column for name, column in own.items() if name not in numbers}
 
 
 def find_images(batch: KVBatchMeta | TensorDict) -> Inputs | None:
     """``multi_modal_inputs`` of a row that has an image or a video; None if no row of the batch has
     one."""
-    held = images_of_rows(batch)
-    return next(
-        (each for each in held if any(name.startswith("pixel_values") for name in each or {})), None
-    )
+    for inputs in images_of_rows(batch):
+        if any(name.startswith("pixel_values") for name in inputs or {}):
+            return inputs
+    return None
 
 
 def images_of_rows(batch: KVBatchMeta | TensorDict) -> Iterator[Inputs | None]:
@@ -296,13 +267,10 @@ def images_of_rows(batch: KVBatchMeta | TensorDict) -> Iterator[Inputs | None]:
         column = batch.get(MULTI_MODAL_INPUTS, None)
         yield from [] if column is None else column.tolist()
         return
-    start, size = 0, FIRST_LOOK
-    while start < len(batch):
-        for row in read_rows(
-            batch.keys[start : start + size], batch.partition_id, [MULTI_MODAL_INPUTS]
-        ):
+    for start in range(0, len(batch), ROWS_AT_ONCE):
+        keys = batch.keys[start : start + ROWS_AT_ONCE]
+        for row in read_rows(keys, batch.partition_id, [MULTI_MODAL_INPUTS]):
             yield row.get(MULTI_MODAL_INPUTS)
-        start, size = start + size, size * LOOK_FURTHER
 
 
 def check_weight_is_a_field(rows: Iterable[Mapping[str, object]]) -> None:
