@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from verl_padding.plan.forest import Forest, common_prefix_length
 
-TOKEN_ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)
+# 257 and 65536 have the bytes of others.
+TOKENS = st.sampled_from([0, 1, 257, 65536])
+TOKEN_ROWS = st.lists(st.lists(TOKENS, min_size=1, max_size=7), min_size=1, max_size=9)
 
 
 def alike(one, other):

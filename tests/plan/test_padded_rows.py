@@ -1,42 +1,18 @@
 """Engines that pad rows: against every way there is on small mini-batches, and beside verl's own
 layout."""
 
-from collections.abc import Iterator
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_padding.plan import COST_MODELS, Job, Layout, Pass, PlanError, Rows, Update, plan_batch
-from verl_padding.stock.padding import VERL_PAD_TOKENS, verl_layout
+from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, Rows, Update, plan_batch
 
 EXAMPLES = settings(max_examples=80)
 attention_cost = COST_MODELS["attention"]
 PAD_TOKENS = 2
 
-Blocks = list[list[int]]
 """Tokens of each row of some micro-batches."""
-
-
-def area(blocks: Blocks) -> int:
-    """Positions that are computed: rows x longest row."""
-    return sum(len(block) * max(block) for block in blocks)
-
-
-def cost(block: list[int]) -> int:
-    return len(block) * int(attention_cost(np.array([max(block)]))[0])
-
-
-def blocks_of(layout: Layout, tokens_R: list[int]) -> Blocks:
-    tokens = [*tokens_R, *[PAD_TOKENS] * layout.n_pads]
-    return [
-        [tokens[row] for row in block]
-        for mini_batch in range(layout.n_mini_batches)
-        for rank in range(layout.dp_size)
-        for block in layout.micro_batches(mini_batch, rank)
-    ]
 
 
 def planned_calls(
@@ -52,70 +28,6 @@ def planned_calls(
         pad_tokens=PAD_TOKENS,
     )
     return plan_batch(Rows.from_keys([f"{row}_0_0" for row in range(len(tokens))], tokens), job)
-
-
-def planned(
-    tokens: list[int], *, steps: int, strategy: str = "rows", sessions: int = 1, **call
-) -> Layout:
-    return planned_calls(
-        tokens, steps, Update(prompts_per_mini_batch=1, **call), strategy, sessions
-    ).layouts["actor"]
-
-
-def random_batches(number: int) -> Iterator[tuple[list[int], int, int, int]]:
-    """(tokens of each row, ranks, rows of a mini-batch by verl's count, token budget), long-tailed
-    and even ones."""
-    rng = np.random.default_rng(7)
-    for index in range(number):
-        n_ranks = int(2 ** rng.integers(0, 4))
-        steps, of_rank = int(rng.integers(1, 4)), int(rng.integers(2, 17))
-        rows = int(rng.integers(1 + (steps - 1) * n_ranks * of_rank, steps * n_ranks * of_rank + 1))
-        if index % 4 == 3:
-            tokens = rng.uniform(200, 4000, rows)
-        else:
-            tokens = np.clip(rng.lognormal(np.log(600), rng.uniform(0.3, 1.3), rows), 16, 16384)
-        longest = int(tokens.max())
-        # A pad of verl's must fit too.
-        budget = max(int(longest * rng.choice([1, 1.5, 2, 4, 8])), 128)
-        yield [int(length) for length in tokens], n_ranks, n_ranks * of_rank, budget
-
-
-def test_no_more_is_computed_than_by_stock_verl_in_all_or_at_once(monkeypatch):
-    # verl's packer decides as it does; only the tensors that it would cut out, its slowest part,
-    # are left away.
-    packer_without_tensors = SimpleNamespace(index_select_tensor_dict=lambda batch, rows: rows)
-    monkeypatch.setattr("verl.utils.seqlen_balancing.tu", packer_without_tensors)
-    shares, largest = [], []
-    for tokens, n_ranks, mini_batch_rows, budget in random_batches(200):
-        stock = verl_layout(
-            tokens, dp_size=n_ranks, mini_batch_rows=mini_batch_rows, token_budget=budget
-        )
-        padded = [*tokens, *[VERL_PAD_TOKENS] * mini_batch_rows]
-        theirs = [
-            [padded[row] for row in block]
-            for ranks in stock
-            for blocks in ranks
-            for block in blocks
-        ]
-        layout = planned(
-            tokens,
-            steps=1,
-            strategy="lcm",
-            sessions=mini_batch_rows,
-            dp_size=n_ranks,
-            token_budget=budget,
-            padded_to="micro_batch",
-        )
-        ours = blocks_of(layout, tokens)
-        assert max(area([block]) for block in ours) <= budget
-        shares.append(area(ours) / area(theirs))
-        largest.append(
-            max(area([block]) for block in ours) / max(area([block]) for block in theirs)
-        )
-    print(f"area of stock verl's: {np.mean(shares):.3f} on average, {max(shares):.3f} at most")
-    print(f"largest micro-batch: {np.mean(largest):.3f} on average, {max(largest):.3f} at most")
-    assert max(shares) <= 1
-    assert max(largest) <= 1
 
 
 @st.composite

@@ -225,19 +225,3 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
         if call.token_budget is not None:
             room = micro_batches * call.dp_size * call.token_budget
             assert figures.packing_efficiency == pytest.approx(computed_tokens / room)
-
-
-def test_no_rank_is_slower_than_the_greedy_bound_allows():
-    # Graham: list scheduling, costliest first, ends within 4/3 of the best; exchanges only improve
-    # on it.
-    rows = Rows.from_keys(
-        [f"p{i}_0_0" for i in range(300)], [2 + (i * 37) % 900 for i in range(300)]
-    )
-    update = Update(dp_size=8, token_budget=1000, prompts_per_mini_batch=60)
-    job = Job(
-        strategy="prompt", prompts=300, sessions_per_prompt=1, updates={"a": update}, inference={}
-    )
-    figures = planned(rows, job).figures["a"]
-    assert 1 <= figures.over_lower_bound < 1.02
-    assert 1 <= figures.imbalance <= figures.over_lower_bound
-    assert figures.optimizer_steps == 5

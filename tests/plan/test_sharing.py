@@ -1,18 +1,15 @@
 """What rows share: plans beside those without it, and beside every cut of a few chains."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from tests.support.drawn_jobs import batches, forest_of_chains, jobs
-from verl_padding.plan import Job, Layout, Pass, PlanError, Rows, Update, plan_batch
+from verl_padding.plan import Job, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
-from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.mini_batch_costs import layout_time
 from verl_padding.plan.planner import costs_of, reuses_layout_of
@@ -63,71 +60,7 @@ def test_chains_stay_whole_and_few_pads_are_needed_if_sessions_are_alike(sync_po
         assert figures.micro_over_lower_bound == 1
 
 
-def test_no_cut_of_a_few_chains_beats_the_bound_and_the_plan_is_near():
-    draw, over = random.Random(3), []
-    for _ in range(60):
-        keys, tokens, chain_R = [], [], []
-        for number in range(draw.randint(2, 4)):
-            for turn in range(draw.randint(1, 3)):
-                keys.append(f"p{number}_0_{turn}")
-                tokens.append(draw.randint(4, 20) + (tokens[-1] if turn else 0))
-                chain_R.append(number)
-        plan = plan_batch(chained(keys, tokens, chain_R), job_of(mini=8))
-        time = time_of(tokens, chain_R, plan.layouts["actor"])
-        # Rows of a chain in one place cost what the longest of them does: no cut of it is cheaper.
-        longest = [
-            max(t for t, c in zip(tokens, chain_R, strict=True) if c == chain)
-            for chain in set(chain_R)
-        ]
-        fastest = least_time(sorted(longest, reverse=True), ())
-        assert time / plan.figures["actor"].micro_over_lower_bound <= fastest * (1 + 1e-9)
-        over.append(time / fastest)
-    # Pads, which the fastest cut does not have, are a tenth of such short rows.
-    assert np.median(over) < 1.03, over
-    assert max(over) < 1.2, over
-
-
-def cost_of(tokens: int) -> int:
-    return int(attention_cost(np.array([tokens]))[0])
-
-
-def time_of(tokens_R: Sequence[int], chain_R: Sequence[int], layout: Layout) -> int:
-    """Cost of the slowest rank of each micro-batch, of each chain its longest row, within the
-    budget."""
-    time = 0
-    for m in range(layout.n_mini_batches):
-        of_ranks = [layout.micro_batches(m, rank) for rank in range(layout.dp_size)]
-        for held_D in zip(*of_ranks, strict=True):
-            loads = []
-            for held in held_D:
-                longest = {row: 2 for row in held if row >= len(tokens_R)}  # pads
-                for row in held:
-                    if row < len(tokens_R):
-                        chain = -1 - chain_R[row]
-                        longest[chain] = max(longest.get(chain, 0), tokens_R[row])
-                assert sum(longest.values()) <= BUDGET
-                loads.append(sum(map(cost_of, longest.values())))
-            time += max(loads)
-    return time
-
-
-Level = tuple[tuple[int, int], ...]
 """Cost and tokens of each rank in a micro-step."""
-
-
-def least_time(tokens: Sequence[int], levels: tuple[Level, ...]) -> int:
-    """The least sum of the heights over all ways to put these rows into micro-steps, pads left
-    out."""
-    if not tokens:
-        return sum(max(load for load, _ in level) for level in levels)
-    first, *others = tokens
-    times = []
-    for number, level in enumerate((*levels, ((0, 0),) * 2)):
-        for rank, (load, used) in enumerate(level):
-            if used + first <= BUDGET:
-                filled = (*level[:rank], (load + cost_of(first), used + first), *level[rank + 1 :])
-                times.append(least_time(others, (*levels[:number], filled, *levels[number + 1 :])))
-    return min(times)
 
 
 def test_sharing_without_the_plans_packer_is_refused():
@@ -152,27 +85,6 @@ def test_no_call_takes_longer_than_without_sharing(rows, job):
     assert whole == times(replace(rows, forest=rows.forest and rows.forest.whole_beginnings()), job)
     for name, time in off.items():
         assert max(branches[name], whole[name]) <= time
-
-
-def test_rows_that_part_cost_no_less_than_their_lower_bound():
-    # A row of 150, and eight of about 85 whose first 79 are the same, beside eight of 15 alone;
-    # thousands of tokens.
-    tokens = [thousands * 1000 for thousands in (150, 80, *[89] * 7, *[15] * 8)]
-    keys = [
-        "a_0_0",
-        *[f"b_{session}_0" for session in range(8)],
-        *[f"c{prompt}_0_0" for prompt in range(8)],
-    ]
-    forest = Forest.in_order(tokens, range(17), [0, 0, *[79_000] * 7, *[0] * 8])
-    update = Update(dp_size=2, token_budget=150_010, prompts_per_mini_batch=10)
-    job = Job(
-        strategy="rows", prompts=10, sessions_per_prompt=1, updates={"actor": update}, inference={}
-    )
-    plan = plan_batch(
-        Rows.from_keys(keys, tokens, forest=forest), replace(job, packer="plan", sharing="on")
-    )
-    assert plan.figures["actor"].sharing_factor > 2
-    assert plan.figures["actor"].micro_over_lower_bound >= 1
 
 
 def test_rows_that_part_take_no_less_of_the_budget_than_is_said():

@@ -105,15 +105,6 @@ def test_token_ids_are_read_once_for_the_plan_the_advantages_and_the_record(monk
     assert seen == [["input_ids"], ["extra_fields"]]
 
 
-def test_rows_of_two_sessions_with_numbers_of_equal_digits_are_apart():
-    rows = {
-        f"p0_{session}_{turn}": ([1, 2], [3, *range(turn)])
-        for session in (2, 10)
-        for turn in range(2)
-    }
-    assert continued(rows) == [None, 0, None, 2]
-
-
 def declared(rows, extends: dict[str, object]) -> list[int | None]:
     extra = [
         {"min_global_steps": 1} | ({"extends": extends[key]} if key in extends else {})
@@ -204,23 +195,6 @@ def test_rows_of_text_of_a_model_that_sees_images_share_across_sessions():
     prefixes = detect(rows, images=True, multi_modal_inputs=[{}] * len(rows))
     assert not prefixes.has_images
     assert prefixes.by_outputs.has_branches
-
-
-def test_images_are_read_of_few_sessions_at_a_time(monkeypatch):
-    rows = grown_sessions([3, 1, 2, 4], prompts=2)
-    read, seen = detection.read_fields, []
-
-    def counted_read(keys, partition_id, names):
-        seen.extend([len(keys)] if "multi_modal_inputs" in names else [])
-        return read(keys, partition_id, names)
-
-    monkeypatch.setattr(detection, "read_fields", counted_read)
-    monkeypatch.setattr(detection, "MAX_LARGE_TOKENS_READ", 1)
-    found = continued(
-        rows, images=True, multi_modal_inputs=[{"pixel_values": torch.ones(2, 4)} for _ in rows]
-    )
-    assert sum(earlier is not None for earlier in found) == 6
-    assert seen == [3, 2, 4]
 
 
 @pytest.mark.parametrize("place", ["0", -1, True, 1.0])

@@ -16,7 +16,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import BRANCHES, MICRO_BATCH, SHARED
 from verl_padding.prefix_sharing import engine as engine_module
-from verl_padding.prefix_sharing.engine import SHARES, engine_blockers, find_tree, share_in
+from verl_padding.prefix_sharing.engine import engine_blockers, find_tree, share_in
 from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.plan_packer import follow_plan
 
@@ -65,20 +65,6 @@ def tips_of(data: TensorDict, *, branches: bool = False) -> tuple[int, ...]:
     return tuple(tip_of[int(places[0])] for places in tree.place_RT)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "tips"),
-    [
-        pytest.param(CHAIN, (3, 1, 3, 3, 4), id="the longest row that begins with it"),
-        pytest.param([[1, 2], [1, 2], [1, 2]], (2, 2, 2), id="equal rows"),
-        pytest.param([[1, 2], [1, 2, 3], [1, 2, 4]], (1, 1, 2), id="one of two rows"),
-        pytest.param([[1, 2], [1, 3, 4], [1, 3, 4, 5]], (0, 2, 2), id="rows that part"),
-        pytest.param([[1], [257], [65536, 1]], (0, 1, 2), id="tokens with the bytes of others"),
-    ],
-)
-def test_the_tip_of_a_row_is_the_longest_row_that_begins_with_it(tokens, tips):
-    assert tips_of(rows_of(tokens)) == tips
-
-
 def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
     tree = find_tree(rows_of(CHAIN), branches=True)
     assert (tree.tip_S, tree.start_S) == ([1, 4, 3], [0, 0, 1])
@@ -92,31 +78,30 @@ def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
     assert tree.tokens == 11
 
 
+def per_token(shorter: float, longer: float, *shape: int) -> list[torch.Tensor]:
+    """A field of a row of 3 tokens and of one of 5."""
+    return [torch.full((3, *shape), shorter), torch.full((5, *shape), longer)]
+
+
+def images(shorter: float, longer: float) -> list[dict]:
+    return [{"pixel_values": torch.full((n, 4), pixel)} for n, pixel in ((2, shorter), (6, longer))]
+
+
+def positions(first: int) -> list[torch.Tensor]:
+    """Of four axes; those of the longer row begin with ``first``."""
+    return [torch.arange(3).repeat(4, 1), torch.arange(first, first + 5).repeat(4, 1)]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"position_ids": [torch.arange(3) + 1, torch.arange(5)]},
-        {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1) + 1]},
-        {
-            "routed_experts": [
-                torch.zeros(3, 2, 2, dtype=torch.int64),
-                torch.ones(5, 2, 2, dtype=torch.int64),
-            ]
-        },
-        {
-            "teacher_ids": [
-                torch.zeros(3, 4, dtype=torch.int64),
-                torch.ones(5, 4, dtype=torch.int64),
-            ]
-        },
-        {"teacher_logprobs": [torch.zeros(3, 4), torch.ones(5, 4)]},
-        {
-            "multi_modal_inputs": [
-                {"pixel_values": torch.zeros(2, 4)},
-                {"pixel_values": torch.ones(2, 4)},
-            ]
-        },
-        {"multi_modal_inputs": [{"pixel_values": torch.zeros(2, 4)}, {}]},
+        {"position_ids": positions(first=1)},
+        {"routed_experts": per_token(0, 1, 2, 2)},
+        {"teacher_ids": per_token(0, 1, 4)},
+        {"teacher_logprobs": per_token(0.0, 1.0, 4)},
+        {"multi_modal_inputs": images(0.0, 1.0)},
+        {"multi_modal_inputs": [images(0.0, 1.0)[0], {}]},
         {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(1.0)}]},
         {"multi_modal_inputs": [{}, {"boxes": [1]}]},
         {"temperature": [1.0, 0.5]},
@@ -129,31 +114,19 @@ def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields)
     assert tips_of(rows_of(tokens, **fields)) == (0, 1)
 
 
+# verl ends each row's with a line of zeros.
+TEACHERS = [torch.tensor([[1.0]] * n + [[0.0]]) for n in (2, 4)]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"position_ids": [torch.arange(3).repeat(4, 1), torch.arange(5).repeat(4, 1)]},
-        {
-            "routed_experts": [
-                torch.ones(3, 2, 2, dtype=torch.int64),
-                torch.ones(5, 2, 2, dtype=torch.int64),
-            ]
-        },
-        # verl ends each row's with a line of zeros.
-        {
-            "teacher_logprobs": [
-                torch.tensor([[1.0], [1.0], [0.0]]),
-                torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]]),
-            ]
-        },
-        {
-            "multi_modal_inputs": [
-                {"pixel_values": torch.ones(2, 4)},
-                {"pixel_values": torch.ones(6, 4)},
-            ]
-        },
-        {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4)}]},
-        {"multi_modal_inputs": [{}, {"pixel_values": torch.ones(6, 4), "mm_token_type_ids": None}]},
+        {"position_ids": positions(first=0)},
+        {"routed_experts": per_token(1, 1, 2, 2)},
+        {"teacher_logprobs": TEACHERS},
+        {"multi_modal_inputs": images(1.0, 1.0)},
+        {"multi_modal_inputs": [{}, images(1.0, 1.0)[1]]},
+        {"multi_modal_inputs": [{}, images(1.0, 1.0)[1] | {"mm_token_type_ids": None}]},
         {"temperature": [0.5, 0.5]},
     ],
     ids=lambda fields: next(iter(fields)),
@@ -299,39 +272,6 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output):
         PaddingError, match=r"Scoring's 'scores' must be nested, .* that is computed"
     ):
         outputs_of(engine, cut(CHAIN), output)
-
-
-@pytest.mark.parametrize("first", ["actor", "critic"])
-def test_actor_and_critic_may_be_in_one_process_whichever_is_first(first):
-    def own(method):
-        return inspect.unwrap(method, stop=lambda inner: not hasattr(inner, SHARES))
-
-    class OwnEngine(Engine):
-        prepare_model_inputs = own(Engine.prepare_model_inputs)
-        prepare_model_outputs = own(Engine.prepare_model_outputs)
-
-    class OwnCritic(OwnEngine):
-        @instead_of_verls_outputs
-        def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
-            outputs = super().prepare_model_outputs(
-                output, output_args, micro_batch, logits_processor_func
-            )
-            return {"values": outputs["values"]}
-
-    actor, critic = OwnEngine(), OwnCritic()
-    for engine in (actor, critic) if first == "actor" else (critic, actor):
-        share_in(engine)
-    for engine in (actor, critic):
-        assert values_of(outputs_of(engine, cut(CHAIN))) == VALUES
-
-
-def test_with_nothing_to_share_the_engine_gets_the_micro_batch_itself():
-    engine = Engine()
-    share_in(engine)
-    micro_batch = cut(CHAIN[:2])
-    assert TREE not in micro_batch
-    engine.prepare_model_inputs(micro_batch=micro_batch)
-    assert engine.seen == [micro_batch]
 
 
 def test_the_budget_counts_computed_tokens(caplog):

@@ -70,26 +70,6 @@ def masks_by_hand(rows: list[Row], *, said: bool) -> list[torch.Tensor]:
     return [left[row.key] for row in rows]
 
 
-@st.composite
-def random_rows(draw) -> list[Row]:
-    """Rows of two sessions, of few tokens and in any order: many begin alike, and part."""
-    rows = []
-    for number in range(draw(st.integers(2, 8))):
-        tokens = draw(st.lists(st.integers(1, 2), min_size=2, max_size=7))
-        start = draw(st.integers(1, len(tokens)))
-        response = tokens[start:]
-        mask = [draw(st.integers(0, 1)) for _ in response]
-        rows.append(Row(f"a_{number % 2}_{number}", tokens[:start], response, mask))
-    return draw(st.permutations(rows))
-
-
-@settings(max_examples=200)
-@given(rows=random_rows())
-def test_a_token_behind_one_beginning_is_trained_in_the_first_row(rows):
-    got, want = masks_trained_once(rows, said=False), masks_by_hand(rows, said=False)
-    assert list(map(torch.Tensor.tolist, got)) == list(map(torch.Tensor.tolist, want))
-
-
 @pytest.mark.parametrize("said", [True, False], ids=["its agent loop says how", "nothing is said"])
 @settings(max_examples=60)
 @given(data=st.data())
@@ -140,15 +120,6 @@ def test_masks_are_cut_before_anything_reads_them(caplog):
     trainer.steps.current.close()
     trainer._balance_batch(batch, metrics)
     assert metrics["padding/repeated_tokens/total"] == 0, "nothing is left to mask"
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("empty_queue")
-def test_by_default_each_row_trains_what_it_has():
-    batch, metrics = put(), {}
-    padded_trainer()._balance_batch(batch, metrics)
-    assert masks_of(batch) == MASKS
-    assert "padding/repeated_tokens/total" not in metrics
 
 
 def routes(first: int, later: int) -> list[torch.Tensor]:

@@ -190,8 +190,3 @@ def test_on_a_cpu_a_rank_is_busy_while_its_process_computes(monkeypatch):
     assert waited.reserved_bytes == computed.reserved_bytes
     assert computed.reserved_bytes > engine.held_bytes
     assert computed.allocated_bytes is None
-
-
-def test_with_several_threads_no_rank_can_tell_how_long_it_was_busy(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert [timing.busy_s for timing in timings_of(Engine(), data(5, 9))] == [None, None]

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,26 +88,9 @@ def test_mini_batches_that_are_not_cut_as_planned_are_refused(cell_rows_M, said)
     assert not rank.mini_batches
 
 
-def test_a_call_that_stops_early_leaves_nothing_for_the_next():
-    rank = Watched()
-    stopped = rows_of_a_rank([2, 1], epochs=2)
-    rank.train_batch(tu.index_select_tensor_dict(stopped, [0, 1]))
-    rank.mini_batches, rank.scheduler_moves = [], []
-    rank.train_mini_batch(rows_of_a_rank([1, 2], epochs=1))
-    assert (rank.mini_batches, rank.scheduler_moves) == ([[0], [1, 2]], [False, True])
-
-
 def test_verl_still_counts_mini_batches_of_one_size():
     # When this fails, see whether verl counts what its DataLoader yields; then delete
     # worker/mini_batches.py.
     source = inspect.getsource(TrainingWorker.train_mini_batch)
     assert "total_num_iterations = data.shape[0] // mini_batch_size_per_gpu * epochs" in source
     assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source
-
-
-def test_each_training_worker_of_a_worker_is_wrapped_once():
-    actor, ref = Watched(), Watched()
-    worker = SimpleNamespace(actor=actor, ref=ref)
-    install_in_worker(worker)
-    actor.train_mini_batch(rows_of_a_rank([1, 2], epochs=1))
-    assert (actor.scheduler_moves, ref.scheduler_moves) == ([False, True], [])

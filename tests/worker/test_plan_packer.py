@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
-from verl.workers.engine.utils import postprocess_batch_func, prepare_micro_batches
+from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import CUT_BY_PLAN, MICRO_BATCH
@@ -58,20 +58,6 @@ def test_rows_that_no_plan_has_cut_go_to_verls_packer():
         got, indices = follow_plan(prepare_micro_batches)(data)
         assert rows_of(got) == rows_of(want)
         assert indices == want_indices
-
-
-def test_outputs_come_back_in_row_order_and_a_lost_one_is_an_error():
-    data = cell()
-    micro_batches, indices = follow_plan(prepare_micro_batches)(data)
-    outputs = [
-        {"model_output": {"log_probs": micro_batch["input_ids"].float()}}
-        for micro_batch in micro_batches
-    ]
-    restored = postprocess_batch_func(outputs, indices, data)["model_output"]["log_probs"]
-    for got, want in zip(restored.unbind(), data["input_ids"].unbind(), strict=True):
-        assert torch.equal(got, want.float())
-    with pytest.raises(AssertionError, match=r"6 vs\. 5"):
-        postprocess_batch_func(outputs[:2], indices, data)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ from verl_padding.plan.packing.cells import up_to_multiple
 from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
 from verl_padding.plan.packing.pads import Cut, RowsDK, blocks, filled_up
 
-LESS_MEMORY = 128
-"""A mini-batch may take longer by its time over this if that makes its largest block smaller."""
-
 
 class PaddedRows(MicroBatchCutter):
     """For engines that pad the rows of a micro-batch or cell to its longest one."""
@@ -68,60 +65,33 @@ def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
 
 
 def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
-    """Rows of a rank's micro-batch in each micro-step: the sizes that take least time, or little
-    more with less memory.
-
-    Args:
-        longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 ..
-            size - 1.
-    """
-    budget = costs.call.token_budget
-    if budget is None:
-        return [costs.call.micro_batch_rows] * (size // costs.call.micro_batch_rows)
-    best, time = _quickest(costs, longest_T, budget)
-    # Time falls as blocks may be larger: find the smallest limit that costs next to no time.
-    low, high = int(longest_T.max()), budget
-    while low < high:
-        limit = (low + high) // 2
-        n_rows_K, limited = _quickest(costs, longest_T, limit)
-        if limited <= time + time // LESS_MEMORY:
-            best, high = n_rows_K, limit
-        else:
-            low = limit + 1
-    return best
-
-
-def _quickest(costs: CallCosts, longest_T: Int64s, limit: int) -> tuple[list[int], int]:
-    """Sizes of the micro-steps with blocks of at most ``limit`` tokens, and the time of the
-    mini-batch.
+    """Rows of a rank's micro-batch in each micro-step.
 
     A block ends where padding its rows to the longest one costs more than the handling of a
     micro-batch: where lengths fall evenly, that is the best size. With lengths 900 800 300 200, 256
     tokens of handling and a cost of one a token, 300 would add 600 to the 100 that 800 wastes: the
     blocks are 900 800 and 300 200.
+
+    Args:
+        longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 ..
+            size - 1.
     """
-    size, multiple, cost_T = (
-        len(longest_T),
-        costs.call.micro_batch_multiple,
-        costs.cost_model(longest_T),
-    )
+    call, cost_T = costs.call, costs.cost_model(longest_T)
+    if call.token_budget is None:
+        return [call.micro_batch_rows] * (size // call.micro_batch_rows)
     starts = [0]
     while starts[-1] < size:
         t = starts[-1]
-        most = min(
-            size - t, limit // int(longest_T[t])
-        )  # at least one: no row is longer than the limit
+        # At least one: no row is longer than the budget.
+        most = min(size - t, call.token_budget // int(longest_T[t]))
         wasted_S = np.cumsum(cost_T[t] - cost_T[t : t + most])
         starts.append(t + int(np.searchsorted(wasted_S, costs.micro_batch_overhead, side="right")))
-    n_rows_K = np.diff(starts).tolist()
-    while len(n_rows_K) % multiple:
+    n_rows_K: list[int] = np.diff(starts).tolist()
+    while len(n_rows_K) % call.micro_batch_multiple:
         largest = n_rows_K.index(max(n_rows_K))
         half = n_rows_K[largest] // 2
         n_rows_K[largest : largest + 1] = [n_rows_K[largest] - half, half]
-    begin_K = np.cumsum([0, *n_rows_K[:-1]])
-    return n_rows_K, int((cost_T[begin_K] * n_rows_K).sum()) + len(
-        n_rows_K
-    ) * costs.micro_batch_overhead
+    return n_rows_K
 
 
 def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
