@@ -160,10 +160,8 @@ def test_longer_rows_cost_more_and_no_less_a_token(lengths, name, causal):
         ({"layer_types": ["linear_attention"]}, r"layer_types holds 'linear_attention'"),
         ({"hidden_size": None}, r"hidden_size is missing"),
         ({"mamba_d_state": 16}, r"mamba_d_state=16"),
-        ({"moe_num_experts": 64}, r"moe_num_experts=64"),
         ({"num_experts": 64}, r"num_experts_per_tok is missing"),
         ({"intermediate_size": [48, 96]}, r"intermediate_size=\[48, 96\] differs by layer"),
-        ({"model_type": "starcoder2"}, r"its MLP is not gated"),
     ],
 )
 def test_a_model_whose_operations_are_not_known_is_refused(change, message):

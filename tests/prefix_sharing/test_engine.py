@@ -15,8 +15,8 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import BRANCHES, MICRO_BATCH, SHARED
-from verl_padding.prefix_sharing import engine as engine_module
 from verl_padding.prefix_sharing.engine import engine_blockers, find_tree, share_in
+from verl_padding.prefix_sharing.row_inputs import RowInputs
 from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.plan_packer import follow_plan
 
@@ -47,14 +47,12 @@ def test_a_row_shares_with_an_earlier_one_of_its_routes():
 @pytest.mark.parametrize("branches", [False, True])
 def test_rows_with_one_beginning_are_each_compared_with_few_others(branches, monkeypatch):
     compared = []
-    alike = engine_module.common_prefix_length
-    monkeypatch.setattr(
-        engine_module, "common_prefix_length", lambda *two: compared.append(two) or alike(*two)
-    )
+    shared = RowInputs.shared
+    monkeypatch.setattr(RowInputs, "shared", lambda *two: compared.append(two) or shared(*two))
     rows = [[7, 7, 7, row, row, row] for row in range(100)]
     find_tree(rows_of(rows), branches=branches)
     find_tree(rows_of(rows, temperature=[float(row) for row in range(100)]), branches=branches)
-    assert 0 < len(compared) <= 6 * len(rows)
+    assert len(compared) <= 2 * len(rows)
 
 
 def tips_of(data: TensorDict, *, branches: bool = False) -> tuple[int, ...]:

@@ -36,13 +36,8 @@ class Rows:
     first that it computes where a mini-batch has no others."""
 
     def __post_init__(self) -> None:
-        n_rows = len(self.key_R)
-        for name in ("prompt_R", "session_R", "tokens_R"):
-            if len(getattr(self, name)) != n_rows:
-                raise PlanError(
-                    f"{name} has {len(getattr(self, name))} entries for {n_rows} rows: one each "
-                    "is needed"
-                )
+        columns = self.key_R, self.prompt_R, self.session_R, self.tokens_R
+        assert len(set(map(len, columns))) == 1, f"columns of {[*map(len, columns)]} rows"
         seen: set[str] = set()
         for key, tokens in zip(self.key_R, self.tokens_R, strict=True):
             if key in seen:
@@ -57,11 +52,8 @@ class Rows:
                     f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MAX_TOKENS} is "
                     "needed"
                 )
-        if len(set(self.idle)) < len(self.idle) or not set(self.idle) <= set(range(n_rows)):
-            raise PlanError(
-                f"idle={list(self.idle)}: numbers of rows from 0 to {n_rows - 1} are needed, each "
-                "once"
-            )
+        assert len(set(self.idle)) == len(self.idle), "each row once"
+        assert set(self.idle) <= set(range(len(self))), "rows of the batch"
 
     def __len__(self) -> int:
         return len(self.key_R)

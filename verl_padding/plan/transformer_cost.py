@@ -39,10 +39,6 @@ OTHER_MIXERS = (
 )
 """Keys of models whose layers are not all plain attention: latent, state-space, recurrent or
 convolution."""
-OTHER_SHAPES = ("global_head_dim", "moe_num_experts", "moe_topk", "moe_k", "kv_channels")
-"""Keys of models whose heads or experts are counted, or made, in another way than here."""
-UNGATED = ("apertus", "arcee", "gpt_neox", "nemotron", "phi", "starcoder2")
-"""Models whose MLP has two matrices, not three."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,13 +190,12 @@ def _check_known(config: Mapping[str, Any]) -> None:
         for kind in config.get("layer_types") or ()
         if kind not in (FULL, SLIDING, *([LINEAR] if is_hybrid else []))
     ]
-    odd += [f"{key}={config[key]}" for key in OTHER_MIXERS + OTHER_SHAPES if config.get(key)]
+    odd += [f"{key}={config[key]}" for key in OTHER_MIXERS if config.get(key)]
     odd += [
         f"{key}={config[key]!r} differs by layer"
         for key in needed
         if isinstance(config.get(key), (list, tuple))
     ]
-    odd += ["its MLP is not gated"] if config.get("model_type") in UNGATED else []
     if missing or odd:
         raise PlanError(
             f"the operations of model_type={config.get('model_type')!r} are not known: "

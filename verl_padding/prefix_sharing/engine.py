@@ -16,7 +16,7 @@ and nothing reads it.
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.errors import PaddingError
 from verl_padding.job.blocker import Blocker
 from verl_padding.pads.columns import IS_PADDING, read_column
-from verl_padding.plan.forest import common_prefix_length
 from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
 from verl_padding.prefix_sharing.linear_attention import (
     CONVOLUTION,
@@ -75,27 +74,26 @@ def find_tree(data: TensorDict, *, branches: bool) -> PrefixTree:
     ]
     forest = inputs.forest(group_R)
     order = np.argsort(forest.dfs_position_R).tolist()
-    before_I = [order[0], *order[:-1]]
-    shared_I = [
-        0,
-        *(inputs.shared(a, b) if group_R[a] == group_R[b] else 0 for a, b in pairwise(order)),
-    ]
+    alike_I = forest.shared_R[order].tolist()
     # What sees an image may see more than what is before it: a mask of the model's says so, which
     # trees leave out.
     branches = branches and not any(inputs.images_R)
+    shared_I, before_I = [], []
     for place, row in enumerate(order):
-        if not branches and shared_I[place] < lengths_R[row]:
-            shared_I[place] = 0
-        # A row with the same tokens may lie between, of other images or routes.
-        for before in reversed(order[:place]):
-            more = shared_I[place] + 1 if branches else lengths_R[row]
-            if shared_I[place] == lengths_R[row] or group_R[before] != group_R[row]:
+        shared, before = 0, order[0]
+        # The nearest row has most tokens in common with this one, but it may be of other images or
+        # routes; going back, the tokens in common only get fewer. Rows a, b and c of five equal
+        # tokens, where b has other routes: c shares none with b, and five with a.
+        alike = lengths_R[row]
+        for at in range(place, 0, -1):
+            alike = min(alike, alike_I[at])
+            if alike <= shared or (not branches and alike < lengths_R[row]):
                 break
-            if common_prefix_length(inputs.ids_R[before], inputs.ids_R[row]) < more:
-                break
-            shared = inputs.shared(before, row)
-            if shared > shared_I[place] and (branches or shared == lengths_R[row]):
-                shared_I[place], before_I[place] = shared, before
+            found = inputs.shared(order[at - 1], row)
+            if found > shared and (branches or found == lengths_R[row]):
+                shared, before = found, order[at - 1]
+        shared_I.append(shared)
+        before_I.append(before)
     return build_tree(lengths_R, order, shared_I, before_I)
 
 
