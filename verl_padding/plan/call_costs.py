@@ -91,6 +91,7 @@ class CallCosts:
     def suffix_cost(self, rows: Int64s, start_I: Int64s) -> Int64s:
         """Cost of what rows have from token ``start_I`` on: attention looks back at what is before
         it."""
+        # Tokens 3 to 5 of a row see all five: the pairs of five tokens less those of the first two.
         if not start_I.any():
             return self.cost_R[rows]
         return self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
@@ -100,18 +101,20 @@ class CallCosts:
     ) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches, as the engine computes them; numbers
         from ``n_rows`` on are pads."""
+        # Rows of 5 and 3 tokens beside a pad of 2: 10 tokens where rows are packed, and 15 where
+        # each is padded to the longest.
         shape = len(rows_DK), len(rows_DK[0])
         numbers, batch_I = one_after_the_other(rows_DK)
         is_real_I, n_rows_B = numbers < self.n_rows, np.bincount(batch_I, minlength=np.prod(shape))
         pads_B = n_rows_B - np.bincount(batch_I[is_real_I], minlength=len(n_rows_B))
         batch_I, *computed = self.computed_in(numbers[is_real_I], batch_I[is_real_I])
         loads = []
-        for each_I, of_pad in zip(computed, (self.pad_tokens, self.pad), strict=True):
+        for each_I, pad in zip(computed, (self.pad_tokens, self.pad), strict=True):
             if self.call.padded_to == "row":
-                load_B = pads_B * of_pad
+                load_B = pads_B * pad
                 np.add.at(load_B, batch_I, each_I)
             else:
-                largest_B = np.where(pads_B > 0, of_pad, 0)
+                largest_B = np.where(pads_B > 0, pad, 0)
                 np.maximum.at(largest_B, batch_I, each_I)
                 if self.call.padded_to == "cell":
                     largest_D = largest_B.reshape(shape).max(axis=1, initial=0)

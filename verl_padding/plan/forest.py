@@ -118,6 +118,8 @@ class Forest:
     def _least_shared(self) -> list[Int64s]:
         """Entry i of line k is the least that the rows at places i to i + 2^k - 1 share with the
         row before them."""
+        # Line 0 has what each place shares, 0 5 2 4; line 1 the least of two of them, 0 2 2; line 2
+        # the least of four, 0.
         lines = [self.shared_R[np.argsort(self.dfs_position_R)]]
         while len(lines[-1]) > 1 << (len(lines) - 1):
             width = 1 << (len(lines) - 1)
@@ -132,6 +134,8 @@ class Forest:
             group_I: of each of the rows; rows of different groups share nothing, and groups come
                 one after the other.
         """
+        # Of rows that share 0, 5, 2 and 4 with the one before, the first and the last alone: with
+        # the two between them left out, the last one shares min(5, 2, 4) = 2 with the first.
         dfs_position_I = self.dfs_position_R[rows]
         order = (
             np.argsort(dfs_position_I) if group_I is None else np.lexsort((dfs_position_I, group_I))
@@ -154,10 +158,10 @@ class Forest:
     def _least_from(self, first_I: Int64s, end_I: Int64s) -> Int64s:
         """The least that a row shares with the one before it, at the places from ``first_I`` on to
         before ``end_I``."""
+        # Of the places 1 to 3 of 0 5 2 4, two entries of line 1 cover all: min(5, 2) and min(2, 4).
+        # So the rows at the places 0 and 3 share two tokens.
         least_I = np.zeros_like(first_I)
-        power_I = np.log2(end_I - first_I).astype(
-            np.int64
-        )  # of a width of which two cover what lies between
+        power_I = np.log2(end_I - first_I).astype(np.int64)
         for k in set(power_I.tolist()):
             at, line = np.flatnonzero(power_I == k), self._least_shared[k]
             least_I[at] = np.minimum(line[first_I[at]], line[end_I[at] - (1 << k)])
@@ -191,6 +195,9 @@ class Forest:
         Args:
             group_I: the micro-batch of each of the rows, if they are in several.
         """
+        # [5, 6, 7, 9, 9], [5, 6, 7, 8] and [5, 6], in this order, share 0, 3 and 2 tokens: 0, 2 and
+        # 2 of them are computed in the row before, since the 7 is computed on each branch. So the
+        # third row is not computed at all, and the second one from its token 2 on.
         order, cached_I = self._in_order(rows, group_I)
         computed = cached_I < self.tokens_R[rows[order]]
         return order[computed], cached_I[computed]

@@ -43,6 +43,7 @@ class Layout:
         assert self.micro_batch_rows is not None, (
             "verl's packer cuts the micro-batches of this layout"
         )
+        # The cell (3, 5, 8, 9) with (1, 3) rows has the micro-batches (3,) and (5, 8, 9).
         cell, n_rows_K = self.cells[mini_batch][rank], self.micro_batch_rows[mini_batch][rank]
         return [
             cell[end - rows : end] for end, rows in zip(accumulate(n_rows_K), n_rows_K, strict=True)
@@ -58,6 +59,7 @@ class Layout:
     def concat(self, other: Layout) -> Layout:
         """The micro-batches of this layout of one mini-batch, and after them those of another one
         with other rows."""
+        # Of five rows and one pad, 5, this layout's; the other one's pads 5 and 6 become 6 and 7.
         n_pads, pads_begin = self.n_pads, self.n_rows
         behind_DK = [
             [tuple(row if row < pads_begin else row + n_pads for row in rows) for rows in held_K]
@@ -128,6 +130,7 @@ class Layout:
     @cached_property
     def rows_M(self) -> tuple[Cell, ...]:
         """Real rows of each mini-batch, over all ranks, also those that are left out."""
+        # Denominators and weights are those of all rows of a step, computed or not.
         left_out_M = self.left_out or ((),) * self.n_mini_batches
         held_M = (
             [row for cell in ranks for row in cell if row < self.n_rows] for ranks in self.cells

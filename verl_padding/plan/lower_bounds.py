@@ -25,6 +25,7 @@ def equal_blocks_bound(cost_I: Int64s, n_ranks: int, block: int) -> int:
     Args:
         block: rows of every micro-batch, pads among them.
     """
+    # Costs 9 8 5 4 2 1, one rank and blocks of two rows: 2 (9 + 5 + 2) = 32.
     return block * sum(sorted(cost_I.tolist(), reverse=True)[:: n_ranks * block])
 
 
@@ -51,6 +52,9 @@ def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budg
         tokens_I: tokens of each row; more tokens cost more.
         token_budget: most tokens of a micro-batch on a rank.
     """
+    # Rows of 9, 8 and 6 tokens, two ranks, a budget of 10 and a cost of one a token: the mean of
+    # the ranks is 11.5. But no two rows share a bin, so with j = 2 a first micro-batch is as high
+    # as row 0, and a second one as row 2: 9 + 6 = 15, which 9 | 8 and then 6 | pads reach.
     n_rows = len(cost_I)
     if not n_rows:
         return 0
@@ -64,6 +68,7 @@ def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budg
     ):
         longest_row_costs += cost[micro_step * n_ranks]
         micro_step += 1
+        # The longest rows that the bins of these micro-steps hold, the last one in part.
         room = micro_step * n_ranks * token_budget
         while filled < n_rows and held_tokens + tokens[filled] <= room:
             held_tokens += tokens[filled]

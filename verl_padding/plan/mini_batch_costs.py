@@ -124,17 +124,15 @@ def _step_cost(
     tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
     tokens_I, cost_I = costs.computed(real)
     mini_bound = mini_batch_bound(cost_I, n_ranks)
-    if call.padded_to == "cell" and len(
-        real
-    ):  # one rank has the costliest row, and pads all others to it
+    if call.padded_to == "cell" and len(real):
+        # One rank has the costliest row, and pads all others to it.
         cell = max(sum(map(len, rows_K)) for rows_K in rows_DK)
         mini_bound = max(mini_bound, cell * int(cost_I.max()))
     if not with_micro_bound:
         micro_bound = 0
     elif costs.forest is not None and costs.forest.has_branches:
-        micro_bound = (
-            mini_bound  # a short end of a long row costs more a token than a longer one may
-        )
+        # A short end of a long row costs more a token than a longer one may.
+        micro_bound = mini_bound
     elif call.padded_to == "micro_batch" and call.token_budget is None:
         micro_bound = equal_blocks_bound(cost_I, n_ranks, call.micro_batch_rows)
     else:

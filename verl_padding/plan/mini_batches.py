@@ -114,6 +114,8 @@ def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
     Returns:
         Prompts of each group, in ascending order.
     """
+    # Prompts of 1, 1, 9 and 9 rows in two groups: in order 2 against 18. Either side has two
+    # prompts, so a small one is swapped for a large one: 10 against 10.
     groups = [list(prompts) for prompts in even_ranges(len(n_rows_P), n_groups)]
     n_rows_M = [sum(n_rows_P[prompt] for prompt in group) for group in groups]
     while (exchange := _find_exchange(groups, n_rows_M, n_rows_P)) is not None:

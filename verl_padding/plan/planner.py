@@ -71,8 +71,8 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            of_update = None if taken is None else layouts[taken]
-            layouts[name] = _layout(costs, job.packer, cut, of_update)
+            reused = None if taken is None else layouts[taken]
+            layouts[name] = _layout(costs, job.packer, cut, reused)
             figures[name] = score_layout(layouts[name], costs)
             found.append((shape, name))
         if costs.forest is not None:
@@ -113,13 +113,13 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     )
 
 
-def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, taken: Layout | None) -> Layout:
+def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout | None) -> Layout:
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of
     what it leaves out."""
-    if taken is None:
+    if reused is None:
         return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
-    layout = taken.flatten_for_pass()
-    rest = sorted(row for rows in taken.left_out for row in rows)
+    layout = reused.flatten_for_pass()
+    rest = sorted(row for rows in reused.left_out for row in rows)
     return layout.concat(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
 
 

@@ -72,6 +72,9 @@ class Pieces:
 
 def cut_pieces(tree: PrefixTree, tokens: int, device: torch.device) -> Pieces:
     """The pieces of a micro-batch of so many tokens; those behind the tree fill up a bucket."""
+    # Segments of 5 and 2 tokens begin at 0 and 5; the second goes on from place 1. Pieces end at 2,
+    # after that place, and at 5 and 7: [0, 2) on level 0, and [2, 5) and [5, 7), which both go on
+    # from it, on level 1.
     segments = _segments(tree, tokens)
     begins = accumulate((len(path) - start for path, start in segments), initial=0)
     # Where the token before each segment's first one is computed; -1 if there is none.

@@ -147,6 +147,9 @@ def build_tree(
         before_I: the row, earlier in that order, that each shares them with; None for the one right
             before it.
     """
+    # Rows 0 [5, 6, 7, 8], 1 [5, 6, 7, 9, 9] and 2 [5, 6], in the order 1, 0, 2, share 0, 3 and 2
+    # tokens: row 1 is computed at 0 to 4; of row 0, two tokens are at 0 and 1, and its [7, 8] at 5
+    # and 6; row 2 has nothing of its own, and is at 0 and 1.
     tip_S: list[int] = []
     start_S: list[int] = []
     place_RT: list[Int64s] = [np.empty(0, dtype=np.int64)] * len(lengths_R)

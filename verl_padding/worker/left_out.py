@@ -28,11 +28,11 @@ def find_blockers(savings: Collection[str]) -> Callable[[Any], Any]:
     def find(worker: Any) -> Any:
         found: list[tuple[str, Blocker]] = []
         for role, training_worker in training_workers(worker).items():
-            found += _of_engine(training_worker.engine, savings)
+            found += _engine_blockers(training_worker.engine, savings)
             if role == "actor":
-                found += _of_loss(training_worker.loss_fn, savings)
+                found += _loss_blockers(training_worker.loss_fn, savings)
                 if OLD_LOG_PROBS in savings:
-                    found += _of_noise(training_worker.engine.module)
+                    found += _noise_blockers(training_worker.engine.module)
         return answer_of(found)
 
     return find
@@ -49,7 +49,7 @@ def answer_of(found: Collection[tuple[str, Blocker]], **others: Any) -> Any:
     return DataProto(non_tensor_batch={BLOCKERS: of_rank, **beside})
 
 
-def _of_engine(engine: Any, savings: Collection[str]) -> NamedBlockers:
+def _engine_blockers(engine: Any, savings: Collection[str]) -> NamedBlockers:
     if PACKER in savings and PATCHED not in module_of(engine):
         why = f"it does not cut micro-batches as the engines of verl {KNOWN_VERL} do"
         fix = "Set padding.packer=verl."
@@ -58,7 +58,7 @@ def _of_engine(engine: Any, savings: Collection[str]) -> NamedBlockers:
         yield from ((SHARING, blocker) for blocker in engine_blockers(engine))
 
 
-def _of_loss(loss: Any, savings: Collection[str]) -> NamedBlockers:
+def _loss_blockers(loss: Any, savings: Collection[str]) -> NamedBlockers:
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.utils.losses import ppo_loss
 
@@ -79,7 +79,7 @@ def _of_loss(loss: Any, savings: Collection[str]) -> NamedBlockers:
             yield saving, Blocker(f"the actor's loss={mode or loss!r}", why, fix)
 
 
-def _of_noise(module: Any) -> NamedBlockers:
+def _noise_blockers(module: Any) -> NamedBlockers:
     if where := _noise(module):
         why = "the actor draws while it trains, so an update's log-probs are not those of a pass"
         yield OLD_LOG_PROBS, Blocker(where, why, "Set it to 0.")

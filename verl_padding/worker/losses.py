@@ -26,7 +26,7 @@ from verl_padding.config import Denominator
 from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES
 from verl_padding.pads import columns
 from verl_padding.prefix_sharing.tree import computed_rows
-from verl_padding.worker.training_workers import for_training_workers
+from verl_padding.worker.training_workers import for_training_workers, token_budget
 
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
@@ -81,7 +81,7 @@ class RealRowsLoss:
         # A bypass that rejects tokens takes its fractions of those that are left, which no column
         # counts.
         rejects = skips_zeros and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
-        self._of_all_rows = CLIP_FRACTIONS if skips_zeros and not rejects else frozenset()
+        self._over_all_rows = CLIP_FRACTIONS if skips_zeros and not rejects else frozenset()
         # Reported from the first mini-batch on, trained token or not; others once the inner loss
         # has reported them.
         is_verls = isinstance(inner, partial) and inner.func is ppo_loss
@@ -107,7 +107,9 @@ class RealRowsLoss:
         if not trained:
             if reporting_ranks == 0:  # where some rank trains, it alone reports losses
                 of_left_out = (
-                    self._of_all_rows & self._known if _trained_tokens_of_all(data) else frozenset()
+                    self._over_all_rows & self._known
+                    if _trained_tokens_of_all(data)
+                    else frozenset()
                 )
                 zeros = self._losses | of_left_out
                 packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in zeros}
@@ -146,17 +148,17 @@ class RealRowsLoss:
         tokens = int(data["response_mask"].sum())
         share = partial(
             _share_metrics,
-            of_rows=len(data) / _number(data, columns.TRAINED_ROWS),
+            row_share=len(data) / _number(data, columns.TRAINED_ROWS),
             reporting_ranks=reporting_ranks,
             dp_size=int(data["dp_size"]),
         )
-        shared = share(metrics, of_tokens=tokens / _number(data, columns.LOSS_TOKENS))
+        shared = share(metrics, token_share=tokens / _number(data, columns.LOSS_TOKENS))
         if not _flag(data, columns.LEAVES_OUT):
             return shared
-        of_all = {name: metrics[name] for name in self._of_all_rows & metrics.keys()}
+        of_all = {name: metrics[name] for name in self._over_all_rows & metrics.keys()}
         self._known |= of_all.keys()
         keeps = {*summed_metrics(metrics), *of_all}
-        shared |= share(of_all, of_tokens=tokens / _trained_tokens_of_all(data))
+        shared |= share(of_all, token_share=tokens / _trained_tokens_of_all(data))
         return {
             name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
         }
@@ -178,13 +180,10 @@ def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric
     # Plain metrics, one value a micro-batch: every rank has as many.
     metrics = {MICRO_BATCHES: Metric(AggregationType.SUM, 1.0)}
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=False):
-        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(
-            data=data, key="sp_size", default=1
-        )
         computed = sum(
             tokens - shared for row, tokens, shared in computed_rows(data) if real_R[row]
         )
-        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / budget)
+        metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / token_budget(data))
     return metrics
 
 
@@ -205,8 +204,8 @@ def _trained_tokens_of_all(data: TensorDict) -> int:
 
 def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:
     grads = [v for v in model_output.values() if isinstance(v, torch.Tensor) and v.requires_grad]
-    assert grads, f"no model output with a gradient among {sorted(model_output)}"
     # One is enough: every output comes from the same forward pass.
+    assert grads, f"no model output with a gradient among {sorted(model_output)}"
     values = grads[0].values() if grads[0].is_nested else grads[0]
     # The sum of no values, not of all values times zero: that would be NaN if a pad's output is not
     # finite.
@@ -293,7 +292,12 @@ class RunningMetric(Metric):
 
 
 def _share_metrics(
-    metrics: dict[str, Any], *, of_tokens: float, of_rows: float, reporting_ranks: int, dp_size: int
+    metrics: dict[str, Any],
+    *,
+    token_share: float,
+    row_share: float,
+    reporting_ranks: int,
+    dp_size: int,
 ) -> dict[str, Any]:
     """Metrics of a loss on a micro-batch that has this part of its mini-batch's trained tokens, and
     of their rows.
@@ -303,6 +307,9 @@ def _share_metrics(
     standard deviation) becomes the mean of the micro-batches', as in verl. Only the ranks that hold
     a trained token of the mini-batch report metrics.
     """
+    # Of a mini-batch's 120 trained tokens, 90 are on one of two ranks, in one micro-batch with a
+    # mean of 0.4, and 30 on the other, with 0.8: shares of 0.4 x 3/4 x 2 and 0.8 x 1/4 x 2, whose
+    # mean over the ranks, 0.5, is that of all tokens.
     shared = {}
     for name, value in metrics.items():
         aggregation = value.aggregation if isinstance(value, Metric) else AggregationType.MEAN
@@ -313,7 +320,7 @@ def _share_metrics(
                 aggregation = AggregationType(kind)
             else:
                 aggregation = AggregationType.SUM
-                number *= (of_rows if kind == "rows" else of_tokens) * reporting_ranks
+                number *= (row_share if kind == "rows" else token_share) * reporting_ranks
         elif aggregation is AggregationType.SUM:
             # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
             number *= reporting_ranks / dp_size

@@ -42,13 +42,10 @@ def take_planned_steps(train_batch: Callable[..., Any]) -> Callable[..., Any]:
     def train_next(data: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(data, TensorDict) or OPTIMIZER_STEPS not in data:
             return train_batch(data, *args, **kwargs)
-        to_come = tu.get_non_tensor_data(
-            data=data, key=OPTIMIZER_STEPS, default=None
-        )  # all mini-batches have this one
-        number_R, planned = (
-            read_column(data, MINI_BATCH).tolist(),
-            to_come.popleft() if to_come else None,
-        )
+        # All mini-batches of a call have the same one.
+        to_come = tu.get_non_tensor_data(data=data, key=OPTIMIZER_STEPS, default=None)
+        number_R = read_column(data, MINI_BATCH).tolist()
+        planned = to_come.popleft() if to_come else None
         if planned is None or set(number_R) != {planned[0]} or len(number_R) != planned[1]:
             raise PaddingDataError(
                 f"an optimizer step has {len(number_R)} rows of mini-batches "

@@ -21,7 +21,7 @@ from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, SHARED
 from verl_padding.prefix_sharing.engine import find_tree, share_in
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.prefix_sharing.tree import TREE
-from verl_padding.worker.training_workers import for_training_workers
+from verl_padding.worker.training_workers import for_training_workers, token_budget
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +76,9 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
                 f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows "
                 "were lost or moved. Set padding.packer=verl to train without that order."
             )
-        budget = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(
-            data=data, key="sp_size", default=1
-        )
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
-        branches = tu.get_non_tensor_data(
-            data=data, key=BRANCHES, default=None
-        )  # None: nothing is shared
+        # None: nothing is shared.
+        branches = tu.get_non_tensor_data(data=data, key=BRANCHES, default=None)
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tokens = computed = len(micro_batch[TOKENS].values())
@@ -91,12 +87,10 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
                 computed = tree.tokens
                 if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TREE, tree)
-            planned = (
-                tokens - int(read_column(micro_batch, SHARED).sum())
-                if SHARED in micro_batch
-                else tokens
-            )
-            _check_tokens(computed, planned, budget)
+            planned = tokens
+            if SHARED in micro_batch:
+                planned -= int(read_column(micro_batch, SHARED).sum())
+            _check_tokens(computed, planned, token_budget(data))
         return micro_batches, indices
 
     return prepare_micro_batches

@@ -123,6 +123,8 @@ def _attend_in_row(
     dropout: float,
 ) -> torch.Tensor:
     """(queries, heads, head size), of one row."""
+    # Two queries at the end of five keys are at the keys 3 and 4; with one key before its own, the
+    # first one sees the keys 2 and 3.
     (n_queries, n_keys), (left, right) = (len(q), len(k)), window
     is_causal, mask = right == 0 and n_queries == n_keys and not 0 <= left < n_keys - 1, None
     if not is_causal and (left >= 0 or right >= 0):

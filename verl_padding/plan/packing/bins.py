@@ -29,6 +29,7 @@ def fill(
 
     Long items first make a bin as costly as its tokens allow: cost rises faster than tokens.
     """
+    # 3 2 1 are left and a bin has room for 5: it takes 3, then 2.
     tokens = most_tokens - sum(tokens_I[item] for item in items)
     cost = most_cost - sum(cost_I[item] for item in items)
     while n_fitting := min(
@@ -55,6 +56,8 @@ def spread(
     that bins hold about the same number of them. A goal may be exceeded, the token budget may not:
     None if an item does not fit anywhere.
     """
+    # Costs 5 4 3 3 and goals 8 and 7: 5 to the first bin, 4 to the second, which is 7 below its
+    # goal, then 3 to each, which are both 3 below.
     bins: list[Bin] = [[] for _ in goal_B]
     tokens_left_B = [token_budget] * len(bins)
     heap = [(-goal, number) for number, goal in enumerate(goal_B)]

@@ -49,11 +49,10 @@ def balanced_cells(
     What a chain costs is not known here: with chains, the cells are the least, and only make sure
     that there is a plan.
     """
-    extra_I, n_ranks, least = (
-        extra_cost(costs, rows),
-        costs.call.dp_size,
-        costs.call.min_cell_rows(len(rows)),
-    )
+    # Rows of 900, 300, 300 and 300 tokens on two ranks: cells of two rows take 1,200 | 600; of
+    # three, 900 and two pads | 300 300 300.
+    extra_I, n_ranks = extra_cost(costs, rows), costs.call.dp_size
+    least = costs.call.min_cell_rows(len(rows))
     if size is None and costs.forest is None:
         # A rank with one long row leaves the rest to the others, and pads level the counts, if that
         # pays for the pads.

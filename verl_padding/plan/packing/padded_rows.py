@@ -79,6 +79,7 @@ def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int
     call, cost_T = costs.call, costs.cost_model(longest_T)
     if call.token_budget is None:
         return [call.micro_batch_rows] * (size // call.micro_batch_rows)
+    # Limits of the budget: with 2,000 tokens, a longest row of 900 takes one row beside it.
     starts = [0]
     while starts[-1] < size:
         t = starts[-1]

@@ -93,6 +93,7 @@ def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) 
 
     With ``spread_pads``, no block holds only pads while there are rows for all.
     """
+    # Rows 7 6 5 4, three blocks of three places: 7 6 5, 4 and nothing; or, spread, 7 6, 5 and 4.
     found, begin = [], 0
     for later_blocks in reversed(range(n_blocks)):
         left = len(rows) - begin
@@ -116,6 +117,8 @@ def with_pads(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
 
     Its time stays: where no rank waits, pads make it a little longer.
     """
+    # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
+    # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
     assert costs.call.token_budget is not None
     tokens_DK, load_DK = costs.micro_batch_loads(cut.rows_DK)
     room_DK = (costs.call.token_budget - tokens_DK) // costs.pad_tokens

@@ -67,6 +67,7 @@ class SyncPerMicroBatch(MicroBatchCutter):
 
 def _sizes_to_try(call: Call, cut: Cut, n_rows: int) -> set[int]:
     multiple, least = call.cell_multiple, call.min_cell_rows(n_rows)
+    # The fullest rank needs 13 rows, an even share would be 9: 9, 10, 11, 13 and 14 are tried.
     needed = up_to_multiple(min_rows_of(cut.rows_DK), multiple)
     # Where rows leave no room for pads, a micro-batch of pads takes a place more on each rank.
     with_pads = needed + multiple
@@ -149,6 +150,8 @@ class MicroStepPacker:
     def assign_ranks(self, micro_steps: MicroSteps) -> list[list[Bin]]:
         """Gives each rank a bin of each micro-step; ranks with few rows so far get the bins with
         many."""
+        # Ranks with 5 and 3 rows so far, and bins of one and of four rows: 6 and 7 rows, not 9 and
+        # 4. Fewer pads then level the counts.
         bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
         ranks_by_load = [(0, 0, rank) for rank in range(self.n_ranks)]
         for bins in micro_steps.bins_KD:
@@ -166,6 +169,8 @@ class MicroStepPacker:
 
         Bins without items fill the last micro-steps.
         """
+        # Costs 9 7 6 2 on two ranks: 9 beside 7 and 6 beside 2, of heights 9 + 6. No other pairs
+        # are lower: the third costliest is in some micro-step that is no lower than it.
         load_B = [self._cost([items]) for items in bins]
         costliest_first = sorted(range(len(bins)), key=lambda number: -load_B[number])
         n_steps = up_to_multiple(-(-len(bins) // self.n_ranks), self.multiple)
@@ -192,6 +197,10 @@ class MicroStepPacker:
         bins of it can be filled as high only with long rows, for many short ones exceed the token
         budget first. Light ones share out the rest evenly.
         """
+        # Rows of 900, 500, 300, 200 and 100 tokens on one rank, a budget of 1,000, a cost of one a
+        # token and three micro-steps: 900 is more than a third of 2,000, so it has a heavy one, to
+        # which only 100 tokens more would fit, but these would make it higher. The rest is 1,100 in
+        # two: 500 is less than the mean, and both are light, 500 + 100 and 300 + 200.
         heavy_bins: list[Bin] = []
         left = list(reversed(range(len(self.cost_I))))
         rest, n_light = self._total, n_steps
