@@ -150,27 +150,6 @@ def test_a_row_without_a_whole_number_of_tokens_is_refused_with_it(tokens):
     assert f"has {tokens!r} tokens" in str(refusal.value)
 
 
-@pytest.mark.parametrize("cost_model", ["tokens", "attention"])
-def test_rows_whose_costs_do_not_fit_int64_are_refused_with_the_longest(cost_model):
-    longest = 2**26
-    job = replace(
-        job_of("rows", inference={"ref": Pass(dp_size=2, token_budget=longest)}),
-        cost_model=cost_model,
-    )
-    few, many = (batch([longest, *[5] * (n - 1)]) for n in (4, 300))
-    figures = plan_batch(few, job).figures["ref"]
-    assert figures.imbalance >= 1
-    assert figures.over_lower_bound >= 1
-    if cost_model == "tokens":
-        assert plan_batch(many, job).n_rows == 300
-    else:
-        with pytest.raises(
-            PlanError,
-            match=r"^row 'p0_0_0' has 67108864 tokens: 300 rows .*choose cost_model=tokens",
-        ):
-            plan_batch(many, job)
-
-
 def test_a_mini_batch_that_does_not_divide_is_refused_with_those_that_do():
     with pytest.raises(
         PlanError, match=r"prompts_per_mini_batch=5 of 'actor' does not divide prompts=12.* 4 or 6"

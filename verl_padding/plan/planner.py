@@ -1,6 +1,6 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, one_after_the_other
 from verl_padding.plan.calls import Call, Pass, setting_of
-from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
+from verl_padding.plan.errors import NoRealRowError, RowTooLongError
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
@@ -40,7 +40,6 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     Raises:
         NoRealRowError: there is no row.
         RowTooLongError: a row does not fit into a micro-batch of one of the calls.
-        PlanError: the rows are so many and so long that their costs do not fit int64.
     """
     if not len(rows):
         raise NoRealRowError(
@@ -51,13 +50,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
     cuts = {name: _cut(rows, job, name) for name in job.updates}
-    # A pass gets the rows of the updates, pads among them, where the strategy fixes their number.
-    fixed = [
-        len(cut.rows_M) * cut.mini_batch_rows
-        for cut in cuts.values()
-        if cut.mini_batch_rows is not None
-    ]
-    whole = MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
+    whole = _whole_batch(rows, cuts.values())
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     shared: dict[str, tuple[int, ...]] = {}
@@ -87,6 +80,14 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         warnings=tuple(cut.warning for cut in cuts.values() if cut.warning),
         hint=_hint(rows, job, layouts),
     )
+
+
+def _whole_batch(rows: Rows, cuts: Iterable[MiniBatches]) -> MiniBatches:
+    """All rows, for a pass, and as many pads as updates whose mini-batches have a fixed size."""
+    fixed = [
+        len(cut.rows_M) * cut.mini_batch_rows for cut in cuts if cut.mini_batch_rows is not None
+    ]
+    return MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
 
 
 def _cut(rows: Rows, job: Job, name: str) -> MiniBatches:
@@ -184,7 +185,7 @@ def layout_key(call: Call, packer: Packer) -> Call:
 
 
 def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
-    """Refuses rows that do not fit into a micro-batch, or whose costs do not fit int64."""
+    """Refuses rows that do not fit into a micro-batch."""
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
     key, tokens = rows.key_R[longest], rows.tokens_R[longest]
     if call.token_budget is not None and tokens > call.token_budget:
@@ -195,12 +196,6 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
             "(data.max_prompt_length, data.max_response_length)",
             row=longest,
         )
-    cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    if cost < 0 or cost * len(rows) > MAX_COST:
-        raise PlanError(
-            f"row {key!r} has {tokens} tokens: {len(rows)} rows of that length cost "
-            f"{cost * len(rows):.1e} in call {name!r}, more than the planner can count "
-            f"({MAX_COST:.1e}). Keep rows shorter, or choose cost_model=tokens",
-            row=longest,
-        )
+    cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
+    assert 0 <= cost * len(rows) <= MAX_COST, f"{len(rows)} rows of {tokens} tokens in {name!r}"

@@ -69,8 +69,6 @@ class TransformerCost:
     """Layers whose queries see the last ``window`` keys."""
     window: int | None = None
     """Keys that a query of a sliding layer sees."""
-    causal: bool = True
-    """False counts L^2 pairs, as for a kernel that computes masked pairs too."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, lm_head: bool = True) -> TransformerCost:
@@ -124,7 +122,7 @@ class TransformerCost:
 
     def _pairs(self, tokens: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
         seen = tokens if window is None else np.minimum(tokens, window)
-        return seen * (seen + 1) / 2 + (tokens - seen) * seen if self.causal else tokens**2
+        return seen * (seen + 1) / 2 + (tokens - seen) * seen
 
 
 def _gated_delta_rule(config: Mapping[str, Any]) -> int:

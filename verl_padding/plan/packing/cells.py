@@ -17,7 +17,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.bins import balance, spread
-from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
+from verl_padding.plan.packing.cutter import MicroBatchCutter
 from verl_padding.plan.packing.pads import Cut, filled_up, with_pads
 
 
@@ -153,4 +153,4 @@ def _cell_in_bins(
     if bins is None:
         return None
     bins.sort(key=lambda items: -sum(cost[item] for item in items))
-    return cheap_at_both_ends([by_length[items].tolist() for items in bins])
+    return [by_length[items].tolist() for items in bins]

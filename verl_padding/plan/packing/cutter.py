@@ -2,15 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeVar
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.pads import Cut, numbered
-
-Item = TypeVar("Item")
 
 
 class MicroBatchCutter(ABC):
@@ -36,9 +33,3 @@ class MicroBatchCutter(ABC):
         size = None if fixed is None else costs.call.min_cell_rows(fixed)
         cells_M = [self.fill(costs, rows, size) for rows in mini_batches.rows_M]
         return numbered(cells_M, as_computed, with_micro_batches=self.cuts_micro_batches)
-
-
-def cheap_at_both_ends(costly_first_K: list[Item]) -> list[Item]:
-    """verl's order of micro-batches (``rearrange_micro_batches``): a pipeline fills and drains with
-    cheap ones."""
-    return costly_first_K[::2][::-1] + costly_first_K[1::2]

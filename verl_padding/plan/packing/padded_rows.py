@@ -20,7 +20,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.cells import up_to_multiple
-from verl_padding.plan.packing.cutter import MicroBatchCutter, cheap_at_both_ends
+from verl_padding.plan.packing.cutter import MicroBatchCutter
 from verl_padding.plan.packing.pads import Cut, RowsDK, blocks, filled_up
 
 
@@ -56,11 +56,6 @@ def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
             rows_DK[rank].append(block)
             load_D[rank] += n_rows * (int(costs.cost_R[block[0]]) if block else costs.pad)
         begin = end
-    if costs.call.has_pipeline:
-        rows_DK, n_rows_K = (
-            [cheap_at_both_ends(rows_K) for rows_K in rows_DK],
-            cheap_at_both_ends(n_rows_K),
-        )
     return filled_up(costs, rows_DK, n_rows_K)
 
 

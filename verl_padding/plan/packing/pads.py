@@ -55,9 +55,7 @@ def numbered(filled_M: Sequence[Cut], costs: CallCosts, *, with_micro_batches: b
     pad_numbers = count(costs.n_rows)
     cells, n_rows_MDK = [], []
     for filled in filled_M:
-        rows_DK = filled.rows_DK
-        if with_micro_batches and not costs.call.has_pipeline:
-            rows_DK = _largest_first(costs, rows_DK)
+        rows_DK = _in_order(costs, filled.rows_DK) if with_micro_batches else filled.rows_DK
         cells.append(
             tuple(
                 tuple(
@@ -76,14 +74,18 @@ def numbered(filled_M: Sequence[Cut], costs: CallCosts, *, with_micro_batches: b
     )
 
 
-def _largest_first(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
+def _in_order(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
     """The micro-batches in the order of the most tokens that a rank computes in them, on all ranks
     alike.
 
-    Memory then runs out early, if it does: by the second one, beside the first gradients.
+    Memory then runs out early, if it does: by the second one, beside the first gradients. Pipelines
+    fill and drain with the smallest, as verl has it (``rearrange_micro_batches``).
     """
     tokens_DK, _ = costs.micro_batch_loads(rows_DK)
     order_K = np.argsort(-tokens_DK.max(axis=0), kind="stable").tolist()
+    if costs.call.has_pipeline:
+        # 9 8 7 6 5 become 5 7 9 8 6.
+        order_K = order_K[::2][::-1] + order_K[1::2]
     return [[rows_K[k] for k in order_K] for rows_K in rows_DK]
 
 
