@@ -38,6 +38,7 @@ def common_prefix_length(one: NDArray[Any], other: NDArray[Any]) -> int:
     >>> common_prefix_length(np.array([5, 6, 7]), np.array([5, 6, 4, 4]))
     2
     """
+    # argmax finds the first place that differs, and 0 where none does.
     length = min(len(one), len(other))
     if not length or one.shape[1:] != other.shape[1:]:
         return 0

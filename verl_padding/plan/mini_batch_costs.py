@@ -77,6 +77,8 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
 def layout_time(layout: Layout, costs: CallCosts) -> int:
     """What a layout costs the slowest ranks, where they synchronize, and the handling of
     micro-batches and pads."""
+    # Ranks that cost 900 + 100 and 300 + 600 in two micro-batches: 900 + 600 where they synchronize
+    # at each, and 1,000 where they do so once.
     steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=False)
     by_micro = costs.call.sync_point == "micro_batch"
     slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)

@@ -125,6 +125,7 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout |
 
 
 def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
+    # Of each micro-batch of each rank and mini-batch; pads share nothing.
     numbers, held_I = one_after_the_other(
         [rows_K for ranks in micro_batches_of(layout) for rows_K in ranks]
     )
@@ -176,6 +177,8 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
 def layout_key(call: Call, packer: Packer) -> Call:
     """What a layout depends on, beside the cost model: calls with the same key and rows get the
     same one."""
+    # Two updates of one size, and passes of one budget, differ in what they train and what messages
+    # call their settings, which no layout depends on.
     compared = {field.name: getattr(call, field.name) for field in fields(Call)}
     compared |= {"budget_setting": "", "cost_model": None}
     if packer == "verl" and call.token_budget is not None:

@@ -82,6 +82,7 @@ class Rows:
         """
         key_R = tuple(keys)
         prompt_R, session_R = [], []
+        # math_7_0_1 answers the prompt math_7, in its session math_7_0.
         for key in key_R:
             parts = parts_of_key(key)
             if parts is None:

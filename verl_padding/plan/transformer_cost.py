@@ -121,6 +121,7 @@ class TransformerCost:
         return self.linear * tokens + self.attention * pairs
 
     def _pairs(self, tokens: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
+        # Ten tokens and a window of four: 1 + 2 + 3 + 4 pairs, and four for each of six more.
         seen = tokens if window is None else np.minimum(tokens, window)
         return seen * (seen + 1) / 2 + (tokens - seen) * seen
 
@@ -130,6 +131,7 @@ def _gated_delta_rule(config: Mapping[str, Any]) -> int:
     hidden, heads = int(config["hidden_size"]), int(config["linear_num_value_heads"])
     key_dim, value_dim = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
     keys, values = int(config["linear_num_key_heads"]) * key_dim, heads * value_dim
+    # To queries, keys, values, a gate of their size, and two numbers a head; back from the values.
     projections = hidden * (2 * keys + 3 * values + 2 * heads)
     convolution = int(config["linear_conv_kernel_dim"]) * (2 * keys + values)
     return 2 * (projections + convolution) + 5 * heads * key_dim * value_dim

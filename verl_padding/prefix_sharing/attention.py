@@ -107,6 +107,8 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if (followed := kwargs.pop(TREE, None)) is None:
             return attend(query, key, value, attention_mask, query_length, *args, **kwargs)
+        # The segments [5, 6, 7, 9, 9] and [7, 8] have the queries 0 .. 4 and 5 6, and the keys
+        # 0 .. 4 and 0 1 5 6.
         tree, layer = followed
         tree.attended.add(layer)
         paths = tree.paths(query.shape[1], query.device)

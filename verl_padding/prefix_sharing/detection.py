@@ -200,6 +200,7 @@ class PrefixDetection:
 
     def _parts(self, groups: Iterable[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
         """The rows of groups, as many groups at once as begin within so many tokens."""
+        # Groups of 3, 4 and 5 tokens begin at 0, 3 and 7: with 6 at once, two, and then one.
         groups = list(groups)
         begins = accumulate(
             (sum(self._tokens_R[row] for row in rows) for rows in groups), initial=0

@@ -156,6 +156,7 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
     segments.pop(TREE)  # a micro-batch with nothing to share
     if not tree.branches:
         return segments
+    # A row of five tokens whose segment begins at the third has the last three of each field.
     offsets = torch.tensor([0, *accumulate(tree.lengths_S)])
     for name in (TOKENS, *PER_TOKEN):
         if name not in segments:

@@ -75,6 +75,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        # The loss is log sum exp x - x[label], and its derivative by x is p, less 1 at the label.
         (gradient,), (logits, labels, log_sums) = gradients, ctx.saved_tensors
         out = logits.detach() if ctx.in_place else torch.empty_like(logits)
         for chunk in _chunks(logits):

@@ -67,6 +67,7 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
     ) -> tuple[list[TensorDict], list[list[int]] | None]:
         if not tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False):
             return prepare(data, **kwargs)
+        # Rows of the micro-batches [0, 0, 1] are cut into [[0, 1], [2]].
         number_R = read_column(data, MICRO_BATCH).tolist()
         indices = [
             list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)

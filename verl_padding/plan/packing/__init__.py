@@ -37,6 +37,8 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
     layout = _filled(costs, packer, mini_batches, costs)
     if costs.forest is None:
         return layout
+    # Where rows that share balance badly together, ranks wait longer than they save. Rows that are
+    # planned as if they shared nothing may still meet in a micro-batch, and then do.
     time, alone = layout_time(layout, costs), replace(costs, forest=None)
     size = mini_batches.mini_batch_rows
     if sum(_min_time(alone, rows, size) for rows in mini_batches.rows_M) < time:

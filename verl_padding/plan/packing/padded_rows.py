@@ -38,6 +38,8 @@ class PaddedRows(MicroBatchCutter):
 def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of
     lengths."""
+    # Rows of 9 8 7 6 5 tokens on two ranks, micro-batches of two and of one row: 9 8 | 7 6 is the
+    # first micro-step, 5 | pad the second.
     n_ranks = costs.call.dp_size
     # A row shorter than a pad counts as a pad, as it may stand beside one.
     places = np.full(n_ranks * size, costs.pad_tokens, dtype=np.int64)

@@ -24,6 +24,7 @@ class Strategy(ABC):
         update, prompts = shape.updates[name], shape.prompts_setting
         size = update.prompts_per_mini_batch
         if shape.prompts % size:
+            # Of 12 prompts, 5 are no mini-batch: 4 or 6 are.
             divisors = [
                 divisor for divisor in range(1, shape.prompts + 1) if shape.prompts % divisor == 0
             ]
