@@ -14,7 +14,7 @@ and then the pads find their places (:mod:`~verl_padding.plan.packing.pads`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 
@@ -92,9 +92,8 @@ def fastest_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) ->
         micro_steps = min(packer.candidates(), key=attrgetter("time"))
         bins_DK = packer.assign_ranks(micro_steps)
         rows_DK = [[packer.units.rows_of(held) for held in bins] for bins in bins_DK]
-        cut = Cut(rows_DK=rows_DK, time=micro_steps.time)
-        if len(packers) > 1:  # units of a bin may share more
-            cut = replace(cut, time=costs.micro_steps_time(rows_DK))
+        # Units of a bin may share more.
+        cut = Cut(rows_DK=rows_DK, time=costs.micro_steps_time(rows_DK))
         if best is None or cut.time < best.time:
             best = cut
     assert best is not None
