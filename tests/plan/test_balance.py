@@ -47,10 +47,6 @@ def test_groups_of_prompts_keep_both_bounds(rows_P, n_groups):
     assert max(rows_G) - min(rows_G) <= max(rows_P)
 
 
-def test_prompts_of_one_size_stay_in_order():
-    assert even_groups([8] * 7, 3) == [[0, 1, 2], [3, 4], [5, 6]]
-
-
 def test_prompts_leave_their_order_only_to_even_out_the_rows():
     # In order: 1 + 1 against 9 + 9 rows. No prompt may change sides alone, so a small one is
     # swapped for a large one.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, Rows, Update, plan_batch
+from verl_padding.plan import COST_MODELS, Job, Pass, Rows, Update, plan_batch
 
 EXAMPLES = settings(max_examples=80)
 attention_cost = COST_MODELS["attention"]
@@ -92,15 +92,3 @@ def test_what_is_computed_holds_the_budget_and_a_layouts_promises(tokens, steps,
             if min(tokens) >= PAD_TOKENS:
                 # One rank pads its cell to the longest row: no layout is faster.
                 assert figures.over_lower_bound == pytest.approx(1)
-
-
-def test_verls_packer_is_refused_for_rows_that_are_padded():
-    update = Update(dp_size=2, prompts_per_mini_batch=1, token_budget=100, padded_to="micro_batch")
-    with pytest.raises(PlanError, match=r"padded_to='micro_batch' of 'actor'.*packer='plan'"):
-        Job(
-            strategy="rows",
-            prompts=1,
-            sessions_per_prompt=1,
-            updates={"actor": update},
-            inference={},
-        )

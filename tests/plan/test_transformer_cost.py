@@ -28,7 +28,7 @@ CONFIGS = {
         **SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1
     ),
     "qwen3, wide heads": transformers.Qwen3Config(**SHAPE, head_dim=16),
-    "llama, one key head": transformers.LlamaConfig(**SHAPE | {"num_key_value_heads": 1}),
+    "llama": transformers.LlamaConfig(**SHAPE),
     "mistral": transformers.MistralConfig(**SHAPE, sliding_window=8),
     "gemma2": transformers.Gemma2Config(**SHAPE, head_dim=8, sliding_window=8),
     "qwen3_moe": transformers.Qwen3MoeConfig(**SHAPE, **MOE, head_dim=8),

@@ -12,8 +12,6 @@ from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as refer
 from verl_padding.errors import PaddingError
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func
 
-LENGTHS = [1, 7, 30, 2, 12]
-
 
 def ends_of(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
@@ -68,16 +66,3 @@ def test_what_torch_has_no_kernel_for_is_refused(said):
     states, ends = torch.randn(3, 5, 4, 8), ends_of([5])
     with pytest.raises(PaddingError, match="Install flash-attn"):
         flash_attn_varlen_func(*states, ends, ends, 5, 5, **said)
-
-
-def test_a_row_is_computed_to_the_last_bit_as_if_it_were_alone():
-    states = torch.randn(
-        3, sum(LENGTHS), 4, 8, generator=torch.Generator().manual_seed(0)
-    ).bfloat16()
-    ends = ends_of(LENGTHS)
-    together = flash_attn_varlen_func(*states, ends, ends, 30, 30, causal=True)
-    for begin, length in zip(ends.tolist(), LENGTHS, strict=False):
-        own, row = ends_of([length]), slice(begin, begin + length)
-        assert together[row].equal(
-            flash_attn_varlen_func(*states[:, row], own, own, length, length, causal=True)
-        )

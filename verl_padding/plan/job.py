@@ -56,11 +56,7 @@ class Job(StepShape):
         check_choice("cost_model", self.cost_model, COST_MODELS)
         if self.seed < 0:
             raise PlanError(f"seed={self.seed}: must be at least 0")
-        for name in self.updates:
-            if name in self.inference:
-                raise PlanError(
-                    f"{name!r} names an update and an inference pass: give each its own name"
-                )
+        assert self.updates.keys().isdisjoint(self.inference), "each call has a name of its own"
         for name in self.updates:
             STRATEGIES[self.strategy].check(self, name)
         for name, call in self.calls():

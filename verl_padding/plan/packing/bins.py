@@ -16,6 +16,15 @@ from verl_padding.plan.cost import Int64s
 Bin = list[int]
 
 
+def first_fit(tokens_I: Sequence[int], cost_I: Sequence[int], token_budget: int) -> list[Bin]:
+    """First-fit-decreasing: few bins, each filled to the brim in its turn."""
+    left, bins = list(reversed(range(len(tokens_I)))), []
+    while left:
+        bins.append([left.pop()])
+        fill(bins[-1], left, tokens_I, cost_I, token_budget)
+    return bins
+
+
 def fill(
     items: Bin,
     left: list[int],

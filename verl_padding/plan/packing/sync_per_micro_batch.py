@@ -14,7 +14,7 @@ and then the pads find their places (:mod:`~verl_padding.plan.packing.pads`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 
@@ -24,7 +24,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.packing.bins import Bin, fill, spread
+from verl_padding.plan.packing.bins import Bin, fill, first_fit, spread
 from verl_padding.plan.packing.cells import (
     balanced_cells,
     cut_by_cell,
@@ -92,9 +92,8 @@ def fastest_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) ->
         micro_steps = min(packer.candidates(), key=attrgetter("time"))
         bins_DK = packer.assign_ranks(micro_steps)
         rows_DK = [[packer.units.rows_of(held) for held in bins] for bins in bins_DK]
-        cut = Cut(rows_DK=rows_DK, time=micro_steps.time)
-        if len(packers) > 1:  # units of a bin may share more
-            cut = replace(cut, time=costs.micro_steps_time(rows_DK))
+        # Units of a bin may share more.
+        cut = Cut(rows_DK=rows_DK, time=costs.micro_steps_time(rows_DK))
         if best is None or cut.time < best.time:
             best = cut
     assert best is not None
@@ -135,7 +134,14 @@ class MicroStepPacker:
         self._total = sum(self.cost_I)
 
     def candidates(self) -> Iterator[MicroSteps]:
-        """Cuts into the fewest micro-steps that hold all units, or one more."""
+        """Cuts into the fewest micro-steps that hold all units, or one more; and of bins that are
+        filled to the brim one after another, which suits a few long rows."""
+        # Any two of these bins hold more than a budget. With fewer than the ranks, some rank would
+        # have no unit in any micro-step.
+        if 2 * sum(self.tokens_I) > self.token_budget * self.n_ranks:
+            bins = first_fit(self.tokens_I, self.cost_I, self.token_budget)
+            if len(bins) >= self.n_ranks:
+                yield self.group_into_micro_steps(bins)
         n_steps = up_to_multiple(self.min_steps or 1, self.multiple)
         # With a micro-step for each unit, all of them have room.
         while (micro_steps := self._pack(n_steps)) is None:
@@ -202,7 +208,8 @@ class MicroStepPacker:
         # which only 100 tokens more would fit, but these would make it higher. The rest is 1,100 in
         # two: 500 is less than the mean, and both are light, 500 + 100 and 300 + 200.
         heavy_bins: list[Bin] = []
-        left = list(reversed(range(len(self.cost_I))))
+        units = range(len(self.cost_I))
+        left = list(reversed(units))
         rest, n_light = self._total, n_steps
         while n_light > 1 and left:
             height = self.cost_I[left[-1]]
@@ -219,4 +226,9 @@ class MicroStepPacker:
             n_light -= 1
         goal_B = [rest // (n_light * self.n_ranks)] * (n_light * self.n_ranks)
         light_bins = spread(left[::-1], self.tokens_I, self.cost_I, goal_B, self.token_budget)
-        return None if light_bins is None else self.group_into_micro_steps(heavy_bins + light_bins)
+        if light_bins is not None:
+            return self.group_into_micro_steps(heavy_bins + light_bins)
+        # Long rows that fill heavy bins to the brim may leave the others too little room.
+        goal_B = [0] * (n_steps * self.n_ranks)
+        all_bins = spread(units, self.tokens_I, self.cost_I, goal_B, self.token_budget)
+        return None if all_bins is None else self.group_into_micro_steps(all_bins)

@@ -42,26 +42,16 @@ class Lcm(Strategy):
         if rows % unit:
             prompts = f"{update.mini_batch_setting}={update.prompts_per_mini_batch}"
             sessions = f"{shape.sessions_setting}={shape.sessions_per_prompt}"
-            multiple = (
-                f"dp_size={update.dp_size} x {update.cell_multiple} (rows of a micro-batch) ="
-                f" {unit}"
+            raise PlanError(
+                f"strategy='lcm': a mini-batch of {name!r} has {prompts} x {sessions} = {rows} "
+                f"rows, not a multiple of dp_size={update.dp_size} x {update.cell_multiple} (rows "
+                f"of a micro-batch) = {unit}; change one of them or choose another strategy"
             )
-            why = (
-                f"a mini-batch of {name!r} has {prompts} x {sessions} = {rows} rows, not a multiple"
-                f" of {multiple}"
-            )
-            raise PlanError(f"strategy='lcm': {why}; change one of them or choose another strategy")
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
-        sizes = [
-            each
-            for update in shape.updates.values()
-            for each in (update.dp_size, shape.mini_batch_rows(update))
-        ]
-        total, size = (
-            padded_rows(len(rows), shape.row_multiple, *sizes),
-            shape.mini_batch_rows(shape.updates[name]),
-        )
+        updates, size = shape.updates.values(), shape.mini_batch_rows(shape.updates[name])
+        sizes = [update.dp_size for update in updates] + [*map(shape.mini_batch_rows, updates)]
+        total = padded_rows(len(rows), shape.row_multiple, *sizes)
         by_prompt = ordered(rows_of_prompts(rows), shape.updates[name], shape.seed)
         order = [row for group in by_prompt for row in group]
         return cut_evenly(order, total // size, name, mini_batch_rows=size)

@@ -29,13 +29,10 @@ class Strategy(ABC):
                 divisor for divisor in range(1, shape.prompts + 1) if shape.prompts % divisor == 0
             ]
             nearest = [d for d in divisors if d < size][-1:] + [d for d in divisors if d > size][:1]
-            fix = (
-                f"set it to {' or '.join(map(str, nearest))}, or make {prompts} a multiple of"
-                f" {size}"
-            )
-            setting = f"{update.mini_batch_setting}={size}"
             raise PlanError(
-                f"{setting} of {name!r} does not divide {prompts}={shape.prompts}: {fix}"
+                f"{update.mini_batch_setting}={size} of {name!r} does not divide "
+                f"{prompts}={shape.prompts}: set it to {' or '.join(map(str, nearest))}, or make "
+                f"{prompts} a multiple of {size}"
             )
 
     @abstractmethod
