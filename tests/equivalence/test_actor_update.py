@@ -57,7 +57,6 @@ TOKENS, ROWS = MODES
 UPDATES: dict[str, dict[str, Any]] = {
     "verl's packer": {"packer": "verl", "mode": TOKENS},
     "the plan's": {"packer": "plan", "mode": ROWS},
-    "ratios of sequences": {"packer": "verl", "mode": ROWS, "policy_loss": "gspo"},
     "two rows, verl's packer": {"packer": "verl", "micro_batch_rows": 2},
     "two rows, the plan's": {"packer": "plan", "micro_batch_rows": 2},
     "verl's number of rows": {"packer": "verl", "strategy": "lcm", "mini_batch": 4},

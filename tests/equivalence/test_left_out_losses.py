@@ -8,7 +8,15 @@ from verl.trainer.ppo.core_algos import agg_loss
 
 from tests.equivalence.test_registered_losses import BYPASS
 from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES, seeded
-from tests.support.losses_on_rows import MODES, PAD, Rows, nested, policy_loss, run_as_verl_does
+from tests.support.losses_on_rows import (
+    MODES,
+    PAD,
+    Rows,
+    in_each_mode,
+    nested,
+    policy_loss,
+    run_as_verl_does,
+)
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job import verl_losses
 from verl_padding.job.verl_losses import losses_that
@@ -58,8 +66,7 @@ def farthest(all_rows, without, rows: Rows) -> float:
 
 
 @pytest.mark.parametrize("denominator", ["rows", pytest.param("nominal", marks=pytest.mark.slow)])
-@EACH_MODE
-@pytest.mark.parametrize("name", MULTIPLIED)
+@pytest.mark.parametrize(("name", "mode"), in_each_mode(MULTIPLIED))
 @pytest.mark.parametrize("masked", [False, True], ids=["no advantage", "no trained token"])
 def test_without_idle_rows_an_admitted_loss_and_its_gradients_are_the_same(
     name, mode, denominator, masked
@@ -114,21 +121,6 @@ def test_idle_rows_add_nothing_whatever_a_bypass_corrects_or_rejects(preset):
     )
 
 
-@pytest.mark.parametrize("setting", ["KL and entropy", "a mean over a micro-batch"])
-def test_what_has_a_gradient_in_every_row_is_no_such_loss(setting):
-    loss = policy_loss("token-mean")
-    if setting != "KL and entropy":
-        mean = RolloutCorrectionConfig(
-            bypass_mode=True,
-            loss_type="reinforce",
-            rollout_is="token",
-            rollout_is_batch_normalize=True,
-        )
-        loss = policy_loss("token-mean", "bypass_mode", terms=False, rollout_correction=mean)
-    (want, _), (got, _) = with_and_without(loss, rows := rows_of(), at_once=True)
-    assert farthest(want, got, rows) > 1e-3
-
-
 @pytest.mark.parametrize("name", [*MULTIPLIED, "a bypass that rejects"])
 def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
     same, rejection = (
@@ -180,10 +172,11 @@ def test_in_token_modes_the_entropy_loss_is_the_entropy_of_the_pass(mode):
 
 
 @pytest.mark.parametrize("terms", [True, False], ids=["with KL and entropy", "alone"])
-@EACH_MODE
 @pytest.mark.parametrize(
-    "name", [name for name in POLICY_LOSSES if name != "bypass_mode"]
-)  # it has no such pass
+    ("name", "mode"),
+    # A bypass has no such pass.
+    in_each_mode(name for name in POLICY_LOSSES if name != "bypass_mode"),
+)
 def test_the_updates_own_log_probs_give_the_gradients_of_a_pass(name, mode, terms):
     loss = RealRowsLoss(seeded(policy_loss(mode, name, terms=terms)), "rows")
     want, metrics = run_as_verl_does(loss, rows_of(scale=0.0), ALL, "log_probs")

@@ -29,6 +29,7 @@ from tests.support.losses_on_rows import (
     Rows,
     critic_loss,
     distilling_loss,
+    in_each_mode,
     policy_loss,
     run_as_verl_does,
 )
@@ -70,8 +71,7 @@ def assert_trains_alike(
     assert_metrics_are_those_of_the_rows_that_train(loss, metrics, output_name, rows=rows, but=but)
 
 
-@EACH_MODE
-@pytest.mark.parametrize(("name", "name_of_layout"), LOSSES_ON_LAYOUTS)
+@pytest.mark.parametrize(("name", "name_of_layout", "mode"), in_each_mode(LOSSES_ON_LAYOUTS))
 def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, name_of_layout):
     assert_trains_alike(
         policy_loss(mode, name), name_of_layout, packing_matters=name in PACKING_MATTERS
@@ -82,8 +82,7 @@ def test_a_registered_loss_gives_the_gradient_of_a_batch_without_pads(name, mode
     ("name_of_layout", "task_rewards"),
     [("a rank holds pads alone", True), ("an untrained rank", False)],
 )
-@EACH_MODE
-@pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
+@pytest.mark.parametrize(("name", "policy_gradient", "mode"), in_each_mode(DISTILLING, "k3"))
 def test_a_registered_distillation_loss_does_too(
     name, policy_gradient, mode, name_of_layout, task_rewards
 ):
@@ -111,8 +110,7 @@ LOSSES = {
 }
 
 
-@EACH_MODE
-@pytest.mark.parametrize("name", ["critic", *sorted(LOSSES)])
+@pytest.mark.parametrize(("name", "mode"), in_each_mode(["critic", *sorted(LOSSES)]))
 def test_a_mini_batch_without_a_trained_token_has_losses_of_zero(name, mode):
     output_name = "values" if name == "critic" else "log_probs"
     loss = RealRowsLoss(critic_loss(mode) if name == "critic" else LOSSES[name](mode, name), "rows")
@@ -144,8 +142,7 @@ PADDED_LAYOUT = pytest.mark.parametrize("layout", [SPREAD, IDLE_RANK], ids=["spr
 
 
 @PADDED_LAYOUT
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", BYPASS)
+@pytest.mark.parametrize(("name", "mode"), in_each_mode(BYPASS))
 def test_a_bypass_loss_gives_the_gradient_of_a_batch_without_pads(name, mode, layout):
     loss = policy_loss(mode, "bypass_mode", rollout_correction=BYPASS[name])
     metrics_where_gradients_agree(loss, layout)

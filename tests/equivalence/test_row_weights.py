@@ -18,7 +18,16 @@ from verl.utils import tensordict_utils as tu
 
 from tests.support import losses_on_rows
 from tests.support.loss_comparisons import DISTILLING, POLICY_LOSSES, seeded
-from tests.support.losses_on_rows import LAYOUTS, MODES, SPREAD, Rows, nested, run_as_verl_does
+from tests.support.losses_on_rows import (
+    LAYOUTS,
+    MODES,
+    QUICK_MODE,
+    SPREAD,
+    Rows,
+    in_each_mode,
+    nested,
+    run_as_verl_does,
+)
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
@@ -156,7 +165,9 @@ NORMALIZED = {
 EACH_LOSS = [
     # What rows are divided by is no matter of the loss, but for means over rows.
     pytest.param(
-        name, *setting, marks=pytest.mark.slow if "nominal" in setting and name not in QUICK else ()
+        name,
+        *setting,
+        marks=() if name in QUICK or setting == (QUICK_MODE, "rows") else pytest.mark.slow,
     )
     for name in (*POLICY_LOSSES, "normalized bypass")
     for setting in SETTINGS
@@ -185,8 +196,9 @@ def test_a_registered_loss_is_the_weighted_sum_of_its_rows_or_is_refused(
         assert_weighed(loss, "log_probs", SPREAD, rows, weight_R, mode, denominator, count_R)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
+@pytest.mark.parametrize(
+    ("name", "policy_gradient", "mode"), in_each_mode(DISTILLING, all_modes_of="k3")
+)
 def test_so_is_a_registered_distillation_loss(name, policy_gradient, mode):
     loss = distilling_loss(mode, name, policy_gradient=policy_gradient)
     assert_weighed(loss, "log_probs", SPREAD, WeightedRows(weighting(mode)), WEIGHTS, mode, "rows")
@@ -211,8 +223,7 @@ def parts_of_sessions(mode, weight_R) -> tuple[list[float], list[float]]:
     return weight_R, count_R
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize(("name", "mode"), in_each_mode(POLICY_LOSSES))
 def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
     loss = RealRowsLoss(seeded(policy_loss(mode, name)), "rows")
     got, metrics = run_as_verl_does(

@@ -1,19 +1,12 @@
 """The recipe's agent loop, tasks and pictures: everything short of running it."""
 
-import io
-
-import pandas as pd
 import pytest
-from PIL import Image
 
 from tests.support import played
 from verl_padding.recipes.context_reset.agent_loop import ContextResetAgentLoop
-from verl_padding.recipes.context_reset.make_data import write_tiny_data
 from verl_padding.recipes.context_reset.tasks import (
     GSM8K_SOURCE,
-    SYMBOLS,
     TINY_SOURCE,
-    task_of,
 )
 
 ROW = {"data_source": TINY_SOURCE, "reward_model": {"ground_truth": "21"}, "raw_prompt": []}
@@ -85,18 +78,3 @@ def test_notes_that_outgrow_the_prompt_end_the_session():
         assert prompt.count(note.strip()) == turn
     assert outputs[-1].reward_score == 0.0
     assert outputs[-1].extra_fields["reward_extra_info"]["answered"] == 0.0
-
-
-def test_the_first_turn_of_a_picture_path_shows_the_picture(tmp_path):
-    train, _ = write_tiny_data(tmp_path, train=8, val=1, images=True)
-    for row in pd.read_parquet(train).to_dict("records"):
-        image = {"role": "user", "content": [{"type": "image", **row["images"][0]}]}
-        assert row["prompt"][0]["content"] == "<image>"
-        task = task_of(row | {"raw_prompt": [image]})
-        assert task.messages() == [image]
-        path = row["reward_model"]["ground_truth"]
-        brightness = Image.open(io.BytesIO(row["images"][0]["bytes"])).getpixel((5, 5))[0]
-        assert brightness == {"1": 0, "2": 255}[path[0]]
-        task.react(path[0])
-        if len(path) > 1:
-            assert task.messages() == [{"role": "user", "content": SYMBOLS[int(path[1]) - 1] * 8}]

@@ -3,15 +3,12 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support import played
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.recipes.every_call.agent_loop import EveryCallLoop
 from verl_padding.recipes.every_call.tasks import (
     TINY_SOURCE,
-    Doors,
 )
 from verl_padding.recipes.every_call.thinking import ThinkingLoop
 
@@ -88,14 +85,3 @@ def test_what_was_thought_is_left_out_of_the_next_prompt():
     assert [output.extra_fields.get("extends") for output in outputs] == [None] * 3
     assert [limits["max_tokens"] for *_, limits in server.requests] == [4, 1] * 3
     assert [output.reward_score for output in outputs] == [None, None, 1.0]
-
-
-@given(prize=st.sampled_from("1234"), doors=st.permutations("1234"))
-def test_trying_every_door_once_always_finds_the_prize(prize, doors):
-    task = Doors(prize)
-    for door in doors[: doors.index(prize) + 1]:
-        assert not task.done
-        assert task.react(door) == door * 8
-    assert task.done
-    assert task.reward == 1.0
-    assert task.info == {"acc": 1.0, "tried": float(doors.index(prize) + 1)}

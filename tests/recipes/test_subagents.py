@@ -109,20 +109,3 @@ def test_a_task_that_is_too_long_is_refused_by_name():
     rows, _ = play(script, row=MATH_ROW, call_format="hermes", response_length=2000)
     assert len(rows) == 1
     assert rows[0].extra_fields["reward_extra_info"]["failed_subagents"] == 1.0
-
-
-def test_a_model_that_writes_json_asks_calculates_and_answers():
-    def call(name, **arguments):
-        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-    script = [
-        ("You lead a team", call("ask", question="What is 6 times 7?")),
-        ("What is 6 times 7?\n\nAnswer", call("calculate", expression="6 * 7")),
-        ("tool\n42", "42"),
-        ("tool\n42", "#### 42"),
-    ]
-    rows, server = play(script, row=MATH_ROW, call_format="hermes", response_length=2000)
-    assert server.script == []
-    assert [row.num_turns for row in rows] == [4, 4]
-    assert own_words(rows[-1]).endswith("#### 42")
-    assert rows[-1].reward_score == 1.0

@@ -1,7 +1,7 @@
 """verl's losses on a few rows and pads, added up over micro-batches and ranks as verl does."""
 
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, product
 from statistics import mean
 
 import pytest
@@ -43,6 +43,20 @@ MODES = [
     "seq-mean-token-mean",
     "seq-mean-token-sum-norm",
 ]
+QUICK_MODE = "seq-mean-token-mean"
+
+
+def in_each_mode(cases, all_modes_of="vanilla"):
+    """Parameters of a test: each case, a name or several, and a mode.
+
+    All but one of the modes are slow, unless the case has the name ``all_modes_of``.
+    """
+    found = []
+    for case, mode in product(cases, MODES):
+        names = case if isinstance(case, tuple) else (case,)
+        is_quick = mode == QUICK_MODE or all_modes_of in names
+        found.append(pytest.param(*names, mode, marks=() if is_quick else pytest.mark.slow))
+    return found
 
 
 SETTINGS = {

@@ -8,7 +8,7 @@ from verl.utils import tensordict_utils as tu
 
 from tests.support.branching_rows import branching_rows
 from tests.support.rows_in_queue import PARTITION, put_columns, put_rows
-from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.sessions_that_grow import put_grown_sessions
 
 LENGTHS = [
     (9, 5),
@@ -23,22 +23,6 @@ LENGTHS = [
     (17, 6),
     (6, 2),
 ]
-
-
-TURNS = [
-    3,
-    2,
-    5,
-    4,
-    5,
-    2,
-    1,
-    3,
-    1,
-    2,
-    3,
-    2,
-]  # rows of each session that grows; two sessions of each of six prompts
 
 
 def put_trained_rows() -> KVBatchMeta:
@@ -67,12 +51,6 @@ def put_full_rows() -> KVBatchMeta:
     }
     lengths |= {"d_0_1": (2, 2), "e_0_0": (5, 6), "f_0_0": (7, 8), "f_0_1": (3, 3)}
     return with_trained_fields(put_rows([*lengths.values()], [*lengths]))
-
-
-def put_grown_rows() -> KVBatchMeta:
-    """Rows of which most begin with another one of their session."""
-    torch.manual_seed(0)
-    return with_trained_fields(put_grown_sessions(grown_sessions(TURNS, prompts=len(TURNS) // 2)))
 
 
 def put_branching_rows() -> KVBatchMeta:

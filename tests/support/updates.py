@@ -26,7 +26,6 @@ from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from tests.support.trained_batches import (
     put_branching_rows,
     put_few_rows,
-    put_grown_rows,
     put_trained_rows,
 )
 from verl_padding.job.calls import CALLS
@@ -202,9 +201,7 @@ def assert_updates_agree(
     started(padded_ranks, one_rank)
     if packer == "plan":
         padded_ranks.execute_with_func_generator(install(shares=sharing != "off"))
-    rows = {"off": put_trained_rows, "whole": put_grown_rows, "branches": put_branching_rows}[
-        sharing
-    ]
+    rows = put_trained_rows if sharing == "off" else put_branching_rows
     batch = (put or (put_few_rows if few else rows))()
     cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
     plan = plan_of(batch, packer, update=update, pad_tokens=template.length, **cut, **planned)
