@@ -121,15 +121,17 @@ def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def describe_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines about the rows of a rollout dump: sessions, rewards, and the texts of the first."""
+    """Lines about the rows of a rollout dump: sessions, rewards, and the texts of the longest."""
     sessions = Counter(session_of_key(row["uid"]) for row in rows)
     sizes = [f"{size} ({n} sessions)" for size, n in sorted(Counter(sessions.values()).items())]
     yield f"{len(rows)} rows of {len(sessions)} sessions; rows a session: {', '.join(sizes)}"
     rewards = Counter(row["score"] for row in rows)
     counts = [f"{reward} ({n} rows)" for reward, n in rewards.most_common()]
     yield f"rewards: {', '.join(counts)}"
+    # Most replies are short noise: the longest row shows the most of template, agent and tools.
+    longest = max(rows, key=lambda row: len(row["input"] + row["output"]))
     for name in ("input", "output"):
-        yield f"first {name}: {shorten(rows[0][name], MAX_TEXT, placeholder=' ..')}"
+        yield f"longest row, {name}: {shorten(longest[name], MAX_TEXT, placeholder=' ..')}"
 
 
 def describe_step(step: Mapping[str, float]) -> str:
