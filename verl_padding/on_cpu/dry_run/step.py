@@ -20,6 +20,7 @@ from verl_padding.job.metric_names import GRAD_NORM
 from verl_padding.on_cpu.dry_run.reduced_job import reduced, write_shrunk_model
 from verl_padding.on_cpu.launch import run_command
 from verl_padding.on_cpu.scripted_replies import TEXTS
+from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.runs.run_files import LOG, ROLLOUTS, dumps_in, read_dump, read_metrics
 
@@ -122,6 +123,7 @@ def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:
 
 def describe_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Lines about the rows of a rollout dump: sessions, rewards, and the texts of the longest."""
+    rows = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]  # stock verl's pads
     sessions = Counter(session_of_key(row["uid"]) for row in rows)
     sizes = [f"{size} ({n} sessions)" for size, n in sorted(Counter(sessions.values()).items())]
     yield f"{len(rows)} rows of {len(sessions)} sessions; rows a session: {', '.join(sizes)}"
