@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from verl_padding.cli.app import app
@@ -94,25 +93,8 @@ def test_a_dump_is_tokenized_and_its_stock_pads_are_left_out(tmp_path):
     assert "name the model's tokenizer with --tokenizer" in refused(path, *shape)
 
 
-SHARED_ROWS = [
-    {"prompt": "a", "session": 0, "token_ids": [1, 2, 3]},
-    {"prompt": "a", "session": 0, "token_ids": [1, 2, 3, 4, 5]},
-    {"prompt": "b", "session": 0, "tokens": 4},
-    {"prompt": "b", "session": 1, "token_ids": [1, 2, 3, 4]},
-]
 SHARING = ("--dp", 1, "--mini-batch", 2, "--n", 2, "--budget", 256)
 SHARED = ("--", "padding.packer=plan", "padding.sharing=on")
-
-
-def test_what_rows_of_a_prompt_begin_with_is_computed_once(tmp_path):
-    path = write_lines(tmp_path / "rows.jsonl", SHARED_ROWS)
-    plan = plan_of(path, *SHARING, "--compare", *SHARED)
-    assert plan["figures"]["computed_tokens"] == 5 + 4 + 4
-    assert plan["figures"]["sharing_factor"] == pytest.approx(16 / 13)
-    alone = plan_of(path, *SHARING, *PLAN_PACKER)
-    assert alone["figures"]["computed_tokens"] == 16
-    computed = {name: totals["computed_tokens"] for name, totals in plan["comparison"].items()}
-    assert computed == {"verl": 16, "plan": 13}
 
 
 def test_the_first_steps_of_many_are_shown(tmp_path):

@@ -6,9 +6,8 @@ import math
 import pytest
 
 from tests.support.run_folder import write_run
-from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
-from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
-from verl_padding.runs.run_files import CONFIG, METRICS, ROLLOUTS
+from verl_padding.runs.curves import SESSION_REWARD, read_curves
+from verl_padding.runs.run_files import METRICS, ROLLOUTS
 from verl_padding.stock.padding import StockRule
 
 
@@ -27,15 +26,6 @@ def test_a_logged_reward_of_a_session_needs_no_dump(tmp_path):
     change_metrics(folder, 2, **{"padding/session/score/mean": None})
     curves, _ = read_curves(folder)
     assert curves[SESSION_REWARD] == {1: 0.25, 2: pytest.approx(math.nan, nan_ok=True)}
-
-
-def test_stock_verls_pads_and_optimizer_steps_follow_from_its_rule(tmp_path):
-    folder = write_run(tmp_path, padded=False)
-    curves, _ = read_curves(folder)
-    assert (curves[REAL_ROWS_TOTAL], curves[PAD_ROWS_TOTAL]) == ({1: 5, 2: 8}, {1: 1, 2: 4})
-    assert curves[ACTOR_STEPS] == {1: 1, 2: 2}
-    (folder / CONFIG).unlink()
-    assert ACTOR_STEPS not in read_curves(folder)[0]
 
 
 @pytest.mark.parametrize(("rows", "padded", "steps"), [(1, 48, 3), (48, 48, 3), (49, 96, 6)])

@@ -12,6 +12,7 @@ from verl_padding.doctor.installation import choose_platform, plug_in, versions
 from verl_padding.doctor.job import PADDING_OFF, check_job_of
 from verl_padding.doctor.job_config import as_a_job_would_start
 from verl_padding.job.composition import JobArguments
+from verl_padding.plan.plural import plural
 
 STYLES: dict[Verdict, str] = {"ok": "green", "hint": "blue", "warning": "yellow", "wrong": "red"}
 
@@ -47,7 +48,7 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
     if PADDING_OFF in findings:
         message += ", but the job trains without padding"
     if counts["warning"]:
-        message += f"; {counts['warning']} warning"
+        message += f"; {plural(counts['warning'], 'warning')}"
     next_step = "verl-padding dry-run runs your data, agent, rewards and a step on this machine."
     return Text(f"{message}. {next_step}")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from verl_padding.doctor.job_config import compose_or_refuse
+from verl_padding.doctor.job_config import as_a_job_would_start, compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
 from verl_padding.on_cpu.dry_run.step import DryRunError, run_step
@@ -46,11 +46,13 @@ def _run_step(
     arguments: JobArguments, console: Console, replies: Sequence[str], timeout_s: float
 ) -> None:
     config = compose_or_refuse(arguments)
-    from verl_padding.driver.job_check import check_job
-    from verl_padding.driver.trainers import asks_for_padding
+    with as_a_job_would_start():
+        from verl_padding.driver.job_check import check_job
+        from verl_padding.driver.trainers import asks_for_padding
 
-    if asks_for_padding(config):
-        _print_lines(console, "savings", check_job(config).savings.lines())
+        savings = check_job(config).savings.lines() if asks_for_padding(config) else []
+    if savings:
+        _print_lines(console, "savings", savings)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
     with (
         tempfile.TemporaryDirectory(prefix="dry-run-", ignore_cleanup_errors=True) as folder,

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Self
 
 from verl_padding.cli.batch_reader import FileBatch
-from verl_padding.cli.page import Chart, ShownStep, planned_chart, recorded_step
+from verl_padding.cli.charts import Chart, planned_chart
+from verl_padding.cli.page import ShownStep, recorded_step
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, PlanError, Update, plan_batch

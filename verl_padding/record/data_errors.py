@@ -12,6 +12,7 @@ def as_data_error(name: str, expected: str, fix: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise PaddingDataError(f"{name}: not {expected} ({error!r}). {fix}.") from error
+        why = f"{type(error).__name__}: {error}"
+        raise PaddingDataError(f"{name}: not {expected} ({why}). {fix}.") from error
     except RecursionError as error:  # "[[[[.."
         raise PaddingDataError(f"{name}: not {expected} (too deep). {fix}.") from error

@@ -9,7 +9,7 @@ import pytest
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.workers.rollout import llm_server as verl_llm_server
 
-from verl_padding.on_cpu.rollout.request_names import name_requests, name_sessions, session_name
+from verl_padding.on_cpu.rollout.request_names import name_requests, name_sessions
 from verl_padding.pads.prompt_order import ordered_uid
 
 PROMPT = [{"role": "user", "content": "three?"}]
@@ -120,22 +120,3 @@ def test_each_request_has_the_same_name_in_each_run(play, requests, uid):
     if not uid:
         who = "with_subagents.<locals>.subagent 5 turn 4" if play is with_subagents else "turn 3"
         assert f"training step 4 prompt 4.1 session 2 {who}" in first
-
-
-def name_of(row: dict[str, Any], **trajectory: Any) -> str:
-    fields = {"index": 0, "session_id": 0, "uid": "verl's own", "raw_prompt": PROMPT} | row
-    return session_name(
-        {"step": 4, "sample_index": 0, "rollout_n": 0, "validate": False} | trajectory, fields
-    )
-
-
-def test_sessions_of_other_prompts_steps_and_validation_have_other_names():
-    others = [
-        {"index": 1},
-        {"session_id": 1},
-        {"raw_prompt": [{"content": "four?"}]},
-        {"uid": ordered_uid(4, 0)},
-    ]
-    names = {name_of(row) for row in ({}, *others)}
-    names |= {name_of({}, step=5), name_of({}, validate=True), name_of({}, rollout_n=1)}
-    assert len(names) == 8

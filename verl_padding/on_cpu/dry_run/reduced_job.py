@@ -56,6 +56,8 @@ SIZES = {
     "num_nextn_predict_layers": 0,
 }
 """Largest size of each key of a text model's config."""
+OF_ENGINE = {"strategy", "_target_", "optim", "checkpoint"}
+"""What a section of an engine has under the same name as another engine's, and for itself."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
@@ -148,16 +150,12 @@ def _put_fsdp2(config: DictConfig) -> None:
     # Sections of Megatron and FSDP2 have most settings in common: losses, epochs, batch sizes.
     # Those stay the job's, and what is FSDP2's alone is verl's default.
     base = compose_job(JobArguments())
-    for section in (ACTOR, REF, "critic"):
-        mine, fsdp2 = OmegaConf.select(config, section), OmegaConf.select(base, section)
-        both = mine.keys() & fsdp2.keys()
-        with read_write(fsdp2), open_dict(fsdp2):
-            fsdp2.merge_with(
-                OmegaConf.masked_copy(
-                    mine, [*both - {"strategy", "_target_", "optim", "checkpoint"}]
-                )
-            )
-        OmegaConf.update(config, section, fsdp2, merge=False)
+    with read_write(base):
+        for section in (ACTOR, REF, "critic"):
+            mine, fsdp2 = OmegaConf.select(config, section), OmegaConf.select(base, section)
+            for name in (mine.keys() & fsdp2.keys()) - OF_ENGINE:
+                fsdp2[name] = mine[name]
+            OmegaConf.update(config, section, fsdp2, merge=False)
 
 
 def shrunk(config: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from verl_padding.job.metric_names import GRAD_NORM
 from verl_padding.on_cpu.dry_run.reduced_job import reduced, write_shrunk_model
 from verl_padding.on_cpu.launch import run_command
 from verl_padding.on_cpu.scripted_replies import TEXTS
+from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.runs.run_files import LOG, ROLLOUTS, dumps_in, read_dump, read_metrics
 
@@ -121,15 +122,18 @@ def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def describe_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines about the rows of a rollout dump: sessions, rewards, and the texts of the first."""
+    """Lines about the rows of a rollout dump: sessions, rewards, and the texts of the longest."""
+    rows = [row for row in rows if not row["uid"].startswith(PAD_UID_PREFIX)]  # stock verl's pads
     sessions = Counter(session_of_key(row["uid"]) for row in rows)
     sizes = [f"{size} ({n} sessions)" for size, n in sorted(Counter(sessions.values()).items())]
     yield f"{len(rows)} rows of {len(sessions)} sessions; rows a session: {', '.join(sizes)}"
     rewards = Counter(row["score"] for row in rows)
     counts = [f"{reward} ({n} rows)" for reward, n in rewards.most_common()]
     yield f"rewards: {', '.join(counts)}"
+    # Most replies are short noise: the longest row shows the most of template, agent and tools.
+    longest = max(rows, key=lambda row: len(row["input"] + row["output"]))
     for name in ("input", "output"):
-        yield f"first {name}: {shorten(rows[0][name], MAX_TEXT, placeholder=' ..')}"
+        yield f"longest row, {name}: {shorten(longest[name], MAX_TEXT, placeholder=' ..')}"
 
 
 def describe_step(step: Mapping[str, float]) -> str:
