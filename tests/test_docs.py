@@ -228,7 +228,8 @@ def logged_metrics() -> set[str]:
     of_workers = {f"{update}/{name}": 1.0 for update in (ACTOR, CRITIC) for name in named}
     told |= set(step_metrics.worker_metrics(of_workers, {}, {call.timer: 1.0 for call in CALLS}))
     trained = [trained_rows({"p_0_0": MadeRow()})]
-    told |= set(batch_metrics.row_metrics(trained, configured=1))
+    told |= set(batch_metrics.row_metrics(trained))
+    told |= set(batch_metrics.session_counts(trained, prompts=1, sessions=1, failed=[]))
     told |= set(batch_metrics.age_metrics(trained, 1))
     told |= set(metric_names.SAVED_TOKENS)
     told |= set(batch_metrics.role_metrics(trained, [["lead"]]))
