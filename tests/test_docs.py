@@ -149,7 +149,8 @@ def logged_metrics() -> set[str]:
     costs = dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])
     told = planned_metrics().union(
         step_metrics.worker_metrics(named, {}, {call.timer: 1.0 for call in CALLS}),
-        batch_metrics.row_metrics(trained, configured=1),
+        batch_metrics.row_metrics(trained),
+        batch_metrics.session_counts(trained, prompts=1, sessions=1, failed=[]),
         batch_metrics.age_metrics(trained, 1),
         batch_metrics.role_metrics(trained, [["lead"]]),
         timing_metrics(timings, costs),

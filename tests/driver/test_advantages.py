@@ -1,26 +1,22 @@
 """Advantages of whole sessions, from verl's own estimators, against formulas written out, however
 they are split."""
 
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
 from tests.support.estimator_formulas import Sample, advantages, returns
 from tests.support.losses_on_rows import MODES, nested
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.split_sessions import Row, sessions, split
-from tests.support.trainer_without_workers import padded_trainer
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectory_places
 from verl_padding.pads.loss_weighting import (
@@ -31,7 +27,7 @@ from verl_padding.pads.loss_weighting import (
 )
 from verl_padding.plan import Layout
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import row_key, session_of_key, uid_of_key
+from verl_padding.plan.row_keys import session_of_key, uid_of_key
 from verl_padding.prefix_sharing.detection import continued_rows
 
 ESTIMATORS = sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys())
@@ -260,46 +256,3 @@ def weights_of_tokens(
         for action in row.actions
         if action is not None
     }
-
-
-def at_the_end(score):
-    return torch.tensor([0.0, score])
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("metric", ["reward", "acc"])
-@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
-def test_a_filter_of_groups_compares_sessions_where_verls_compares_rows(kind, metric, empty_queue):
-    """Of three prompts, a has one session, b two of one score, c two of two scores; the first in
-    one row or two."""
-    mode = "sync" if kind is ReplayBuffer else "colocate_async"
-    settings = (f"trainer.v1.trainer_mode={mode}", "algorithm.filter_groups.enable=true")
-
-    def filtered(rows):
-        """uids that verl filters out, and those that we do."""
-        scores = {row_key(uid, 0, index): 0.1 for uid in "abc" for index in range(rows)}
-        scores |= {"b_1_0": 0.1, "c_1_0": 0.0}
-        told = [{"reward_extra_info": {"acc": score}} for score in scores.values()]
-        ends = list(map(at_the_end, scores.values()))
-        put_rows([(3, 2)] * len(scores), list(scores), rm_scores=ends, extra_fields=told)
-        tags = [{"is_prompt": True, "status": "finished", "global_steps": 7}] * 3
-        tq.kv_batch_put(keys=["a", "b", "c"], partition_id=PARTITION, tags=tags)
-        buffer = padded_trainer(*settings, f"algorithm.filter_groups.metric={metric}").replay_buffer
-        assert type(buffer) is kind
-        found = []
-        for filter_groups in (
-            partial(kind._dapo_filtered_keys, buffer),
-            buffer._dapo_filtered_keys,
-        ):
-            buffer._dapo_classification_cache.clear()
-            buffer._sync_metadata_from_transfer_queue()
-            found.append(filter_groups(PARTITION)[0])
-            assert buffer.partitions[PARTITION].keys() == scores.keys(), "the batch has all rows"
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
-        return found
-
-    (verls_one, ours_one), (verls_two, ours_two) = map(filtered, (1, 2))
-    assert verls_one == ours_one == ours_two == {"b"}
-    # The one session of a is a group by itself; and of three copies of 0.1 NumPy finds a deviation
-    # that is not 0.
-    assert verls_two == ({"a", "b"} if metric == "reward" else {"a"})

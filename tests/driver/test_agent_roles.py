@@ -5,7 +5,6 @@ import torch
 import transfer_queue as tq
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1 import PPOTrainer
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
 from tests.support.rows_in_queue import PARTITION, put_rows, read_columns
@@ -87,14 +86,6 @@ def test_advantages_are_to_the_bit_those_of_a_run_for_each_role(estimator, sampl
         assert any(any(row) for row, _ in want.values())
 
 
-def test_registered_estimators_of_groups_fail_by_verl_alone():
-    assert set(GROUPING) & VERLS_LIMITS.keys() == {
-        "gdpo",
-        "optimal_token_baseline",
-        "tir_optimal_token_baseline",
-    }
-
-
 def test_a_role_whose_last_row_is_not_trained_has_an_advantage():
     trainer = padded_trainer("algorithm.adv_estimator=grpo", "padding.baseline=role")
     batch = put(list(ROLES), masks={"a_0_1": [0]})
@@ -129,34 +120,3 @@ def test_a_row_without_a_role_is_refused_with_its_key_before_any_call(role):
         trainer._balance_batch(batch, {})
     assert trainer.steps.current is None
     padded_trainer()._balance_batch(batch, {})
-
-
-@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
-def test_a_filter_of_groups_leaves_out_what_no_role_learns_from(kind):
-    """The leads of a, b and d earn the same; the helpers of a do not, and d has but one."""
-    scores = {"a_0_0": 0.0, "a_0_1": 1.0, "a_1_0": 1.0, "a_1_1": 1.0}
-    scores |= {"b_0_0": 0.5, "b_0_1": 1.0, "b_1_0": 0.5, "b_1_1": 1.0}
-    scores |= {"c_0_0": 0.0, "c_1_0": 1.0, "d_0_0": 1.0, "d_0_1": 1.0, "d_1_1": 1.0}
-    leads = {key for key in scores if key.endswith("1") or key[0] == "c"}
-    said = [{"role": "lead" if key in leads else "helper"} for key in scores]
-    ends = [torch.tensor([0.0, score]) for score in scores.values()]
-    put_rows([(3, 2)] * len(scores), list(scores), rm_scores=ends, extra_fields=said)
-    tags = [{"is_prompt": True, "status": "finished", "global_steps": 7}] * 4
-    tq.kv_batch_put(keys=list("abcd"), partition_id=PARTITION, tags=tags)
-    mode = "sync" if kind is ReplayBuffer else "colocate_async"
-    settings = f"trainer.v1.trainer_mode={mode}", "algorithm.filter_groups.enable=true"
-    settings = *settings, "algorithm.filter_groups.metric=reward"
-
-    def filtered(*more):
-        buffer = padded_trainer(*settings, *more).replay_buffer
-        found = []
-        for _ in range(2):  # the second time, verl remembers what it has read
-            buffer._sync_metadata_from_transfer_queue()
-            found.append(buffer._dapo_filtered_keys(PARTITION))
-            assert buffer.partitions[PARTITION].keys() == scores.keys()
-            assert buffer.finished_keys[PARTITION] == set("abcd")
-        assert found[0] == found[1]
-        return found[0][0], dict(found[0][1])
-
-    assert filtered()[0] == {"a", "b", "d"}
-    assert filtered("padding.baseline=role") == ({"b"}, {1.0: 1})

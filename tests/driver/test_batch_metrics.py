@@ -7,7 +7,7 @@ from verl_padding.driver.batch_metrics import (
     advantage_metrics,
     age_metrics,
     role_metrics,
-    row_metrics,
+    session_counts,
     session_metrics,
     token_metrics,
 )
@@ -34,14 +34,18 @@ def test_a_session_counts_once_with_the_score_of_its_last_row():
     }
 
 
-def test_sessions_without_a_row_are_missing():
-    updates = [
-        trained_rows({"a_0_0": MadeRow(), "a_0_1": MadeRow()}),
-        trained_rows({"b_1_0": MadeRow()}),
-    ]
-    metrics = row_metrics(updates, configured=4)
-    counts = {each: metrics[f"padding/session/{each}/total"] for each in ("arrived", "missing")}
-    assert counts == {"arrived": 2, "missing": 2}
+def test_each_session_that_brought_no_row_has_failed_or_was_empty():
+    """Two sessions a prompt: all of a, one of b that came back empty, one of c that failed, none of
+    d and of e."""
+    updates = [["a_0_0", "a_0_1", "a_1_0", "b_1_0"], ["c_0_0"]]
+    rows_of = [trained_rows(dict.fromkeys(keys, MadeRow())) for keys in updates]
+    assert session_counts(rows_of, prompts=5, sessions=2, failed=["c", "d"]) == {
+        "padding/session/configured/total": 10,
+        "padding/session/arrived/total": 4,
+        "padding/session/missing/total": 6,
+        "padding/session/failed/total": 1 + 2,
+        "padding/session/empty/total": 1 + 2,
+    }
 
 
 def test_a_role_has_the_score_of_its_last_row_in_each_session():

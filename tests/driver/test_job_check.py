@@ -93,13 +93,6 @@ def test_a_job_that_cannot_run_is_refused_with_setting_value_and_fix(overrides, 
         job_of(*overrides)
 
 
-def test_the_plans_micro_batches_are_refused_with_another_verl(monkeypatch):
-    monkeypatch.setattr("verl.__version__", "0.10.0")
-    with pytest.raises(PaddingConfigError, match=r"verl==0.10.0: .* Set padding.packer=verl"):
-        job_of(PLAN)
-    assert job_of().packer == "verl"
-
-
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_local_updates_beside_a_sleeping_rollout_are_refused(mode):
     setting = f"trainer.v1.{mode}.parameter_sync_step"

@@ -90,19 +90,6 @@ def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, mes
     refused(padded_trainer(), batch, message.format(batch.keys[1]))
 
 
-@pytest.mark.parametrize("dp_size", [1, 2], ids=["no pad is needed", "pads are needed"])
-def test_rows_that_are_not_in_the_queue_are_refused_by_name(dp_size):
-    batch = put_rows([(5, 3)] * 4)
-    trainer = padded_trainer(f"trainer.n_gpus_per_node={dp_size}", dp_size=dp_size)
-    lost = batch.keys[1:3]
-    tq.kv_clear(keys=lost, partition_id=PARTITION)
-    refused(
-        trainer,
-        batch,
-        rf"^row '{lost[0]}': not in TransferQueue \(2 of 4 rows of the batch are not\)",
-    )
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

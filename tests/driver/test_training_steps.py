@@ -16,7 +16,6 @@ from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR
 from verl_padding.pads.prompt_order import ordered_uid
-from verl_padding.worker import plan_packer
 
 PAD_TOKENS = 2
 """Of a pad of text."""
@@ -30,17 +29,6 @@ def set_up(trainer):
     )
     trainer._setup()
     trainer.steps.has_probed = True
-
-
-@pytest.mark.parametrize("sharing", ["off", "on"])
-def test_workers_are_told_to_share_prefixes_if_the_job_asks_for_it(sharing, monkeypatch):
-    monkeypatch.setattr(get_trainer_cls("sync"), "_setup", lambda self: None)
-    asked = []
-    monkeypatch.setattr(plan_packer, "install", lambda *, shares: asked.append(shares))
-    trainer = padded_trainer("padding.packer=plan", f"padding.sharing={sharing}")
-    asked.clear()
-    set_up(trainer)
-    assert asked == [sharing == "on"]
 
 
 def test_steps_without_a_trained_token_are_counted_and_told_once(monkeypatch, caplog):
@@ -174,16 +162,10 @@ def test_a_snapshot_is_taken_without_the_rows_the_step_has_trained(mode, monkeyp
     assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
 
 
-@pytest.mark.parametrize("gone", [2, 3, None], ids=["some rows gone", "all rows gone", "in a step"])
-def test_a_checkpoint_holds_neither_pads_nor_trained_rows(gone, monkeypatch):
+def test_a_checkpoint_within_a_step_holds_neither_pads_nor_its_rows(monkeypatch):
     trainer, waiting, seen = padded_trainer(), put_rows([(6, 1)]), []
-    trained = put_rows([(5, 3), (7, 2), (4, 9)])
-    if gone is None:
-        trainer._balance_batch(trained, {})
-        assert trainer.steps.current.plan.n_pads > 0
-    else:
-        trainer.steps._updates = [SimpleNamespace(batch=trained)]
-        tq.kv_clear(keys=trained.keys[:gone], partition_id=PARTITION)
+    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
+    assert trainer.steps.current.plan.n_pads > 0
     trainer._job.mode = "colocate_async"
     monkeypatch.setattr(
         get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content()))

@@ -138,17 +138,6 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
     assert queue_content().keys() == set(ROWS) < content.keys()
 
 
-def test_without_the_pass_nobody_is_asked_for_old_log_probs(workers):
-    trainer, group = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP)
-    batch, metrics = put(), {}
-    trainer._balance_batch(batch, metrics)
-    assert trainer._compute_old_log_prob(batch, metrics) is batch
-    trainer._compute_advantage(batch, metrics)
-    group.update_actor(batch)
-    [sent] = workers.sent
-    assert sent.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE]
-
-
 def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
     trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP[:2])
     content = queue_content()

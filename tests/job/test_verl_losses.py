@@ -5,11 +5,11 @@ from inspect import signature
 
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
-from verl_padding.job.verl_losses import ESTIMATORS, POLICY_LOSSES, of_verl
+from verl_padding.job.verl_losses import ESTIMATORS, POLICY_LOSSES, verls_own
 
 
 def test_each_loss_and_estimator_that_verl_registers_has_its_line():
-    """What the lines say is computed by tests/job/test_left_out.py and tests/equivalence."""
+    """What the lines say is computed by tests/equivalence."""
     for table, registry in (
         (POLICY_LOSSES, POLICY_LOSS_REGISTRY),
         (ESTIMATORS, ADV_ESTIMATOR_REGISTRY),
@@ -18,8 +18,8 @@ def test_each_loss_and_estimator_that_verl_registers_has_its_line():
             str(name) for name, each in registry.items() if each.__module__.startswith("verl.")
         ]
         assert sorted(table) == sorted(registered)
-        assert of_verl(list(table), registry) == list(table)
-        assert of_verl(list(table), dict.fromkeys(table, one_of_a_users_own)) == []
+        assert verls_own(list(table), registry) == list(table)
+        assert verls_own(list(table), dict.fromkeys(table, one_of_a_users_own)) == []
 
 
 def test_an_estimator_that_groups_reads_which_prompt_a_sample_is_of():

@@ -9,25 +9,20 @@ import torch
 import transfer_queue as tq
 
 from tests.support.deep_equality import assert_equal
-from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import (
     PARTITION,
     put_rows,
-    put_some_fields,
     queue_content,
 )
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import queue
 from verl_padding.pads.queue import (
     clear_leftovers,
-    list_rows,
     put_columns,
     read_rows,
     set_aside,
     tags_of,
 )
-from verl_padding.pads.template import PadTemplate
-from verl_padding.pads.upsampling import strip
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -89,21 +84,3 @@ def test_columns_of_a_row_that_was_cleared_are_refused_and_make_no_row():
     ):
         put_columns(batch, {"number": torch.arange(2)})
     assert list(queue_content()) == batch.keys[:1]
-
-
-TEMPLATE = PadTemplate(eos_token_id=3, length=2, n_experts=lambda: 8)
-
-
-def test_rows_with_fields_of_their_own_are_listed():
-    batch = put_some_fields(
-        [(5, 3), (7, 2), (4, 9)], [{"note": "a"}, {}, {"note": "b", "score": 1.5}]
-    )
-    listing = list_rows(batch.keys, PARTITION)
-    own = [sorted(names & {"note", "score"}) for names in listing.keys_by_fields]
-    assert sorted(own) == [[], ["note"], ["note", "score"]]
-    prompts = dict(zip(batch.keys, [5, 7, 4], strict=True))
-    assert {key: shape[0] for key, shape in listing.shapes["prompts"].items()} == prompts
-    padded = upsample(batch, plan_for(batch, dp_size=4, mini=2), TEMPLATE)
-    for pad in read_rows(padded.pads.keys, PARTITION):
-        assert {"note", "score"} <= pad.keys()
-    strip(padded.pads)

@@ -82,15 +82,6 @@ def test_what_holds_for_all_rows_stays_as_it_is():
         assert tu.get(rows, "sizes") == {"mini": 4}
 
 
-QWEN = {
-    "model_type": "qwen2_vl",
-    "vision_start_token_id": 90,
-    "image_token_id": 91,
-    "vision_end_token_id": 92,
-}
-QWEN |= {"vision_config": {"spatial_merge_size": 2}}
-
-
 def without(*names):
     return in_tensordict(rows_of(FIVE)).exclude(*names)
 

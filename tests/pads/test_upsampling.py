@@ -32,13 +32,6 @@ from verl_padding.pads.queue import read_fields, read_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
-QWEN = {
-    "model_type": "qwen2_vl",
-    "vision_start_token_id": 90,
-    "image_token_id": 91,
-    "vision_end_token_id": 92,
-}
-QWEN |= {"vision_config": {"spatial_merge_size": 2}}
 NOT_IN_A_QUEUE = {"no pad, said otherwise", "two axes", "odd length"}
 IN_A_QUEUE = sorted(set(FIELDS) - NOT_IN_A_QUEUE)
 

@@ -58,6 +58,8 @@ def trajectory_places(
         earlier = extends_R[row]
         if earlier is not None:
             token_R[row][: lengths[earlier]] = token_R[earlier]
+    # [5 | 6] is continued by [5 | 6 7 8]: the 6 has one number in both rows, so that the session is
+    # 6 7 8, with the places [0] and [0 1 2].
     place_of_token = np.full(sum(lengths), -1, dtype=np.int64)
     for rows in rows_of_sessions(keys):
         length = 0
@@ -171,18 +173,22 @@ def _estimated(
 ) -> TensorDict:
     """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each:
     (samples, longest)."""
+    # verl's estimators take samples padded to the longest.
     pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
     padded = {name: pad([column[name] for column in columns]) for name in columns[0]}
     uids = np.array([uid_of_key(key) for key in keys], dtype=object)
     data = compute_advantage(
         DataProto(batch=TensorDict(padded, batch_size=len(keys)), non_tensor_batch={"uid": uids}),
-        adv_estimator=algorithm.adv_estimator,
-        gamma=algorithm.gamma,
-        lam=algorithm.lam,
-        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
-        config=algorithm,
+        **estimator_settings(algorithm),
     )
     return data.batch
+
+
+def estimator_settings(algorithm: Any) -> dict[str, Any]:
+    """What verl's trainer hands its estimators from the job's section ``algorithm``."""
+    settings = {name: algorithm[name] for name in ("adv_estimator", "gamma", "lam")}
+    settings["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
+    return settings | {"config": algorithm}
 
 
 def fix_sessions_ending_untrained(batch: KVBatchMeta, algorithm: DictConfig) -> None:
@@ -204,6 +210,7 @@ def fix_sessions_ending_untrained(batch: KVBatchMeta, algorithm: DictConfig) -> 
         return
     reward_R = rows[REWARDS if REWARDS in rows else SCORES].unbind()
     last_S = [session[-1] for session in sessions]
+    # One trained token a session stands for all of its tokens: GRPO reads but the sum of rewards.
     samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[row].sum()[None]} for row in last_S]
     estimated = _estimated(samples, [batch.keys[row] for row in last_S], algorithm)["advantages"]
     fixed = {
@@ -255,10 +262,7 @@ def _keeps_rows(algorithm: Any) -> bool:
             computed = compute_advantage_for_multi_trajectories(
                 data,
                 batch_keys=[row_key(uid, row % 2, 0) for row, uid in enumerate(uids)],
-                adv_estimator=algorithm["adv_estimator"],
-                gamma=algorithm["gamma"],
-                lam=algorithm["lam"],
-                config=algorithm,
+                **estimator_settings(algorithm),
             )
     # these rows lack something, or verl refuses the estimator, which code loaded later may bring
     except Exception:

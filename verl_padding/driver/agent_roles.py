@@ -13,7 +13,14 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_to_nested
 
 from verl_padding.config import PaddingConfig
-from verl_padding.driver.advantages import MASK, READ, RESULTS, REWARDS, SCORES
+from verl_padding.driver.advantages import (
+    MASK,
+    READ,
+    RESULTS,
+    REWARDS,
+    SCORES,
+    estimator_settings,
+)
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.blocker import refuse
 from verl_padding.job.verl_losses import ESTIMATORS
@@ -66,10 +73,9 @@ def parts_by_role(
         continued_R: number of the row of the batch that each row continues. A row that goes on from
             one of another role continues the nearest of its own before that.
     """
-    rows_of: dict[str, list[int]] = {}
-    for row, role in enumerate(read_roles(batch.keys, batch.partition_id)):
-        rows_of.setdefault(role, []).append(row)
-    for rows in rows_of.values():
+    role_R = read_roles(batch.keys, batch.partition_id)
+    for role in dict.fromkeys(role_R):
+        rows = [row for row, each in enumerate(role_R) if each == role]
         place_of = {row: place for place, row in enumerate(rows)}
         continued: list[int | None] = []
         for row in rows:
@@ -93,14 +99,6 @@ def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
         data.batch[REWARDS] = data.batch[SCORES]
     data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
     computed = compute_advantage_for_multi_trajectories(
-        data,
-        batch_keys=list(batch.keys),
-        adv_estimator=algorithm.adv_estimator,
-        gamma=algorithm.gamma,
-        lam=algorithm.lam,
-        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
-        config=algorithm,
-    )
-    put_columns(
-        batch, {name: response_to_nested(computed.batch[name], rows[MASK]) for name in RESULTS}
-    )
+        data, batch_keys=list(batch.keys), **estimator_settings(algorithm)
+    ).batch
+    put_columns(batch, {name: response_to_nested(computed[name], rows[MASK]) for name in RESULTS})

@@ -2,7 +2,7 @@
 local updates."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,37 @@ ROWS_QUANTILES, TOKENS_QUANTILES = (50, 90, 99), (10, 50, 90, 99)
 """Percentiles of the rows of a session, and of the tokens of a row."""
 
 
-def row_metrics(rows_of: Sequence[TrainedRows], *, configured: int) -> dict[str, float]:
-    """All of these but roles and ages, of the rows of each local update of a step that was
-    ``configured`` to have so many sessions."""
-    arrived = sum(len(rows_of_sessions(rows.keys)) for rows in rows_of)
+def row_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
+    """Of sessions, tokens and advantages, of the rows of each local update of a step."""
     return {
-        names.SESSIONS_CONFIGURED: configured,
-        names.SESSIONS_ARRIVED: arrived,
-        names.SESSIONS_MISSING: configured - arrived,
         **session_metrics(rows_of),
         **token_metrics(rows_of),
         **advantage_metrics(rows_of),
+    }
+
+
+def session_counts(
+    rows_of: Sequence[TrainedRows], *, prompts: int, sessions: int, failed: Collection[str]
+) -> dict[str, float]:
+    """How many sessions a step was configured for, and what became of those that brought no row.
+
+    Args:
+        sessions: of each prompt.
+        failed: uids of prompts of which a session has raised an error.
+    """
+    arrived_of = Counter(
+        uid_of_key(rows.keys[session[0]])
+        for rows in rows_of
+        for session in rows_of_sessions(rows.keys)
+    )
+    missing = prompts * sessions - arrived_of.total()
+    n_failed = sum(sessions - arrived_of[uid] for uid in failed)
+    return {
+        names.SESSIONS_CONFIGURED: prompts * sessions,
+        names.SESSIONS_ARRIVED: arrived_of.total(),
+        names.SESSIONS_MISSING: missing,
+        names.SESSIONS_FAILED: n_failed,
+        names.SESSIONS_EMPTY: missing - n_failed,
     }
 
 
@@ -105,7 +125,9 @@ def advantage_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     token."""
     teaches_R = np.concatenate([rows.has_advantage_R for rows in rows_of])
     tokens_R = np.concatenate([rows.tokens_R for rows in rows_of])
-    teaches: dict[str, bool] = {}  # whether a row of a prompt does
+    # A prompt teaches if one of its rows does: GRPO gives zeros to all or to none, but a session
+    # may have rows without a trained token.
+    teaches: dict[str, bool] = {}
     for uid, row_teaches in zip(
         (uid_of_key(key) for rows in rows_of for key in rows.keys), teaches_R, strict=True
     ):

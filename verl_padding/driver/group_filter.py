@@ -48,6 +48,7 @@ def filter_groups_by_sessions(buffer: Any, *, by_role: bool) -> Any:
             if role not in views:
                 views[role] = copy(buffer)
                 views[role]._dapo_classification_cache = defaultdict(dict)
+            # Two rows of session 0 and one of session 1 are two votes: verl sees the last of each.
             view, with_role = views[role], [key for key in keys if role_of[key] == role]
             last_S = [with_role[session[-1]] for session in rows_of_sessions(with_role)]
             uids = set(map(uid_of_key, last_S))

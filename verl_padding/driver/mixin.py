@@ -9,7 +9,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 from verl_padding.driver.group_filter import filter_groups_by_sessions
 from verl_padding.driver.job_check import check_job
 from verl_padding.driver.stock_guard import PaddedTrainerMarker
-from verl_padding.driver.training_steps import TrainingSteps
+from verl_padding.driver.training_steps import TRAIN, TrainingSteps
 from verl_padding.job.attention import use_torch_attention
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.prompt_order import PromptNames
@@ -65,7 +65,7 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
 
     def _setup(self) -> None:
         super()._setup()
-        clear_leftovers("train")  # verl's name for the queue's partition of training rows
+        clear_leftovers(TRAIN)
         self.steps = TrainingSteps(self, self._job)
 
     def fit(self, agent_loop_manager: Any) -> None:

@@ -78,6 +78,8 @@ def saved_metrics(
         with_all_rows: of the actor's update, if there is one, before rows were left out.
         has_pass: whether a pass computes old log-probs, or none could be left out.
     """
+    # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100 are
+    # computed, 60 and 40 saved.
     computed = sum(epochs[call] * each.computed_tokens for call, each in plan.figures.items())
     unshared = {call: epochs[call] * _unshared(each) for call, each in plan.figures.items()}
     of_all = _unshared(with_all_rows) if with_all_rows else 0
@@ -146,6 +148,7 @@ def performance_metrics(
 
     ``metrics`` are verl's, of the ``n_rows`` real rows, and ``timing_raw`` its timers.
     """
+    # As one row that has all real tokens, and a row for each pad: verl's sums are the same.
     response = metrics["response_length/mean"] * n_rows
     prompt = metrics["perf/total_num_tokens"] - response
     lengths = {

@@ -28,7 +28,6 @@ from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import find_images, strip
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
-from verl_padding.plan.forest import Forest
 from verl_padding.plan.plural import plural
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
@@ -82,12 +81,8 @@ class StepPlanner:
 
         The rows come in the order in which their sessions ended, which no run repeats.
 
-        Args:
-            calls: worker calls to plan; all that the update makes, if left out.
-
-        Raises:
-            PaddingDataError: the rows cannot be planned; none was touched, but for the masks of
-                repeated tokens.
+        ``calls`` are planned, by default all that the update makes. If rows cannot be planned, a
+        PaddingDataError says so, and none was touched but for the masks of repeated tokens.
         """
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))
@@ -141,11 +136,12 @@ class StepPlanner:
             seed=number.seed(self.job.padding.seed),
             pad_tokens=template.length,
         )
-        branches = self._may_branch(prefixes, number) if self.job.shares else None
-        forest: Forest | None = None
-        if branches is not None:
-            job, forest = replace(job, may_branch=branches), prefixes.by_outputs
+        branches, forest = None, None
+        if self.job.shares:
+            branches, forest = self._may_branch(prefixes, number), prefixes.by_outputs
+            job = replace(job, may_branch=branches)
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
             plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, left_out), job)
         except PlanError as refusal:
@@ -267,6 +263,7 @@ class PlannedStep:
         if call != ACTOR or not self._planner.job.skips_zero_advantage_rows:
             return self._padded
         left_out = find_zero_advantage_rows(self.batch)
+        # An update may be called twice, and a trainer of one's own may change advantages between.
         if left_out and left_out != self._left_out:
             started = time.perf_counter()
             # Kept before the pads are put: whatever happens, they are taken out again.
@@ -314,18 +311,16 @@ class PlannedStep:
         updates = [call for call in layouts if CALL_BY_NAME[call].trains]
         made = {call: self._update if call == ACTOR else self._padded for call in updates}
         idle = {call: padded.idle_steps(call) for call, padded in made.items()}
-        if any(idle.values()):
-            steps = {
-                call: plural(layout.n_mini_batches, "optimizer step")
-                for call, layout in layouts.items()
-            }
-            untrained = " and ".join(
-                f"{n} of {steps[call]} of {call!r}" for call, n in idle.items() if n
-            )
+        untrained = [
+            f"{n} of {plural(layouts[call].n_mini_batches, 'optimizer step')} of {call!r}"
+            for call, n in idle.items()
+            if n
+        ]
+        if untrained:
             self._planner.log_once(
                 f"step {self.number.global_step}: no row has a trained token (response_mask) in "
-                f"{untrained}. The gradients are 0 there, and momentum alone moves the weights. "
-                f"{names.IDLE_STEPS} counts such steps.",
+                f"{' and '.join(untrained)}. The gradients are 0 there, and momentum alone moves "
+                f"the weights. {names.IDLE_STEPS} counts such steps.",
                 about="untrained steps",
             )
         return {names.IDLE_STEPS.format(update=call): n for call, n in idle.items()}

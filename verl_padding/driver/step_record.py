@@ -98,6 +98,7 @@ def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
     forest = update.prefixes.by_tokens
+    # In depth-first order a row shares with the one before it.
     order = np.argsort(forest.dfs_position_R)
     for row, key in enumerate(rows.keys):
         shared, trained, made_by = (

@@ -76,6 +76,7 @@ class TrainedRows:
             ).numpy()
             return summed
 
+        # All rows behind each other: per_row sums the tokens of each.
         trained = torch.cat(list(mask_R)).bool()
         advantages = torch.cat(fields[ADVANTAGES].unbind()) * trained
         trained_R = per_row(trained).astype(np.int64)

@@ -24,6 +24,8 @@ from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
 from verl_padding.plan.plural import plural
 
+TRAIN = "train"
+"""verl's name for the queue's partition of training rows."""
 SEQLEN = "global_seqlen"
 """verl's prefix for metrics of the tokens that ranks get."""
 
@@ -54,6 +56,7 @@ class TrainingSteps:
         self._record = StepRecord(job.config, job.padding)
         self._by_role = job.padding.baseline == "role"
         self._updates: list[LocalUpdate] = []  # of the global step
+        self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
         self._saved: Counter[str] = Counter()
         self._show_savings()
         self.has_probed = False
@@ -62,6 +65,7 @@ class TrainingSteps:
     def start(self) -> None:
         """Begins a global step."""
         self._updates = []
+        self._failed.clear()
 
     def plan(
         self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = SEQLEN, **_: Any
@@ -72,6 +76,8 @@ class TrainingSteps:
                 why = "outputs of rows that part are not those of the rows alone"
                 self._job.share_whole_beginnings(why)
             self.has_probed = True
+        # verl's replay buffer has just given this batch, and still has what it knew of its prompts.
+        self._failed |= getattr(self._trainer.replay_buffer, "failure_keys", {}).get(TRAIN, set())
         step = self._planner.plan(batch, self._number())
         if step.repeated_tokens:
             self._planner.log_once(
@@ -111,6 +117,7 @@ class TrainingSteps:
     def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
         """A with-block that plans and makes a local update; its pads are taken out at the end,
         whatever happens."""
+        # verl's timers run on over the local updates of a step.
         seconds_before = dict(timing_raw)
         try:
             yield
@@ -150,6 +157,7 @@ class TrainingSteps:
         parts = [(batch, continued_R)]
         if self._by_role:
             parts = list(parts_by_role(batch, continued_R))
+        # In the place of what verl's trainer has computed just before, of rows and of all roles.
         for part, continued in parts:
             if by_session:
                 advantages.compute_session_advantages(part, algorithm, continued)
@@ -169,8 +177,14 @@ class TrainingSteps:
         )
         started = time.perf_counter()
         rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
-        configured = self._config.data.train_batch_size * self._config.actor_rollout_ref.rollout.n
-        metrics.update(batch_metrics.row_metrics(rows_of, configured=configured))
+        metrics.update(batch_metrics.row_metrics(rows_of))
+        counts = batch_metrics.session_counts(
+            rows_of,
+            prompts=self._config.data.train_batch_size,
+            sessions=self._config.actor_rollout_ref.rollout.n,
+            failed=self._failed,
+        )
+        metrics.update(counts)
         if self._by_role:
             batches = [update.batch for update in self._updates]
             roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
@@ -195,7 +209,7 @@ class TrainingSteps:
         return set_aside(batches if self._job.mode != SYNC else [])
 
     def _show_savings(self) -> None:
-        """Says in the log which savings the job has, once and where it loses one."""
+        """Says in the log which savings the job has, once and again where it loses one."""
         self._planner.log_once("\n  ".join(["savings:", *self._job.savings.lines()]))
 
     def log_saved(self) -> None:

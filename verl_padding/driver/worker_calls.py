@@ -70,6 +70,7 @@ class PaddedWorkerGroup:
         planned: AbstractContextManager[PlannedStep] | None = None
         if current is not None and current.has_planned(call.name, batch):
             planned = nullcontext(current)
+        # Rows that no step has planned for this call get a plan and pads for this call alone.
         with planned or self._steps.single_call(call.name, batch) as step:
             padded = step.padded_for(call.name)
             self._worker_group.execute_with_func_generator(start_peak)

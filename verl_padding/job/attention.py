@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_padding.job.role_engine import has_critic
+from verl_padding.job.role_engine import ACTOR_MODEL, ACTOR_SECTION, CRITIC_MODEL, has_critic
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +28,13 @@ def use_torch_attention(config: DictConfig) -> list[str]:
     # With the package kernels, transformers fetches flash-attn from its hub.
     if config.trainer.device != "cuda" or find_spec("flash_attn") or find_spec("kernels"):
         return []
-    engines = {"actor_rollout_ref.model": "actor_rollout_ref.actor"}
+    engines = {ACTOR_MODEL: ACTOR_SECTION}
     if has_critic(config):
-        engines["critic.model"] = "critic"
+        engines[CRITIC_MODEL] = "critic"
     changed = []
-    for section, engine in engines.items():
-        setting = f"{section}.override_config.attn_implementation"
-        is_fsdp = OmegaConf.select(config, f"{engine}.strategy") in FSDP
+    for model, section in engines.items():
+        setting = f"{model}.override_config.attn_implementation"
+        is_fsdp = OmegaConf.select(config, f"{section}.strategy") in FSDP
         if is_fsdp and OmegaConf.select(config, setting, default=FLASH_ATTN) == FLASH_ATTN:
             with open_dict(config):
                 OmegaConf.update(config, setting, "sdpa", force_add=True)

@@ -14,7 +14,7 @@ from verl_padding.job.blocker import Blocker
 from verl_padding.job.loss_weightings import CORRECTION, LOSS_MODE
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
-from verl_padding.job.verl_losses import ESTIMATORS, losses_that, of_verl
+from verl_padding.job.verl_losses import ESTIMATORS, losses_that, verls_own
 from verl_padding.plan import STRATEGIES
 
 ESTIMATOR = "algorithm.adv_estimator"
@@ -23,9 +23,11 @@ ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 
 def zero_advantage_blockers(config: DictConfig) -> Iterator[Blocker]:
     """What idle rows would add to an actor's update."""
-    actor, admitted = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    actor, losses = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
     why = "it is not known to be 0 where the advantage is"
-    yield from _unless_one_of(config, LOSS_MODE, _verls_losses(admitted), why)
+    yield from _unless_one_of(config, LOSS_MODE, verls_own(losses, POLICY_LOSS_REGISTRY), why)
     yield from _if_set(
         config,
         {
@@ -51,7 +53,7 @@ def old_log_prob_blockers(
         steps: optimizer steps of an epoch over a batch.
         local_updates: of a global step, all of which compare with the policy of its beginning.
     """
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
     if not STRATEGIES[strategy].has_fixed_steps:
         fixed = " or ".join(name for name, each in STRATEGIES.items() if each.has_fixed_steps)
@@ -62,6 +64,7 @@ def old_log_prob_blockers(
         size = OmegaConf.select(config, setting)
         why = f"the second of {steps} optimizer steps compares with them"
         yield Blocker(f"{setting}={size}", why, f"Set it to {size * steps}.")
+    # From the second optimizer step on, the policy is not the one that the pass was of.
     if (epochs := OmegaConf.select(config, f"{ACTOR_SECTION}.ppo_epochs")) > 1:
         why = "the second epoch compares with them"
         yield Blocker(f"{ACTOR_SECTION}.ppo_epochs={epochs}", why, "Set it to 1.")
@@ -85,10 +88,12 @@ def old_log_prob_blockers(
             "distillation.enabled": "the teacher's loss may read them",
         },
     )
-    losses = _verls_losses(losses_that(lambda loss: loss.reads_old_log_probs_alone))
-    estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
+    losses = verls_own(
+        losses_that(lambda loss: loss.reads_old_log_probs_alone), POLICY_LOSS_REGISTRY
+    )
     yield from _unless_one_of(config, LOSS_MODE, losses, "it may read more of the pass")
-    known = of_verl(estimators, ADV_ESTIMATOR_REGISTRY)
+    estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
+    known = verls_own(estimators, ADV_ESTIMATOR_REGISTRY)
     yield from _unless_one_of(config, ESTIMATOR, known, "it reads them, or may do so")
 
 
@@ -105,9 +110,3 @@ def _unless_one_of(
     value = OmegaConf.select(config, setting)
     if value not in admitted:
         yield Blocker(f"{setting}={value}", why, f"Choose one of {', '.join(admitted)}.")
-
-
-def _verls_losses(names: list[str]) -> list[str]:
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    return of_verl(names, POLICY_LOSS_REGISTRY)

@@ -11,7 +11,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import refuse
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
-from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss, of_verl
+from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss, verls_own
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -90,7 +90,7 @@ def _check_correction_is_read(config: DictConfig) -> None:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     asked, loss = config.algorithm.get("rollout_correction"), OmegaConf.select(config, LOSS_MODE)
-    if not asked or not asked.get("bypass_mode") or not of_verl([loss], POLICY_LOSS_REGISTRY):
+    if not asked or not asked.get("bypass_mode") or not verls_own([loss], POLICY_LOSS_REGISTRY):
         return
     read: dict[str, Any] = {}
     if loss == BYPASS:

@@ -41,6 +41,8 @@ SESSION_TURNS = "padding/session/num_turns/mean"
 SESSIONS_CONFIGURED = "padding/session/configured/total"
 SESSIONS_ARRIVED = "padding/session/arrived/total"
 SESSIONS_MISSING = "padding/session/missing/total"
+SESSIONS_FAILED = "padding/session/failed/total"
+SESSIONS_EMPTY = "padding/session/empty/total"
 
 # Of the tokens that padding.repeated_tokens=once has masked.
 REPEATED_TOKENS = "padding/repeated_tokens/total"

@@ -35,18 +35,12 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
     path, remote = model[setting], bool(model.get("trust_remote_code", False))
     try:
         of_model = AutoConfig.from_pretrained(copy_to_local(path), trust_remote_code=remote)
-    except (
-        OSError,
-        ValueError,
-        AssertionError,
-    ) as error:  # the last one is verl's, at a / at the end
-        message = (
-            f"the config of {section}.{setting}={path} cannot be read ({error}). Correct the path."
-        )
-        raise PaddingConfigError(message) from error
-    override = OmegaConf.to_container(
-        model.get("override_config") or OmegaConf.create({}), resolve=True
-    )
+    # The last one is verl's, at a / at the end.
+    except (OSError, ValueError, AssertionError) as error:
+        what = f"the config of {section}.{setting}={path} cannot be read ({error})"
+        raise PaddingConfigError(f"{what}. Correct the path.") from error
+    own = model.get("override_config") or OmegaConf.create({})
+    override = OmegaConf.to_container(own, resolve=True)
     assert isinstance(override, dict)
     update_model_config(of_model, override.get("model_config", override))
     return dict(of_model.to_dict())
@@ -55,9 +49,8 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
 def rope_by_length(config: Mapping[str, Any]) -> str | None:
     """The setting by which a model's rotary embedding depends on the length of the input; None if
     it does not."""
-    for part in _parts(
-        config
-    ):  # the parameters of an embedding are a part, too, as are those of each kind of layer
+    # The parameters of an embedding are a part, too, as are those of each kind of layer.
+    for part in _parts(config):
         if (kind := part.get("rope_type") or part.get("type")) in ROPE_BY_LENGTH:
             return f"rope_type={kind!r}"
         if part.get("use_dynamic_ntk"):  # of Qwen-1's remote code

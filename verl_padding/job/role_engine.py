@@ -133,6 +133,7 @@ class RoleEngine:
     @property
     def dp_size(self) -> int:
         """Data-parallel ranks, as verl assigns rows to them; at least 1."""
+        # Of 16 GPUs, of which 2 share a row by tensor and 2 by pipeline, 4 have their own rows.
         of_a_row = prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
         return self.n_gpus // of_a_row or 1
 
@@ -164,6 +165,7 @@ class RoleEngine:
         row."""
         if self.size("virtual pipeline") < 2:
             return 1
+        # Two virtual stages on a pipeline of 4 ranks take micro-batches four by four.
         group = self.megatron_override.get("microbatch_group_size_per_vp_stage")
         # Megatron's own default is the pipeline's size (core/model_parallel_config.py).
         return int(group or self.size("pipeline"))

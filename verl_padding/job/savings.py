@@ -59,6 +59,7 @@ class Savings:
 
     def block(self, name: str, blockers: Iterable[Blocker]) -> None:
         """Turns a saving off; a PaddingConfigError if the job asks for it."""
+        # "auto" gives way, and says so in lines(); an explicit value ends the job.
         for blocker in blockers:
             if self._values[name] == SAVINGS[name].on:
                 raise PaddingConfigError(f"padding.{name}={self._values[name]!r}: {blocker}")

@@ -152,29 +152,25 @@ class VerlJob:
         cannot have, or whose config cannot be read. If no critic may be ``fetched``, one that is
         not in a folder here passes."""
         models = {ACTOR_MODEL: self.model_config}
-        if "critic" in self.engines and (
-            fetched or Path(self.config.critic.model.path).expanduser().is_dir()
-        ):
+        critic = self.config.critic.model.path if "critic" in self.engines else None
+        if critic and (fetched or Path(critic).expanduser().is_dir()):
             models[CRITIC_MODEL] = read_model_config(self.config, CRITIC_MODEL)
         for section, model in models.items():
-            # The actor's first, whose sizes its reference takes where it has none of its own.
-            engines = [
-                engine
-                for engine in reversed(self.engines.values())
-                if engine.model_section == section
-            ]
             named = f"{section}.path={OmegaConf.select(self.config, section).path}"
             self.savings.block(SHARING, length_blockers(named, model))
-            check_model(named, model, engines)
+            # The actor's first, whose sizes its reference takes where it has none of its own.
+            check_model(named, model, self._engines_of(section)[::-1])
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
-        self._with_states = {
-            section for section, model in models.items() if has_linear_attention(model)
-        }
-        if self.shares and self.may_branch:
-            reasons = (self._forbids_branches(*each) for each in models.items())
-            if why := next(filter(None, reasons), None):
+        self._with_states = {name for name, model in models.items() if has_linear_attention(model)}
+        for section, model in models.items():
+            why = self._forbids_branches(section, model)
+            if why and self.shares and self.may_branch:
                 self.share_whole_beginnings(why)
+
+    def _engines_of(self, section: str) -> list[RoleEngine]:
+        """The engines that compute a section's model."""
+        return [engine for engine in self.engines.values() if engine.model_section == section]
 
     def _forbids_branches(self, section: str, model: Mapping[str, Any]) -> str | None:
         """Why rows that part may not share what is before in a model; None if they may."""
@@ -183,8 +179,7 @@ class VerlJob:
         if others:
             kind = (model.get("text_config") or model).get("model_type")
             return f"{section}.path is of model_type={kind}, with layers of kinds {sorted(others)}"
-        engines = [each for each in self.engines.values() if each.model_section == section]
-        if follows and any(engine.size("Ulysses") > 1 for engine in engines):
+        if follows and any(engine.size("Ulysses") > 1 for engine in self._engines_of(section)):
             return f"Ulysses ranks of {section} exchange states of linear attention between rows"
         return None
 
@@ -205,6 +200,7 @@ class VerlJob:
         """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter
         one costs the same. Fewer than ``at_least``, which a pad needs for what it shows the model,
         are refused."""
+        # With multiples of 4, a pad that needs 5 tokens gets 8.
         multiple = lcm(*(engine.row_multiple for engine in self.engines.values()))
         shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
         length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
@@ -242,6 +238,7 @@ class VerlJob:
             for call in CALLS
             if call.role in self.engines
         }
+        # An update trains in mini-batches; a pass may reuse the micro-batches of the actor's.
         names = self._calls_of_step(updates_actor) if calls is None else calls
         planned = {name: self._planned_call(name, sizes) for name in names}
         updates = {name: call for name, call in planned.items() if isinstance(call, Update)}

@@ -78,10 +78,12 @@ def losses_that(has: Callable[[PolicyLoss], bool]) -> list[str]:
     return [name for name, loss in POLICY_LOSSES.items() if has(loss)]
 
 
-def of_verl(names: list[str], registry: Mapping[Any, Callable[..., Any]]) -> list[str]:
+def verls_own(names: list[str], registry: Mapping[Any, Callable[..., Any]]) -> list[str]:
     """Those of some names that still have verl's own function, not one that a user has registered
     in its place."""
-    verls = {
-        str(name) for name, function in registry.items() if function.__module__.startswith("verl.")
-    }
-    return [name for name in names if name in verls]
+    functions = {str(name): function for name, function in registry.items()}
+    return [
+        name
+        for name in names
+        if name in functions and functions[name].__module__.startswith("verl.")
+    ]

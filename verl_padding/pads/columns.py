@@ -102,6 +102,7 @@ def in_order(
 ) -> dict[str, torch.Tensor]:
     """One column in the order of ``layout``, from the value of each real row and that of all
     pads."""
+    # Numbers of pads are n_rows and above: all of them read the last value.
     values = torch.tensor([*value_R, of_pads], dtype=COLUMN_DTYPES[name])
     return {name: values[torch.tensor(layout.order).clamp(max=layout.n_rows)]}
 
@@ -123,6 +124,7 @@ def loss_columns(
     none is left out. All lists are of the real rows.
     """
     n_rows = layout.n_rows
+    # Cells of 2 and 1 rows on two ranks are sent as 0 0 1 | 0 0 1.
     mini_batch_of = np.tile(
         np.repeat(np.arange(layout.n_mini_batches), layout.cell_rows_M), layout.dp_size
     )
@@ -157,6 +159,7 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
     cells = (
         n_rows_DK[rank] for rank in range(layout.dp_size) for n_rows_DK in layout.micro_batch_rows
     )
+    # Micro-batches of 2 and 3 rows in a cell are 0 0 1 1 1.
     numbers = [k for n_rows_K in cells for k, n_rows in enumerate(n_rows_K) for _ in range(n_rows)]
     columns = {MICRO_BATCH: torch.tensor(numbers)}
     if call in plan.shared:

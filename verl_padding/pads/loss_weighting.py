@@ -79,9 +79,12 @@ def loss_factors(
                 f"({plural(len(with_loss), 'row')}) weighs more: there is nothing to train on. "
                 "Give one of them a weight above 0, or let the agent loop leave such rows out."
             )
+        # token-mean, weights 1 and 3, 4 tokens each: T = 8 over 1 * 4 + 3 * 4 = 16 gives factors of
+        # 0.5 and 1.5.
         w, n = weights[rows], tokens[rows]
         counts = w
         if weighting.by_session:
+            # Rows of 1 and 3 tokens of one session count as a quarter and three quarters of a row.
             counts = w * _shares_of_sessions([keys[row] for row in rows], n)
             if weighting.mode in TOKEN_MODES:
                 w = np.divide(counts, n, out=np.zeros_like(n), where=n > 0)

@@ -183,6 +183,7 @@ class PaddedBatch:
         assert sorted(batch.keys) == sorted(self.batch.keys), (
             "the batch changed between plan and worker call"
         )
+        # The trainer may have reordered its batch, and changed its tags, since it was planned.
         keys = [*batch.keys, *self.pads.keys]
         tag_of = dict(zip(keys, [*batch.tags, *self.pads.tags], strict=True))
         planned = [*self.batch.keys, *self.pads.keys]
@@ -210,6 +211,7 @@ class PaddedBatch:
         """What pads do not have yet of what real rows have by now."""
         rows = self._source.read()
         check_weight_is_a_field(rows)
+        # Columns of an earlier call come anew with each call.
         leave_out = self._made | columns.OWN_COLUMNS
         names = dict.fromkeys(name for row in rows for name in row if name not in leave_out)
         return self._template.fields(rows, names, n_pads)

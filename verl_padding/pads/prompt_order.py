@@ -55,6 +55,8 @@ def data_order(keys: Sequence[str]) -> list[int]:
     >>> data_order([f"{late}_0_0", f"{early}_1_0", f"{early}_0_10", f"{early}_0_9"])
     [3, 2, 1, 0]
     """
+    # step0000001-0000000-.. before step0000001-0000001-..; within a prompt, session 0 before 1, and
+    # index 9 before 10, as numbers.
     first_row: dict[str, int] = {}
     ranks: list[tuple[bool, str | int, int, int]] = []
     for row, key in enumerate(keys):

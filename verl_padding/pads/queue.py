@@ -2,7 +2,7 @@
 TransferQueue."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
@@ -86,11 +86,8 @@ def read_fields(
 ) -> TensorDict:
     """The fields that all of these rows have, or those of ``names`` among them."""
     meta = _look_up(keys, partition_id)
-    chosen = list(
-        meta.field_schema
-        if names is None
-        else [name for name in names if name in meta.field_schema]
-    )
+    there = list(meta.field_schema)
+    chosen = there if names is None else [name for name in names if name in there]
     return tq.get_client().get_data(meta.select_fields(chosen))
 
 
@@ -110,10 +107,8 @@ def fields_of_all(keys: Sequence[str], partition_id: str) -> set[str]:
 
 def tokens_of_masks(batch: KVBatchMeta, name: str) -> list[int]:
     """Tokens that a mask of each row keeps, such as its ``response_mask``."""
-    return [
-        int(mask.sum())
-        for mask in read_fields(batch.keys, batch.partition_id, [name])[name].unbind()
-    ]
+    masks = read_fields(batch.keys, batch.partition_id, [name])[name]
+    return [int(mask.sum()) for mask in masks.unbind()]
 
 
 def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
@@ -129,8 +124,7 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
         first = next((key for key in keys if key not in there), keys[0])
         raise PaddingDataError(
             f"row {first!r}: not in TransferQueue ({lost} of {len(keys)} rows of the batch are "
-            f"not). Whatever cleared it from partition {partition_id!r} must leave the rows of a "
-            "step until the step has ended."
+            f"not). Leave the rows of a step in partition {partition_id!r} until it has ended."
         )
     meta.custom_meta = []  # a put then leaves those in the controller as they are
     return meta
@@ -154,30 +148,28 @@ class Listing:
 
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     meta = _look_up(keys, partition_id)
-    fields = ray.get(
-        controller().__ray_call__.remote(_fields_of, partition_id, list(meta.global_indexes))
-    )
+    fields = _in_controller(_fields_of, partition_id, list(meta.global_indexes))
     keys_by_fields: dict[frozenset[str], list[str]] = {}
-    for key, has_F in zip(
-        keys, zip(*(field.has_R for field in fields.values()), strict=True), strict=True
-    ):
+    has_RF = zip(*(field.has_R for field in fields.values()), strict=True)
+    for key, has_F in zip(keys, has_RF, strict=True):
         keys_by_fields.setdefault(frozenset(compress(fields, has_F)), []).append(key)
     shapes = {}
     for name, schema in meta.field_schema.items():
         shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
-        shapes[name] = {
-            key: tuple(shape) for key, shape in zip(keys, shape_R, strict=True) if shape is not None
-        }
+        pairs = zip(keys, shape_R, strict=True)
+        shapes[name] = {key: tuple(shape) for key, shape in pairs if shape is not None}
+    # A dtype other than that of a field's first put is stored, and not listed.
+    unlisted = {name: list(compress(keys, field.unlisted_R)) for name, field in fields.items()}
     return Listing(
         keys_by_fields=dict(sorted(keys_by_fields.items(), key=lambda item: -len(item[1]))),
         shapes=shapes,
         dtypes={name: field.dtype for name, field in fields.items() if field.dtype is not None},
-        unlisted={
-            name: rows
-            for name, field in fields.items()
-            if (rows := list(compress(keys, field.unlisted_R)))
-        },
+        unlisted={name: rows for name, rows in unlisted.items() if rows},
     )
+
+
+def _in_controller(function: Callable[..., Any], *args: Any) -> Any:
+    return ray.get(controller().__ray_call__.remote(function, *args))
 
 
 class _Field(NamedTuple):
@@ -242,15 +234,10 @@ def unmark_rows(rows: KVBatchMeta) -> KVBatchMeta:
     if plain.fields is not None and not selected:
         plain.fields.remove(PADDING_TAG)
     if others := [key for key in rows.keys if key not in set(marked)]:
-        there = list(
-            tq.get_client()
-            .kv_retrieve_meta(keys=others, partition_id=rows.partition_id)
-            .global_indexes
-        )
-        if there:
-            ray.get(
-                controller().__ray_call__.remote(_forget, rows.partition_id, PADDING_TAG, there)
-            )
+        client, partition_id = tq.get_client(), rows.partition_id
+        meta = client.kv_retrieve_meta(keys=others, partition_id=partition_id)
+        if there := list(meta.global_indexes):
+            _in_controller(_forget, partition_id, PADDING_TAG, there)
     return plain
 
 
@@ -285,13 +272,8 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
             tags = tags_of(batch.partition_id)
             there = batch.select_keys([key for key in batch.keys if key in tags])
             if there.keys:
-                kept.append(
-                    (
-                        there,
-                        read_fields(there.keys, there.partition_id),
-                        [tags[key] for key in there.keys],
-                    )
-                )
+                fields = read_fields(there.keys, there.partition_id)
+                kept.append((there, fields, [tags[key] for key in there.keys]))
                 clear(there.keys, there.partition_id)
         yield
     finally:
@@ -313,16 +295,13 @@ def clear_leftovers(partition_id: str) -> None:
     left = [
         key for key, tag in tags.items() if is_padding(tag) or not {key, uid_of_key(key)} & prompts
     ]
-    clear_with_a_warning(left, partition_id, "pads, and rows whose prompt has been sampled already")
-
-
-def clear_with_a_warning(keys: Sequence[str], partition_id: str, what: str) -> None:
-    if keys:
+    if left:
         logger.warning(
-            f"verl_padding: cleared {plural(len(keys), 'key')} that an earlier trainer left in "
-            f"TransferQueue's partition {partition_id!r} ({what}): {first_few(keys)}"
+            f"verl_padding: cleared {plural(len(left), 'key')} that an earlier trainer left in "
+            f"TransferQueue's partition {partition_id!r} (pads, and rows whose prompt has been "
+            f"sampled already): {first_few(left)}"
         )
-        clear(keys, partition_id)
+        clear(left, partition_id)
 
 
 def first_few(keys: Sequence[str]) -> str:

@@ -127,6 +127,8 @@ def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]
 
 def of_different_lengths(keys: Iterable[Key], lengths: Mapping[Key, tuple[int, int]]) -> list[Key]:
     """The first row of each of a few lengths, prompt and response tokens."""
+    # Rows of 5 + 3 and 4 + 3 tokens tell a field of prompts from one of responses; two of 4 + 4 do
+    # not.
     found: dict[tuple[int, int], Key] = {}
     for key in keys:
         found.setdefault(lengths[key], key)

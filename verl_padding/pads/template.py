@@ -56,6 +56,8 @@ class Schema:
         if known is not None and _fits(known.role, values, rows):
             return known
         fitting, fill = _roles_that_fit(values, rows), known.fill if known else Fill.ZERO
+        # In rows of 4 + 4 tokens, a field of 4 is of prompts or of responses. A pad of 1 + 1 has
+        # one value in either case.
         pad_sizes = {
             values[0].shape[0] if role is Role.ROW else role.tokens(*pad_lengths)
             for role in (fitting if len(fitting) > 1 else [])
@@ -226,6 +228,7 @@ class PadTemplate:
                 f"{n_experts}. Is actor_rollout_ref.model.path (or n_experts) that of the model "
                 "that the rows come from?"
             )
+        # Of 8 experts, 0.618 * 8 is 5, which has no divisor in common with 8.
         steps = range(max(1, round(GOLDEN * n_experts)), n_experts + 1)
         step = next(step for step in steps if gcd(step, n_experts) == 1)
         token, layer, slot = np.ogrid[: n_pads * length, :layers, :top_k]

@@ -139,6 +139,7 @@ def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | No
         return NonTensorStack(
             *(each if isinstance(each, WRAPPERS) else NonTensorData(each) for each in values)
         )
+    # (3, 8) and (3, 5) differ in their second axis: the column is (rows, 3, ragged).
     shapes = zip(*(value.shape for value in values), strict=True)
     differing = [axis for axis, sizes in enumerate(shapes, 1) if len(set(sizes)) > 1]
     if len(differing) > 1:

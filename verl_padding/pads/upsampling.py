@@ -111,7 +111,7 @@ def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:
     fields = template.fields(source.read(), n_pads=n_pads or 1)
     if not n_pads:
         return real_rows(batch)
-    fields[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
+    fields[IS_PADDING] = torch.ones_like(fields.get(IS_PADDING, torch.zeros(n_pads)), dtype=bool)
     if isinstance(batch, TensorDict):
         return append(batch, _with_own_names(fields, _new_uid(), n_pads), n_pads)
     return _put_behind(batch, new_pads(batch, n_pads, template), fields, marked)
@@ -247,6 +247,7 @@ def put_pads(pads: KVBatchMeta, fields: Columns) -> None:
 def _with_own_names(fields: Columns, uid: str, n_pads: int) -> Columns:
     """Fields of pads with a uid and session ids of their own, unless rows have numbers there."""
     own: Columns = {"uid": same_in_all(uid, n_pads), "session_id": NonTensorStack(*range(n_pads))}
+    # A session_id that is a tensor in real rows stays one: TransferQueue takes one dtype a field.
     numbers = {name for name, column in fields.items() if isinstance(column, torch.Tensor)}
     return fields | {name: column for name, column in own.items() if name not in numbers}
 

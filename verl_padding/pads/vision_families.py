@@ -23,7 +23,7 @@ class SmallestImage:
     token_ids: tuple[int, ...]
 
 
-def _of_patches(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
+def _merged_patches(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
     """Qwen2-VL and Qwen2.5-VL: rows of patches, of which a square of ``spatial_merge_size`` becomes
     one token."""
     merge = int(config["vision_config"]["spatial_merge_size"])
@@ -38,7 +38,7 @@ def _of_patches(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
     )
 
 
-def _of_pixels(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
+def _whole_image(config: Mapping[str, Any], source: Inputs) -> SmallestImage:
     """Gemma 3: whole images of one size, (images, channels, height, width), ``mm_tokens_per_image``
     tokens each."""
     pixels = source["pixel_values"]
@@ -57,9 +57,9 @@ RUNS_WITHOUT_IMAGES = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5
 (models/transformers/qwen3_vl.py)."""
 
 SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
-    "qwen2_vl": _of_patches,
-    "qwen2_5_vl": _of_patches,
-    "gemma3": _of_pixels,
+    "qwen2_vl": _merged_patches,
+    "qwen2_5_vl": _merged_patches,
+    "gemma3": _whole_image,
 }
 """Model types whose vision tower has to run on every rank -> how their smallest image is made."""
 
