@@ -177,18 +177,18 @@ def sliding_layers(config: Mapping[str, Any]) -> int:
 
 
 def _check_known(config: Mapping[str, Any]) -> None:
-    is_hybrid = config.get("model_type") in HYBRIDS
-    needed = [*NEEDED]
+    kinds = {FULL, SLIDING, *([LINEAR] if config.get("model_type") in HYBRIDS else [])}
     layers = [_is_dense(config, layer) for layer in range(config.get("num_hidden_layers") or 0)]
+    needed = [*NEEDED]
     if not all(layers):
         needed.append("num_experts_per_tok")
     if any(layers) or not config.get("moe_intermediate_size"):
         needed.append("intermediate_size")
-    missing = [key for key in needed if not config.get(key)]
-    odd = [
+    odd = [f"{key} is missing" for key in needed if not config.get(key)]
+    odd += [
         f"layer_types holds {kind!r}"
         for kind in config.get("layer_types") or ()
-        if kind not in (FULL, SLIDING, *([LINEAR] if is_hybrid else []))
+        if kind not in kinds
     ]
     odd += [f"{key}={config[key]}" for key in OTHER_MIXERS if config.get(key)]
     odd += [
@@ -196,9 +196,8 @@ def _check_known(config: Mapping[str, Any]) -> None:
         for key in needed
         if isinstance(config.get(key), (list, tuple))
     ]
-    if missing or odd:
+    if odd:
         raise PlanError(
-            f"the operations of model_type={config.get('model_type')!r} are not known: "
-            f"{', '.join([f'{key} is missing' for key in missing] + odd[:1])}; choose "
-            "cost_model=attention"
+            f"the operations of model_type={config.get('model_type')!r} are not known: {odd[0]}; "
+            "choose cost_model=attention"
         )
