@@ -47,11 +47,8 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     mini-batches."""
     is_cut = layout.micro_batch_rows is not None
     steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=is_cut)
-    cost, n_ranks, budget = (
-        sum(step.cost for step in steps),
-        layout.dp_size,
-        costs.call.token_budget,
-    )
+    cost = sum(step.cost for step in steps)
+    n_ranks, budget = layout.dp_size, costs.call.token_budget
     slowest = sum(step.mini_slowest for step in steps)
     micro_slowest = sum(step.micro_slowest for step in steps)
     n_micro = layout.n_micro_batches

@@ -119,10 +119,7 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
             "max_length_q": max(paths.lengths_S),
             "max_length_k": max(paths.path_lengths_S),
         }
-        key, value = (
-            GatherTokens.apply(key, 1, paths.places),
-            GatherTokens.apply(value, 1, paths.places),
-        )
+        key, value = (GatherTokens.apply(states, 1, paths.places) for states in (key, value))
         return attend(query, key, value, None, query_length, *args, **kwargs)
 
     setattr(attend_to_paths, TREE, True)

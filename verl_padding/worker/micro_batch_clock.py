@@ -62,10 +62,8 @@ class MicroBatchClock:
         # measured.
         self._whole = (getattr(engine.engine_config, "pipeline_model_parallel_size", 1) or 1) > 1
         self._timed: list[_MiniBatch] = []
-        self._forward_backward, self._forward_step = (
-            engine.forward_backward_batch,
-            engine.forward_step,
-        )
+        self._forward_backward = engine.forward_backward_batch
+        self._forward_step = engine.forward_step
         engine.forward_backward_batch = self._time_mini_batch
 
     def read(self) -> list[MicroBatchTiming]:

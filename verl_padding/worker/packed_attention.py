@@ -116,14 +116,11 @@ def _bring_kernels(module: Any) -> None:
     def without_mask(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _mask: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return attend(
-            q, k, v, None, *args, attn_implementation=PACKED, **kwargs
-        )  # one row: nothing is padded
+        # One row: nothing is padded.
+        return attend(q, k, v, None, *args, attn_implementation=PACKED, **kwargs)
 
-    module.flash_attn_varlen_func, module._flash_attention_forward = (
-        flash_attn_varlen_func,
-        without_mask,
-    )
+    module.flash_attn_varlen_func = flash_attn_varlen_func
+    module._flash_attention_forward = without_mask
     module._flash_supports_window_size, module._flash_supports_deterministic = True, False
     module._flash_use_top_left_mask = False
 
@@ -142,11 +139,9 @@ def register() -> None:
     ) -> tuple[Callable[..., Any] | None, ...]:
         if implementation != PACKED:
             return find_functions(implementation, *args, **kwargs)
-        pad, unpad = (
-            modeling_flash_attention_utils._pad_input,
-            modeling_flash_attention_utils._unpad_input,
-        )
-        return flash_attn_func, flash_attn_varlen_func, None, pad, unpad
+        module = modeling_flash_attention_utils
+        pads = module._pad_input, module._unpad_input
+        return flash_attn_func, flash_attn_varlen_func, None, *pads
 
     # transformers looks for these functions in packages and on its hub; it has no registry for
     # them.
