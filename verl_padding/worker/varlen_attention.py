@@ -57,12 +57,13 @@ def flash_attn_varlen_func(
     if has_kernel(q) and not dropout_p:
         from torch.nn.attention import varlen
 
-        options = {"scale": softmax_scale, "window_size": window}
-        # torch 2.11 takes fewer heads of keys as they are, later ones where they are told of it.
-        if "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters:
-            options["enable_gqa"] = q.shape[1] != k.shape[1]
+        grouped = how_to_group_heads(q.device) if q.shape[1] != k.shape[1] else {}
+        if grouped is None:
+            k, v = (_as_many_heads(states, q) for states in (k, v))
         lengths = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
-        return varlen.varlen_attn(q, k, v, *lengths, **options)
+        return varlen.varlen_attn(
+            q, k, v, *lengths, scale=softmax_scale, window_size=window, **grouped or {}
+        )
     # Repeated, for with grouped heads and a mask torch keeps all weights; and split, for the
     # gradient of a slice is as long as what it was cut from.
     lengths_q, lengths_k = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
@@ -107,6 +108,32 @@ def _has_varlen(device: torch.device) -> bool:
     from torch.nn.attention import varlen
 
     return "window_size" in inspect.signature(varlen.varlen_attn).parameters  # from torch 2.11 on
+
+
+@cache
+def how_to_group_heads(device: torch.device) -> dict[str, bool] | None:
+    """How torch's kernel is told that keys have fewer heads than queries; None where they have to
+    be repeated.
+
+    Versions differ: 2.11 takes them as they are, later ones with ``enable_gqa``. It is tried, once.
+    """
+    from torch.nn.attention import varlen
+
+    draw = torch.Generator(device).manual_seed(0)
+    q, k = (
+        torch.randn(4, heads, 64, dtype=HALF[0], device=device, generator=draw) for heads in (4, 2)
+    )
+    ends = torch.tensor([0, 4], dtype=torch.int32, device=device)
+    repeated = _as_many_heads(k, q)
+    want = varlen.varlen_attn(q, repeated, repeated, ends, ends, 4, 4, window_size=(-1, 0))
+    for grouped in ({}, {"enable_gqa": True}):
+        try:
+            got = varlen.varlen_attn(q, k, k, ends, ends, 4, 4, window_size=(-1, 0), **grouped)
+        except (TypeError, ValueError, RuntimeError):  # what versions answer that do not take this
+            continue
+        if torch.allclose(got, want, atol=0.05):
+            return grouped
+    return None
 
 
 def _as_many_heads(states: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
