@@ -148,23 +148,17 @@ def assert_padded(batch):
     return row, pad
 
 
-@pytest.mark.parametrize("source", ANSWERS)
-def test_rows_scored_by_each_reward_function_are_padded(source, roll_out):
-    row, pad = assert_padded(roll_out(source=source))
+CASES = [{"source": source} for source in ANSWERS]
+CASES += [{"source": "a dict", "manager": manager} for manager in reward_managers()]
+CASES += [{"source": "a number", "agent": agent} for agent in agent_loops()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case.values()))
+def test_rows_of_verls_data_loops_managers_and_reward_functions_are_padded(case, roll_out):
+    row, pad = assert_padded(roll_out(**case))
     assert row["rm_scores"].sum() > 0, "the answer was not taken for right"
     assert row["extra_fields"]["reward_extra_info"]
+    assert row["num_turns"] == 2
     assert pad["extra_fields"] == pad["reward_model"] == {}
     assert pad["dummy_tensor"].tolist() == [0]
-
-
-@pytest.mark.parametrize("manager", reward_managers())
-def test_rows_of_each_reward_manager_are_padded(manager, roll_out):
-    row, _ = assert_padded(roll_out(source="a dict", manager=manager))
-    assert row["extra_fields"]["reward_extra_info"]["acc"]
-
-
-@pytest.mark.parametrize("agent", agent_loops())
-def test_rows_of_each_agent_loop_are_padded(agent, roll_out):
-    row, pad = assert_padded(roll_out(source="a number", agent=agent))
-    assert row["num_turns"] == 2
     assert (pad["num_turns"], pad["raw_prompt"], pad["difficulty"]) == (0, [], 0.0)

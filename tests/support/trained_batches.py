@@ -56,7 +56,7 @@ def put_full_rows() -> KVBatchMeta:
 def put_branching_rows() -> KVBatchMeta:
     """Rows that begin alike and part, in a session and between those of a prompt."""
     torch.manual_seed(0)
-    rows = branching_rows(prompts=6, rollouts=2, turns=(3, 2), system=0)
+    rows = branching_rows(prompts=6, rollouts=3, turns=(2, 1), system=0)
     rows.popitem()  # an odd number
     return with_trained_fields(put_grown_sessions(rows))
 
