@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     Actor,
     Critic,
@@ -27,12 +28,13 @@ from tests.support.engine_in_process import (
 )
 from tests.support.fresh_processes import run_fresh
 from tests.support.hybrid_models import IMAGE, IMAGE_START, Float64, hybrid_model
-from tests.support.losses_on_rows import critic_loss, policy_loss
+from tests.support.loss_comparisons import POLICY_LOSSES, seeded
+from tests.support.losses_on_rows import critic_loss, in_each_mode, policy_loss
 from tests.support.pages import ROOT
 from tests.support.parting_rows import Tokens, awkward_trees, random_trees
 from verl_padding.prefix_sharing import linear_attention
 from verl_padding.prefix_sharing.engine import BranchesMixedError, keep_rows_apart
-from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.prefix_sharing.tree import TREE, PrefixTree
 from verl_padding.worker.losses import normalize_over_mini_batch
 
 Images = dict[str, torch.Tensor]
@@ -210,15 +212,25 @@ def test_adapters_have_the_gradients_of_rows_alone():
     pair.assert_exact(random_trees(2))
 
 
-def state_of_none(monkeypatch) -> None:
+def replace_pieces(monkeypatch, change) -> None:
     cut = linear_attention.cut_pieces
+    monkeypatch.setattr(linear_attention, "cut_pieces", lambda *of: change(cut(*of)))
 
-    def cut_without_parents(*of: Any) -> Any:
-        pieces = cut(*of)
-        levels = [replace(level, parents=None) for level in pieces.levels]
-        return replace(pieces, levels=levels)
 
-    monkeypatch.setattr(linear_attention, "cut_pieces", cut_without_parents)
+def with_parents(pieces: Any, change: Any) -> Any:
+    levels = [
+        replace(level, parents=None if level.parents is None else change(level.parents))
+        for level in pieces.levels
+    ]
+    return replace(pieces, levels=levels)
+
+
+def state_of_none(monkeypatch) -> None:
+    replace_pieces(monkeypatch, lambda pieces: with_parents(pieces, lambda parents: None))
+
+
+def state_of_another(monkeypatch) -> None:
+    replace_pieces(monkeypatch, lambda pieces: with_parents(pieces, lambda one: one.roll(1)))
 
 
 def no_context(monkeypatch) -> None:
@@ -233,6 +245,25 @@ def no_context(monkeypatch) -> None:
     monkeypatch.setattr(linear_attention, "convolved_places", find_own)
 
 
+def copy_counted_twice(monkeypatch) -> None:
+    cut = linear_attention.cut_pieces
+
+    def cut_behind(tree, *of):
+        before = [path.copy() for path in tree.place_RT]
+        for tip, start in zip(tree.tip_S, tree.start_S, strict=True):
+            own = tree.place_RT[tip][start]
+            original = [
+                path[start]
+                for path in tree.place_RT
+                if start < len(path) and path[start - 1] == before[tip][start - 1]
+            ]
+            if start and min(original) != own:
+                before[tip][start - 1] = min(original)
+        return cut(PrefixTree(tip_S=tree.tip_S, start_S=tree.start_S, place_RT=before), *of)
+
+    monkeypatch.setattr(linear_attention, "cut_pieces", cut_behind)
+
+
 def states_without_gradients(monkeypatch) -> None:
     select = torch.Tensor.index_select
 
@@ -242,7 +273,13 @@ def states_without_gradients(monkeypatch) -> None:
     monkeypatch.setattr(torch.Tensor, "index_select", select_detached)
 
 
-MISTAKES = (state_of_none, no_context, states_without_gradients)
+MISTAKES = (
+    state_of_none,
+    state_of_another,
+    no_context,
+    copy_counted_twice,
+    states_without_gradients,
+)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
@@ -277,3 +314,16 @@ def test_packed_rows_that_share_nothing_are_apart(kind, is_critic):
         assert (together[name] - want).abs().max() <= 1e-12
         assert (leaking[name] - want).abs().max() > 1e-3, "verl keeps rows apart by itself"
     assert (gradient - wanted).norm() <= 1e-12 * wanted.norm()
+
+
+@pytest.mark.parametrize(("name", "mode"), in_each_mode(POLICY_LOSSES))
+def test_a_registered_loss_gives_the_gradient_of_rows_that_share_nothing(name, mode, pair):
+    rows = list(trained_rows(branching_rows()).values())
+    loss = seeded(policy_loss(mode, name))
+    with Float64():
+        (_, got), (_, want) = (
+            computed(pair.sharing, loss, [of_mini_batch(rows, rows, shared=shared)])
+            for shared in (True, False)
+        )
+    assert want.norm() > 1e-3
+    assert (got - want).norm() <= 1e-12 * want.norm()
