@@ -130,9 +130,9 @@ def with_pads(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
         pads_K = [0 if rows else 1 for rows in rows_K]
         left = size - _rows_needed(rows_K)
         # Where the rank waits for others first, then wherever tokens are left.
-        for most_K in (np.minimum(room_K, below_K), room_K) if left > 0 else ():
-            for k in np.argsort(-most_K, kind="stable").tolist():
-                added = max(min(left, int(most_K[k]) - pads_K[k]), 0)
+        for max_pads_K in (np.minimum(room_K, below_K), room_K) if left > 0 else ():
+            for k in np.argsort(-max_pads_K, kind="stable").tolist():
+                added = max(min(left, int(max_pads_K[k]) - pads_K[k]), 0)
                 pads_K[k] += added
                 left -= added
         if left:

@@ -36,8 +36,8 @@ from verl_padding.plan.packing.packing_units import PackingUnits, candidate_grou
 from verl_padding.plan.packing.pads import Cut, fit, min_rows_of
 
 GOOD_ENOUGH = 64
-"""One micro-step more than the fewest is tried if the time is over its bound by more than one of so
-many parts."""
+"""One micro-step more than the fewest is tried if the time is over its bound by more than 1 /
+GOOD_ENOUGH of it."""
 
 
 class SyncPerMicroBatch(MicroBatchCutter):
