@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 TREE = "prefix_tree"
-"""Key of the tree in a micro-batch, and of its place on attention modules and in their calls."""
+"""Key of the tree in a micro-batch, and of its place on attention modules and in their calls; and
+the mark of a callable that follows it, so that none is wrapped twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
