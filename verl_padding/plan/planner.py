@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.call_costs import CallCosts, one_after_the_other
+from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
 from verl_padding.plan.calls import Call, Pass, setting_of
 from verl_padding.plan.errors import NoRealRowError, RowTooLongError
 from verl_padding.plan.forest import Forest
@@ -126,7 +126,7 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout |
 
 def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
     # Of each micro-batch of each rank and mini-batch; pads share nothing.
-    numbers, held_I = one_after_the_other(
+    numbers, held_I = flatten_micro_batches(
         [rows_K for ranks in micro_batches_of(layout) for rows_K in ranks]
     )
     is_real_I = numbers < layout.n_rows
