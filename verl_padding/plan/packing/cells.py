@@ -18,7 +18,7 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.bins import balance, spread
 from verl_padding.plan.packing.cutter import MicroBatchCutter
-from verl_padding.plan.packing.pads import Cut, filled_up, with_pads
+from verl_padding.plan.packing.pads import Cut, fill_places, with_pads
 
 
 def up_to_multiple(number: int, multiple: int) -> int:
@@ -95,7 +95,7 @@ class FixedRowCount(MicroBatchCutter):
 
         bins_D = balance(extra_cost(costs, rows), costs.call.dp_size, size)
         rows_DK = [micro_batches([rows[item] for item in items]) for items in bins_D]
-        return filled_up(costs, rows_DK, [micro_rows] * n_micro)
+        return fill_places(costs, rows_DK, [micro_rows] * n_micro)
 
 
 class CutByWorkers(MicroBatchCutter):
@@ -108,7 +108,7 @@ class CutByWorkers(MicroBatchCutter):
 
     def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         size, rows_D = balanced_cells(costs, rows, size)
-        return filled_up(costs, [[held] for held in rows_D], [size])
+        return fill_places(costs, [[held] for held in rows_D], [size])
 
 
 class SyncPerStep(MicroBatchCutter):
