@@ -117,7 +117,7 @@ def test_a_mini_batch_without_a_trained_token_has_losses_of_zero(name, mode):
     layout = [[[0, 1], [2, PAD]], [[3, 4], [PAD]]]
     rows = Rows(*range(5))
     for known in (set(), {f"{output_name} loss", "other"}):
-        loss._losses = known
+        loss._reported_losses = known
         gradients, metrics = run_as_verl_does(loss, rows, layout, output_name)
         assert all(gradient is None or gradient.abs().max() == 0 for gradient in gradients)
         assert metrics == {MICRO_BATCHES: 2} | dict.fromkeys(known, 0.0)

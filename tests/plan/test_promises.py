@@ -68,13 +68,18 @@ def test_verls_dispatch_of_the_order_gives_the_cells(rows, job):
         assert all(rows % call.cell_multiple == 0 for rows in layout.cell_rows_M)
 
 
+UNIT_R = {"prompt": "prompt_R", "rows": "key_R", "lcm": "key_R"}
+"""Strategy -> the column of `Rows` by which it keeps rows in one mini-batch."""
+FIXED = tuple(name for name, strategy in STRATEGIES.items() if strategy.has_fixed_steps)
+
+
 @EXAMPLES
-@given(rows=batches(), job=jobs(strategies=("prompt", "rows")))
+@given(rows=batches(), job=jobs(strategies=FIXED))
 def test_the_steps_are_the_configured_ones_whatever_the_number_of_rows(rows, job):
     plan = planned(rows, job)
     for name, update in job.updates.items():
         configured = job.prompts // update.prompts_per_mini_batch
-        units = len(set(rows.prompt_R)) if job.strategy == "prompt" else len(rows)
+        units = len(set(getattr(rows, UNIT_R[job.strategy])))
         assert plan.layouts[name].n_mini_batches == min(configured, units)
         assert any(
             f"{name}: " in warning and f"of {configured} optimizer" in warning
@@ -100,10 +105,10 @@ def test_each_step_and_each_rank_has_real_rows_if_there_are_enough(rows, job):
 @given(rows=batches(), job=jobs())
 def test_real_rows_are_spread_as_evenly_as_the_unit_allows(rows, job):
     plan = planned(rows, job)
-    largest_prompt = max(Counter(rows.prompt_R).values())
+    largest_unit = max(Counter(getattr(rows, UNIT_R[job.strategy])).values())
     for name in job.updates:
         real_M = plan.layouts[name].real_rows_M
-        assert max(real_M) - min(real_M) <= (largest_prompt if job.strategy == "prompt" else 1)
+        assert max(real_M) - min(real_M) <= largest_unit
 
 
 @EXAMPLES

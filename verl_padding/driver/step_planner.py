@@ -76,13 +76,12 @@ class StepPlanner:
     def plan(
         self, batch: KVBatchMeta, number: UpdateNumber, calls: Collection[str] | None = None
     ) -> "PlannedStep":
-        """The step of a batch, which is put in the order of the data set; its pads are not in
-        TransferQueue yet.
+        """The step of a batch; its pads are not in TransferQueue yet.
 
-        The rows come in the order in which their sessions ended, which no run repeats.
-
-        ``calls`` are planned, by default all that the update makes. If rows cannot be planned, a
-        PaddingDataError says so, and none was touched but for the masks of repeated tokens.
+        The batch is put in the order of the data set, in place: its rows come in the order in which
+        their sessions ended, which no run repeats. ``calls`` are planned, by default all that the
+        update makes. A PaddingDataError refuses rows that cannot be planned; by then, masks of
+        repeated tokens alone have been changed.
         """
         started = time.perf_counter()
         batch.reorder(data_order(batch.keys))
@@ -122,11 +121,11 @@ class StepPlanner:
         calls: Collection[str] | None,
         left_out: Sequence[int] = (),
     ) -> PaddedBatch:
-        """The rows of a batch with a plan and pads for some calls; with rows ``left_out``, of the
-        actor's update alone.
+        """Plans the rows of a batch for some calls, and makes their pads, which are not put yet.
 
-        The latter is cut beside all calls of the step, as it was before: ``lcm`` looks at the
-        critic's sizes, too.
+        With rows ``left_out``, the result is of the actor's update alone, since that leaves them
+        out. All calls are planned even so, and the others dropped: ``lcm`` cuts the actor's
+        mini-batches by the critic's sizes, too.
         """
         template = self._template(batch)
         job = self.job.step_job(
@@ -217,7 +216,10 @@ class PlannedStep:
         self._planner, self.number, self.prefixes, self._calls = planner, number, prefixes, calls
         self._padded = planner.pad(batch, number, prefixes, calls)
         self._replanned: list[PaddedBatch] = []
+        """The actor's update, each time that it was planned anew because it leaves rows out; the
+        last one counts, and the pads of all are taken out in the end."""
         self._left_out: list[int] = []
+        """The rows that the actor's update left out when it was called last."""
         self.repeated_tokens: int | None = None
         """Tokens that an earlier row trains, where they are masked."""
         self.seconds: dict[str, float] = {}

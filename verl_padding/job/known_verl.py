@@ -1,9 +1,11 @@
 """The versions of verl that this code was checked against. A new one is let in here and in
 setup.cfg, nowhere else.
 
-What to run first with a new version of verl: ``pytest tests/worker tests/on_cpu`` (what is replaced
-in verl is still there, or can go), then ``tests/job tests/equivalence`` (engines, estimators,
-losses), then ``tests/end_to_end``.
+What to run first with a new version of verl: ``pytest tests/worker tests/prefix_sharing
+tests/driver`` (what is replaced or overridden in verl is still there), ``tests/verl_fixes
+tests/on_cpu`` (the same, or it can go), then ``tests/job tests/equivalence`` (engines, estimators,
+losses), then ``tests/end_to_end``. docs/how_it_works.md lists the modules that replace something
+("Where verl is touched").
 """
 
 from verl_padding.job.blocker import Blocker

@@ -20,9 +20,10 @@ after the other) takes a tenth of a millisecond, in which a rank trains this man
 of a billion parameters."""
 
 
-def one_after_the_other(rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
-    """The rows of each rank's micro-batches, and for each the number of its micro-batch, counted
-    over all ranks."""
+def flatten_micro_batches(rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
+    """The rows of all micro-batches behind each other, rank by rank, and for each row the number of
+    its micro-batch."""
+    # [[0, 1], [2]] on rank 0 and [[3], [4]] on rank 1: rows 0 1 2 3 4 of micro-batches 0 0 1 2 3.
     rows_B = [rows for rows_K in rows_DK for rows in rows_K]
     numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
     return numbers, np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
@@ -104,7 +105,7 @@ class CallCosts:
         # Rows of 5 and 3 tokens beside a pad of 2: 10 tokens where rows are packed, and 15 where
         # each is padded to the longest.
         shape = len(rows_DK), len(rows_DK[0])
-        numbers, batch_I = one_after_the_other(rows_DK)
+        numbers, batch_I = flatten_micro_batches(rows_DK)
         is_real_I, n_rows_B = numbers < self.n_rows, np.bincount(batch_I, minlength=np.prod(shape))
         pads_B = n_rows_B - np.bincount(batch_I[is_real_I], minlength=len(n_rows_B))
         batch_I, *computed = self.computed_in(numbers[is_real_I], batch_I[is_real_I])

@@ -1,9 +1,9 @@
 """Rows that begin alike: what an engine that computes shared beginnings once has to compute.
 
 Sorted so that the longer of two rows that begin alike comes first, each row shares most with the
-row before it: rows are the branches of trees, written down with two whole numbers a row. Any rows
-of that order share, each with the one before it among them, the least that two neighbours between
-them share. Each token of a tree is computed once, but for the last one before two rows part: its
+row before it: rows are the branches of trees, written down with two whole numbers a row. Two rows
+that are not neighbours in that order share the minimum of what neighbours share from the first to
+the second. Each token of a tree is computed once, but for the last one before two rows part: its
 output is compared with another next token on each branch.
 """
 
@@ -116,11 +116,11 @@ class Forest:
         return Forest(tokens_R=self.tokens_R, dfs_position_R=self.dfs_position_R, shared_R=whole_R)
 
     @cached_property
-    def _least_shared(self) -> list[Int64s]:
-        """Entry i of line k is the least that the rows at places i to i + 2^k - 1 share with the
-        row before them."""
-        # Line 0 has what each place shares, 0 5 2 4; line 1 the least of two of them, 0 2 2; line 2
-        # the least of four, 0.
+    def _min_shared(self) -> list[Int64s]:
+        """A sparse table for range minimum queries: entry i of line k is the minimum that the rows
+        at places i to i + 2^k - 1 share with the row before them."""
+        # Line 0 has what each place shares, 0 5 2 4; line 1 the minimum of two of them, 0 2 2; line
+        # 2 that of four, 0.
         lines = [self.shared_R[np.argsort(self.dfs_position_R)]]
         while len(lines[-1]) > 1 << (len(lines) - 1):
             width = 1 << (len(lines) - 1)
@@ -148,25 +148,25 @@ class Forest:
             if group_I is not None:
                 together = group_I[order[1:]] == group_I[order[:-1]]
                 first, end, beside = first[together], end[together], beside[together]
-            shared_I[beside] = self._least_from(first, end)
+            shared_I[beside] = self._min_between(first, end)
         return order, shared_I
 
     def shared_by_pairs(self, one_I: Int64s, other_I: Int64s) -> Int64s:
         """How many of their first tokens pairs of different rows share."""
         one_I, other_I = self.dfs_position_R[one_I], self.dfs_position_R[other_I]
-        return self._least_from(np.minimum(one_I, other_I) + 1, np.maximum(one_I, other_I) + 1)
+        return self._min_between(np.minimum(one_I, other_I) + 1, np.maximum(one_I, other_I) + 1)
 
-    def _least_from(self, first_I: Int64s, end_I: Int64s) -> Int64s:
-        """The least that a row shares with the one before it, at the places from ``first_I`` on to
-        before ``end_I``."""
+    def _min_between(self, first_I: Int64s, end_I: Int64s) -> Int64s:
+        """The minimum that a row shares with the one before it, at the places from ``first_I`` on
+        to before ``end_I``."""
         # Of the places 1 to 3 of 0 5 2 4, two entries of line 1 cover all: min(5, 2) and min(2, 4).
         # So the rows at the places 0 and 3 share two tokens.
-        least_I = np.zeros_like(first_I)
+        min_I = np.zeros_like(first_I)
         power_I = np.log2(end_I - first_I).astype(np.int64)
         for k in set(power_I.tolist()):
-            at, line = np.flatnonzero(power_I == k), self._least_shared[k]
-            least_I[at] = np.minimum(line[first_I[at]], line[end_I[at] - (1 << k)])
-        return least_I
+            at, line = np.flatnonzero(power_I == k), self._min_shared[k]
+            min_I[at] = np.minimum(line[first_I[at]], line[end_I[at] - (1 << k)])
+        return min_I
 
     def cached_tokens(self, rows: Int64s, group_I: Int64s) -> Int64s:
         """How many tokens of each of some rows are computed in another row of its micro-batch,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_padding.plan.batch_plan import LayoutFigures
-from verl_padding.plan.call_costs import CallCosts, one_after_the_other
+from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
 
@@ -117,7 +117,7 @@ def _step_cost(
     rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, with_micro_bound: bool
 ) -> MiniBatchCost:
     call, n_ranks = costs.call, len(rows_DK)
-    numbers, _ = one_after_the_other(rows_DK)
+    numbers, _ = flatten_micro_batches(rows_DK)
     real = numbers[numbers < costs.n_rows]
     n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())
     tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.call_costs import CallCosts, one_after_the_other
+from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
 from verl_padding.plan.calls import Call, Pass, setting_of
 from verl_padding.plan.errors import NoRealRowError, RowTooLongError
 from verl_padding.plan.forest import Forest
@@ -54,20 +54,20 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
     shared: dict[str, tuple[int, ...]] = {}
-    found: list[tuple[object, str]] = []
+    call_of_inputs: list[tuple[object, str]] = []
     for name, call in job.calls():
-        costs, taken = costs_of(rows, job, call), reuses_layout_of(job, call)
+        costs, update = costs_of(rows, job, call), reuses_layout_of(job, call)
         cut = cuts.get(name, whole)
-        # Calls of one shape get one layout: it is the same anyway, and found once.
-        shape = (cut, taken, layout_key(call, job.packer), costs.cost_model)
-        same = next((other for known, other in found if known == shape), None)
+        # Calls with the same inputs get the same layout, so it is planned and scored once.
+        inputs = (cut, update, layout_key(call, job.packer), costs.cost_model)
+        same = next((other for known, other in call_of_inputs if known == inputs), None)
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            reused = None if taken is None else layouts[taken]
+            reused = None if update is None else layouts[update]
             layouts[name] = _layout(costs, job.packer, cut, reused)
             figures[name] = score_layout(layouts[name], costs)
-            found.append((shape, name))
+            call_of_inputs.append((inputs, name))
         if costs.forest is not None:
             shared[name] = _shared_tokens(costs.forest, layouts[name])
     return BatchPlan(
@@ -126,7 +126,7 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout |
 
 def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
     # Of each micro-batch of each rank and mini-batch; pads share nothing.
-    numbers, held_I = one_after_the_other(
+    numbers, held_I = flatten_micro_batches(
         [rows_K for ranks in micro_batches_of(layout) for rows_K in ranks]
     )
     is_real_I = numbers < layout.n_rows
@@ -138,21 +138,22 @@ def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
 def reuses_layout_of(job: Job, call: Call) -> str | None:
     """The update whose micro-batches a call takes over; None if it gets its own.
 
-    They must be the plan's, and cut by the same rules: the same ranks, and the same token budget.
-    What rows cost is no such rule, nor is where ranks synchronize: an engine may reduce gradients
-    in every micro-batch, and nothing in a pass. Micro-batches of a fixed number of rows are not
-    taken over: those of small mini-batches are full of pads. Nor are those whose rows must be as
-    long as the longest one of their cell: that of a pass holds all mini-batches.
+    They must be the plan's, and the two calls must agree in whatever bounds a micro-batch, such as
+    ranks and token budget. They may differ in what rows cost, and in where ranks synchronize: an
+    engine may reduce gradients in every micro-batch, and nothing in a pass. Micro-batches of a
+    fixed number of rows are not taken over: those of small mini-batches are full of pads. Nor are
+    those whose rows are padded to the longest one of their cell, which for a pass holds all
+    mini-batches.
     """
     if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
         return None
     if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
         return None
     update = job.updates[call.as_update]
-    needs = [
+    of_call, of_update = (
         replace(layout_key(each, job.packer), sync_point="micro_batch") for each in (call, update)
-    ]
-    return call.as_update if needs[0] == needs[1] else None
+    )
+    return call.as_update if of_call == of_update else None
 
 
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:

@@ -32,8 +32,8 @@ class Rows:
     """How far rows begin alike, as far as an engine may compute it once; None if it is not
     known."""
     idle: tuple[int, ...] = ()
-    """Numbers of rows that add nothing to the gradient of an update with ``skips_idle``; those
-    first that it computes where a mini-batch has no others."""
+    """Numbers of rows that add nothing to the gradient of an update with ``skips_idle``. Of a
+    mini-batch of such rows alone, the one that comes first here is computed."""
 
     def __post_init__(self) -> None:
         columns = self.key_R, self.prompt_R, self.session_R, self.tokens_R

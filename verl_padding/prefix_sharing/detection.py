@@ -199,8 +199,10 @@ class PrefixDetection:
         return read_fields([self._keys[row] for row in rows], self._partition, names)
 
     def _parts(self, groups: Iterable[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
-        """The rows of groups, as many groups at once as begin within so many tokens."""
-        # Groups of 3, 4 and 5 tokens begin at 0, 3 and 7: with 6 at once, two, and then one.
+        """The rows of groups, in parts of about ``max_tokens`` that are read at once; no group is
+        cut."""
+        # Groups of 3, 4 and 5 tokens begin at 0, 3 and 7: with 6 at once, the first two begin
+        # before 6 and are one part, and the third is the next.
         groups = list(groups)
         begins = accumulate(
             (sum(self._tokens_R[row] for row in rows) for rows in groups), initial=0

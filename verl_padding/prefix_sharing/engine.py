@@ -74,24 +74,25 @@ def find_tree(data: TensorDict, *, branches: bool) -> PrefixTree:
     ]
     forest = inputs.forest(group_R)
     order = np.argsort(forest.dfs_position_R).tolist()
-    alike_I = forest.shared_R[order].tolist()
+    same_tokens_I = forest.shared_R[order].tolist()  # as the row before
     # What sees an image may see more than what is before it: a mask of the model's says so, which
     # trees leave out.
     branches = branches and not any(inputs.images_R)
     shared_I, before_I = [], []
     for place, row in enumerate(order):
+        # Of the rows before this one, the one with which it has the most inputs in common. The
+        # nearest has most tokens in common with it, but may be of other images or routes; going
+        # back, the tokens in common only get fewer. Rows a, b and c of five equal tokens, where b
+        # has other routes: c shares none with b, and five with a.
         shared, before = 0, order[0]
-        # The nearest row has most tokens in common with this one, but it may be of other images or
-        # routes; going back, the tokens in common only get fewer. Rows a, b and c of five equal
-        # tokens, where b has other routes: c shares none with b, and five with a.
-        alike = lengths_R[row]
+        same_tokens = lengths_R[row]
         for at in range(place, 0, -1):
-            alike = min(alike, alike_I[at])
-            if alike <= shared or (not branches and alike < lengths_R[row]):
+            same_tokens = min(same_tokens, same_tokens_I[at])
+            if same_tokens <= shared or (not branches and same_tokens < lengths_R[row]):
                 break
-            found = inputs.shared(order[at - 1], row)
-            if found > shared and (branches or found == lengths_R[row]):
-                shared, before = found, order[at - 1]
+            same_inputs = inputs.shared(order[at - 1], row)
+            if same_inputs > shared and (branches or same_inputs == lengths_R[row]):
+                shared, before = same_inputs, order[at - 1]
         shared_I.append(shared)
         before_I.append(before)
     return build_tree(lengths_R, order, shared_I, before_I)

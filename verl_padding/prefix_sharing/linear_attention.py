@@ -77,33 +77,36 @@ def cut_pieces(tree: PrefixTree, tokens: int, device: torch.device) -> Pieces:
     # from it, on level 1.
     segments = _segments(tree, tokens)
     begins = accumulate((len(path) - start for path, start in segments), initial=0)
-    # Where the token before each segment's first one is computed; -1 if there is none.
-    before = {
-        begin: int(path[start - 1]) if start else -1
+    # Where each segment begins -> where the piece that it goes on from ends, one behind the token
+    # before its first one; 0 if there is none.
+    parent_end_of = {
+        begin: int(path[start - 1]) + 1 if start else 0
         for begin, (path, start) in zip(begins, segments, strict=False)
     }
-    borders = sorted({*before, *(place + 1 for place in before.values()), tokens})
-    # By where pieces end, as a place is computed after all that are before it on its path.
+    borders = sorted({*parent_end_of, *parent_end_of.values(), tokens})
+    # Where a piece ends -> its level, and its number there; nothing ends at 0. A parent comes first
+    # in the order of borders, as a token is computed after all that are before it on its path.
     level_of, index_of = {0: -1}, {0: -1}
     pieces: list[list[tuple[int, int]]] = []
     parents: list[list[int]] = []
     for begin, end in pairwise(borders):
-        goes_on_from = before.get(begin, begin - 1) + 1
-        level = level_of[goes_on_from] + 1
+        # A piece that does not begin a segment goes on from the one right before it.
+        parent_end = parent_end_of.get(begin, begin)
+        level = level_of[parent_end] + 1
         if level == len(pieces):
             pieces.append([])
             parents.append([])
         level_of[end], index_of[end] = level, len(pieces[level])
         pieces[level].append((begin, end))
-        parents[level].append(index_of[goes_on_from])
+        parents[level].append(index_of[parent_end])
     places = torch.cat([torch.arange(*piece) for of_level in pieces for piece in of_level])
     levels: list[Level] = []
-    for of_level, goes_on in zip(pieces, parents, strict=True):
+    for of_level, parents_of_level in zip(pieces, parents, strict=True):
         lengths = [end - begin for begin, end in of_level]
         ends = torch.tensor([*accumulate(lengths, initial=0)])
-        before_level = torch.tensor(goes_on, device=device) if levels else None
+        parent_numbers = torch.tensor(parents_of_level, device=device) if levels else None
         levels.append(
-            Level(lengths=lengths, parents=before_level, ends=ends.to(device), ends_cpu=ends)
+            Level(lengths=lengths, parents=parent_numbers, ends=ends.to(device), ends_cpu=ends)
         )
     return Pieces(levels=levels, places=places.to(device), inverse=places.argsort().to(device))
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 TREE = "prefix_tree"
-"""Key of the tree in a micro-batch, and of its place on attention modules and in their calls."""
+"""Key of the tree in a micro-batch, and of its place on attention modules and in their calls; and
+the mark of a callable that follows it, so that none is wrapped twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,8 @@ class PrefixTree:
     attended: set[Any] = field(default_factory=set)
     """Layers whose attention has followed the tree; of linear attention, each of its callables."""
 
-    on_device: dict[Any, Any] = field(default_factory=dict)
-    """What :meth:`once` has made."""
+    cache: dict[Any, Any] = field(default_factory=dict)
+    """What :meth:`once` has made, such as places on a device."""
 
     @cached_property
     def path_lengths_S(self) -> list[int]:
@@ -86,9 +87,9 @@ class PrefixTree:
 
     def once(self, make: Callable[..., Any], *of: Any) -> Any:
         """``make(self, *of)``, made once for all layers."""
-        if (make, *of) not in self.on_device:
-            self.on_device[make, *of] = make(self, *of)
-        return self.on_device[make, *of]
+        if (make, *of) not in self.cache:
+            self.cache[make, *of] = make(self, *of)
+        return self.cache[make, *of]
 
     def paths(self, tokens: int, device: torch.device) -> Paths:
         """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the tree

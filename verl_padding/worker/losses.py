@@ -45,8 +45,9 @@ CLIP_FRACTIONS = frozenset({"actor/pg_clipfrac", "actor/pg_clipfrac_lower"})
 
 # Only its name says what a metric of verl is: an extreme, as in reduce_metrics, or a mean over
 # rows, as the metrics of a rollout correction that are perplexities or of sequences. All other
-# means are over tokens. The option of a rejection, as in rollout_rs_seq_max_k2_mean, says nothing
-# about that, except in the fractions of rejected rows.
+# means are over tokens. The option of a rejection says nothing about that, except in the fractions
+# of rejected rows: rollout_rs_seq_max_k2_mean is a mean over tokens, and
+# rollout_rs_seq_max_k2_fraction_high over rows.
 _OPTION = re.compile(r"(rollout_rs)_(token|seq)(?:_sum|_mean|_max)?_k[123](_.*)")
 _EXTREME = re.compile(r"(?:^|[_/])(min|max)(?:_deviation)?$|/(min|max)_")
 _OF_ROWS = re.compile(r"(?:^|[_/])(?:ppl|seq)(?:$|_)")
@@ -77,18 +78,19 @@ class RealRowsLoss:
         self.denominator = denominator
         policy_loss = _policy_loss(inner)
         mode = None if policy_loss is None else policy_loss.loss_mode
+        # Rows without an advantage add nothing to these fractions, so where an update leaves such
+        # rows out, they can still be taken over all rows. Not those of a bypass that rejects
+        # tokens: they are of the tokens that are left, which no column counts.
         skips_zeros = mode in POLICY_LOSSES and POLICY_LOSSES[mode].skips_zero_advantages
-        # A bypass that rejects tokens takes its fractions of those that are left, which no column
-        # counts.
         rejects = skips_zeros and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
-        self._over_all_rows = CLIP_FRACTIONS if skips_zeros and not rejects else frozenset()
-        # Reported from the first mini-batch on, trained token or not; others once the inner loss
-        # has reported them.
+        self._fractions_of_all = CLIP_FRACTIONS if skips_zeros and not rejects else frozenset()
+        # Metrics that a mini-batch without a trained token reports as 0: those that ``inner`` has
+        # reported before, and from the first mini-batch on those that verl's loss is known to have.
+        # Of a bypass, which has a loss of its own choice, these are no clip fractions.
         is_verls = isinstance(inner, partial) and inner.func is ppo_loss
-        self._losses: set[str] = {"actor/pg_loss"} if is_verls else set()
-        # A bypass has a loss of its own choice.
         clips = is_verls and skips_zeros and mode != BYPASS
-        self._known: set[str] = set(CLIP_FRACTIONS) if clips else set()
+        self._reported_losses: set[str] = {"actor/pg_loss"} if is_verls else set()
+        self._reported_fractions: set[str] = set(CLIP_FRACTIONS) if clips else set()
 
     def __call__(
         self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any
@@ -106,12 +108,12 @@ class RealRowsLoss:
         reporting_ranks = _number(data, columns.REPORTING_RANKS)
         if not trained:
             if reporting_ranks == 0:  # where some rank trains, it alone reports losses
-                of_left_out = (
-                    self._over_all_rows & self._known
+                fractions = (
+                    self._fractions_of_all & self._reported_fractions
                     if _trained_tokens_of_all(data)
                     else frozenset()
                 )
-                zeros = self._losses | of_left_out
+                zeros = self._reported_losses | fractions
                 packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in zeros}
             return _connected_zero(model_output), packing
         if len(trained) < len(data):
@@ -144,7 +146,7 @@ class RealRowsLoss:
         self, metrics: dict[str, Any], data: TensorDict, reporting_ranks: int
     ) -> dict[str, Any]:
         """The micro-batch's part in the metrics of its mini-batch."""
-        self._losses.update(summed_metrics(metrics))
+        self._reported_losses.update(summed_metrics(metrics))
         tokens = int(data["response_mask"].sum())
         share = partial(
             _share_metrics,
@@ -155,8 +157,8 @@ class RealRowsLoss:
         shared = share(metrics, token_share=tokens / _number(data, columns.LOSS_TOKENS))
         if not _flag(data, columns.LEAVES_OUT):
             return shared
-        of_all = {name: metrics[name] for name in self._over_all_rows & metrics.keys()}
-        self._known |= of_all.keys()
+        of_all = {name: metrics[name] for name in self._fractions_of_all & metrics.keys()}
+        self._reported_fractions |= of_all.keys()
         keeps = {*summed_metrics(metrics), *of_all}
         shared |= share(of_all, token_share=tokens / _trained_tokens_of_all(data))
         return {

@@ -27,8 +27,8 @@ CUTTERS: tuple[MicroBatchCutter, ...] = (
 
 
 def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
-    """The layout of a call: where rows share, one that takes no longer than what it would be
-    without.
+    """The layout of a call. Where rows share, it takes no longer than one that is planned as if
+    they did not.
 
     Args:
         packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
@@ -39,12 +39,12 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
         return layout
     # Where rows that share balance badly together, ranks wait longer than they save. Rows that are
     # planned as if they shared nothing may still meet in a micro-batch, and then do.
-    time, alone = layout_time(layout, costs), replace(costs, forest=None)
+    time, without_sharing = layout_time(layout, costs), replace(costs, forest=None)
     size = mini_batches.mini_batch_rows
-    if sum(_min_time(alone, rows, size) for rows in mini_batches.rows_M) < time:
-        without = _filled(alone, packer, mini_batches, costs)
-        if layout_time(without, costs) < time:
-            return without
+    if sum(_min_time(without_sharing, rows, size) for rows in mini_batches.rows_M) < time:
+        other = _filled(without_sharing, packer, mini_batches, costs)
+        if layout_time(other, costs) < time:
+            return other
     return layout
 
 
@@ -60,6 +60,7 @@ def _min_time(costs: CallCosts, rows: Sequence[int], size: int | None) -> int:
 def _filled(
     costs: CallCosts, packer: Packer, mini_batches: MiniBatches, as_computed: CallCosts
 ) -> Layout:
-    """The layout by some costs; ``as_computed`` know all that the workers will share in it."""
+    """The layout that is balanced by ``costs``, which may leave out what rows share; by
+    ``as_computed``, which does not, its micro-batches are put in order."""
     cutter = next(cutter for cutter in CUTTERS if cutter.takes(costs, packer))
     return cutter.layout(costs, mini_batches, as_computed)

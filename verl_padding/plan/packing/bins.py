@@ -21,17 +21,17 @@ def first_fit(tokens_I: Sequence[int], cost_I: Sequence[int], token_budget: int)
     left, bins = list(reversed(range(len(tokens_I)))), []
     while left:
         bins.append([left.pop()])
-        fill(bins[-1], left, tokens_I, cost_I, token_budget)
+        fill_bin(bins[-1], left, tokens_I, cost_I, token_budget)
     return bins
 
 
-def fill(
+def fill_bin(
     items: Bin,
     left: list[int],
     tokens_I: Sequence[int],
     cost_I: Sequence[int],
-    most_tokens: int,
-    most_cost: float = inf,
+    max_tokens: int,
+    max_cost: float = inf,
 ) -> None:
     """Moves the longest item left that fits into a bin, again and again; ``left`` has the shortest
     and cheapest first.
@@ -39,16 +39,16 @@ def fill(
     Long items first make a bin as costly as its tokens allow: cost rises faster than tokens.
     """
     # 3 2 1 are left and a bin has room for 5: it takes 3, then 2.
-    tokens = most_tokens - sum(tokens_I[item] for item in items)
-    cost = most_cost - sum(cost_I[item] for item in items)
+    tokens_left = max_tokens - sum(tokens_I[item] for item in items)
+    cost_left = max_cost - sum(cost_I[item] for item in items)
     while n_fitting := min(
-        bisect_right(left, tokens, key=tokens_I.__getitem__),
-        bisect_right(left, cost, key=cost_I.__getitem__),
+        bisect_right(left, tokens_left, key=tokens_I.__getitem__),
+        bisect_right(left, cost_left, key=cost_I.__getitem__),
     ):
         item = left.pop(n_fitting - 1)
         items.append(item)
-        tokens -= tokens_I[item]
-        cost -= cost_I[item]
+        tokens_left -= tokens_I[item]
+        cost_left -= cost_I[item]
 
 
 def spread(
@@ -69,9 +69,10 @@ def spread(
     # goal, then 3 to each, which are both 3 below.
     bins: list[Bin] = [[] for _ in goal_B]
     tokens_left_B = [token_budget] * len(bins)
+    # Bins by cost above the goal, which is negative at first; the lowest is on top.
     heap = [(-goal, number) for number, goal in enumerate(goal_B)]
     heapq.heapify(heap)
-    # Bins too full for the items that come now; shorter ones may fit later.
+    # Bins too full for the items that come now, by tokens left; shorter items may fit later.
     waiting: list[tuple[int, int, int]] = []
     for item in items:
         tokens = tokens_I[item]
@@ -90,19 +91,19 @@ def spread(
     return bins
 
 
-def balance(cost_I: Int64s, n_bins: int, most: int) -> list[Bin]:
+def balance(cost_I: Int64s, n_bins: int, max_items: int) -> list[Bin]:
     """Shares items out over bins, the costliest first, each to the cheapest bin; a bin gets at most
-    ``most`` items.
+    ``max_items``.
 
     No bin is empty while there are at least as many items as bins. Deterministic: ties go to fewer
     items, then to the lower number.
     """
     n_items = len(cost_I)
-    assert most * n_bins >= n_items, f"{n_items} items do not fit into {n_bins} bins of {most}"
+    assert max_items * n_bins >= n_items, f"{n_items} items for {n_bins} bins of {max_items}"
     # By cost, then by number of items: no bin stays empty because others hold items that cost
-    # nothing.
+    # nothing. Each item takes one "token", so that the budget of a bin is its number of items.
     with_count_I = [cost * (n_items + 1) + 1 for cost in cost_I.tolist()]
     costliest_first = np.argsort(-cost_I, kind="stable").tolist()
-    bins = spread(costliest_first, [1] * n_items, with_count_I, [0] * n_bins, most)
+    bins = spread(costliest_first, [1] * n_items, with_count_I, [0] * n_bins, max_items)
     assert bins is not None
     return bins

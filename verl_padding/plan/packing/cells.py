@@ -1,5 +1,5 @@
-"""Cells of a call: how many rows they hold, which rows each rank gets, and the ways that then cut
-each cell by itself.
+"""Cells of a call: how many rows they hold, which rows each rank gets, and the cutters that then
+cut each cell by itself.
 
 Cells need equal row counts, not equal real-row counts: a rank with one long row and eleven pads is
 as good as one with twelve short rows. Where micro-batches are cut by tokens, pads are nearly free,
@@ -18,7 +18,7 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.bins import balance, spread
 from verl_padding.plan.packing.cutter import MicroBatchCutter
-from verl_padding.plan.packing.pads import Cut, filled_up, with_pads
+from verl_padding.plan.packing.pads import Cut, fill_places, with_pads
 
 
 def up_to_multiple(number: int, multiple: int) -> int:
@@ -46,19 +46,19 @@ def balanced_cells(
 ) -> tuple[int, list[list[int]]]:
     """The rows of a cell, pads among them, and the real rows of each rank, balanced by cost.
 
-    What a chain costs is not known here: with chains, the cells are the least, and only make sure
+    What rows share is not known here: with a forest, the cells are the smallest, and only make sure
     that there is a plan.
     """
     # Rows of 900, 300, 300 and 300 tokens on two ranks: cells of two rows take 1,200 | 600; of
     # three, 900 and two pads | 300 300 300.
     extra_I, n_ranks = extra_cost(costs, rows), costs.call.dp_size
-    least = costs.call.min_cell_rows(len(rows))
+    min_size = costs.call.min_cell_rows(len(rows))
     if size is None and costs.forest is None:
         # A rank with one long row leaves the rest to the others, and pads level the counts, if that
         # pays for the pads.
         tried = []
-        for most in (least, len(rows)):
-            bins = balance(extra_I, n_ranks, most)
+        for max_rows in (min_size, len(rows)):
+            bins = balance(extra_I, n_ranks, max_rows)
             size = up_to_multiple(max(map(len, bins)), costs.call.cell_multiple)
             time = max(int(extra_I[items].sum()) for items in bins) + pads_time(
                 costs, size, len(rows)
@@ -66,7 +66,7 @@ def balanced_cells(
             tried.append((time, size, bins))
         _, size, bins = min(tried)
     else:
-        size = least if size is None else size
+        size = min_size if size is None else size
         bins = balance(extra_I, n_ranks, size)
     return size, [[rows[item] for item in items] for items in bins]
 
@@ -95,7 +95,7 @@ class FixedRowCount(MicroBatchCutter):
 
         bins_D = balance(extra_cost(costs, rows), costs.call.dp_size, size)
         rows_DK = [micro_batches([rows[item] for item in items]) for items in bins_D]
-        return filled_up(costs, rows_DK, [micro_rows] * n_micro)
+        return fill_places(costs, rows_DK, [micro_rows] * n_micro)
 
 
 class CutByWorkers(MicroBatchCutter):
@@ -108,15 +108,15 @@ class CutByWorkers(MicroBatchCutter):
 
     def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
         size, rows_D = balanced_cells(costs, rows, size)
-        return filled_up(costs, [[held] for held in rows_D], [size])
+        return fill_places(costs, [[held] for held in rows_D], [size])
 
 
 class SyncPerStep(MicroBatchCutter):
     """As few micro-batches as hold all cells of a mini-batch, for ranks that synchronize once in
     it.
 
-    Those of a rank cost about the same. Not where chains are computed once: cells that are cut by
-    themselves know nothing of them. MicroSteps do, and what balances them balances cells, too.
+    Those of a rank cost about the same. Not where rows share: to cut each cell by itself takes no
+    account of that. ``SyncPerMicroBatch`` does, and balances the cells as well.
     """
 
     def takes(self, costs: CallCosts, packer: Packer) -> bool:
@@ -132,8 +132,8 @@ def cut_by_cell(costs: CallCosts, rows_D: Sequence[Sequence[int]], size: int) ->
     row or pad."""
     call = costs.call
     assert call.token_budget is not None
-    most_tokens = max(int(costs.tokens_R[rows].sum()) for rows in rows_D)
-    n_bins = up_to_multiple(-(-most_tokens // call.token_budget), call.micro_batch_multiple)
+    max_tokens = max(int(costs.tokens_R[rows].sum()) for rows in rows_D)
+    n_bins = up_to_multiple(-(-max_tokens // call.token_budget), call.micro_batch_multiple)
     while True:
         rows_DK = [_cell_in_bins(costs, rows, n_bins, call.token_budget) for rows in rows_D]
         held_DK = [rows_K for rows_K in rows_DK if rows_K is not None]

@@ -7,7 +7,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.pads import Cut, numbered
+from verl_padding.plan.packing.pads import Cut, layout_of_cuts
 
 
 class MicroBatchCutter(ABC):
@@ -32,4 +32,4 @@ class MicroBatchCutter(ABC):
         fixed = mini_batches.mini_batch_rows
         size = None if fixed is None else costs.call.min_cell_rows(fixed)
         cells_M = [self.fill(costs, rows, size) for rows in mini_batches.rows_M]
-        return numbered(cells_M, as_computed, with_micro_batches=self.cuts_micro_batches)
+        return layout_of_cuts(cells_M, as_computed, with_micro_batches=self.cuts_micro_batches)

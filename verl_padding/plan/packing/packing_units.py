@@ -18,9 +18,9 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.forest import MIN_SHARED_TOKENS, cached_tokens
 
 GOALS = (2.0, 1.0, 1 / 2)
-"""What a run may cost at most, in parts of an even share of a bin."""
+"""Maximum cost of a run, as a multiple of a bin's even share; each is tried."""
 MAX_CUT_BACK = 2
-"""One of so many parts of a run may be left to the next one, if less is shared there."""
+"""A run may end early where less is shared, by 1 / MAX_CUT_BACK of its cost at most."""
 MAX_GATHERED_TOKENS_RATIO = 8
 """Tokens of all rows of a micro-batch, over its token budget, at most: keys and values are gathered
 for each row."""
@@ -78,43 +78,47 @@ def candidate_groupings(
     in_order = numbers[order]
     tokens_I, cost_I = costs.computed(numbers)
     n_bins = n_ranks * -(-int(tokens_I.sum()) // (costs.call.token_budget * n_ranks))
-    part_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
+    parts_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
     # A row and its whole beginnings cost what it costs alone: such a run is never too costly.
-    least = int(costs.cost_R[numbers].max())
+    min_limit = int(costs.cost_R[numbers].max())
     return [
         cut_runs(
             costs,
             in_order,
             shared_I,
             max_rows=max_rows or len(rows),
-            max_cost=max(int(goal * int(cost_I.sum()) / n_bins), least),
+            max_cost=max(int(goal * int(cost_I.sum()) / n_bins), min_limit),
         )
-        for goal in (GOALS if part_I.any() else GOALS[:1])
+        for goal in (GOALS if parts_I.any() else GOALS[:1])
     ]
 
 
-class _Amount:
-    """What limits a run of rows: the first one adds all that it has, each other what it does not
-    share with the row before.
+class _LimitedSum:
+    """A sum over the rows of a run, and its limit: of tokens, of cost, or of what else is bounded.
+
+    The first row of a run adds all that it has, each other what it does not share with the row
+    before. With prefix sums, the sum of a run is one difference: rows of 100, 90 and 80 tokens that
+    add 100, 31 and 61 have the prefix sums 0, 100, 131 and 192, and start at 0, 41 and 112; the run
+    of the last two has 192 - 41 = 90 + 61.
 
     Args:
-        behind_I: what each row adds behind the row before it.
+        added_I: what each row adds behind the row before it.
         alone_I: what it adds as the first row of a run.
-        limit: the most of a run.
+        limit: maximum of a run's sum.
     """
 
-    def __init__(self, behind_I: Int64s, alone_I: Int64s, limit: int):
-        self.to = np.append(0, np.cumsum(behind_I))
-        self.before_I = self.to[1:] - alone_I
+    def __init__(self, added_I: Int64s, alone_I: Int64s, limit: int):
+        self.prefix_sums = np.append(0, np.cumsum(added_I))
+        self._start_I = self.prefix_sums[1:] - alone_I
         self._limit = limit
 
-    def ends(self) -> Int64s:
-        """Where the longest run from each place on ends."""
-        return np.searchsorted(self.to, self.before_I + self._limit, side="right") - 1
+    def longest_run_ends(self) -> Int64s:
+        """Where the longest run that begins at each place ends."""
+        return np.searchsorted(self.prefix_sums, self._start_I + self._limit, side="right") - 1
 
-    def __call__(self, first_I: Int64s, end_I: Int64s) -> Int64s:
-        """That of runs."""
-        return self.to[end_I] - self.before_I[first_I]
+    def of_runs(self, first_I: Int64s, end_I: Int64s) -> Int64s:
+        """The sum of each run."""
+        return self.prefix_sums[end_I] - self._start_I[first_I]
 
 
 def cut_runs(
@@ -136,42 +140,44 @@ def cut_runs(
     is_whole_I = shared_I == length_I
     start_I = cached_tokens(shared_I, length_I)
     branch_I = np.full_like(length_I, costs.call.min_branch_tokens)
-    tokens = _Amount(length_I - start_I, length_I, budget)
-    cost = _Amount(costs.suffix_cost(rows, start_I), costs.cost_R[rows], max_cost)
-    gathered = _Amount(
+    tokens = _LimitedSum(length_I - start_I, length_I, budget)
+    cost = _LimitedSum(costs.suffix_cost(rows, start_I), costs.cost_R[rows], max_cost)
+    gathered = _LimitedSum(
         np.where(is_whole_I, 0, length_I), length_I, MAX_GATHERED_TOKENS_RATIO * budget
     )
-    branches = _Amount(np.where(is_whole_I, 0, branch_I), branch_I, budget)
+    branches = _LimitedSum(np.where(is_whole_I, 0, branch_I), branch_I, budget)
     trees = np.append(np.flatnonzero(start_I == 0), len(rows))
     tree_end_I = trees[np.searchsorted(trees, places, side="right")]
-    ends = [amount.ends() for amount in (tokens, cost, gathered, branches)]
-    end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, tree_end_I]), places + 1)
-    enough_I = cost.to[end_I] - cost(places, end_I) // MAX_CUT_BACK
-    least_I = np.maximum(np.searchsorted(cost.to, enough_I), places + 1)
-    first_J = _first_places(least_I.tolist(), end_I.tolist(), [*shared_I.tolist(), 0])
+    ends = [each.longest_run_ends() for each in (tokens, cost, gathered, branches)]
+    max_end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, tree_end_I]), places + 1)
+    enough_I = cost.prefix_sums[max_end_I] - cost.of_runs(places, max_end_I) // MAX_CUT_BACK
+    min_end_I = np.maximum(np.searchsorted(cost.prefix_sums, enough_I), places + 1)
+    first_J = _first_places(min_end_I.tolist(), max_end_I.tolist(), [*shared_I.tolist(), 0])
     end_J = np.append(first_J[1:], len(rows))
-    cost_J = cost(first_J, end_J)
-    needs = [tokens(first_J, end_J), -(-gathered(first_J, end_J) // MAX_GATHERED_TOKENS_RATIO)]
-    # A row by itself keeps no state.
-    needs.append(np.where(end_J - first_J > 1, branches(first_J, end_J), 0))
-    tokens_J = np.maximum.reduce(needs)
+    cost_J = cost.of_runs(first_J, end_J)
+    # A run takes as much of the budget as the largest of three needs: its computed tokens, the
+    # memory of gathered keys and values, and that of states, which a row by itself does not keep.
+    gathered_J = -(-gathered.of_runs(first_J, end_J) // MAX_GATHERED_TOKENS_RATIO)
+    states_J = np.where(end_J - first_J > 1, branches.of_runs(first_J, end_J), 0)
+    tokens_J = np.maximum.reduce([tokens.of_runs(first_J, end_J), gathered_J, states_J])
     order = np.lexsort((-tokens_J, -cost_J))
-    taken = np.maximum.accumulate(tokens_J[order][::-1])[::-1]
+    # Bins expect falling tokens: each takes as many as the largest behind it.
+    falling_tokens_J = np.maximum.accumulate(tokens_J[order][::-1])[::-1]
     return PackingUnits(
         rows=rows.tolist(),
         first_I=first_J[order].tolist(),
         end_I=end_J[order].tolist(),
-        tokens_I=np.minimum(taken, budget).tolist(),
+        tokens_I=np.minimum(falling_tokens_J, budget).tolist(),
         cost_I=cost_J[order].tolist(),
     )
 
 
-def _first_places(least_I: list[int], end_I: list[int], shared_I: list[int]) -> Int64s:
-    """Where runs begin that end at one of the places ``least_I .. end_I``: the last of those where
-    least is shared."""
+def _first_places(min_end_I: list[int], max_end_I: list[int], shared_I: list[int]) -> Int64s:
+    """Where runs begin. A run from place i ends at one of ``min_end_I[i] .. max_end_I[i]``: where
+    the next row shares least with the row before, and at the last of several such places."""
     firsts, place = [], 0
-    while place < len(end_I):
+    while place < len(max_end_I):
         firsts.append(place)
-        ends = range(end_I[place], least_I[place] - 1, -1)
+        ends = range(max_end_I[place], min_end_I[place] - 1, -1)
         place = min(ends, key=shared_I.__getitem__)
     return np.array(firsts, dtype=np.int64)

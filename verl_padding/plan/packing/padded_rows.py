@@ -21,7 +21,7 @@ from verl_padding.plan.cost import Int64s
 from verl_padding.plan.job import Packer
 from verl_padding.plan.packing.cells import up_to_multiple
 from verl_padding.plan.packing.cutter import MicroBatchCutter
-from verl_padding.plan.packing.pads import Cut, RowsDK, blocks, filled_up
+from verl_padding.plan.packing.pads import Cut, RowsDK, blocks, fill_places
 
 
 class PaddedRows(MicroBatchCutter):
@@ -58,7 +58,7 @@ def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
             rows_DK[rank].append(block)
             load_D[rank] += n_rows * (int(costs.cost_R[block[0]]) if block else costs.pad)
         begin = end
-    return filled_up(costs, rows_DK, n_rows_K)
+    return fill_places(costs, rows_DK, n_rows_K)
 
 
 def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
@@ -110,4 +110,4 @@ def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
     cuts = list(pairwise(size * number // n_micro for number in range(n_micro + 1)))
     cells = blocks(by_length.tolist(), call.dp_size, size, spread_pads=True)
     rows_DK = [[rows[begin:end] for begin, end in cuts] for rows in cells]
-    return filled_up(costs, rows_DK, [end - begin for begin, end in cuts])
+    return fill_places(costs, rows_DK, [end - begin for begin, end in cuts])

@@ -34,8 +34,12 @@ class Cut:
     not compared."""
 
 
-def filled_up(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> Cut:
-    """Micro-batch k of each rank, with pads in all places that its rows leave."""
+def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> Cut:
+    """Micro-batches of fixed numbers of places: pads take all that the rows of each leave.
+
+    Args:
+        places_K: places of micro-batch k, the same on all ranks.
+    """
     pad = costs.n_rows
     return Cut(
         rows_DK=[
@@ -45,11 +49,14 @@ def filled_up(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> Cut
     )
 
 
-def numbered(filled_M: Sequence[Cut], costs: CallCosts, *, with_micro_batches: bool) -> Layout:
+def layout_of_cuts(
+    filled_M: Sequence[Cut], costs: CallCosts, *, with_micro_batches: bool
+) -> Layout:
     """The layout of filled cells: pads get numbers from ``n_rows`` on, by mini-batch, rank and
     micro-batch.
 
     Args:
+        filled_M: the cut of each mini-batch, in which every pad is the number ``n_rows``.
         with_micro_batches: False where the workers cut them.
     """
     pad_numbers = count(costs.n_rows)
@@ -130,9 +137,9 @@ def with_pads(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
         pads_K = [0 if rows else 1 for rows in rows_K]
         left = size - _rows_needed(rows_K)
         # Where the rank waits for others first, then wherever tokens are left.
-        for most_K in (np.minimum(room_K, below_K), room_K) if left > 0 else ():
-            for k in np.argsort(-most_K, kind="stable").tolist():
-                added = max(min(left, int(most_K[k]) - pads_K[k]), 0)
+        for max_pads_K in (np.minimum(room_K, below_K), room_K) if left > 0 else ():
+            for k in np.argsort(-max_pads_K, kind="stable").tolist():
+                added = max(min(left, int(max_pads_K[k]) - pads_K[k]), 0)
                 pads_K[k] += added
                 left -= added
         if left:

@@ -24,7 +24,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.packing.bins import Bin, fill, first_fit, spread
+from verl_padding.plan.packing.bins import Bin, fill_bin, first_fit, spread
 from verl_padding.plan.packing.cells import (
     balanced_cells,
     cut_by_cell,
@@ -36,8 +36,8 @@ from verl_padding.plan.packing.packing_units import PackingUnits, candidate_grou
 from verl_padding.plan.packing.pads import Cut, fit, min_rows_of
 
 GOOD_ENOUGH = 64
-"""One micro-step more than the fewest is tried if the time is over its bound by more than one of so
-many parts."""
+"""One micro-step more than the fewest is tried if the time is over its bound by more than 1 /
+GOOD_ENOUGH of it."""
 
 
 class SyncPerMicroBatch(MicroBatchCutter):
@@ -220,7 +220,7 @@ class MicroStepPacker:
                 [left.pop()] if left and not heavy_bins else [] for _ in range(self.n_ranks)
             ]
             for items in bins:
-                fill(items, left, self.tokens_I, self.cost_I, self.token_budget, height)
+                fill_bin(items, left, self.tokens_I, self.cost_I, self.token_budget, height)
             rest -= self._cost(bins)
             heavy_bins += bins
             n_light -= 1
