@@ -2,9 +2,11 @@
 
 import ast
 import json
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from verl.trainer.ppo import core_algos
@@ -16,8 +18,8 @@ from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import savings
 from verl_padding.job.blocker import Blocker
-from verl_padding.job.savings import SAVINGS
-from verl_padding.on_cpu.tiny_models import make_tiny_model
+from verl_padding.job.savings import OLD_LOG_PROBS, SAVINGS, SHARING, ZERO_ADVANTAGE_ROWS
+from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
 
 A, R, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODEL, LOSS, V1 = "actor_rollout_ref.model", f"{A}.policy_loss", "trainer.v1"
@@ -127,17 +129,49 @@ def test_auto_is_on_exactly_where_a_job_could_ask_for_it(overrides):
     assert_on_where_admitted(*overrides)
 
 
-def test_a_vision_model_and_a_mixture_have_every_saving(tmp_path):
-    for kind in ("qwen3_vl", "qwen3_moe"):
-        job = fast(f"{MODEL}.path={make_tiny_model(kind, tmp_path / kind)}")
-        assert job.savings.on == list(SAVINGS)
+KINDS = {
+    "verl's defaults": (
+        (f"{A}.ppo_mini_batch_size=4", f"{R}.calculate_log_probs=true"),
+        {OLD_LOG_PROBS: [f"{A}.ppo_mini_batch_size=4", f"{R}.calculate_log_probs=True"]},
+    ),
+    "gae with a critic": ((GAE,), {}),
+    "lora": ((f"{MODEL}.lora_rank=4",), {}),
+    "kl in the loss": ((KL,), {ZERO_ADVANTAGE_ROWS: [f"{A}.use_kl_loss=True"]}),
+    "distillation": (
+        DISTILLATION,
+        {name: ["distillation.enabled=True"] for name in (ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS)},
+    ),
+    "qwen3_vl": ((), {}),
+    "qwen3_moe": ((), {}),
+    "megatron": (MEGATRON, {SHARING: [f"{A}.strategy=megatron"]}),
+    "separate_async": (SEPARATE, {}),
+    "a loss of its own": (
+        (f"{LOSS}.loss_mode=own",),
+        {name: [f"{LOSS}.loss_mode=own"] for name in (ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS)},
+    ),
+}
+"""Kind of job, or of its tiny model -> its overrides; and the savings that are off, each with the
+settings that keep it off."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_block_of_a_job_names_what_is_on_and_what_keeps_the_rest_off(kind, tmp_path):
+    overrides, off = KINDS[kind]
+    if kind in get_args(TinyModelKind):
+        overrides = (f"{MODEL}.path={make_tiny_model(kind, tmp_path)}",)
+    job = fast(*overrides)
+    for name, line in zip(SAVINGS, job.savings.lines(), strict=True):
+        _, _, state = line.partition(": ")
+        if name not in off:
+            assert state == f"on (padding.{name}=auto)"
+            continue
+        assert [state[:5], *re.findall(r"\S+=\S+(?=: )", state)] == ["off: ", *off[name]]
 
 
 def test_an_explicit_value_is_kept_and_shown():
-    lines = fast("padding.sharing=off", "padding.packer=plan", KL).savings.lines()
+    lines = fast("padding.sharing=off", "padding.packer=plan").savings.lines()
     assert lines[0].endswith(": on (padding.packer=plan)")
     assert ": off: padding.sharing=off. " in lines[1]
-    assert f": off: {A}.use_kl_loss=True: " in lines[2]
 
 
 def test_these_jobs_meet_every_blocker_that_a_config_can_show(monkeypatch, tmp_path):

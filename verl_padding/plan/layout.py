@@ -34,8 +34,13 @@ class Layout:
         for ranks, size in zip(self.cells, self.cell_rows_M, strict=True):
             rows_D = [*map(len, ranks)]
             assert rows_D == [size] * self.dp_size, f"cells of {rows_D} rows in a mini-batch"
-        for ranks, n_rows_DK in zip(self.cells, self.micro_batch_rows or (), strict=False):
+        if self.micro_batch_rows is None:
+            return
+        for ranks, n_rows_DK in zip(self.cells, self.micro_batch_rows, strict=True):
             assert len(set(map(len, n_rows_DK))) == 1, f"micro-batches of {n_rows_DK} rows"
+            # Workers count micro-batches by their rows: one without any would be on other ranks
+            # alone, and these would wait for it.
+            assert min(map(min, n_rows_DK)) >= 1, f"micro-batches of {n_rows_DK} rows"
             assert [*map(sum, n_rows_DK)] == [*map(len, ranks)], "micro-batches cut their cells"
 
     def micro_batches(self, mini_batch: int, rank: int) -> list[Cell]:

@@ -77,8 +77,8 @@ class Rows:
         ('math_7',)
 
         Raises:
-            PlanError: a key has another form or comes twice, there is not one number of tokens per
-                key, or a number is not whole, below 1 or beyond ``MAX_TOKENS``.
+            PlanError: a key has another form or comes twice, or a number of tokens is not whole,
+                below 1 or beyond ``MAX_TOKENS``.
         """
         key_R = tuple(keys)
         prompt_R, session_R = [], []
