@@ -230,10 +230,17 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
-        2, 2, figsize=(9, 5), sharex=True, sharey="row", height_ratios=(2, 1)
+        2,
+        2,
+        figsize=(9, 5),
+        sharex=True,
+        sharey="row",
+        height_ratios=(2, 1),
+        layout="constrained",
     )
     looks = {"stock": ("stock verl", "tab:orange"), "lcm": ("+padding=lcm", "#aec7e8")}
     looks["prompt"] = ("+padding=prompt", "tab:blue")
+    looks["steps"] = ("+padding=prompt, 9 steps", "tab:green")
     for column, (estimator, title) in enumerate(
         {"grpo": "GRPO", "gae": "GAE, with a critic"}.items()
     ):
@@ -250,9 +257,8 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
                         linewidth=1.2,
                     )
             axis.set(ylim=(0, None), ylabel=None if column else label)
-    axes[0][1].legend(frameon=False, loc="lower right")
+    figure.legend(*axes[0][1].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.supxlabel("batch")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 

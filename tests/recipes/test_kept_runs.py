@@ -7,24 +7,14 @@ from benchmarks.learning import Learning
 from benchmarks.results import kept
 from benchmarks.runs import CASES, recipe_of, runs_of
 
-NOT_RUN = {"source_job": {"grpo_steps", "gae_steps"}}
-"""Sides of a benchmark that have no kept figures yet."""
-
-
-def kept_sides(name: str) -> dict[str, tuple[str, ...]]:
-    """The sides of a benchmark that its kept figures have to have, and no others."""
-    sides, left_out = CASES[name].sides, NOT_RUN.get(name, set())
-    assert left_out <= sides.keys()
-    return {side: flags for side, flags in sides.items() if side not in left_out}
-
 
 @pytest.mark.parametrize("name", CASES)
 def test_kept_runs_are_of_the_recipe_as_it_is(name):
     found, case = kept(f"runs {name}"), CASES[name]
     assert found["recipe"] == recipe_of(case.recipe), f"run python -m benchmarks.runs {name} --keep"
     assert found["steps"] == case.goal.steps
-    assert found["sides"].keys() == kept_sides(name).keys()
-    assert {name.partition("_seed")[0] for name in found["runs"]} == kept_sides(name).keys()
+    assert found["sides"].keys() == case.sides.keys()
+    assert {name.partition("_seed")[0] for name in found["runs"]} == case.sides.keys()
     for run in found["runs"].values():
         assert len(run["reward"]) == case.goal.steps
 

@@ -318,9 +318,9 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
                 asked[name] = value
         # An engine whose rank is set makes an adapter, but only FSDP's start from that of a path.
         if rank in asked:
-            unread = {LORA_PATH} & asked.keys() if engine.strategy not in FSDP else set()
+            unread = {LORA_PATH} & set(asked) if engine.strategy not in FSDP else set()
         else:
-            unread = asked.keys()
+            unread = set(asked)
         for name in sorted(unread):
             refuse(
                 f"{section}.{name}={asked[name]}",
