@@ -115,7 +115,7 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
         "a_0_1",
     ):  # as a trainer of one's own may change them, also between two updates
         [advantages] = read_columns(batch, "advantages")
-        advantages[list(ROWS).index(changed)][0] = 1e-6
+        advantages[list(ROWS).index(changed)][0] = 1e-30
         put_columns(batch, advantages=advantages)
         group.update_actor(batch)
         sent, metrics = workers.sent[-1], trainer.steps.current.metrics("global_seqlen")

@@ -14,6 +14,7 @@ from tests.support.losses_on_rows import (
     policy_loss,
 )
 from verl_padding.pads import columns
+from verl_padding.prefix_sharing.tree import TREE, build_tree
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 
 LOSSES = {"log_probs": policy_loss, "values": critic_loss}
@@ -53,8 +54,17 @@ def test_the_first_mini_batch_reports_its_losses_if_no_row_trains(leaves_out):
     assert reported == dict.fromkeys({"actor/pg_loss", *fractions}, 0.0)
 
 
-@pytest.mark.parametrize(("held", "tokens"), [([0, 2, PAD], 7 + 8), ([1], 6), ([PAD, PAD], 0)])
-def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, tokens):
+@pytest.mark.parametrize(
+    ("held", "shared", "tokens"),
+    [
+        ([0, 2, PAD], [0, 0, 0], 7 + 8),
+        ([1], [0], 6),
+        ([PAD, PAD], [0, 0], 0),
+        # The last of four tokens that two rows share is computed in both.
+        ([0, 2, PAD], [0, 4, 0], 7 + 8 - 3),
+    ],
+)
+def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, shared, tokens):
     rows = Rows()
     output, data = rows.micro_batch(
         held, rows.leaves(), "log_probs", dp_size=2, real_rows=5, reporting_ranks=1
@@ -64,6 +74,8 @@ def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, t
         for p, r in zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
     ]
     data["input_ids"] = nested(torch.ones(length, dtype=torch.int64) for length in lengths)
+    if any(shared):
+        tu.assign_non_tensor_data(data, TREE, build_tree(lengths, range(len(held)), shared))
     # Ulysses: two GPUs share a row, and so do they a budget of 10 tokens each.
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=10, sp_size=2)
     _, metrics = RealRowsLoss(policy_loss("token-mean"), "rows")(model_output=output, data=data)
