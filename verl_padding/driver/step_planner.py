@@ -1,5 +1,4 @@
-"""Plans the rows of a local update, and holds their plan and their pads until the update has
-ended."""
+"""Plans the rows of a local update, and holds plan and pads until it has ended."""
 
 import logging
 import time
