@@ -230,6 +230,19 @@ def test_a_record_that_cannot_be_read_is_named_and_left_out(run):
         ]
 
 
+def test_the_savings_of_a_run_and_what_they_saved_are_told(run):
+    (run / "steps" / "savings.txt").write_text("shared tokens computed once: off: why. Fix.\n")
+    saved = {"critic/score/mean": 0.5, "padding/computed_tokens/total": 30}
+    saved["padding/saved/shared_tokens/total"] = 10
+    lines = [json.dumps({"step": step, "data": saved}) for step in (1, 2)]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    notes = [line for line in report_and_notes(run)[1] if line.startswith(f"{run}: ")]
+    assert notes == [
+        f"{run}: shared tokens computed once: off: why. Fix.",
+        f"{run}: saved 20 of 80 tokens (25%): 20 that rows share",
+    ]
+
+
 @pytest.mark.parametrize("unknown", [None, math.inf])
 def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run):
     rows = [

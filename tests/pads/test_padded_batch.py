@@ -11,7 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.padded_rows import plan_for, upsample
-from tests.support.rows_in_queue import PARTITION, put_rows, put_some_fields, queue_content
+from tests.support.rows_in_queue import (
+    PARTITION,
+    put_columns,
+    put_rows,
+    put_some_fields,
+    queue_content,
+)
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import columns
 from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
@@ -58,6 +64,8 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     batch.extra_info.update(mini_batch_size=4, epochs=2, dataloader_kwargs={"shuffle": True})
     padded = upsample(batch, plan_for(batch), TEMPLATE)
+    # What the trainer adds once the pads are there.
+    put_columns(batch, returns=[torch.ones(n) for n in (3, 2, 9, 1, 9)])
     rows = padded.update_call("actor", batch)
     layout = padded.plan.layouts["actor"]
     assert layout.n_mini_batches == 3
@@ -89,6 +97,7 @@ def test_an_update_carries_the_mini_batch_of_each_row():
         for name, value in want.items():
             assert {int(data[name][place]) for held in held_D for place in held} == {value}
     assert data[columns.IS_PADDING].any()
+    assert "returns" in data, "ranks with a pad lack what pads lack"
     assert columns.LOSS_FACTOR not in data, "all rows weigh the same"
 
 
