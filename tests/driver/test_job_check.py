@@ -49,6 +49,10 @@ FIXED_REF = [
             [f"{A}.strategy=megatron"],
             rf"{A}.strategy=megatron: the section's engine is a FSDPEngineConfig\. ",
         ),
+        (
+            ["model_engine=torchtitan"],
+            rf"{A}.strategy=torchtitan: the engines of FSDP, Megatron and VeOmni alone ",
+        ),
         ([MEGATRON, f"{A}.strategy=fsdp2"], rf"{A}.strategy=fsdp2: .* is a McoreEngineConfig\. "),
         (["trainer.use_v1=false"], r"trainer.use_v1=False: .*trainer.use_v1=True"),
         (

@@ -34,6 +34,10 @@ def check_megatron(*overrides):
         [f"{OVERRIDE}.moe_z_loss_coeff=0.001"],
         [f"{OVERRIDE}.moe_router_enable_expert_bias=true"],
         [f"{OVERRIDE}.moe_router_bias_update_rate=0.001"],
+        [
+            f"{OVERRIDE}.moe_router_load_balancing_type=aux_loss",
+            f"{OVERRIDE}.moe_aux_loss_coeff=null",
+        ],
     ],
 )
 def test_a_router_that_would_learn_from_pads_is_refused(overrides):
@@ -271,6 +275,8 @@ def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting,
     ("overrides", "reaches"),
     [
         ((f"{MODEL}.lora_rank=8", f"{MODE}=colocate_async"), True),
+        ((f"{MODEL}.lora_rank=8", f"{MODEL}.lora.rank=8"), True),
+        ((MEGATRON, f"{MODEL}.lora_rank=8", f"{MODEL}.lora.rank=8"), True),
         ((f"{MODEL}.lora_rank=8", f"{MODE}=separate_async"), False),
         ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODE}=separate_async"), False),
         (("+local=cpu", f"{MODEL}.lora_rank=8", f"{MODEL}.{PATH}"), False),

@@ -217,7 +217,8 @@ def _counts_pads(name: str, override: Mapping[str, Any]) -> bool:
     # aux_loss beside moe_aux_loss_coeff=0 changes no gradient, nor does a bias at a rate of 0.
     harmless, switch = ROUTERS_COUNT[name]
     values = _listed(override.get(name))
-    is_off = switch in override and not any(_listed(override[switch]))
+    switched = _listed(override.get(switch))
+    is_off = bool(switched) and not any(switched)
     return "sinkhorn" in values or (any(each != harmless for each in values) and not is_off)
 
 
@@ -315,9 +316,11 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
         for name in (LORA_PATH, "lora_rank", "lora.rank"):
             if value := OmegaConf.select(config, f"{section}.{name}"):
                 asked[name] = value
-        # FSDP's engines alone start from an adapter, if its rank is set, too.
-        starts_from = {LORA_PATH} if engine.strategy in FSDP and rank in asked else set()
-        for name in [name for name in asked if name not in {rank, *starts_from}]:
+        # An engine whose rank is set makes an adapter, but only FSDP's start from that of a path.
+        unread = set(asked)
+        if rank in asked:
+            unread &= set() if engine.strategy in FSDP else {LORA_PATH}
+        for name in sorted(unread):
             refuse(
                 f"{section}.{name}={asked[name]}",
                 f"verl's {engine.strategy} engine makes no adapter of it, and would train the "

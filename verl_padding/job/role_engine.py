@@ -223,8 +223,11 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     strategy = str(OmegaConf.select(config, f"{section}.strategy"))
     # The name in the class is that of its section; FSDP's has several engines, whose names begin
     # with it.
-    if not strategy.startswith(type(engine).strategy) or engine.strategy not in PARALLEL_SIZES:
+    is_known = engine.strategy in PARALLEL_SIZES
+    if not is_known or not strategy.startswith(type(engine).strategy):
         why = f"the section's engine is a {type(engine).__name__}"
+        if not is_known:
+            why = "the engines of FSDP, Megatron and VeOmni alone were tried with pads"
         fix = "Choose both by verl's config group model_engine: dp, megatron or veomni."
         refuse(f"{section}.strategy={strategy}", why, fix)
     model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)
