@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
@@ -29,6 +30,17 @@ def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**small))
     layers = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
     assert 0 < layers < 1_000_000
+
+
+@pytest.mark.parametrize("rotated", [1.0, 0.75])
+def test_a_shrunk_config_keeps_a_factor_of_each_frequency_of_a_head(rotated):
+    """Phi-3's LongRoPE, and Phi-4-mini's, which rotates three quarters of a head."""
+    factors = [1.0] * int(96 * rotated / 2)
+    rope = {"rope_type": "longrope", "long_factor": factors, "short_factor": factors}
+    of_model = {"rope_scaling": rope | {"rope_theta": 1e4}, "partial_rotary_factor": rotated}
+    small = shrunk(CONFIG_MAPPING["phi3"](**of_model).to_dict())
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**small))
+    assert model(input_ids=torch.ones(1, 7, dtype=torch.long)).logits.isfinite().all()
 
 
 def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own, tmp_path):

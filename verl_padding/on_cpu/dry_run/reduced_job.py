@@ -174,9 +174,17 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
         small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := small.get(key), dict):
-            # M-RoPE shares a head's frequencies among time, height and width.
-            sections = {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]}
-            small[key] = rope | (sections if "mrope_section" in rope else {})
+            # LongRoPE has a factor for each frequency of a head, and M-RoPE shares them among time,
+            # height and width.
+            of_head: dict[str, Any] = {}
+            for name in {"long_factor", "short_factor"} & rope.keys():
+                large = (
+                    config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+                )
+                of_head[name] = rope[name][: len(rope[name]) * HEAD // large]
+            if "mrope_section" in rope:
+                of_head["mrope_section"] = [HEAD // 4, HEAD // 8, HEAD // 8]
+            small[key] = rope | of_head
     if "text_config" in small:
         small["text_config"] = shrunk(small["text_config"])
     if vision := small.get("vision_config"):
