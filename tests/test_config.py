@@ -41,6 +41,7 @@ def test_a_section_of_hydra_is_read():
             r"^padding.cost_model='measured': .* Set padding.cost_model=model\.$",
         ),
         ({"pad_length": 1}, r"^padding.pad_length=1: "),
+        ({"sharing": ["trees"]}, r"^padding.sharing=\['trees'\]: "),
         ({"seed": -1}, r"^padding.seed=-1: "),
         ({"seed": True}, r"^padding.seed=True: "),
         ({"stratgy": "rows"}, r"^padding.stratgy='rows': .*Choices: strategy, denominator,"),

@@ -187,7 +187,7 @@ def _with_todays_settings(section: Mapping[str, Any]) -> dict[str, Any]:
     sharing = values.get("sharing")
     if isinstance(sharing, bool):
         values["sharing"] = "on" if sharing else "off"  # what YAML makes of them without quotes
-    elif sharing in OLD_SHARING:
+    elif isinstance(sharing, str) and sharing in OLD_SHARING:
         values["sharing"] = OLD_SHARING[sharing]
         fix = (
             f"Set padding.sharing={OLD_SHARING[sharing]}, the old value goes with the next release."

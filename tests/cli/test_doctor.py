@@ -126,6 +126,10 @@ def test_what_keeps_a_job_from_starting_is_shown_with_its_setting(override, job)
     assert override.split(".")[-1].split("=")[0] in shown[0]
 
 
+def test_a_section_that_is_null_is_no_fault_of_the_doctor(job):
+    assert "could not be checked" not in str(findings(*job, FLAG, "data.custom_cls=null"))
+
+
 @pytest.mark.parametrize(
     "override",
     [

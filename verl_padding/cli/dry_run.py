@@ -49,8 +49,8 @@ def _run_step(
     with as_a_job_would_start():
         from verl_padding.driver.job_check import check_job
         from verl_padding.driver.trainers import asks_for_padding
-
-        savings = check_job(config).savings.lines() if asks_for_padding(config) else []
+    # Outside of the block, in which no warning is shown, such as that of a setting that has gone.
+    savings = check_job(config).savings.lines() if asks_for_padding(config) else []
     if savings:
         _print_lines(console, "savings", savings)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes

@@ -1,6 +1,6 @@
 """Whether the plug-in's packages are installed, and verl and Hydra find it.
 
-What verl reports by itself (missing files, GPUs) is left to it; the dry run shows it.
+What verl reports by itself, such as missing GPUs, is left to it; the dry run shows it.
 """
 
 import os

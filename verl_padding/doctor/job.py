@@ -44,7 +44,7 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
 
 
 def _missing_files(config: DictConfig) -> Iterator[Finding]:
-    if config.data.custom_cls.path is not None:
+    if OmegaConf.select(config, "data.custom_cls.path") is not None:
         return  # a data set of the user's own may read the setting in its own way
     for setting in ("data.train_files", "data.val_files"):
         files = OmegaConf.select(config, setting)

@@ -43,4 +43,5 @@ def compose_or_refuse(arguments: JobArguments) -> DictConfig:
             return compose_job(arguments)
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise PaddingConfigError(f"overrides: {why}. Run verl-padding doctor.") from error
+        fix = "Correct them, unless verl-padding doctor finds the plug-in broken."
+        raise PaddingConfigError(f"overrides: {why}. {fix}") from error

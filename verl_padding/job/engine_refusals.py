@@ -317,10 +317,9 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
             if value := OmegaConf.select(config, f"{section}.{name}"):
                 asked[name] = value
         # An engine whose rank is set makes an adapter, but only FSDP's start from that of a path.
+        unread = set(asked)
         if rank in asked:
-            unread = {LORA_PATH} & set(asked) if engine.strategy not in FSDP else set()
-        else:
-            unread = set(asked)
+            unread &= set() if engine.strategy in FSDP else {LORA_PATH}
         for name in sorted(unread):
             refuse(
                 f"{section}.{name}={asked[name]}",

@@ -89,6 +89,12 @@ def test_a_job_that_is_refused_before_ray_starts_is_shown_by_its_reason(own):
     assert "no_such_packer" in said.splitlines()[-1]
 
 
+def test_a_dry_run_warns_of_settings_of_the_release_before(own, caplog):
+    code, _ = dry_run_of(*own.overrides("padding.timing_dir=/mine", "trainer.use_v1=false"))
+    assert code == 1
+    assert caplog.text.count("padding.timing_dir=/mine is not read any more") == 1
+
+
 def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_is_not():
     unknown = float("nan")
     step = {"training/rollout_actor_probs_pearson_corr": unknown, "actor/pg_loss": unknown}
