@@ -136,6 +136,8 @@ Pair("qwen3_5_moe", exact=False).assert_exact(random_trees(3), axes=4)
 Pair("qwen3_5", exact=False).assert_exact(*rows_with_images(), axes=4)
 for kind, axes in (("qwen3_next", 0), ("qwen3_5", 4)):
     Pair(kind, exact=False, fused=True).assert_exact(random_trees(3), axes=axes)
+for is_critic in (False, True):
+    test_packed_rows_that_share_nothing_are_apart("qwen3_5", is_critic)
 print("exact")
 """
 
