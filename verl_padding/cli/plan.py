@@ -39,11 +39,15 @@ SIZES = {
 def job_to_plan(arguments: JobArguments, **sizes: int | None) -> Job:
     """The planner's job of a verl config, in which the options of :data:`SIZES` are set."""
     given = {name: size for name, size in sizes.items() if size is not None}
-    # The user's own overrides come last, and win.
-    if given or arguments == JobArguments():
+    settings = [each.lstrip("+") for each in arguments.overrides]
+    # Settings of the padding alone, as +padding=fast, say nothing of a job.
+    is_no_job = all(each.startswith("padding") for each in settings)
+    is_no_job = is_no_job and replace(arguments, overrides=()) == JobArguments()
+    if given or is_no_job:
         short = [f"{setting}={size}" for name, size in given.items() for setting in SIZES[name]]
         is_padded = any(each.startswith("+padding=") for each in arguments.overrides)
         flag = () if is_padded else ("+padding=prompt",)
+        # The user's own overrides come last, and win.
         overrides = (*flag, *DEFAULTS, *short, *arguments.overrides)
         arguments = replace(arguments, overrides=overrides)
     config = compose_or_refuse(arguments)
