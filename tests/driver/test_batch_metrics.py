@@ -48,6 +48,12 @@ def test_each_session_that_brought_no_row_has_failed_or_was_empty():
     }
 
 
+def test_a_rollout_with_its_own_number_of_sessions_misses_none():
+    rows_of = [trained_rows(dict.fromkeys(["a_0_0", "a_1_0", "a_2_0"], MadeRow()))]
+    counts = session_counts(rows_of, prompts=1, sessions=2, failed=[])
+    assert counts == {"padding/session/arrived/total": 3}
+
+
 def test_a_role_has_the_score_of_its_last_row_in_each_session():
     first = {
         "a_0_0": MadeRow(score=1),

@@ -163,6 +163,8 @@ def test_biases_of_experts_that_a_bridge_has_follow_tokens_are_refused(vanilla, 
         model, tmp_path, *job, f"+{ACTOR}.{OF_TRANSFORMER}.moe_router_enable_expert_bias=false"
     )
     check_with(model, tmp_path)  # FSDP's engines leave them as they are
+    model.n_routed_experts = 0  # of a dense model
+    check_with(model, tmp_path, *job)
 
 
 @pytest.mark.parametrize(("tensor", "of_expert"), [(2, 1), (1, 2)])

@@ -27,7 +27,8 @@ def row_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
 def session_counts(
     rows_of: Sequence[TrainedRows], *, prompts: int, sessions: int, failed: Collection[str]
 ) -> dict[str, float]:
-    """How many sessions a step was configured for, and what became of those that brought no row.
+    """How many sessions a step was configured for, and what became of those that brought no row;
+    arrived sessions alone if the rollout has its own number of them.
 
     Args:
         sessions: of each prompt.
@@ -38,6 +39,8 @@ def session_counts(
         for rows in rows_of
         for session in rows_of_sessions(rows.keys)
     )
+    if max(arrived_of.values()) > sessions or len(arrived_of) > prompts:
+        return {names.SESSIONS_ARRIVED: arrived_of.total()}
     missing = prompts * sessions - arrived_of.total()
     n_failed = sum(sessions - arrived_of[uid] for uid in failed)
     return {

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.job.attention import FLASH_ATTN, FSDP
 from verl_padding.job.blocker import Blocker, refuse
 from verl_padding.job.known_verl import unknown_verl
-from verl_padding.job.model_config import has_linear_attention, rope_by_length
+from verl_padding.job.model_config import has_linear_attention, n_routed_experts, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import REF_SECTION, RoleEngine, is_lora
 from verl_padding.job.savings import PACKER, SHARING, Savings
@@ -295,7 +295,8 @@ def _check_chunks(engine: RoleEngine, text: Mapping[str, Any], named: str) -> No
 def _check_expert_biases(engine: RoleEngine, model: Mapping[str, Any]) -> None:
     override, kind = engine.megatron_override, model.get("model_type")
     is_off = override.get(BIAS_RATE) == 0 or override.get(BIAS) is False
-    if engine.section != REF_SECTION and kind in BIASES_FOLLOW and not is_off:
+    follows = kind in BIASES_FOLLOW and n_routed_experts(model) > 0
+    if engine.section != REF_SECTION and follows and not is_off:
         refuse(
             f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}="
             f"{override.get(BIAS_RATE)}",

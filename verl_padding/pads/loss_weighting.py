@@ -21,6 +21,8 @@ from verl_padding.plan.row_keys import session_of_key
 Floats = npt.NDArray[np.float64]
 LOSS_WEIGHT = "loss_weight"
 """Field of a row: what it weighs in the loss, a number of at least 0. A row without it weighs 1."""
+FLOAT32 = np.finfo(np.float32)
+"""What gradients can be multiplied by: those of low precision are multiplied in 32 bits."""
 TOKEN_MODES = TOKEN_MEAN, TOKEN_SUM = "token-mean", "token-sum"
 """The modes of verl's losses that weigh tokens; all others weigh rows."""
 MEAN_OF_TOKENS = "seq-mean-token-mean"
@@ -65,7 +67,8 @@ def loss_factors(
     is w_r / n_s.
 
     Keys, weights and tokens that have a loss are those of the real rows. If all rows of a
-    mini-batch that have a loss weigh 0, a PaddingDataError refuses them.
+    mini-batch that have a loss weigh 0, or their weights are too far apart for a factor, a
+    PaddingDataError refuses them.
     """
     factor_R = np.zeros(len(keys))
     weights, tokens = np.asarray(weight_R, dtype=np.float64), np.asarray(tokens_R, dtype=np.float64)
@@ -90,11 +93,20 @@ def loss_factors(
                 w = np.divide(counts, n, out=np.zeros_like(n), where=n > 0)
             elif weighting.mode == MEAN_OF_TOKENS:
                 w = counts
-        if weighting.mode == TOKEN_MEAN:
-            w = w * _over(n.sum(), (w * n).sum())
-        elif weighting.mode != TOKEN_SUM and weighting.by_rows:
-            w = w * _over(len(rows), counts.sum())
+        with np.errstate(over="ignore"):
+            if weighting.mode == TOKEN_MEAN:
+                w = w * _over(n.sum(), (w * n).sum())
+            elif weighting.mode != TOKEN_SUM and weighting.by_rows:
+                w = w * _over(len(rows), counts.sum())
         factor_R[rows] = w
+        for row in rows:
+            if tokens[row] and weights[row] and not FLOAT32.tiny <= factor_R[row] <= FLOAT32.max:
+                raise PaddingDataError(
+                    f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} "
+                    f"of {weighting.call!r} its gradient would be multiplied by "
+                    f"{factor_R[row]:.3g}, which is no number of 32 bits. Give rows weights that "
+                    "are nearer to each other and to 1."
+                )
     return factor_R.tolist()
 
 
