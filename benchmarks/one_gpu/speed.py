@@ -23,9 +23,10 @@ from verl_padding.pads.columns import LEAVES_OUT, OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.plan import BatchPlan
 from verl_padding.worker.plan_packer import install
 
-HYBRID = ("qwen3_5_text",) if find_spec("fla") else ()
-"""A model with linear attention, which torch alone computes too slowly on a GPU to be of use."""
-KINDS = ("qwen2", *HYBRID)
+KINDS = ("qwen2", "qwen3_5_text")
+SHORTER = {} if find_spec("fla") else {"qwen3_5_text": 1 / 16}
+"""Lengths of texts on a GPU: without fla, torch computes linear attention there, 64 tokens of a row
+one after the other."""
 SIDES = (
     Side(name="stock verl", old_log_probs="pass"),
     Side(name="plan", strategy="prompt"),
@@ -45,34 +46,31 @@ def measure(
 ) -> None:
     """Keeps the seconds and the memory of each update; no new round begins after ``limit_s``."""
     cuda = device == "cuda"
-    scale, vocabulary, budget = (0.02, 300, 512) if width == "small" else (1.0, 151_936, 16_384)
+    vocabulary, budget = (300, 512) if width == "small" else (151_936, 16_384)
     draw = random.Random(0)
-    batches = {
-        "8 rollouts of a prompt": rows.rollouts(draw, 5, 8, scale=scale, vocabulary=vocabulary),
-        "8 turns, reasoning left out": rows.sessions(
-            draw, 5, scale=scale, vocabulary=vocabulary, turns=8
-        ),
-    }
     checkpointing = f"actor_rollout_ref.model.enable_gradient_checkpointing={str(cuda).lower()}"
-    cases = [(kind, *each) for kind in KINDS for each in batches.items()]
-    worker = None
-    for number, (kind, name, texts) in enumerate(cases, 1):
-        if number % len(batches) == 1:
-            worker = None  # before the next one is there
-            gc.collect()
-            model = rank.make_model(folder, width, kind, vocabulary, device)
-            dtype = "bf16" if cuda else "fp32"
-            worker = rank.start_worker(model, dtype, budget, device, checkpointing)
-        batch = Batch(worker, texts, draw, budget, cuda)
-        of = {"model": kind, "batch": name, "width": width}
-        figures.keep("batch", **of, row_tokens=batch.tokens)
-        for side in SIDES:  # fills caches
-            batch.update(side)
-        for at in range(rounds):
-            if seconds() > limit_s * number / len(cases):
-                break
-            for side in SIDES if at % 2 == 0 else reversed(SIDES):
-                figures.keep("update", **of, side=side.name, **batch.update(side))
+    for number, kind in enumerate(KINDS):
+        model = rank.make_model(folder, width, kind, vocabulary, device)
+        worker = rank.start_worker(model, "bf16" if cuda else "fp32", budget, device, checkpointing)
+        shape = {"scale": SHORTER.get(kind, 1.0) if cuda else 0.02, "vocabulary": vocabulary}
+        batches = {
+            "8 rollouts of a prompt": rows.rollouts(draw, 5, 8, **shape),
+            "8 turns, reasoning left out": rows.sessions(draw, 5, turns=8, **shape),
+        }
+        for at, (name, texts) in enumerate(batches.items(), 1):
+            batch = Batch(worker, texts, draw, budget, cuda)
+            of = {"model": kind, "batch": name, "width": width}
+            figures.keep("batch", **of, row_tokens=batch.tokens)
+            for side in SIDES:  # fills caches
+                batch.update(side)
+            share_of_time = (number + at / len(batches)) / len(KINDS)
+            for turn in range(rounds):
+                if seconds() > limit_s * share_of_time:
+                    break
+                for side in SIDES if turn % 2 == 0 else reversed(SIDES):
+                    figures.keep("update", **of, side=side.name, **batch.update(side))
+        del worker, batch  # before the next ones are there
+        gc.collect()
 
 
 class Batch:
