@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 Denominator = Literal["rows", "nominal"]
 AUTO = "auto"
-"""Value of a setting with which a job computes less: on where the job admits it
+"""Value of a setting with which a job computes less: on where the job allows it
 (``job/savings.py``)."""
 OLD_SHARING = {"chains": "on", "trees": "on"}
 """Values of ``sharing`` in version 0.2 -> that of now."""
@@ -88,18 +88,18 @@ class PaddingConfig:
     )
     """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for
     itself. ``plan``: the plan, so that micro-batches cost about the same on all ranks. ``auto``:
-    the plan where the job admits it. It matters only with dynamic batch sizes."""
+    the plan where the job allows it. It matters only with dynamic batch sizes."""
     sharing: Sharing | Literal["auto"] = dataclasses.field(
         default="off", metadata={"choices": (*get_args(Sharing), AUTO)}
     )
     """Whether tokens that rows of a prompt begin with alike are computed once. Where images are
     seen, or layers other than of attention to all tokens before, a row shares all of itself or
     nothing. ``on`` needs ``packer=plan``, dynamic batch sizes and FSDP engines. ``auto``: on where
-    the job admits it."""
+    the job allows it."""
     zero_advantage_rows: Literal["compute", "skip", "auto"] = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly
     0. ``compute``: as verl. ``skip``: nothing; steps, denominators and gradients stay the same. A
-    loss in which such rows have a gradient is refused. ``auto``: ``skip`` where the loss admits
+    loss in which such rows have a gradient is refused. ``auto``: ``skip`` where the loss allows
     it."""
     recompute_old_log_probs: bool | Literal["auto"] = True
     """Whether a pass before the update computes the log-probs of the old policy, as in verl.
