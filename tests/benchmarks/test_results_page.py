@@ -9,7 +9,8 @@ from benchmarks.results import VERSIONS, kept_file
 from benchmarks.results_page import PAGE, RESULTS, part_of, rendered
 
 SHOWN = part_of(PAGE.read_text(), RESULTS)
-BENCHMARKS = sorted(set(re.findall(r"python -m benchmarks\.([\w ]+?)(?: demo_out| --large)?`, \d", SHOWN)))
+COMMAND = r"python -m benchmarks\.([\w ]+?)(?: demo_out| --large)?`, \d"
+BENCHMARKS = sorted(set(re.findall(COMMAND, SHOWN)))
 
 
 def test_the_page_is_what_the_kept_figures_make():

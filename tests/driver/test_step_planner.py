@@ -17,6 +17,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.step_planner import UpdateNumber
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads.prompt_order import ordered_uid
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -130,6 +131,20 @@ def test_a_pad_is_made_of_the_end_of_a_text_or_of_whatever_token_there_is(eos, p
     pads = [key for key, tag in queue_content().items() if tag.get("is_padding")]
     rows = tq.kv_batch_get(keys=pads, partition_id=PARTITION, select_fields=["input_ids"])
     assert {int(each) for ids in rows["input_ids"] for each in ids} == {token}
+
+
+def test_the_plan_is_the_same_whichever_session_ends_first():
+    keys = [f"{ordered_uid(7, row % 4)}_{row // 4 % 2}_{row // 8}" for row in range(12)]
+    found = []
+    for order in (range(12), [5, 0, 11, 3, 8, 1, 10, 2, 7, 4, 9, 6]):
+        trainer = padded_trainer("padding.packer=plan")
+        batch = put_rows([(3 + row, 1 + row % 5) for row in order], [keys[row] for row in order])
+        trainer._balance_batch(batch, {})
+        step = trainer.steps.current
+        found.append((batch.keys, step.plan.layouts))
+        step.close()
+        tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
+    assert found[0] == found[1]
 
 
 def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():

@@ -169,7 +169,10 @@ def test_the_block_of_a_job_names_what_is_on_and_what_keeps_the_rest_off(kind, t
 
 
 def test_an_explicit_value_is_kept_and_shown():
-    lines = fast("padding.sharing=off", "padding.packer=plan").savings.lines()
+    config = compose_job("+padding=fast", *ONE_STEP, "padding.sharing=off", "padding.packer=plan")
+    before = config.copy()
+    lines = check_job(config).savings.lines()
+    assert config == before, "no setting is changed for a saving"
     assert lines[0].endswith(": on (padding.packer=plan)")
     assert ": off: padding.sharing=off. " in lines[1]
 

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.drawn_jobs import batches, jobs
+from tests.support.fresh_processes import run_fresh
+from tests.support.pages import ROOT
 from tests.support.plan_oracles import (
     EXAMPLES,
     MOSTLY_CUT_BY_PLAN,
@@ -186,6 +188,49 @@ def test_the_same_input_gives_the_same_plan_and_it_survives_json(drawn):
                 ]
                 assert sum(len(part["rows"]) + part["pads"] for part in micro_batches) == len(cell)
         assert LayoutFigures(**told["figures"]) == plan.figures[name]
+
+
+PLANNED = """
+import json
+import random
+
+import numpy as np
+
+from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan.forest import Forest
+
+draw = random.Random(0)
+keys = [f"prompt {row % 12}_{row // 12 % 3}_{row // 36}" for row in range(90)]
+ids = [np.arange(draw.randint(2, 300)) // draw.randint(100, 300) for _ in keys]
+forest = Forest.from_tokens(ids, [key.split("_")[0] for key in keys])
+rows = Rows.from_keys(keys, list(map(len, ids)), forest)
+call = {"dp_size": 2, "token_budget": 400}
+for strategy in STRATEGIES:
+    update = Update(**call, prompts_per_mini_batch=4, shuffle=True)
+    job = Job(
+        strategy=strategy,
+        prompts=12,
+        sessions_per_prompt=3,
+        updates={"actor": update, "critic": update},
+        inference={"log_prob": Pass(**call, as_update="actor"), "values": Pass(**call)},
+        packer="plan",
+        sharing="on",
+        seed=5,
+    )
+    plan = plan_batch(rows, job)
+    print(json.dumps([vars(layout) for layout in plan.layouts.values()], default=str))
+"""
+
+
+def test_processes_that_hash_texts_in_other_ways_plan_the_same(monkeypatch):
+    told = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        run = run_fresh(PLANNED, platform=None, folder=ROOT)
+        assert run.returncode == 0, run.stderr[-2000:]
+        told.append(run.stdout.splitlines())
+    assert told[0] == told[1]
+    assert len(set(told[0])) == len(STRATEGIES)
 
 
 @EXAMPLES
