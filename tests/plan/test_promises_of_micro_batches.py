@@ -30,7 +30,6 @@ def _not_vacuous():
         now_and_then=(
             "micro-batches",
             "micro-batches of pads alone",
-            "micro-batches of pads alone on every rank",
             "rows that are computed in others",
             "rows that part",
             "updates of unequal micro-batches",
