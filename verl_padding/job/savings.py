@@ -80,7 +80,7 @@ class Savings:
             return f"on (padding.{name}={self._values[name]})"
         if self.blockers[name]:
             return "off: " + " ".join(map(str, self.blockers[name]))
-        return f"off: padding.{name}={self._values[name]}. The job admits padding.{name}=auto."
+        return f"off: padding.{name}={self._values[name]}. The job allows padding.{name}=auto."
 
 
 def saved_line(totals: Mapping[str, float]) -> str:
