@@ -28,7 +28,7 @@ def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from benchmarks.actor_workers import start_actor, stop
         from benchmarks.one_gpu.rank import make_model
-        from verl_padding.worker import linear_attention, mini_batches
+        from verl_padding.worker import mini_batches, packed_attention
         from verl_padding.worker.losses import wrap_worker_loss
 
         model = make_model(Path(folder), f"wide {hidden}", kind, 259, "cpu")
@@ -40,7 +40,7 @@ def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
         workers = start_actor(model, RANKS, *budget_settings)
         # It lets rows that no plan has touched pass: stock verl's side runs verl's own loss.
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
-        for module in (mini_batches, linear_attention):
+        for module in (mini_batches, packed_attention):
             workers.execute_with_func_generator(module.install_in_worker)
         yield workers
         stop(workers)

@@ -17,7 +17,7 @@ from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
 from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
 from verl_padding.prefix_sharing.engine import keep_rows_apart
-from verl_padding.worker import linear_attention, varlen_attention
+from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS
 
@@ -128,7 +128,7 @@ def test_linear_attention_that_takes_rows_one_by_one_passes(family, dtype):
         of = training_worker(family, dtype, shares=shares, **HYBRIDS[family])
         # Methods are wrapped in the class of an engine: in one of its own.
         of.engine.__class__ = type("Apart", (type(of.engine),), {})
-        linear_attention.install_in_worker(SimpleNamespace(actor=of))
+        packed_attention.install_in_worker(SimpleNamespace(actor=of))
         assert probe(of, shares=shares)
 
 
