@@ -95,7 +95,7 @@ def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple
     """Whether rows that part may share."""
     fixes = {"critic": "critic.model.use_remove_padding=False"}
     answer = probe_for_leaks((), shares=shares, fixes=fixes, multiples={"critic": multiple})(of)
-    assert of.passes == ((5 if shares else 3) if passes is None else passes)
+    assert of.passes == ((4 if shares else 3) if passes is None else passes)
     if blockers := answer.non_tensor_batch[BLOCKERS][0]:
         raise PaddingConfigError(str(blockers))
     return bool(answer.non_tensor_batch[BRANCHES].all())

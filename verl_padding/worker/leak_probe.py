@@ -91,13 +91,12 @@ def _probe(
     is before, or why no rows may share."""
     compute = partial(_outputs, training_worker, axes=axes, multiple=multiple)
     text = training_worker.model_config.hf_config.get_text_config()
-    *passes, parting = _rows(text.vocab_size)
+    passes = list(_rows(text.vocab_size))
     outputs = [found for rows in passes if (found := compute(rows)) is not None]
-    alone = in_tree = None
+    in_tree = None
     if shares:
-        alone = compute(parting)
         try:
-            in_tree = compute(parting, shares=True)
+            in_tree = compute(passes[0], shares=True)
         except BranchesMixedError:
             in_tree = []  # on all ranks alike: all layers have run, with their collectives
     if not outputs:
@@ -131,14 +130,14 @@ def _probe(
             f"differ by {beginning:.2g}, the row's own first token changes {own:.2g})"
         )
         return Blocker(model, why, "Set padding.sharing=off, or choose another model.")
-    if not alone or not in_tree:
+    if not in_tree:
         return False
-    return max(map(_distance, alone, in_tree)) <= limit
+    return max(map(_distance, one, in_tree)) <= limit
 
 
 def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
     """The rows of each pass: a row beside two neighbours, beside others, and with another first
-    token, each before a longer row that begins with it; and at last rows that part."""
+    token, each before two longer rows that begin with it, and then part."""
     draws = torch.Generator().manual_seed(0)
     # No token of an image is among these.
     low, high = min(16, vocab_size // 4), min(vocab_size, 200)
@@ -146,8 +145,7 @@ def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
     row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
     other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
     for before, after, each in ((*around[:2], row), (*around[2:], row), (*around[:2], other)):
-        yield [before, each, after, torch.cat([each, rest])]
-    yield [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
+        yield [before, each, after, *(torch.cat([each, end]) for end in (rest, rest.flip(0)))]
 
 
 def _rounds_more(text: Any) -> bool:
