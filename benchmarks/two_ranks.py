@@ -2,7 +2,7 @@
 
 A Qwen2 of two layers, or a Qwen3.5's text model, whose first one is linear attention; verl's own
 worker, engine and loss. CPU seconds of both ranks count neither ranks that wait nor other work on
-the machine; seconds by the clock stand beside them.
+the machine.
 """
 
 from __future__ import annotations
@@ -51,19 +51,11 @@ def start_side(workers: Any, side: Side) -> None:
     side does."""
     from verl.protocol import DataProto
 
-    from verl_padding.job.attention import PACKED
     from verl_padding.worker.plan_packer import install
 
     def start_over(worker: Any) -> Any:
         worker.actor.reset()
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
-        config = worker.actor.loss_fn.inner.keywords["config"]
-        object.__setattr__(config, "use_kl_loss", side.has_terms)  # verl's configs are frozen
-        object.__setattr__(config, "entropy_coeff", 0.01 if side.has_terms else 0.0)
-        # transformers' own has a mask over a micro-batch, and computes all pairs of its tokens.
-        worker.actor.engine.module.config._attn_implementation = (
-            "sdpa" if side.all_pairs else PACKED
-        )
         return DataProto()
 
     for setup in (start_over, install(shares=side.sharing == "on")):
