@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.torch_dtypes import PrecisionType
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import Blocker
@@ -106,7 +108,7 @@ def _probe(
     one, beside_others, changed = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
     limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
-    epsilon = torch.finfo(_dtype(training_worker)).eps
+    epsilon = torch.finfo(PrecisionType.to_dtype(training_worker.engine_config.dtype)).eps
     rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), limit)
     attention = training_worker.engine.module.config.get_text_config()._attn_implementation
     model = (
@@ -154,13 +156,6 @@ def _rounds_more(text: Any) -> bool:
     return has_linear_layers or any(getattr(text, name, None) for name in EXPERTS)
 
 
-def _dtype(training_worker: Any) -> torch.dtype:
-    from verl.utils.torch_dtypes import PrecisionType
-
-    dtype: torch.dtype = PrecisionType.to_dtype(training_worker.engine_config.dtype)
-    return dtype
-
-
 def _outputs(
     training_worker: Any,
     rows: Sequence[torch.Tensor],
@@ -174,8 +169,6 @@ def _outputs(
 
     None on a rank that has no outputs.
     """
-    from verl.utils import tensordict_utils as tu
-
     micro_batch_size, rows = len(rows), [*rows] * multiple
     ones = [torch.ones_like(ids) for ids in rows]
     response_masks = [mask[1:] for mask in ones]
@@ -200,13 +193,9 @@ def _outputs(
     if output is None:
         return None
     found = output["log_probs"] if "log_probs" in output else output["values"]
-    each = (
-        found.unbind()
-        if found.is_nested
-        else [line[: len(ids)] for line, ids in zip(found, rows, strict=True)]
-    )
     return [
-        line.detach().float().cpu()[: len(ids) - 2] for line, ids in zip(each, rows, strict=True)
+        line.detach().float().cpu()[: len(ids) - 2]
+        for line, ids in zip(found.unbind(), rows, strict=True)
     ]
 
 
