@@ -136,8 +136,8 @@ def share_by_art(planned: Sequence[tuple[MicroSteps, float]]) -> dict[str, Any]:
         computed += layout.packed_tokens
     tokens = sum(len(ids) for group in groups for ids in group)
     return {
-        "sharing_factor": round(tokens / computed, 3),
-        "us_a_token": round(1e6 * (time.perf_counter() - begun) / tokens, 3),
+        "sharing_factor": tokens / computed,
+        "us_a_token": 1e6 * (time.perf_counter() - begun) / tokens,
     }
 
 
@@ -147,12 +147,12 @@ def figures(steps: MicroSteps, seconds: float) -> dict[str, Any]:
     of_cells = np.array([[computed(cell) for cell in step] for step in steps])
     computed_tokens, cost_DK = of_cells[..., 0].sum(), of_cells[..., 1]
     return {
-        "sharing_factor": round(tokens / computed_tokens, 3),
+        "sharing_factor": tokens / computed_tokens,
         "micro_steps": len(steps),
-        "full": round(computed_tokens / (len(steps) * RANKS * BUDGET), 3),
-        "waiting_each_micro_step": round(1 - cost_DK.mean() * len(steps) / cost_DK.max(1).sum(), 4),
-        "waiting_over_all": round(1 - cost_DK.sum(0).mean() / cost_DK.sum(0).max(), 4),
-        "us_a_token": round(1e6 * seconds / tokens, 3),
+        "full": computed_tokens / (len(steps) * RANKS * BUDGET),
+        "waiting_each_micro_step": 1 - cost_DK.mean() * len(steps) / cost_DK.max(1).sum(),
+        "waiting_over_all": 1 - cost_DK.sum(0).mean() / cost_DK.sum(0).max(),
+        "us_a_token": 1e6 * seconds / tokens,
     }
 
 

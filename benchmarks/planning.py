@@ -1,10 +1,10 @@
 """How long planning takes: verl's balancing, and the plan.
 
-    python -m benchmarks.planning [--large] [--keep]
+    python -m benchmarks.planning [--keep]
 
 - A batch: verl's ``get_seqlen_balanced_partitions`` as its trainer calls it, with a tensor; the
   plan's cells (``padding.packer=verl``); and the whole plan with the micro-batches of four calls
-  (``padding.packer=plan``). 8,192 rows on 64 ranks; ``--large`` adds 131,072 on 512, some minutes.
+  (``padding.packer=plan``). 8,192 rows on 64 ranks, and 131,072 on 512, some minutes.
 - Shared prefixes: rows of agents whose reasoning is left out of later prompts, in 1 to 64
   mini-batches; as many rows and ranks as of the largest batch.
 """
@@ -12,17 +12,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 import typer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from benchmarks.one_gpu.figures import timed
 from benchmarks.one_gpu.rows import job_of
-from benchmarks.results import Keep, busy_cores, report, seconds_of
-from verl_padding.plan import Job, Packer, Pass, Rows, Update, plan_batch
+from benchmarks.results import Keep, busy_cores, report
+from verl_padding.plan import Packer, Pass, Rows, plan_batch
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key
 
@@ -39,17 +41,17 @@ def lognormal_rows(n_rows: int) -> Rows:
 def plan(rows: Rows, ranks: int, packer: Packer) -> None:
     """The plan of an update, and of log-probs, reference and values at their own budgets."""
     budgets = {"log_prob": 2 * BUDGET, "ref": 2 * BUDGET, "values": BUDGET}
-    job = Job(
+    job = job_of(
         strategy="rows",
         prompts=4,
-        sessions_per_prompt=1,
-        updates={"actor": Update(dp_size=ranks, token_budget=BUDGET, prompts_per_mini_batch=1)},
-        inference={
-            name: Pass(dp_size=ranks, token_budget=budget) for name, budget in budgets.items()
-        },
+        sessions=1,
+        mini_prompts=1,
+        ranks=ranks,
+        budget=BUDGET,
         packer=packer,
     )
-    plan_batch(rows, job)
+    passes = {name: Pass(dp_size=ranks, token_budget=size) for name, size in budgets.items()}
+    plan_batch(rows, replace(job, inference=passes))
 
 
 def a_batch(n_rows: int, ranks: int, repeats: int) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def a_batch(n_rows: int, ranks: int, repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, side in sides.items():
-            seconds[name].append(seconds_of(side))
+            seconds[name].append(timed(side, on_gpu=False)[1])
     return {"rows": n_rows, "ranks": ranks, "seconds": seconds}
 
 
@@ -125,18 +127,12 @@ def trees(n_rows: int, ranks: int) -> list[dict[str, Any]]:
     return figures
 
 
-def main(
-    large: Annotated[
-        bool, typer.Option("--large", help="131,072 rows on 512 ranks as well.")
-    ] = False,
-    keep: Keep = False,
-) -> None:
+def main(keep: Keep = False) -> None:
     """Measures all of it."""
     busy = busy_cores()
-    batches = [a_batch(8192, 64, 5), *([a_batch(131072, 512, 3)] if large else [])]
     figures = {
-        "batches": batches,
-        "trees": trees(batches[-1]["rows"], batches[-1]["ranks"]),
+        "batches": [a_batch(8192, 64, 5), a_batch(131072, 512, 3)],
+        "trees": trees(131072, 512),
     }
     report("planning", figures, keep=keep, busy=busy)
 

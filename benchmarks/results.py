@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import platform
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,13 +23,6 @@ Outcome = float | str
 """A relative error, or the name of what verl raised."""
 
 VERSIONS = ("verl", "TransferQueue", "ray", "torch", "transformers", "numpy")
-
-
-def seconds_of(function: Callable[[], Any]) -> float:
-    """Seconds of a call, by the clock."""
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
 
 
 def worst(errors: list[Outcome]) -> Outcome:

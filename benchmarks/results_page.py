@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -79,29 +80,26 @@ def rendered() -> str:
 def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each width, batch and side of the updates on a GPU: seconds, and how many times as fast as
     stock verl."""
-    rounds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    rounds: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for line in figures:
         if (line["part"], line["what"]) == ("speed", "update"):
-            rounds.setdefault((line["width"], line["batch"], line["side"]), []).append(line)
-    found = []
-    for (width, batch, side), taken in rounds.items():
-        stock = rounds[width, batch, "stock verl"]
-        # A side that needs no pass saves stock verl's.
-        has_pass = "no pass" in side or all(line["pass_s"] for line in taken)
-        theirs = median(line["update_s"] + line["pass_s"] * has_pass for line in stock)
-        ours = median(line["update_s"] + line["pass_s"] for line in taken)
-        found.append(
-            {
-                "width": width,
-                "batch": batch,
-                "side": side,
-                "seconds": ours,
-                "speed_up": theirs / ours,
-                "peak_gib": max(line["peak_gib"] for line in taken),
-                "sharing_factor": taken[0].get("sharing_factor"),
-            }
-        )
-    return found
+            rounds[line["width"], line["batch"], line["side"]].append(line)
+    seconds = {
+        key: median(line["update_s"] + line["pass_s"] for line in taken)
+        for key, taken in rounds.items()
+    }
+    return [
+        {
+            "width": width,
+            "batch": batch,
+            "side": side,
+            "seconds": seconds[width, batch, side],
+            "speed_up": seconds[width, batch, "stock verl"] / seconds[width, batch, side],
+            "peak_gib": max(line["peak_gib"] for line in taken),
+            "sharing_factor": taken[0].get("sharing_factor"),
+        }
+        for (width, batch, side), taken in rounds.items()
+    ]
 
 
 def losses(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], list[str]]:

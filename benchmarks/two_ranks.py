@@ -2,7 +2,7 @@
 
 A Qwen2 of two layers, or a Qwen3.5's text model, whose first one is linear attention; verl's own
 worker, engine and loss. CPU seconds of both ranks count neither ranks that wait nor other work on
-the machine; seconds by the clock stand beside them.
+the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from benchmarks.actor_workers import start_actor, stop
         from benchmarks.one_gpu.rank import make_model
-        from verl_padding.worker import linear_attention, mini_batches
+        from verl_padding.worker import mini_batches, packed_attention
         from verl_padding.worker.losses import wrap_worker_loss
 
         model = make_model(Path(folder), f"wide {hidden}", kind, 259, "cpu")
@@ -40,7 +40,7 @@ def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
         workers = start_actor(model, RANKS, *budget_settings)
         # It lets rows that no plan has touched pass: stock verl's side runs verl's own loss.
         workers.execute_with_func_generator(wrap_worker_loss("rows"))
-        for module in (mini_batches, linear_attention):
+        for module in (mini_batches, packed_attention):
             workers.execute_with_func_generator(module.install_in_worker)
         yield workers
         stop(workers)
@@ -51,19 +51,11 @@ def start_side(workers: Any, side: Side) -> None:
     side does."""
     from verl.protocol import DataProto
 
-    from verl_padding.job.attention import PACKED
     from verl_padding.worker.plan_packer import install
 
     def start_over(worker: Any) -> Any:
         worker.actor.reset()
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
-        config = worker.actor.loss_fn.inner.keywords["config"]
-        object.__setattr__(config, "use_kl_loss", side.has_terms)  # verl's configs are frozen
-        object.__setattr__(config, "entropy_coeff", 0.01 if side.has_terms else 0.0)
-        # transformers' own has a mask over a micro-batch, and computes all pairs of its tokens.
-        worker.actor.engine.module.config._attn_implementation = (
-            "sdpa" if side.all_pairs else PACKED
-        )
         return DataProto()
 
     for setup in (start_over, install(shares=side.sharing == "on")):

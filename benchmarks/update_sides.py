@@ -3,23 +3,20 @@ trainers do."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from benchmarks.one_gpu.rows import SAID, job_of, micro_batch_of, trained_rows
-from benchmarks.one_gpu.rows import Row as RowFields
-from verl_padding.plan import BatchPlan, Packer, Rows, Sharing, plan_batch
+from verl_padding.plan import BatchPlan, Rows, Sharing, plan_batch
 
 RANKS = 2
 EOS = 3
-PAD_LENGTH = 2
-"""Tokens of a pad of the plan's."""
 Row = tuple[str, list[int], list[int]]
 """Key, and tokens of prompt and response."""
 
@@ -27,32 +24,22 @@ Row = tuple[str, list[int], list[int]]
 @dataclass(frozen=True, kw_only=True)
 class Side:
     name: str
-    strategy: str | None = None
-    """None for stock verl."""
-    packer: Packer = "verl"
+    is_stock: bool = False
+    """Whether stock verl makes the update, not the plan."""
     sharing: Sharing = "off"
     skips_idle: bool = False
     """Whether the update leaves idle rows out."""
     old_log_probs: Literal["put", "pass", "update"] = "put"
     """Old log-probs are those that were put with the rows, a pass's before the update, or the
     update's own."""
-    all_pairs: bool = False
-    """Whether transformers' own attention computes all pairs of tokens of a micro-batch, as it does
-    on a CPU."""
-    has_terms: bool = True
-    """Whether the loss has its KL and entropy terms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Rows of an update, and the sides that make it."""
+    """Rows of an update of one optimizer step, and the sides that make it; stock verl needs as many
+    as divide by the ranks, since its pads lack what passes write."""
 
     rows: list[Row]
-    prompts: int
-    sessions: int
-    """Of a prompt."""
-    mini_prompts: int
-    """Prompts of a mini-batch."""
     sides: tuple[Side, ...]
     idle: Sequence[int] = ()
     """Numbers of the rows without an advantage."""
@@ -73,48 +60,34 @@ class Case:
             }
             for prompt, response in texts.values()
         ]
-        rows = trained_rows(texts)
+        rows = trained_rows(texts, torch.float32)
         for number in self.idle:
             rows[self.rows[number][0]]["advantages"] *= 0
-        return put(rows, tags)
-
-    def extra_info(self) -> dict[str, Any]:
-        """What verl's trainer says to the workers."""
-        mini_rows = self.mini_prompts * self.sessions
-        return SAID | {
-            "calculate_entropy": False,
-            "dataloader_kwargs": {"shuffle": False},
-            "global_batch_size": mini_rows,
-            "mini_batch_size": mini_rows,
-        }
+        fields = micro_batch_of([*rows.values()])
+        return tq.kv_batch_put(keys=[*rows], partition_id="train", fields=fields, tags=tags)
 
     def update(self, workers: Any, side: Side, budget: int) -> dict[str, Any]:
-        """Seconds of the update and its pass, pads, and gradient norms of its optimizer steps."""
+        """Makes the update and its pass: the gradient norm of its optimizer step, and the factor by
+        which a plan shares."""
         batch = self.put()
-        if side.strategy is None:
-            return self._as_stock_verl(workers, batch, side)
-        return self._as_planned(workers, batch, side, budget)
+        if side.is_stock:
+            found = self._as_stock_verl(workers, batch, side)
+        else:
+            found = self._as_planned(workers, batch, side, budget)
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        return found
 
     def _as_stock_verl(self, workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, Any]:
         from verl.trainer.ppo.v1 import PPOTrainer
 
-        info = self.extra_info()
         trainer = SimpleNamespace(
             actor_rollout_wg=workers,
             tokenizer=SimpleNamespace(eos_token_id=EOS),
-            _get_required_batch_multiple=lambda dp_size: info["mini_batch_size"],
+            _get_required_batch_multiple=lambda dp_size: dp_size,
         )
-        padded = PPOTrainer._balance_batch(trainer, batch, metrics={})
-        padded.extra_info.update(info)
-        complete_pads(padded)
-        begun = time.perf_counter()
-        if side.old_log_probs == "pass":
-            log_prob_pass(workers, padded)
-        output = workers.update_actor(padded)
-        taken = time.perf_counter() - begun
-        tq.kv_clear(keys=padded.keys, partition_id=padded.partition_id)
-        pad_tokens = sum(tag["seq_len"] for tag in padded.tags if tag.get("is_padding", False))
-        return self._figures(output, taken, len(padded) - len(batch), pad_tokens)
+        balanced = PPOTrainer._balance_batch(trainer, batch, metrics={})
+        assert len(balanced) == len(self.rows)
+        return self._run(workers, balanced, side)
 
     def _as_planned(
         self, workers: Any, batch: KVBatchMeta, side: Side, budget: int
@@ -128,85 +101,50 @@ class Case:
         padded = PaddedBatch(
             batch,
             plan,
-            PadTemplate(eos_token_id=EOS, length=PAD_LENGTH),
+            PadTemplate(eos_token_id=EOS, length=2),
             branches=True if side.sharing == "on" else None,
             own_old_log_probs="actor" if side.old_log_probs == "update" else None,
             skips_idle="actor" if side.skips_idle else None,
         )
         padded.put_pads()
-        batch.extra_info.update(self.extra_info())
-        group = padded_group(workers, padded)
-        begun = time.perf_counter()
-        if side.old_log_probs == "pass":
-            log_prob_pass(group, batch)
-        output = group.update_actor(batch)
-        taken = time.perf_counter() - begun
+        found = self._run(padded_group(workers, padded), batch, side)
         strip(padded.pads)
-        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        pad_tokens = plan.layouts["actor"].n_pads * PAD_LENGTH
-        figures = self._figures(output, taken, plan.n_pads, pad_tokens)
-        return figures | {"sharing_factor": plan.figures["actor"].sharing_factor}
+        return found | {"sharing_factor": plan.figures["actor"].sharing_factor}
 
     def _plan(self, batch: KVBatchMeta, side: Side, budget: int) -> BatchPlan:
         from verl_padding.prefix_sharing.detection import PrefixDetection
 
-        assert side.strategy is not None
         job = job_of(
-            prompts=self.prompts,
-            sessions=self.sessions,
-            mini_prompts=self.mini_prompts,
+            prompts=1,
+            sessions=len(self.rows),
+            mini_prompts=1,
             ranks=RANKS,
             budget=budget,
             has_pass=side.old_log_probs == "pass",
             skips_idle=side.skips_idle,
-            strategy=side.strategy,
-            packer=side.packer,
+            packer="plan",
             sharing=side.sharing,
         )
         tokens_R = [tag["seq_len"] for tag in batch.tags]
         forest = PrefixDetection(batch, tokens_R).by_outputs if side.sharing == "on" else None
         return plan_batch(Rows.from_keys(batch.keys, tokens_R, forest=forest, idle=self.idle), job)
 
-    def _figures(self, output: Any, taken: float, pads: int, pad_tokens: int) -> dict[str, Any]:
-        norms = [float(norm) for norm in output["metrics"]["grad_norm"]]
-        assert all(norm > 0 for norm in norms), (
-            f"an optimizer step learns nothing: gradient norms {norms}"
-        )
-        wasted = pad_tokens / (pad_tokens + sum(map(tokens_of, self.rows)))
-        counts = {"pads": pads, "wasted_tokens": wasted, "steps": len(norms), "grad_norm": norms}
-        return {"update": taken} | counts
-
-
-def put(rows: Mapping[str, RowFields], tags: list[dict[str, Any]]) -> KVBatchMeta:
-    """Puts the fields of rows; gives the batch whose calls read them."""
-    data = micro_batch_of([*rows.values()]).apply(
-        lambda each: each.float() if each.is_floating_point() else each
-    )
-    return tq.kv_batch_put(keys=[*rows], partition_id="train", fields=data, tags=tags)
+    def _run(self, workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, Any]:
+        batch.extra_info |= SAID | {
+            "calculate_entropy": False,
+            "dataloader_kwargs": {"shuffle": False},
+            "global_batch_size": len(batch),
+            "mini_batch_size": len(batch),
+        }
+        if side.old_log_probs == "pass":
+            log_prob_pass(workers, batch)
+        (norm,) = workers.update_actor(batch)["metrics"]["grad_norm"]
+        assert norm > 0, f"an optimizer step learns nothing: gradient norm {norm}"
+        return {"grad_norm": float(norm)}
 
 
 def tokens_of(row: Row) -> int:
     return len(row[1]) + len(row[2])
-
-
-def complete_pads(padded: KVBatchMeta) -> None:
-    """Gives verl's pads what its passes would have written for them: they are copies of a row of
-    another length."""
-    pads = [
-        (key, tag)
-        for key, tag in zip(padded.keys, padded.tags, strict=True)
-        if tag.get("is_padding", False)
-    ]
-    if pads:
-        keys, tags = map(list, zip(*pads, strict=True))
-        data = tq.kv_batch_get(
-            keys=keys, partition_id=padded.partition_id, select_fields=["prompts", "responses"]
-        )
-        texts = zip(
-            *([row.tolist() for row in data[name].unbind()] for name in ("prompts", "responses")),
-            strict=True,
-        )
-        put(trained_rows(dict(zip(keys, texts, strict=True))), tags)
 
 
 def log_prob_pass(workers: Any, batch: KVBatchMeta) -> None:

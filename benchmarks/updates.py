@@ -1,11 +1,7 @@
-"""Real updates of two FSDP2 ranks: stock verl beside the plan, shared prefixes, and rows that are
-left out.
+"""Real updates of two FSDP2 ranks: shared prefixes, rows that are left out, and stock verl beside
+both.
 
-    python -m benchmarks.updates packing|trees|idle|hybrid|fast [--keep]
-
-*packing*: the rows of ``long_tailed.jsonl``, 24 prompts of 8 sessions of 1 to 5 rows: stock verl;
-at its number of optimizer steps ``padding=lcm``, with both packers; at the configured number
-``padding=prompt``.
+    python -m benchmarks.updates trees|idle|hybrid|fast [--keep]
 
 *trees*: sessions of 2, 4 and 8 model calls on average (long-tailed), each a row, whose reasoning is
 left out of later prompts; eight rollouts of each prompt; and rows that share nothing. Each case has
@@ -24,19 +20,15 @@ rollouts of one prompt, sessions that think, sessions that grow, and rollouts of
 idle; with the most memory that a rank has taken.
 
 Sides take turns in one job, in one order and the other, each from the model's weights, on the same
-rows, put anew; a first round is not kept. Stock verl's first side has transformers' attention,
-which computes all pairs of tokens of a micro-batch on a CPU; all others of *trees*, *idle* and
-*fast* attend row by row, as ``+local=cpu`` does.
+rows, put anew, and attend row by row, as ``+local=cpu`` does; a first round is not kept.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,41 +38,21 @@ from rich.progress import track
 from benchmarks.results import Keep, busy_cores, report
 from benchmarks.two_ranks import cpu_seconds, peak_mib, start_side, two_ranks
 from benchmarks.update_sides import RANKS, Case, Row, Side
-from verl_padding.plan.row_keys import row_key, uid_of_key
+from verl_padding.plan.row_keys import row_key
 
-LONG_TAILED = Path(__file__).parent / "long_tailed.jsonl"
 BUDGET = 1024
 HYBRID_SCALE = 4
 
-ALL_PAIRS = Side(name="stock verl, all pairs", all_pairs=True)
-STOCK = Side(name="stock verl")
-OFF = Side(name="off", strategy="prompt", packer="plan")
+OFF = Side(name="off")
 TREES = replace(OFF, name="trees", sharing="on")
 
-ROWS = replace(OFF, name="all rows", has_terms=False)
+ROWS = replace(OFF, name="all rows")
 SKIP = replace(ROWS, name="without idle rows", skips_idle=True)
 WITH_PASS = replace(ROWS, name="with the pass", old_log_probs="pass")
 NO_PASS = replace(ROWS, name="without the pass", old_log_probs="update")
 LEAN = replace(NO_PASS, name="without pass and idle rows", skips_idle=True)
-STOCK_PASS = replace(STOCK, old_log_probs="pass", has_terms=False)
+STOCK = Side(name="stock verl", is_stock=True, old_log_probs="pass")
 FAST = replace(LEAN, name="fast", sharing="on")
-
-
-def long_tailed() -> dict[str, Case]:
-    """The rows of the file, with random tokens."""
-    draw = random.Random(0)
-    rows: list[Row] = []
-    for number, line in enumerate(map(json.loads, LONG_TAILED.read_text().splitlines())):
-        lengths = line["prompt_tokens"], line["response_tokens"]
-        prompt, response = (random_tokens(draw, tokens, tokens) for tokens in lengths)
-        rows.append((row_key(line["prompt"], line["session"], number), prompt, response))
-    sides = (
-        replace(ALL_PAIRS, name="stock verl"),
-        Side(name="lcm, verl's packer", strategy="lcm", all_pairs=True),
-        Side(name="lcm, plan's", strategy="lcm", packer="plan", all_pairs=True),
-        Side(name="prompt, plan's", strategy="prompt", packer="plan", all_pairs=True),
-    )
-    return {"long-tailed": Case(rows=rows, prompts=24, sessions=8, mini_prompts=8, sides=sides)}
 
 
 def random_tokens(draw: random.Random, least: int, most: int) -> list[int]:
@@ -125,17 +97,27 @@ def alone(draw: random.Random, first: list[int], prompt: str, session: int) -> l
     return rollout(draw, random_tokens(draw, 100, 300), prompt, session)
 
 
-def draw_rows(
-    seed: str | int, session: Session, prompts: int, sessions: int, tokens: tuple[int, int]
-) -> list[Row]:
-    """The rows of so many sessions of each prompt, which has least and most ``tokens``."""
+def case_of(
+    sides: tuple[Side, ...],
+    seed: str | int,
+    session: Session,
+    prompts: int,
+    sessions: int,
+    tokens: tuple[int, int],
+    idle: float = 0.0,
+) -> Case:
+    """Draws the rows of so many sessions of each prompt, which has least and most ``tokens``; the
+    rows of the first prompts are idle, as large a share as asked for."""
     draw = random.Random(seed)
     rows: list[Row] = []
+    idle_rows: list[int] = []
     for prompt in range(prompts):
-        first = random_tokens(draw, *tokens)
+        first, begin = random_tokens(draw, *tokens), len(rows)
         for number in range(sessions):
             rows += session(draw, first, f"p{prompt}", number)
-    return rows
+        if prompt < round(idle * prompts):
+            idle_rows += range(begin, len(rows))
+    return Case(rows=rows, sides=sides, idle=idle_rows)
 
 
 def sharing_cases() -> dict[str, Case]:
@@ -148,76 +130,38 @@ def sharing_cases() -> dict[str, Case]:
         "nothing to share": (alone, 6, (1, 1)),
     }
     return {
-        name: Case(
-            rows=draw_rows(name, session, prompts, 8, tokens),
-            prompts=prompts,
-            sessions=8,
-            mini_prompts=prompts,
-            sides=(ALL_PAIRS, STOCK, OFF, TREES),
-        )
+        name: case_of((OFF, TREES), name, session, prompts, 8, tokens)
         for name, (session, prompts, tokens) in drawn.items()
     }
 
 
 def hybrid_cases() -> dict[str, Case]:
     """Sessions that think at length, for a model with linear attention."""
-    return {
-        f"{turns} turns that think": Case(
-            rows=draw_rows(
-                turns,
-                partial(thinking_session, turns, scale=HYBRID_SCALE),
-                RANKS,
-                sessions,
-                (100, 200),
-            ),
-            prompts=RANKS,
-            sessions=sessions,
-            mini_prompts=RANKS,
-            sides=(OFF, TREES),
+    cases = {}
+    for turns, sessions in ((4, 4), (8, 2)):
+        session = partial(thinking_session, turns, scale=HYBRID_SCALE)
+        cases[f"{turns} turns that think"] = case_of(
+            (OFF, TREES), turns, session, RANKS, sessions, (100, 200)
         )
-        for turns, sessions in ((4, 4), (8, 2))
-    }
+    return cases
 
 
 def idle_cases() -> dict[str, Case]:
     """Rollouts of which some are idle."""
-    rows = draw_rows(0, rollout, 128, 8, (20, 60))
-    one_step = Case(rows=rows, prompts=128, sessions=8, mini_prompts=128, sides=(ROWS, SKIP))
-    cases = {
-        f"{share:.0%} idle": replace(one_step, idle=idle_rows(rows, share))
-        for share in (0.0, 0.3, 0.6)
-    }
-    return cases | {"pass": replace(cases["60% idle"], sides=(WITH_PASS, NO_PASS, LEAN))}
+    rollouts = (0, rollout, 128, 8, (20, 60))
+    cases = {f"{idle:.0%} idle": case_of((ROWS, SKIP), *rollouts, idle) for idle in (0.0, 0.3, 0.6)}
+    return cases | {"pass": case_of((WITH_PASS, NO_PASS, LEAN), *rollouts, 0.6)}
 
 
 def fast_cases() -> dict[str, Case]:
-    """Rows of four kinds, each kind in one mini-batch, for stock verl, too."""
+    """Rows of four kinds."""
     kinds: dict[str, tuple[Session, int, int, tuple[int, int], float]] = {
         "rollouts of one prompt": (rollout, 4, 8, (300, 500), 0.0),
         "sessions that think": (partial(thinking_session, 4), 5, 4, (200, 300), 0.0),
         "sessions that grow": (partial(thinking_session, 4, forgets=False), 5, 4, (200, 300), 0.0),
         "60% idle": (rollout, 16, 8, (20, 60), 0.6),
     }
-    cases = {}
-    for name, (session, prompts, sessions, tokens, idle) in kinds.items():
-        rows = draw_rows(name, session, prompts, sessions, tokens)
-        cases[name] = Case(
-            rows=rows,
-            prompts=1,
-            sessions=len(rows) + len(rows) % RANKS,
-            mini_prompts=1,
-            idle=idle_rows(rows, idle),
-            sides=(STOCK_PASS, FAST),
-        )
-    return cases
-
-
-def idle_rows(rows: Sequence[Row], share: float) -> list[int]:
-    """All rows of the first prompts, as large a share as asked for."""
-    prompt_R = [uid_of_key(row[0]) for row in rows]
-    prompts = list(dict.fromkeys(prompt_R))
-    idle = prompts[: round(share * len(prompts))]
-    return [row for row, prompt in enumerate(prompt_R) if prompt in idle]
+    return {name: case_of((STOCK, FAST), name, *kind) for name, kind in kinds.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,21 +172,17 @@ class Group:
     hidden: int
     budget: int = BUDGET
     kind: str = "qwen2"
-    same_gradient: bool = False
-    """Whether all sides of a case compute the same optimizer steps."""
 
 
 GROUPS = {
-    "packing": Group(cases=long_tailed, hidden=256, budget=2048),
     "trees": Group(cases=sharing_cases, hidden=512),
-    "idle": Group(cases=idle_cases, hidden=256, same_gradient=True),
-    "fast": Group(cases=fast_cases, hidden=512, same_gradient=True),
+    "idle": Group(cases=idle_cases, hidden=256),
+    "fast": Group(cases=fast_cases, hidden=512),
     "hybrid": Group(
         cases=hybrid_cases,
         hidden=512,
         budget=BUDGET * HYBRID_SCALE,
         kind="qwen3_5_text",
-        same_gradient=True,
     ),
 }
 
@@ -261,12 +201,10 @@ def measure(group: Group, repeats: int) -> dict[str, Any]:
                     if number:
                         took["cpu"] = cpu_seconds(workers) - before
                         sides[side.name].append(took | {"peak_mib": peak_mib(workers)})
-            if group.same_gradient:
-                first, *others = [took[-1]["grad_norm"] for took in sides.values()]
-                for other in others:
-                    np.testing.assert_allclose(
-                        other, first, rtol=1e-3, err_msg=f"{name}: sides learn otherwise"
-                    )
+            norms = [took[-1]["grad_norm"] for took in sides.values()]
+            np.testing.assert_allclose(
+                norms, norms[0], rtol=1e-3, err_msg=f"{name}: sides learn otherwise"
+            )
             figures[name] = {"rows": len(case.rows), "idle": case.idle_share, "sides": sides}
     return figures
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import typer
 
-VERSIONS = ("torch", "verl", "transformers", "ray", "tensordict")
+from benchmarks.results import VERSIONS
+
 METRICS = (
     "actor/grad_norm",
     "training/rollout_probs_diff_max",

@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.one_gpu import rows
-from benchmarks.one_gpu.figures import Figures
+from benchmarks.one_gpu.figures import Figures, timed
 from verl_padding.plan.forest import Forest
 from verl_padding.prefix_sharing.attention import GatherTokens
 from verl_padding.prefix_sharing.tree import PrefixTree, build_tree
@@ -103,14 +102,9 @@ def all_at_once(logits: torch.Tensor, labels: torch.Tensor) -> None:
 
 def measured(call: Callable[[], Any], device: str) -> tuple[float, float]:
     """Seconds, and the peak of memory in GiB beside what was held before; 0 on a CPU."""
-    on_gpu, before = device == "cuda", 0
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    begun = perf_counter()
-    call()
-    if on_gpu:
-        torch.cuda.synchronize()
-    taken = round(perf_counter() - begun, 5)
-    return taken, round((torch.cuda.max_memory_allocated() - before) / 2**30, 2) if on_gpu else 0.0
+    if device != "cuda":
+        return timed(call, on_gpu=False)[1], 0.0
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _, taken = timed(call, on_gpu=True)
+    return taken, (torch.cuda.max_memory_allocated() - before) / 2**30

@@ -6,10 +6,9 @@ rounding; in bfloat16, the packed rows have to be as far off float32 as the rows
 
 import gc
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from tensordict import TensorDict
@@ -17,7 +16,7 @@ from tensordict import TensorDict
 from benchmarks.one_gpu import rank, rows
 from benchmarks.one_gpu.figures import Figures
 from verl_padding.pads.columns import LEAVES_OUT
-from verl_padding.plan import BatchPlan
+from verl_padding.plan import BatchPlan, Sharing
 from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS
 from verl_padding.worker.plan_packer import follow_plan, install
@@ -85,13 +84,14 @@ class Case:
             said = self._shape | {"dp_size": 1, "global_batch_size": len(self._rows)}
             yield rank.rows_of_call({key: row}, **said)
 
-    def as_planned(self, plan: BatchPlan) -> Iterator[TensorDict]:
+    def as_planned(self, plan: BatchPlan, **said: bool) -> Iterator[TensorDict]:
         """The micro-batches of each rank, one rank after the other."""
         from verl.utils import tensordict_utils as tu
         from verl.workers.engine.utils import prepare_micro_batches
 
-        data = rank.rows_of_call(self._rows, plan, dp_size=RANKS, **self._shape)
-        n_rows = len(data) // RANKS
+        ranks = plan.layouts["actor"].dp_size
+        data = rank.rows_of_call(self._rows, plan, dp_size=ranks, **self._shape | said)
+        n_rows = len(data) // ranks
         for first in range(0, len(data), n_rows):
             of_rank = tu.index_select_tensor_dict(data, list(range(first, first + n_rows)))
             yield from follow_plan(prepare_micro_batches)(of_rank)[0]
@@ -117,39 +117,23 @@ class Case:
         yield "rows alone", off(own)
         for sharing in ("off", "on"):
             install(shares=sharing == "on")(self._worker)
-            plan = rows.plan(self._rows, self._budget, sharing=sharing, ranks=RANKS)
+            plan = self._plan(sharing, RANKS)
             found, of_plan = self.gradient(self.as_planned(plan)), plan.figures["actor"]
             yield (
                 f"sharing={sharing}",
-                off(found, pads=of_plan.pads, sharing_factor=round(of_plan.sharing_factor, 2)),
+                off(found, pads=of_plan.pads, sharing_factor=of_plan.sharing_factor),
             )
+        for name in ("use_kl_loss", "entropy_coeff"):  # which have a gradient in every row
+            config = self._worker.actor.loss_fn.inner.keywords["config"]
+            object.__setattr__(config, name, 0)  # verl's configs are frozen
         computed, skipped = (
-            self._update(idle) for idle in ([], rows.rows_of_prompts(self._rows, "01"))
+            self.gradient(self.as_planned(self._plan("on", 1, idle), **{LEAVES_OUT: bool(idle)}))
+            for idle in ([], rows.rows_of_prompts(self._rows, "01"))
         )
         yield "zero-advantage rows skipped", {"off_rows_computed": rank.distance(skipped, computed)}
 
-    def _update(self, idle: list[int]) -> torch.Tensor:
-        """The gradient of verl's own ``update_actor``, taken before its optimizer step."""
-        engine, config = (
-            self._worker.actor.engine,
-            self._worker.actor.loss_fn.inner.keywords["config"],
-        )
-        for name, value in (
-            ("use_kl_loss", False),
-            ("entropy_coeff", 0.0),
-        ):  # rows without an advantage teach nothing
-            object.__setattr__(config, name, value)  # verl's configs are frozen
-        plan = rows.plan(self._rows, self._budget, sharing="on", idle=idle)
-        taken: list[torch.Tensor] = []
-
-        def take() -> float:
-            taken.append(rank.gradient_of(engine))
-            return 0.0
-
-        with mock.patch.object(engine, "optimizer_step", take):
-            said = {LEAVES_OUT: bool(idle), "calculate_entropy": False}
-            self._worker.update_actor(rank.rows_of_call(self._rows, plan, **said))
-        return taken[0]
+    def _plan(self, sharing: Sharing, ranks: int, idle: Sequence[int] = ()) -> BatchPlan:
+        return rows.plan(self._rows, self._budget, sharing=sharing, ranks=ranks, idle=idle)
 
     def probe(self) -> None:
         """The probe that each job starts with, which raises where packed rows see each other."""

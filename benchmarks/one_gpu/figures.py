@@ -3,8 +3,11 @@ it has shown."""
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 STARTED = time.perf_counter()
 
@@ -26,3 +29,14 @@ class Figures:
 def seconds() -> float:
     """Since the process began."""
     return time.perf_counter() - STARTED
+
+
+def timed(call: Callable[[], Any], on_gpu: bool) -> tuple[Any, float]:
+    """What a call returns, and its seconds."""
+    if on_gpu:
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    output = call()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return output, time.perf_counter() - begun

@@ -11,7 +11,7 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.pads import columns
 from verl_padding.plan import BatchPlan
-from verl_padding.worker import linear_attention, log_probs, mini_batches, packed_attention
+from verl_padding.worker import log_probs, mini_batches, packed_attention
 from verl_padding.worker.losses import wrap_worker_loss
 
 SIZES = {
@@ -116,7 +116,7 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
         config=config.actor_rollout_ref, role="actor", distillation_config=config.distillation
     )
     worker.init_model()
-    installed = (mini_batches, packed_attention, linear_attention, log_probs)
+    installed = (mini_batches, packed_attention, log_probs)
     for change in (wrap_worker_loss("rows"), *(each.install_in_worker for each in installed)):
         change(worker)
     return worker

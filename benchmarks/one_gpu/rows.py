@@ -24,20 +24,22 @@ SAID = {
 }
 """What verl's trainer says to its workers."""
 Row = Mapping[str, torch.Tensor]
-"""Fields of a row, in float64."""
+"""Fields of a row."""
 
 
 def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
 
 
-def trained_rows(texts: Mapping[str, tuple[list[int], list[int]]]) -> dict[str, Row]:
-    """Rows with all that an update of actor or critic reads, in float64, of the tokens of prompts
-    and responses."""
+def trained_rows(
+    texts: Mapping[str, tuple[list[int], list[int]]], dtype: torch.dtype = torch.float64
+) -> dict[str, Row]:
+    """Rows with all that an update of actor or critic reads, of the tokens of prompts and
+    responses."""
     draw = torch.Generator().manual_seed(0)
 
     def column(n: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(n, generator=draw, dtype=torch.float64) * scale
+        return (torch.randn(n, generator=draw, dtype=torch.float64) * scale).to(dtype)
 
     rows = {}
     for key, (prompt, response) in texts.items():

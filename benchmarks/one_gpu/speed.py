@@ -8,8 +8,6 @@ All sides have the same weights, so their gradient norms must agree.
 
 import gc
 import random
-import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.one_gpu import rank, rows
-from benchmarks.one_gpu.figures import Figures, seconds
+from benchmarks.one_gpu.figures import Figures, seconds, timed
 from benchmarks.update_sides import Side
 from verl_padding.pads.columns import LEAVES_OUT, OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.plan import BatchPlan
@@ -28,12 +26,10 @@ SHORTER = {} if find_spec("fla") else {"qwen3_5_text": 1 / 16}
 """Lengths of texts on a GPU: without fla, torch computes linear attention there, 64 tokens of a row
 one after the other."""
 SIDES = (
-    Side(name="stock verl", old_log_probs="pass"),
-    Side(name="plan", strategy="prompt"),
-    Side(name="trees", strategy="prompt", sharing="on", old_log_probs="pass"),
+    Side(name="stock verl", is_stock=True, old_log_probs="pass"),
+    Side(name="trees", sharing="on", old_log_probs="pass"),
     Side(
         name="trees, idle rows skipped, no pass",
-        strategy="prompt",
         sharing="on",
         old_log_probs="update",
         skips_idle=True,
@@ -79,77 +75,59 @@ class Batch:
     def __init__(
         self, worker: Any, texts: rows.Texts, draw: random.Random, budget: int, cuda: bool
     ):
-        self._worker, self._budget, self._cuda = worker, budget, cuda
-        self._rows: dict[str, rows.Row] = {
-            key: {
-                name: value.float() if value.is_floating_point() else value
-                for name, value in row.items()
-            }
-            for key, row in rows.trained_rows(texts).items()
+        self._worker, self._cuda = worker, cuda
+        self._rows = {
+            key: dict(row) for key, row in rows.trained_rows(texts, torch.float32).items()
         }
-        self._idle = rows.rows_of_prompts(self._rows, "012")
+        idle = rows.rows_of_prompts(self._rows, "012")
         for number, row in enumerate(self._rows.values()):
-            advantage = 0.0 if number in self._idle else draw.gauss(0, 1)
+            advantage = 0.0 if number in idle else draw.gauss(0, 1)
             row["advantages"] = torch.full_like(row["advantages"], advantage)
-        self._plans: dict[str, BatchPlan] = {}
-        self._has_log_probs = False
+        self._plans: dict[str, BatchPlan | None] = {
+            side.name: None
+            if side.is_stock
+            else rows.plan(
+                self._rows,
+                budget,
+                sharing=side.sharing,
+                idle=idle if side.skips_idle else (),
+                has_pass=side.old_log_probs == "pass",
+            )
+            for side in SIDES
+        }
+        install(shares=True)(worker)
+        from verl.workers.utils.padding import response_from_nested
+
+        # Of weights that stay as they are: all sides get the same.
+        data, output, _ = self._pass(None)
+        log_probs = response_from_nested(output["log_probs"], data["response_mask"])
+        for row, values in zip(self._rows.values(), log_probs.unbind(), strict=True):
+            row["old_log_probs"] = values.float().clone()
         self.tokens = sum(len(row["input_ids"]) for row in self._rows.values())
 
     def update(self, side: Side) -> dict[str, Any]:
         """Seconds, peak memory and gradient norm of a side's pass and update."""
-        plan = self._plan(side)
+        plan = self._plans[side.name]
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
-        pass_s = self._pass(plan) if side.old_log_probs == "pass" else 0.0
-        said: dict[str, Any] = {"calculate_entropy": False}
-        if plan is not None:
-            said |= {
-                LEAVES_OUT: side.skips_idle,
-                OLD_LOG_PROBS_OF_UPDATE: side.old_log_probs == "update",
-            }
+        pass_s = self._pass(plan)[2] if side.old_log_probs == "pass" else 0.0
+        said: dict[str, Any] = {
+            "calculate_entropy": False,
+            LEAVES_OUT: side.skips_idle,
+            OLD_LOG_PROBS_OF_UPDATE: side.old_log_probs == "update",
+        }
         data = rank.rows_of_call(self._rows, plan, **said)
-        output, update_s = self._timed(self._worker.update_actor, data)
-        found = {"pass_s": round(pass_s, 4), "update_s": round(update_s, 4)}
-        found["grad_norm"] = round(float(output["metrics"]["grad_norm"][0]), 5)
+        output, update_s = timed(lambda: self._worker.update_actor(data), self._cuda)
+        found = {"pass_s": pass_s, "update_s": update_s}
+        found["grad_norm"] = float(output["metrics"]["grad_norm"][0])
         if plan is not None:
-            found["sharing_factor"] = round(plan.figures["actor"].sharing_factor, 3)
+            found["sharing_factor"] = plan.figures["actor"].sharing_factor
         if self._cuda:
-            found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+            found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         return found
 
-    def _plan(self, side: Side) -> BatchPlan | None:
-        if side.strategy is None:
-            return None
-        install(shares=side.sharing == "on")(self._worker)
-        if side.name not in self._plans:
-            idle, has_pass = self._idle if side.skips_idle else (), side.old_log_probs == "pass"
-            made = rows.plan(
-                self._rows, self._budget, sharing=side.sharing, idle=idle, has_pass=has_pass
-            )
-            self._plans[side.name] = made
-        return self._plans[side.name]
-
-    def _pass(self, plan: BatchPlan | None) -> float:
-        from verl.workers.utils.padding import response_from_nested
-
-        data = rank.rows_of_call(
-            self._rows, plan, "log_prob", calculate_entropy=True, compute_loss=False
-        )
-        output, taken = self._timed(self._worker.compute_log_prob, data)
-        if (
-            plan is None and not self._has_log_probs
-        ):  # of weights that stay as they are: all sides get these
-            log_probs = response_from_nested(output["log_probs"], data["response_mask"])
-            for row, values in zip(self._rows.values(), log_probs.unbind(), strict=True):
-                row["old_log_probs"] = values.float().clone()
-            self._has_log_probs = True
-        return taken
-
-    def _timed(self, call: Callable[..., Any], data: Any) -> tuple[Any, float]:
-        if self._cuda:
-            torch.cuda.synchronize()
-        begun = time.perf_counter()
-        output = call(data)
-        if self._cuda:
-            torch.cuda.synchronize()
-        return output, time.perf_counter() - begun
+    def _pass(self, plan: BatchPlan | None) -> tuple[Any, Any, float]:
+        """The rows, the outputs and the seconds of a log-prob pass."""
+        said = {"calculate_entropy": True, "compute_loss": False}
+        data = rank.rows_of_call(self._rows, plan, "log_prob", **said)
+        return data, *timed(lambda: self._worker.compute_log_prob(data), self._cuda)

@@ -25,7 +25,6 @@ from verl_padding.pads.columns import IS_PADDING, OPTIMIZER_STEPS, read_column
 from verl_padding.pads.template import PadTemplate
 from verl_padding.verl_fixes import position_ids, text_without_image
 from verl_padding.worker import (
-    linear_attention,
     log_probs,
     micro_batch_clock,
     mini_batches,
@@ -258,7 +257,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
             getattr(group, call)(batch)
 
 
-ALWAYS = [mini_batches, packed_attention, linear_attention, log_probs]
+ALWAYS = [mini_batches, packed_attention, log_probs]
 
 
 @pytest.mark.parametrize(

@@ -198,8 +198,7 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(grpo):
             assert timed_rows == dict.fromkeys(range(len(timed.keys)), 1)
             of_ranks = Counter((timing.mini_batch, timing.micro_batch) for timing in timings)
             assert set(of_ranks.values()) == {2}, "of both ranks"
-            assert all(0 < timing.forward_s < timing.seconds for timing in timings)
-            assert all(timing.reserved_bytes > 1e8 for timing in timings)
+            assert all(timing.seconds > 0 for timing in timings)
             for rank in (0, 1):
                 seconds = sum(timing.seconds for timing in timings if timing.rank == rank)
                 assert seconds < metrics[f"padding/{call}/seconds"]

@@ -14,7 +14,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import BRANCHES, MICRO_BATCH, SHARED
+from verl_padding.pads.columns import BRANCHES, MICRO_BATCH
 from verl_padding.prefix_sharing.engine import engine_blockers, find_tree, share_in
 from verl_padding.prefix_sharing.row_inputs import RowInputs
 from verl_padding.prefix_sharing.tree import TREE
@@ -193,16 +193,8 @@ class Engine(FSDPEngineWithLMHead):
 def cut(
     tokens: list[list[int]], *, budget: int = 12, chained: bool = True, packed: bool = True
 ) -> TensorDict:
-    """The one micro-batch of these rows, as the plan cuts it, by which row 3 extends rows 0 and
-    2."""
+    """The one micro-batch of these rows, as the plan cuts it."""
     data = rows_of(tokens)
-    if chained:
-        data[SHARED] = torch.tensor(
-            [
-                len(row) if len(tokens) > 3 and number in (0, 2) else 0
-                for number, row in enumerate(tokens)
-            ]
-        )
     data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
     tu.assign_non_tensor(
         data,
@@ -271,23 +263,17 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output):
         outputs_of(engine, cut(CHAIN), output)
 
 
-def test_the_budget_counts_computed_tokens(caplog):
+def test_the_budget_counts_computed_tokens():
     cut(CHAIN)
-    assert caplog.text == ""
     with pytest.raises(PaddingDataError, match="12 tokens, more than the 11 of this call"):
         cut(CHAIN, budget=11)
     with pytest.raises(PaddingDataError, match="20 tokens, more than the 18 of this call"):
         cut(CHAIN, budget=18, chained=False)
 
 
-def test_a_chain_that_is_none_in_a_full_micro_batch_is_told_and_computed(caplog):
-    micro_batch = cut([[1, 2, 3], [5], [1, 2, 4], [1, 2, 5, 6]], budget=8)
-    assert TREE not in micro_batch
-    assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 1, 3, 4]
-    assert (
-        "a micro-batch computes 11 tokens, where 5 were planned and the budget is 8: its rows do "
-        "not" in caplog.text
-    )
+def test_rows_that_share_less_than_planned_are_refused_over_the_budget():
+    with pytest.raises(PaddingDataError, match="11 tokens, more than the 8 of this call"):
+        cut([[1, 2, 3], [5], [1, 2, 4], [1, 2, 5, 6]], budget=8)
 
 
 def test_rows_that_are_not_packed_do_not_share():

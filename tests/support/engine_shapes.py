@@ -21,7 +21,7 @@ from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.on_cpu.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
-from verl_padding.worker import linear_attention, mini_batches
+from verl_padding.worker import mini_batches, packed_attention
 from verl_padding.worker.losses import wrap_worker_loss
 
 LAYERS = 4  # one for each part of a virtual pipeline, of two parts on each of two ranks
@@ -162,7 +162,7 @@ def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
     workers = starts(model, shape.ranks, *overrides_of(shape), *more)
     try:
         # Of the one rank, too, whose packed rows would see each other.
-        workers.execute_with_func_generator(linear_attention.install_in_worker)
+        workers.execute_with_func_generator(packed_attention.install_in_worker)
         if shape.ranks > 1:
             workers.execute_with_func_generator(wrap_worker_loss("rows"))
             workers.execute_with_func_generator(mini_batches.install_in_worker)

@@ -25,13 +25,10 @@ def timing(
         "micro_batch": micro_batch,
         "start_s": 100.0,
         "seconds": seconds,
-        "forward_s": seconds / 4,
         "busy_s": busy_s,
         "rows": (rank,),
         "pads": 0,
         "computed_tokens": tokens,
-        "reserved_bytes": 1,
-        "allocated_bytes": None,
     }
     return MicroBatchTiming(**made | values)
 

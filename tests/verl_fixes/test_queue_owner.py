@@ -1,7 +1,6 @@
 """A second job on a Ray cluster is refused, and touches no row of the first one."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +47,5 @@ def test_a_second_job_is_refused_and_the_first_ones_queue_lives_on():
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     second = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert second.returncode == 0, second.stderr
-    owner = rf"another job, {ray.get_runtime_context().get_job_id()} \(pid {os.getpid()} on "
-    assert re.search(owner, second.stdout), second.stdout
+    assert f"another job, {ray.get_runtime_context().get_job_id()}, " in second.stdout
     assert queue_content() == content, "the first job's queue is as it was"

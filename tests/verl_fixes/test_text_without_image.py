@@ -23,7 +23,7 @@ def model(request, tmp_path_factory):
 
 
 def test_text_gets_its_embeddings_and_the_tower_a_gradient_of_zero(model):
-    embeds = text_without_image.embed_text(model, IDS)
+    embeds, _ = text_without_image.with_plain_features(qwen2_vl._get_input_embeds)(model, IDS)
     assert torch.equal(embeds, model.get_input_embeddings()(IDS))
     embeds.sum().backward()
     gradients = [parameter.grad for parameter in model.visual.parameters()]
@@ -39,7 +39,7 @@ def test_verls_own_function_still_stops_at_text_alone(model):
         qwen2_vl._get_input_embeds(model, IDS)
 
 
-def test_an_image_goes_to_verls_function(monkeypatch):
+def test_an_image_goes_to_verls_function_and_no_hook_stays(model, monkeypatch):
     def verls(
         model, input_ids, attention_mask=None, pixel_values=None, pixel_values_videos=None, **grids
     ):
@@ -49,5 +49,6 @@ def test_an_image_goes_to_verls_function(monkeypatch):
     module._get_input_embeds = verls
     monkeypatch.setitem(sys.modules, text_without_image.MODULE, module)
     text_without_image.install_in_worker(SimpleNamespace())
-    given = module._get_input_embeds("model", IDS, None, "pixels", None, image_grid_thw="grid")
+    given = module._get_input_embeds(model, IDS, None, "pixels", None, image_grid_thw="grid")
     assert given == ("verl's", "pixels", {"image_grid_thw": "grid"})
+    assert not model.visual._forward_hooks

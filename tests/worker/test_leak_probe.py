@@ -17,7 +17,7 @@ from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
 from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
 from verl_padding.prefix_sharing.engine import keep_rows_apart
-from verl_padding.worker import linear_attention, varlen_attention
+from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS
 
@@ -95,7 +95,7 @@ def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple
     """Whether rows that part may share."""
     fixes = {"critic": "critic.model.use_remove_padding=False"}
     answer = probe_for_leaks((), shares=shares, fixes=fixes, multiples={"critic": multiple})(of)
-    assert of.passes == ((5 if shares else 3) if passes is None else passes)
+    assert of.passes == ((4 if shares else 3) if passes is None else passes)
     if blockers := answer.non_tensor_batch[BLOCKERS][0]:
         raise PaddingConfigError(str(blockers))
     return bool(answer.non_tensor_batch[BRANCHES].all())
@@ -128,7 +128,7 @@ def test_linear_attention_that_takes_rows_one_by_one_passes(family, dtype):
         of = training_worker(family, dtype, shares=shares, **HYBRIDS[family])
         # Methods are wrapped in the class of an engine: in one of its own.
         of.engine.__class__ = type("Apart", (type(of.engine),), {})
-        linear_attention.install_in_worker(SimpleNamespace(actor=of))
+        packed_attention.install_in_worker(SimpleNamespace(actor=of))
         assert probe(of, shares=shares)
 
 

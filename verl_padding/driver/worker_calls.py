@@ -17,7 +17,6 @@ from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.plural import plural
 from verl_padding.verl_fixes import position_ids, text_without_image
 from verl_padding.worker import (
-    linear_attention,
     log_probs,
     micro_batch_clock,
     mini_batches,
@@ -130,7 +129,7 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, steps: Steps) -> list[PaddedW
         block_savings(job, group.execute_with_func_generator(find_blockers(job.savings.on)))
     changes = [wrap_worker_loss(padding.denominator)]
     # Packed attention before the plan's packer: where rows share, that wraps it.
-    installed = (mini_batches, packed_attention, linear_attention, log_probs)
+    installed = (mini_batches, packed_attention, log_probs)
     changes += [each.install_in_worker for each in installed]
     if job.has_vision:
         changes += [position_ids.install_in_worker, text_without_image.install_in_worker]

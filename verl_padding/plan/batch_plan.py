@@ -63,9 +63,6 @@ class BatchPlan:
     """Layout of each update and inference pass of the job, by its name."""
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
     """Figures of each layout, by its name."""
-    shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of each call that shares: how many tokens of each real row are computed in another row of its
-    micro-batch."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
     hint: str | None = None

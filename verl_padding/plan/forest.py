@@ -168,18 +168,6 @@ class Forest:
             min_I[at] = np.minimum(line[first_I[at]], line[end_I[at] - (1 << k)])
         return min_I
 
-    def cached_tokens(self, rows: Int64s, group_I: Int64s) -> Int64s:
-        """How many tokens of each of some rows are computed in another row of its micro-batch,
-        ``group_I``."""
-        order, cached_I = self._in_order(rows, group_I)
-        found_I = np.zeros_like(cached_I)
-        found_I[order] = cached_I
-        return found_I
-
-    def _in_order(self, rows: Int64s, group_I: Int64s | None) -> tuple[Int64s, Int64s]:
-        order, shared_I = self.shared_among(rows, group_I)
-        return order, cached_tokens(shared_I, self.tokens_R[rows[order]])
-
     @property
     def has_branches(self) -> bool:
         """Whether any rows share a token that need not be computed again, and then part."""
@@ -199,6 +187,7 @@ class Forest:
         # [5, 6, 7, 9, 9], [5, 6, 7, 8] and [5, 6], in this order, share 0, 3 and 2 tokens: 0, 2 and
         # 2 of them are computed in the row before, since the 7 is computed on each branch. So the
         # third row is not computed at all, and the second one from its token 2 on.
-        order, cached_I = self._in_order(rows, group_I)
+        order, shared_I = self.shared_among(rows, group_I)
+        cached_I = cached_tokens(shared_I, self.tokens_R[rows[order]])
         computed = cached_I < self.tokens_R[rows[order]]
         return order[computed], cached_I[computed]

@@ -19,7 +19,7 @@ from verl_padding.plan.forest import Forest
 from verl_padding.record.data_errors import as_data_error
 from verl_padding.timing.timings import MicroBatchTiming
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the form: a reader knows by it whether it can read a file."""
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the

@@ -28,9 +28,6 @@ class MicroBatchTiming:
     """When it began, in seconds since the epoch, by the clock of the rank's node."""
     seconds: float
     """How long it took, with what the rank waited for others."""
-    forward_s: float | None
-    """How long its forward pass took of these; in an update the rest is the backward pass. None in
-    a pipeline."""
     busy_s: float | None
     """How long the rank computed; None where that cannot be told apart (a GPU, or a CPU with
     several threads)."""
@@ -40,11 +37,6 @@ class MicroBatchTiming:
     computed_tokens: tuple[int, ...]
     """Tokens of each row that was computed, pads among them; of rows that extend each other only
     the longest is."""
-    reserved_bytes: int
-    """Most memory that the process has reserved on the device since the call began; on a CPU, what
-    it holds at the micro-batch's end."""
-    allocated_bytes: int | None
-    """Most memory that tensors have held on the device since the call began; None on a CPU."""
     shared_tokens: tuple[int, ...] = ()
     """How many of each computed row's tokens were computed in another one; empty where rows do not
     part."""

@@ -6,7 +6,6 @@ A Ray cluster has one TransferQueue, and all of verl's trainers use its partitio
 """
 
 import ray
-import ray._private.state
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads import queue
@@ -20,8 +19,8 @@ def check_queue_owner() -> None:
     another job.
 
     Raises:
-        PaddingConfigError: with the other job, and the settings that give this one a cluster of its
-            own.
+        PaddingConfigError: with the other job's id, and the settings that give this one a cluster
+            of its own.
     """
     if not queue.is_connected():
         return
@@ -30,18 +29,8 @@ def check_queue_owner() -> None:
         return
     queue.detach()
     raise PaddingConfigError(
-        "RAY_ADDRESS: the TransferQueue of this Ray cluster belongs to another job, "
-        f"{_describe_job(owner)}, and verl has one queue per cluster. Give this job a cluster of "
-        "its own (RAY_ADDRESS=local or +ray_kwargs.ray_init.address=local), or wait until the "
-        "other job has ended; Ray takes a few seconds to end one that was killed."
+        f"RAY_ADDRESS: the TransferQueue of this Ray cluster belongs to another job, {owner}, and "
+        "verl has one queue per cluster. Give this job a cluster of its own (RAY_ADDRESS=local or "
+        "+ray_kwargs.ray_init.address=local), or wait until the other job has ended; Ray takes a "
+        "few seconds to end one that was killed."
     )
-
-
-def _describe_job(job: str) -> str:
-    for entry in ray._private.state.state.job_table():
-        if entry["JobID"] == job:
-            return (
-                f"{job} (pid {entry['DriverPid']} on {entry['DriverIPAddress']}:"
-                f" {entry['Entrypoint']})"
-            )
-    return job

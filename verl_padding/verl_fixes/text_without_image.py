@@ -8,8 +8,8 @@ taken out of that object, as verl does for images.
 """
 
 import functools
-import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,32 +26,26 @@ def install_in_worker(role: str, training_worker: Any) -> None:
     """For verl's ``execute_with_func_generator``."""
     families = sys.modules.get(MODULE)
     if families is not None and not hasattr(verls := getattr(families, NAME), "__wrapped__"):
-        setattr(families, NAME, _with_text_alone(verls))
+        setattr(families, NAME, with_plain_features(verls))
 
 
-def embed_text(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """Turns token ids (1, T) into their embeddings (1, T, hidden), to which the vision tower adds a
-    zero."""
-    from verl.utils.transformers_compat import unpack_visual_output
+def with_plain_features(embed: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's function, during which the tower answers with its features alone; images have them,
+    too."""
 
-    embeds = model.get_input_embeddings()(input_ids)
-    config, dtype = model.config.vision_config, model.visual.dtype
-    side = config.spatial_merge_size
-    patch = config.in_channels * config.temporal_patch_size * config.patch_size**2
-    grid = torch.tensor([[1, side, side]], device=embeds.device)
-    image = embeds.new_zeros(side * side, patch, dtype=dtype)
-    features, _ = unpack_visual_output(model.visual(image, grid_thw=grid))
-    return embeds + 0.0 * features.mean().to(embeds)
-
-
-def _with_text_alone(verls: Any) -> Any:
-    signature = inspect.signature(verls)
-
-    @functools.wraps(verls)
-    def get_input_embeds(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        if given.get("pixel_values") is None and given.get("pixel_values_videos") is None:
-            return embed_text(given["model"], given["input_ids"]), given.get("attention_mask")
-        return verls(*args, **kwargs)
+    @functools.wraps(embed)
+    def get_input_embeds(model: Any, *args: Any, **kwargs: Any) -> Any:
+        hook = model.visual.register_forward_hook(_features)
+        try:
+            return embed(model, *args, **kwargs)
+        finally:
+            hook.remove()
 
     return get_input_embeds
+
+
+def _features(tower: Any, inputs: Any, output: Any) -> torch.Tensor:
+    from verl.utils.transformers_compat import unpack_visual_output
+
+    features: torch.Tensor = unpack_visual_output(output)[0]
+    return features

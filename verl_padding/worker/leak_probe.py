@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.torch_dtypes import PrecisionType
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import Blocker
@@ -91,13 +93,12 @@ def _probe(
     is before, or why no rows may share."""
     compute = partial(_outputs, training_worker, axes=axes, multiple=multiple)
     text = training_worker.model_config.hf_config.get_text_config()
-    *passes, parting = _rows(text.vocab_size)
+    passes = list(_rows(text.vocab_size))
     outputs = [found for rows in passes if (found := compute(rows)) is not None]
-    alone = in_tree = None
+    in_tree = None
     if shares:
-        alone = compute(parting)
         try:
-            in_tree = compute(parting, shares=True)
+            in_tree = compute(passes[0], shares=True)
         except BranchesMixedError:
             in_tree = []  # on all ranks alike: all layers have run, with their collectives
     if not outputs:
@@ -107,7 +108,7 @@ def _probe(
     one, beside_others, changed = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
     limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
-    epsilon = torch.finfo(_dtype(training_worker)).eps
+    epsilon = torch.finfo(PrecisionType.to_dtype(training_worker.engine_config.dtype)).eps
     rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), limit)
     attention = training_worker.engine.module.config.get_text_config()._attn_implementation
     model = (
@@ -131,14 +132,14 @@ def _probe(
             f"differ by {beginning:.2g}, the row's own first token changes {own:.2g})"
         )
         return Blocker(model, why, "Set padding.sharing=off, or choose another model.")
-    if not alone or not in_tree:
+    if not in_tree:
         return False
-    return max(map(_distance, alone, in_tree)) <= limit
+    return max(map(_distance, one, in_tree)) <= limit
 
 
 def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
     """The rows of each pass: a row beside two neighbours, beside others, and with another first
-    token, each before a longer row that begins with it; and at last rows that part."""
+    token, each before two longer rows that begin with it, and then part."""
     draws = torch.Generator().manual_seed(0)
     # No token of an image is among these.
     low, high = min(16, vocab_size // 4), min(vocab_size, 200)
@@ -146,21 +147,13 @@ def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
     row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
     other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
     for before, after, each in ((*around[:2], row), (*around[2:], row), (*around[:2], other)):
-        yield [before, each, after, torch.cat([each, rest])]
-    yield [around[0], torch.cat([row, rest]), torch.cat([row, rest.flip(0)])]
+        yield [before, each, after, *(torch.cat([each, end]) for end in (rest, rest.flip(0)))]
 
 
 def _rounds_more(text: Any) -> bool:
     """Whether a model's outputs depend on more than the rounding of sums."""
     has_linear_layers = LINEAR in (getattr(text, "layer_types", None) or ())
     return has_linear_layers or any(getattr(text, name, None) for name in EXPERTS)
-
-
-def _dtype(training_worker: Any) -> torch.dtype:
-    from verl.utils.torch_dtypes import PrecisionType
-
-    dtype: torch.dtype = PrecisionType.to_dtype(training_worker.engine_config.dtype)
-    return dtype
 
 
 def _outputs(
@@ -176,8 +169,6 @@ def _outputs(
 
     None on a rank that has no outputs.
     """
-    from verl.utils import tensordict_utils as tu
-
     micro_batch_size, rows = len(rows), [*rows] * multiple
     ones = [torch.ones_like(ids) for ids in rows]
     response_masks = [mask[1:] for mask in ones]
@@ -202,13 +193,9 @@ def _outputs(
     if output is None:
         return None
     found = output["log_probs"] if "log_probs" in output else output["values"]
-    each = (
-        found.unbind()
-        if found.is_nested
-        else [line[: len(ids)] for line, ids in zip(found, rows, strict=True)]
-    )
     return [
-        line.detach().float().cpu()[: len(ids) - 2] for line, ids in zip(each, rows, strict=True)
+        line.detach().float().cpu()[: len(ids) - 2]
+        for line, ids in zip(found.unbind(), rows, strict=True)
     ]
 
 

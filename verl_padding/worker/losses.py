@@ -23,7 +23,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from verl_padding.config import Denominator
-from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES
+from verl_padding.job.verl_losses import POLICY_LOSSES
 from verl_padding.pads import columns
 from verl_padding.prefix_sharing.tree import computed_rows
 from verl_padding.worker.training_workers import for_training_workers, token_budget
@@ -84,13 +84,10 @@ class RealRowsLoss:
         skips_zeros = mode in POLICY_LOSSES and POLICY_LOSSES[mode].skips_zero_advantages
         rejects = skips_zeros and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
         self._fractions_of_all = CLIP_FRACTIONS if skips_zeros and not rejects else frozenset()
-        # Metrics that a mini-batch without a trained token reports as 0: those that ``inner`` has
-        # reported before, and from the first mini-batch on those that verl's loss is known to have.
-        # Of a bypass, which has a loss of its own choice, these are no clip fractions.
+        # Losses that a mini-batch without a trained token reports as 0: those that ``inner`` has
+        # reported before, and from the first mini-batch on the one that verl's is known to have.
         is_verls = isinstance(inner, partial) and inner.func is ppo_loss
-        clips = is_verls and skips_zeros and mode != BYPASS
         self._reported_losses: set[str] = {"actor/pg_loss"} if is_verls else set()
-        self._reported_fractions: set[str] = set(CLIP_FRACTIONS) if clips else set()
 
     def __call__(
         self, model_output: dict[str, Any] | None = None, data: TensorDict = None, **kwargs: Any
@@ -108,13 +105,9 @@ class RealRowsLoss:
         reporting_ranks = _number(data, columns.REPORTING_RANKS)
         if not trained:
             if reporting_ranks == 0:  # where some rank trains, it alone reports losses
-                fractions = (
-                    self._fractions_of_all & self._reported_fractions
-                    if _trained_tokens_of_all(data)
-                    else frozenset()
-                )
-                zeros = self._reported_losses | fractions
-                packing |= {name: RunningMetric(AggregationType.SUM, 0.0) for name in zeros}
+                packing |= {
+                    name: RunningMetric(AggregationType.SUM, 0.0) for name in self._reported_losses
+                }
             return _connected_zero(model_output), packing
         if len(trained) < len(data):
             model_output = {
@@ -158,9 +151,8 @@ class RealRowsLoss:
         if not _flag(data, columns.LEAVES_OUT):
             return shared
         of_all = {name: metrics[name] for name in self._fractions_of_all & metrics.keys()}
-        self._reported_fractions |= of_all.keys()
         keeps = {*summed_metrics(metrics), *of_all}
-        shared |= share(of_all, token_share=tokens / _trained_tokens_of_all(data))
+        shared |= share(of_all, token_share=tokens / _number(data, columns.ALL_LOSS_TOKENS))
         return {
             name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
         }
@@ -196,12 +188,6 @@ def _number(data: TensorDict, column: str) -> int:
 
 def _flag(data: TensorDict, key: str) -> bool:
     return bool(tu.get_non_tensor_data(data=data, key=key, default=False))
-
-
-def _trained_tokens_of_all(data: TensorDict) -> int:
-    """Trained tokens of all rows of the mini-batch, also those left out; 0 of an update that leaves
-    none out."""
-    return _number(data, columns.ALL_LOSS_TOKENS) if _flag(data, columns.LEAVES_OUT) else 0
 
 
 def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:

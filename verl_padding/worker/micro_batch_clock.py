@@ -1,9 +1,9 @@
 """A clock in verl's workers: what each micro-batch takes, and which rows it holds.
 
 verl times whole calls. Here an engine's ``forward_step`` and ``forward_backward_batch`` are
-wrapped, on that one engine: a mark is set where each micro-batch begins, where its forward pass
-ends and where the call ends. A micro-batch's seconds lie between two beginnings. On a GPU marks are
-events, which wait for nothing and are read when the step is over.
+wrapped, on that one engine: a mark is set where each micro-batch begins and where the call ends. A
+micro-batch's seconds lie between two marks. On a GPU marks are events, which wait for nothing and
+are read when the step is over.
 """
 
 import functools
@@ -39,16 +39,13 @@ class _Mark:
 
 @dataclass
 class _MiniBatch:
-    """One call of the engine; ``held`` and ``memory`` go by the names of
-    :class:`MicroBatchTiming`."""
+    """One call of the engine; ``held`` goes by the names of :class:`MicroBatchTiming`."""
 
     call: str
     number: int
     start_s: float = field(default_factory=time.time)
     held: list[dict[str, Any]] = field(default_factory=list)
     marks: list[_Mark] = field(default_factory=list)
-    forward_ends: list[_Mark] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)
 
 
 class MicroBatchClock:
@@ -87,12 +84,6 @@ class MicroBatchClock:
         finally:
             self._engine.forward_step = self._forward_step
         timed.marks.append(self._mark())
-        timed.memory = {
-            "reserved_bytes": int(self._device.max_memory_reserved()),
-            "allocated_bytes": int(self._device.max_memory_allocated())
-            if self._has_events
-            else None,
-        }
         self._timed.append(timed)
         return output
 
@@ -104,9 +95,7 @@ class MicroBatchClock:
             data = next(micro_batch)
             micro_batch = iter([data])
         self._begin(timed, data)
-        output = self._forward_step(micro_batch, *args, **kwargs)
-        timed.forward_ends.append(self._mark())
-        return output
+        return self._forward_step(micro_batch, *args, **kwargs)
 
     def _begin(self, timed: _MiniBatch, data: TensorDict) -> None:
         """Marks the beginning of a micro-batch and its rows, which are on the CPU: nothing waits
@@ -133,8 +122,7 @@ class MicroBatchClock:
         )
 
     def _timings(self, timed: _MiniBatch) -> Iterator[MicroBatchTiming]:
-        # Marks at 0, 3 and 7 s, and ends of forward passes at 1 and 5 s: micro-batches of 3 and
-        # 4 s, of which the forward passes take 1 and 2.
+        # Marks at 0, 3 and 7 s: micro-batches of 3 and 4 s.
         start_s = timed.start_s
         # With several threads, the seconds of a process do not show how many of them were busy.
         one_thread = not self._has_events and torch.get_num_threads() == 1
@@ -149,12 +137,8 @@ class MicroBatchClock:
                 micro_batch=micro_batch,
                 start_s=start_s,
                 seconds=seconds,
-                forward_s=None
-                if self._whole
-                else self._seconds(begin, timed.forward_ends[micro_batch]),
                 busy_s=min(end.cpu_s - begin.cpu_s, seconds) if one_thread else None,
                 **held,
-                **timed.memory,
             )
             start_s += seconds
 

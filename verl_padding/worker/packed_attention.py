@@ -14,7 +14,6 @@ masks are causal.
 """
 
 import inspect
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -30,21 +29,28 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
 from verl_padding.prefix_sharing.attention import attention_layers
+from verl_padding.prefix_sharing.engine import keep_rows_apart
 from verl_padding.worker.training_workers import for_training_workers
 from verl_padding.worker.varlen_attention import flash_attn_func, flash_attn_varlen_func
 
 CAUSAL_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 """Types of layers whose masks :data:`PACKED` can do without."""
-BY_VERL = ("verl.models.transformers.qwen2_vl", "verl.models.transformers.glm4v")
-"""Modules with an attention of verl's own, whose names come from flash-attn alone."""
 
 
 @for_training_workers
 def install_in_worker(role: str, training_worker: Any) -> None:
-    """For verl's ``execute_with_func_generator``: :data:`PACKED` for FSDP engines that pack
-    rows."""
-    if training_worker.engine_config.strategy.startswith("fsdp"):
-        pack_attention(training_worker.engine.module, training_worker.engine_config)
+    """For verl's ``execute_with_func_generator``: :data:`PACKED`, and linear attention that keeps
+    rows apart, for FSDP engines that pack rows."""
+    config = training_worker.engine_config
+    if not (config.strategy.startswith("fsdp") and config.use_remove_padding):
+        return
+    pack_attention(training_worker.engine.module, config)
+    # verl 0.9 and transformers 5 tell linear layers where rows begin for Qwen3.5's language models
+    # with a vision tower, on GPUs with fla; in Qwen3-Next, in a Qwen3.5 of text alone, in critics
+    # and on CPUs, a row goes on from the row before it. Ulysses ranks share rows by fla's own
+    # exchange, or see each other, as the probe finds.
+    if config.ulysses_sequence_parallel_size == 1:
+        keep_rows_apart(training_worker.engine)
 
 
 def pack_attention(model: nn.Module, engine_config: Any) -> None:
@@ -77,52 +83,19 @@ def use_packed_attention(model: nn.Module) -> None:
     """
     text: Any = model.config.get_text_config()
     layers = list(attention_layers(model))
-    of_verl = [
-        module
-        for name in BY_VERL
-        if (module := sys.modules.get(name)) and _attend_by(layers, module)
-    ]
     if (
         text._attn_implementation == "sdpa"
         and layers
         and CAUSAL_LAYERS.issuperset(getattr(text, "layer_types", None) or ())
         and not getattr(text, "attn_logit_softcapping", None)
-        and (of_verl or all("ALL_ATTENTION_FUNCTIONS" in _names(layer) for layer in layers))
+        # transformers' table of attentions, by which a layer attends that has none of its own.
+        and all(
+            "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(layer.forward).__globals__
+            for layer in layers
+        )
     ):
         register()
-        for module in of_verl:
-            _bring_kernels(module)
         text._attn_implementation = PACKED
-
-
-def _names(layer: nn.Module) -> dict[str, Any]:
-    """What a layer's forward pass knows by name: transformers' table of attentions, if it attends
-    by that."""
-    return inspect.unwrap(layer.forward).__globals__
-
-
-def _attend_by(layers: list[nn.Module], module: Any) -> bool:
-    return any(_names(layer) is vars(module) for layer in layers)
-
-
-def _bring_kernels(module: Any) -> None:
-    """Brings verl's attention of a family of vision models what it imports from flash-attn
-    alone."""
-    if hasattr(module, "flash_attn_varlen_func"):
-        return
-    attend = module._flash_attention_forward
-
-    @wraps(attend)
-    def without_mask(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _mask: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        # One row: nothing is padded.
-        return attend(q, k, v, None, *args, attn_implementation=PACKED, **kwargs)
-
-    module.flash_attn_varlen_func = flash_attn_varlen_func
-    module._flash_attention_forward = without_mask
-    module._flash_supports_window_size, module._flash_supports_deterministic = True, False
-    module._flash_use_top_left_mask = False
 
 
 def register() -> None:

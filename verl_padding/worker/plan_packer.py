@@ -8,7 +8,6 @@ already cut (tests/worker/test_plan_packer.py).
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -17,13 +16,11 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, SHARED, read_column
+from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, read_column
 from verl_padding.prefix_sharing.engine import find_tree, share_in
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.training_workers import for_training_workers, token_budget
-
-logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
@@ -82,32 +79,18 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         branches = tu.get_non_tensor_data(data=data, key=BRANCHES, default=None)
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
-            tokens = computed = len(micro_batch[TOKENS].values())
+            tokens = len(micro_batch[TOKENS].values())
             if branches is not None and packs_rows:
                 tree = find_tree(micro_batch, branches=branches)
-                computed = tree.tokens
-                if computed < tokens:
+                if tree.tokens < tokens:
                     tu.assign_non_tensor_data(micro_batch, TREE, tree)
-            planned = tokens
-            if SHARED in micro_batch:
-                planned -= int(read_column(micro_batch, SHARED).sum())
-            _check_tokens(computed, planned, token_budget(data))
+                    tokens = tree.tokens
+            if tokens > token_budget(data):
+                raise PaddingDataError(
+                    f"a micro-batch of {tokens} tokens, more than the {token_budget(data)} of this "
+                    "call: its rows have changed since the plan, or share less than planned. Set "
+                    "padding.sharing=off and padding.packer=verl to have the workers cut them anew."
+                )
         return micro_batches, indices
 
     return prepare_micro_batches
-
-
-def _check_tokens(computed: int, planned: int, budget: int) -> None:
-    """Refuses a micro-batch that was not planned like this; rows that share less than planned cost
-    time and memory."""
-    if planned > budget:
-        raise PaddingDataError(
-            f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have "
-            "changed since the plan. Set padding.packer=verl to have the workers cut them anew."
-        )
-    if computed > planned:
-        logger.warning(
-            f"verl_padding: a micro-batch computes {computed} tokens, where {planned} were "
-            f"planned and the budget is {budget}: its rows do not share what was planned. If "
-            "memory does not suffice, set padding.sharing=off."
-        )
