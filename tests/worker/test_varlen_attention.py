@@ -11,8 +11,7 @@ from torch.nn.attention import varlen
 
 from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
 from verl_padding.errors import PaddingError
-from verl_padding.worker import varlen_attention
-from verl_padding.worker.varlen_attention import flash_attn_varlen_func
+from verl_padding.worker.varlen_attention import flash_attn_varlen_func, how_to_group_heads
 
 
 def ends_of(lengths: list[int]) -> torch.Tensor:
@@ -63,22 +62,21 @@ def test_outputs_and_gradients_are_those_that_flash_attn_documents(call):
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("has_flag", [True, False])
-def test_the_kernel_is_told_that_heads_are_grouped_where_it_asks(has_flag, monkeypatch):
-    told = []
+@pytest.mark.parametrize(
+    ("takes", "how"), [("plain", {}), ("told", {"enable_gqa": True}), ("wrong", None), ("no", None)]
+)
+def test_how_the_kernel_takes_grouped_heads_is_tried(takes, how, monkeypatch):
+    def kernel(q, k, v, ends_q, ends_k, max_q, max_k, *, window_size, enable_gqa=False):
+        grouped = q.shape[1] != k.shape[1]
+        if grouped and (takes == "no" or (takes == "told" and not enable_gqa)):
+            raise RuntimeError("heads differ")
+        out = reference(q, k, v, ends_q, ends_k, max_q, max_k, causal=True)
+        return out + 1 if grouped and takes == "wrong" else out
 
-    def kernel(q, *_, **said):
-        told.append(said.get("enable_gqa"))
-        return q
-
-    takes = ["window_size", *["enable_gqa"] * has_flag]
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    monkeypatch.setattr(varlen_attention, "has_kernel", lambda query: True)
-    monkeypatch.setattr(varlen_attention, "_parameters_of_kernel", lambda: takes)
-    ends, queries = ends_of([5]), torch.ones(5, 4, 8)
-    for heads in (4, 2):
-        flash_attn_varlen_func(queries, *[torch.ones(5, heads, 8)] * 2, ends, ends, 5, 5)
-    assert told == [None, True if has_flag else None]
+    how_to_group_heads.cache_clear()
+    assert how_to_group_heads(torch.device("cpu")) == how
+    how_to_group_heads.cache_clear()
 
 
 @pytest.mark.parametrize("said", [{"softcap": 50.0}, {"s_aux": torch.ones(4)}])

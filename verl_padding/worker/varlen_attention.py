@@ -5,7 +5,6 @@
 """
 
 import inspect
-from collections.abc import Collection
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -58,12 +57,12 @@ def flash_attn_varlen_func(
     if has_kernel(q) and not dropout_p:
         from torch.nn.attention import varlen
 
-        # Fewer heads of keys: torch 2.11 takes them as they are, later ones if they are told.
-        has_flag = "enable_gqa" in _parameters_of_kernel()
-        grouped = {"enable_gqa": True} if has_flag and q.shape[1] != k.shape[1] else {}
+        grouped = how_to_group_heads(q.device) if q.shape[1] != k.shape[1] else {}
+        if grouped is None:
+            k, v = (_as_many_heads(states, q) for states in (k, v))
         lengths = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
         return varlen.varlen_attn(
-            q, k, v, *lengths, scale=softmax_scale, window_size=window, **grouped
+            q, k, v, *lengths, scale=softmax_scale, window_size=window, **grouped or {}
         )
     # Repeated, for with grouped heads and a mask torch keeps all weights; and split, for the
     # gradient of a slice is as long as what it was cut from.
@@ -95,18 +94,46 @@ def has_kernel(query: torch.Tensor) -> bool:
         query.is_cuda
         and query.dtype in HALF
         and query.shape[-1] <= 256
-        and torch.cuda.get_device_capability(query.device)[0] >= 8
-        and "window_size" in _parameters_of_kernel()  # from torch 2.11 on
+        and _has_varlen(query.device)
     )
 
 
 @cache
-def _parameters_of_kernel() -> Collection[str]:
-    if find_spec("torch.nn.attention.varlen") is None:
-        return ()
+def _has_varlen(device: torch.device) -> bool:
+    if (
+        find_spec("torch.nn.attention.varlen") is None
+        or torch.cuda.get_device_capability(device)[0] < 8
+    ):
+        return False
     from torch.nn.attention import varlen
 
-    return inspect.signature(varlen.varlen_attn).parameters
+    return "window_size" in inspect.signature(varlen.varlen_attn).parameters  # from torch 2.11 on
+
+
+@cache
+def how_to_group_heads(device: torch.device) -> dict[str, bool] | None:
+    """How torch's kernel is told that keys have fewer heads than queries; None where they have to
+    be repeated.
+
+    Versions differ: 2.11 takes them as they are, later ones with ``enable_gqa``. It is tried, once.
+    """
+    from torch.nn.attention import varlen
+
+    draw = torch.Generator(device).manual_seed(0)
+    q, k = (
+        torch.randn(4, heads, 64, dtype=HALF[0], device=device, generator=draw) for heads in (4, 2)
+    )
+    ends = torch.tensor([0, 4], dtype=torch.int32, device=device)
+    repeated = _as_many_heads(k, q)
+    want = varlen.varlen_attn(q, repeated, repeated, ends, ends, 4, 4, window_size=(-1, 0))
+    for grouped in ({}, {"enable_gqa": True}):
+        try:
+            got = varlen.varlen_attn(q, k, k, ends, ends, 4, 4, window_size=(-1, 0), **grouped)
+        except (TypeError, ValueError, RuntimeError):  # what versions answer that do not take this
+            continue
+        if torch.allclose(got, want, atol=0.05):
+            return grouped
+    return None
 
 
 def _as_many_heads(states: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
