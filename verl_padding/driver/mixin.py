@@ -106,15 +106,10 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
         return computed
 
     def _compute_metrics(
-        self,
-        batch: KVBatchMeta,
-        metrics: dict[str, Any],
-        timing_raw: dict[str, float],
-        global_steps: int,
-        epoch: int,
+        self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
-        self.steps.compute_metrics(batch, metrics, timing_raw)
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        self.steps.compute_metrics(metrics)
 
     def _save_checkpoint(self) -> None:
         with self.steps.rows_set_aside():

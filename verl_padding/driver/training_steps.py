@@ -1,17 +1,17 @@
 """The steps of a padded job: what the overrides of the trainer's methods do, in the order in which
 verl calls them."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
+
+from verl.utils.profiler import simple_timer
 
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
 from verl_padding.driver.step_planner import PlannedStep, StepPlanner, UpdateNumber
-from verl_padding.driver.step_record import LocalUpdate, StepRecord
+from verl_padding.driver.step_record import write_record
 from verl_padding.driver.step_timing import StepTiming
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
@@ -53,9 +53,8 @@ class TrainingSteps:
             dp_sizes=self._dp_sizes,
             timed=self._timing is not None,
         )
-        self._record = StepRecord(job.config, job.padding)
         self._by_role = job.padding.baseline == "role"
-        self._updates: list[LocalUpdate] = []  # of the global step
+        self._updates: list[PlannedStep] = []  # of the global step
         self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
         self._saved: Counter[str] = Counter()
         self._show_savings()
@@ -121,13 +120,11 @@ class TrainingSteps:
         seconds_before = dict(timing_raw)
         try:
             yield
-            assert self.current is not None, "a local update without a plan"
-            self.current.close()
-            metrics.update(self.current.metrics(SEQLEN))
-            metrics.update(saved := self.current.saved())
-            self._saved.update(saved)
-            metrics.update(self.current.untrained_steps())
-            update = self.current.record()
+            step = self.current
+            assert step is not None, "a local update without a plan"
+            step.close()
+            metrics.update(made := step.final_metrics(SEQLEN))
+            self._saved.update(made)
         except BaseException:
             if self.current is not None:
                 self.current.close(failed=True)
@@ -137,12 +134,10 @@ class TrainingSteps:
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
         self._fill_in_log_prob_metrics(metrics)
         if self._timing is not None:
-            started = time.perf_counter()
-            timings, clock_metrics = self._timing.read()
-            update = replace(update, timings=timings)
+            with simple_timer(names.TIMING_SECONDS, metrics):
+                step.timings, clock_metrics = self._timing.read()
             metrics.update(clock_metrics)
-            metrics[names.TIMING_SECONDS] = time.perf_counter() - started
-        self._updates.append(update)
+        self._updates.append(step)
 
     def compute_advantages(self, batch: KVBatchMeta) -> None:
         """Advantages of sessions and of roles, where they are asked for, and of sessions whose last
@@ -166,33 +161,26 @@ class TrainingSteps:
                 compute_row_advantages(part, algorithm)
             advantages.fix_sessions_ending_untrained(part, algorithm)
 
-    def compute_metrics(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]
-    ) -> None:
-        """Metrics of all local updates of a global step, after verl's, and their record."""
-        step, n_gpus = self._trainer.global_steps, self._trainer._get_n_gpus_for_throughput()
-        pad_tags = [tag for update in self._updates for tag in update.pad_tags]
-        metrics.update(
-            step_metrics.performance_metrics(metrics, len(batch), pad_tags, timing_raw, n_gpus)
-        )
-        started = time.perf_counter()
-        rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
-        metrics.update(batch_metrics.row_metrics(rows_of))
-        counts = batch_metrics.session_counts(
-            rows_of,
-            prompts=self._config.data.train_batch_size,
-            sessions=self._config.actor_rollout_ref.rollout.n,
-            failed=self._failed,
-        )
-        metrics.update(counts)
-        if self._by_role:
-            batches = [update.batch for update in self._updates]
-            roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
-            metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
-        if self._job.mode != SYNC:
-            metrics.update(batch_metrics.age_metrics(rows_of, step))
-        self._record.write(step, self._updates, rows_of, self._job.savings.lines())
-        metrics[names.ROWS_SECONDS] = time.perf_counter() - started
+    def compute_metrics(self, metrics: dict[str, Any]) -> None:
+        """Metrics of all local updates of a global step, and their record."""
+        step = self._trainer.global_steps
+        with simple_timer(names.ROWS_SECONDS, metrics):
+            rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
+            metrics.update(batch_metrics.row_metrics(rows_of))
+            counts = batch_metrics.session_counts(
+                rows_of,
+                prompts=self._config.data.train_batch_size,
+                sessions=self._config.actor_rollout_ref.rollout.n,
+                failed=self._failed,
+            )
+            metrics.update(counts)
+            if self._by_role:
+                batches = [update.batch for update in self._updates]
+                roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
+                metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
+            if self._job.mode != SYNC:
+                metrics.update(batch_metrics.age_metrics(rows_of, step))
+            write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
         """A with-block in which TransferQueue has neither the rows that the step has trained nor
