@@ -55,7 +55,6 @@ class StepPlanner:
     Args:
         pad_token_id: the token that pads are made of.
         dp_sizes: data-parallel size of each worker call, as the worker groups have it.
-        timed: whether the workers time micro-batches.
     """
 
     def __init__(
@@ -64,10 +63,9 @@ class StepPlanner:
         *,
         pad_token_id: int,
         dp_sizes: Callable[[], Mapping[str, int]],
-        timed: bool = False,
     ):
         self.job = job
-        self._pad_token_id, self._dp_sizes, self._timed = pad_token_id, dp_sizes, timed
+        self._pad_token_id, self._dp_sizes = pad_token_id, dp_sizes
         self._schema = Schema(job.padding.fields)
         self._loss_weightings = loss_weightings(job.config, job.padding)
         self._logged: set[str] = set()
@@ -154,7 +152,7 @@ class StepPlanner:
             loss_weightings=self._loss_weightings,
             branches=branches,
             # Rows of a single call have other numbers than those of the step.
-            timed=self._timed and step.calls is None,
+            timed=self.job.padding.timing and step.calls is None,
             own_old_log_probs=ACTOR if self.job.leaves_out_old_log_probs else None,
             skips_idle=ACTOR if self.job.skips_zero_advantage_rows else None,
         )
@@ -276,11 +274,11 @@ class PlannedStep:
         """What the gradient of each row's outputs was multiplied by in the actor's update."""
         return self._plans[-1].weights(ACTOR)
 
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """What was planned, and with verl's ``prefix`` the tokens that ranks get."""
+    def metrics(self) -> dict[str, float]:
+        """What was planned, and under verl's name the tokens that ranks get."""
         lengths = tokens_of_tags(self.batch.keys, self.batch.tags)
-        if self._left_out:
-            prefix += "_computed"  # verl's are of all rows
+        # verl's are of all rows.
+        prefix = "global_seqlen_computed" if self._left_out else "global_seqlen"
         found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
         if self.repeated_tokens is not None:
             found[names.REPEATED_TOKENS] = self.repeated_tokens
@@ -288,7 +286,7 @@ class PlannedStep:
             found = {names.LEFT_OUT_ROWS.format(update=ACTOR): 0} | found
         return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
 
-    def final_metrics(self, prefix: str) -> dict[str, float]:
+    def final_metrics(self) -> dict[str, float]:
         """The same once the updates were made, with what was computed and left out, and with the
         optimizer steps whose rows have no trained token."""
         job, layouts = self._planner.job, self.plan.layouts
@@ -305,7 +303,7 @@ class PlannedStep:
             for call, padded in made.items()
             if CALL_BY_NAME[call].trains
         }
-        return self.metrics(prefix) | saved | idle
+        return self.metrics() | saved | idle
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""

@@ -12,7 +12,7 @@ from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
 from verl_padding.driver.step_planner import PlannedStep, StepPlanner, UpdateNumber
 from verl_padding.driver.step_record import write_record
-from verl_padding.driver.step_timing import StepTiming
+from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
@@ -26,8 +26,6 @@ from verl_padding.plan.plural import plural
 
 TRAIN = "train"
 """verl's name for the queue's partition of training rows."""
-SEQLEN = "global_seqlen"
-"""verl's prefix for metrics of the tokens that ranks get."""
 
 
 class TrainingSteps:
@@ -41,17 +39,13 @@ class TrainingSteps:
         self._trainer, self._job, self._config = trainer, job, job.config
         self.current: PlannedStep | None = None
         """The step of the local update that runs."""
-        self._worker_groups = wrap_worker_groups(trainer, job, self)
-        self._timing = None
-        if job.padding.timing:
-            self._timing = StepTiming(self._worker_groups, job.step_job())
+        self._worker_groups = wrap_worker_groups(trainer, job, self.step_for)
         # Only the model reads it.
         tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]
         self._planner = StepPlanner(
             job,
             pad_token_id=next(int(token) for token in tokens if token is not None),
             dp_sizes=self._dp_sizes,
-            timed=self._timing is not None,
         )
         self._by_role = job.padding.baseline == "role"
         self._updates: list[PlannedStep] = []  # of the global step
@@ -66,9 +60,7 @@ class TrainingSteps:
         self._updates = []
         self._failed.clear()
 
-    def plan(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = SEQLEN, **_: Any
-    ) -> KVBatchMeta:
+    def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
         if not self.has_probed:
             if not probe_models(self._worker_groups, self._job, batch) and self._job.may_branch:
@@ -96,12 +88,15 @@ class TrainingSteps:
         # out again.
         self.current = step
         step.put_pads()
-        metrics.update(self.current.metrics(logging_prefix))
-        return batch
+        metrics.update(step.metrics())
 
     @contextmanager
-    def single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedStep]:
-        """A plan and pads for one worker call with rows that no step has planned for it."""
+    def step_for(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedStep]:
+        """A with-block that has the plan and pads of a worker call: those of the step that runs, or
+        for rows that it has not planned for this call, some for this call alone."""
+        if self.current is not None and self.current.has_planned(call, batch):
+            yield self.current
+            return
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
         step = self._planner.plan(rows, self._number(), [call])
         try:
@@ -123,7 +118,7 @@ class TrainingSteps:
             step = self.current
             assert step is not None, "a local update without a plan"
             step.close()
-            metrics.update(made := step.final_metrics(SEQLEN))
+            metrics.update(made := step.final_metrics())
             self._saved.update(made)
         except BaseException:
             if self.current is not None:
@@ -133,9 +128,11 @@ class TrainingSteps:
             self.current = None
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
         self._fill_in_log_prob_metrics(metrics)
-        if self._timing is not None:
+        if self._job.padding.timing:
             with simple_timer(names.TIMING_SECONDS, metrics):
-                step.timings, clock_metrics = self._timing.read()
+                step.timings, clock_metrics = read_timings(
+                    self._worker_groups, self._job.step_job()
+                )
             metrics.update(clock_metrics)
         self._updates.append(step)
 
