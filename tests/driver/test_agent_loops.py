@@ -4,17 +4,13 @@ Each test shows what verl does, too: the day that verl's side fails, our class f
 """
 
 import asyncio
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-from verl.trainer.ppo.v1 import PPOTrainer
 
 from tests.support.rows_in_queue import PARTITION, queue_content
-from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.agent_loops import PaddedAgentLoopWorker, VerlWorker
 from verl_padding.pads.queue import KVBatchMeta, list_rows
 
@@ -119,53 +115,3 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
         )
         (tokens,), (said,) = data["input_ids"].unbind(), data[TEACHER].unbind()
         assert said.flatten().tolist() == [-float(token) for token in tokens]
-
-
-class Prompts:
-    """verl's manager for a validation, whose prompts are answered at once."""
-
-    def __init__(self, worker, sessions_of_prompt):
-        self.worker, self.sessions_of_prompt = worker, iter(sessions_of_prompt)
-
-    def generate_sequences(self, batch):
-        for uid in batch["uid"]:
-            put(self.worker, str(uid), *next(self.sessions_of_prompt), validate=True)
-            tq.kv_batch_put(keys=[str(uid)], partition_id="val", tags=[{"status": "finished"}])
-
-
-def validation_metrics(kind, batches):
-    """Of verl's own ``_validate``; each batch is a list of prompts, and a prompt is a list of
-    sessions."""
-    trainer = padded_trainer("actor_rollout_ref.rollout.val_kwargs.n=1", "trainer.val_only=true")
-    trainer.tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
-    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
-    trainer.val_dataloader = [
-        {
-            "raw_prompt": np.array([[] for _ in prompts] + [None], dtype=object)[:-1],
-            "data_source": np.array(["toy"] * len(prompts), dtype=object),
-            "index": np.arange(len(prompts)),
-        }
-        for prompts in batches
-    ]
-    sessions = [prompt for prompts in batches for prompt in prompts]
-    trainer.agent_loop_manager = Prompts(worker_of(kind), sessions)
-    trainer.replay_buffer.poll_interval = 0.01
-    return PPOTrainer._validate(trainer)
-
-
-@pytest.mark.parametrize("kind", [VerlWorker, PaddedAgentLoopWorker])
-def test_a_key_named_reward_does_not_change_the_score_of_a_validation(kind):
-    scores = [[1.0, 0.0], [1.0, 0.0]]
-    batches = [
-        [[row(5, score=score, info={"reward": 1.0, "acc": score})] for score in batch]
-        for batch in scores
-    ]
-    metrics = validation_metrics(kind, batches)
-    assert metrics["val-core/toy/acc/mean@1"] == 0.5
-    if (
-        kind is VerlWorker
-    ):  # of four values, the scores of the first batch and what its function called reward
-        assert metrics["val-aux/toy/reward/mean@1"] == 0.75, "verl counts the score alone by now"
-    else:
-        assert metrics["val-aux/toy/reward/mean@1"] == 0.5
-        assert metrics["val-aux/toy/own_reward/mean@1"] == 1.0

@@ -54,8 +54,6 @@ def trained_step(monkeypatch, *overrides: str, local_updates: int = 1):
 
     monkeypatch.setattr(stock, "_step_once", update)
     monkeypatch.setattr(stock, "_compute_metrics", lambda *_, **__: None)
-    monkeypatch.setattr("verl_padding.driver.step_metrics.performance_metrics", lambda *_: {})
-    trainer._get_n_gpus_for_throughput = lambda: 2
     metrics = {}
     trainer._compute_metrics(trainer.step(metrics, {}), metrics, {}, global_steps=7, epoch=0)
     return trainer, metrics

@@ -77,7 +77,7 @@ def workers(empty_queue):
 def trainer_with(workers, *overrides):
     trainer = padded_trainer(*overrides)
     trainer.use_critic, trainer.use_reference_policy = CRITIC[0] in overrides, KL[0] in overrides
-    group = PaddedWorkerGroup(workers, trainer.steps)
+    group = PaddedWorkerGroup(workers, trainer.steps.step_for)
     trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = group
     return trainer, group
 
@@ -282,7 +282,7 @@ def test_workers_get_once_what_their_job_needs(settings, has_vision, wanted):
     job = SimpleNamespace(
         padding=padding, savings=Savings(padding), has_vision=has_vision, shares=False
     )
-    assert len(wrap_worker_groups(trainer, job, steps=None)) == 2
+    assert len(wrap_worker_groups(trainer, job, step_for=None)) == 2
     assert trainer.actor_rollout_wg is trainer.ref_policy_wg is not trainer.critic_wg
     installed = [of.install_in_worker for of in wanted]
     # A search for what blocks savings and a wrapped loss are made anew for each group, or job.

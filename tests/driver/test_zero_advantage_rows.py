@@ -118,7 +118,7 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
         advantages[list(ROWS).index(changed)][0] = 1e-30
         put_columns(batch, advantages=advantages)
         group.update_actor(batch)
-        sent, metrics = workers.sent[-1], trainer.steps.current.metrics("global_seqlen")
+        sent, metrics = workers.sent[-1], trainer.steps.current.metrics()
         assert changed in real_keys(sent)
         left_out = len(ROWS) - len(real_keys(sent))
         assert metrics["padding/actor/left_out_rows/total"] == left_out
@@ -133,7 +133,7 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
     )
     group.update_actor(batch)
     assert sorted(real_keys(workers.sent[-1])) == sorted(ROWS), "none is left out any more"
-    assert trainer.steps.current.metrics("global_seqlen")["padding/actor/left_out_rows/total"] == 0
+    assert trainer.steps.current.metrics()["padding/actor/left_out_rows/total"] == 0
     trainer.steps.current.close()
     assert queue_content().keys() == set(ROWS) < content.keys()
 

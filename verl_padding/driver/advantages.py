@@ -14,26 +14,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from verl_padding.job.blocker import refuse
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
-from verl_padding.plan.row_keys import row_key, rows_of_sessions, uid_of_key
+from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 
 MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewards", "values"
 READ = (MASK, SCORES, REWARDS, VALUES)
 """Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL,
 values with a critic."""
 RESULTS = ("advantages", "returns")
-
-N_ROWS = 16
-"""Rows to try an estimator on: of so many drawn at random, one in 10**19 draws is the rows in their
-order."""
 
 
 def trajectory_places(
@@ -222,49 +218,16 @@ def fix_sessions_ending_untrained(batch: KVBatchMeta, algorithm: DictConfig) -> 
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:
-    """Runs verl's function on a few rows; a PaddingConfigError if it returns others, or the same in
-    another order.
+    """Refuses an algorithm that draws the rows of a batch anew.
 
     verl's trainer puts advantages into TransferQueue under the keys that the batch had before: each
     key would get those of whatever row has come into its place.
     """
-    algorithm = config.algorithm
-    if _keeps_rows(algorithm):
-        return
-    # A switch without which rows keep their places; else it is the estimator.
-    switches = (str(name) for name, value in algorithm.items() if value is True)
-    without = (name for name in switches if _keeps_rows(OmegaConf.merge(algorithm, {name: False})))
-    name = next(without, "adv_estimator")
-    refuse(
-        f"algorithm.{name}={algorithm[name]}",
-        "verl draws or orders the rows of a batch anew, and its v1 trainer then puts their "
-        "advantages under the keys of the old ones, so that rows are trained with the advantages "
-        "of other rows",
-        "Set it to another value.",
-    )
-
-
-def _keeps_rows(algorithm: Any) -> bool:
-    """Whether verl's function returns the rows that it gets, in their order; True where it cannot
-    be tried."""
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-
-    fields = (MASK, VALUES, REWARDS, "token_level_scores", "old_log_probs")
-    columns = {name: torch.ones(N_ROWS, 2) for name in fields}
-    columns["row_number"] = torch.arange(N_ROWS)
-    uids = [f"prompt{row // 2}" for row in range(N_ROWS)]
-    data = DataProto.from_dict(tensors=columns, non_tensors={"uid": np.array(uids, dtype=object)})
-    try:
-        # What an estimator of the user's own returns, verl's function only puts beside the rows.
-        if not get_adv_estimator_fn(algorithm["adv_estimator"]).__module__.startswith("verl."):
-            return True
-        with torch.random.fork_rng(devices=[]):
-            computed = compute_advantage_for_multi_trajectories(
-                data,
-                batch_keys=[row_key(uid, row % 2, 0) for row, uid in enumerate(uids)],
-                **estimator_settings(algorithm),
-            )
-    # these rows lack something, or verl refuses the estimator, which code loaded later may bring
-    except Exception:
-        return True
-    return torch.equal(computed.batch["row_number"], torch.arange(N_ROWS))
+    if config.algorithm.get("use_pf_ppo") and config.algorithm.adv_estimator == "gae":
+        refuse(
+            "algorithm.use_pf_ppo=True",
+            "verl draws the rows of a batch anew, and its v1 trainer then puts their advantages "
+            "under the keys of the old ones, so that rows are trained with the advantages of "
+            "other rows",
+            "Set it to False.",
+        )

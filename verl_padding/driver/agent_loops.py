@@ -10,17 +10,12 @@ import ray
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-REWARD, RENAMED = "reward", "own_reward"
-"""Key of a reward function's result under which verl's validation keeps the scores, and what it is
-called instead."""
-
 # Ray's own class cannot be extended.
 VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
 class PaddedAgentLoopWorker(VerlWorker):
-    """verl's worker; every row of a session has what a teacher says of it, and no reward is counted
-    twice."""
+    """verl's worker; every row of a session has what a teacher says of it."""
 
     async def _agent_loop_postprocess(
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
@@ -36,15 +31,6 @@ class PaddedAgentLoopWorker(VerlWorker):
                 sample_kwargs=kwargs,
             )
         await super()._agent_loop_postprocess(output, validate, **kwargs)
-
-    async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict[str, Any]) -> None:
-        await super()._compute_score(outputs, kwargs=kwargs)
-        for output in outputs:
-            info = output.extra_fields.get("reward_extra_info")
-            if info and REWARD in info:
-                output.extra_fields["reward_extra_info"] = {
-                    RENAMED if name == REWARD else name: value for name, value in info.items()
-                }
 
 
 class PaddedAgentLoopManager(AgentLoopManagerTQ):

@@ -9,31 +9,22 @@ from omegaconf import DictConfig
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.advantages import check_advantages_stay_with_rows
 from verl_padding.driver.agent_roles import check_baseline
-from verl_padding.driver.stock_guard import resolve_trainer
 from verl_padding.job.blocker import refuse
 from verl_padding.job.engine_refusals import check_adapters
 from verl_padding.job.loss_weightings import check_losses
-from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
+from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.verl_job import VerlJob
 
 
-def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
+def check_job(config: DictConfig) -> VerlJob:
     """The job of a config; one that cannot run is refused by a PaddingConfigError, before any
     worker starts.
 
     The one door of trainer, Hydra's callback, doctor and dry run.
-
-    Args:
-        mode: the verl mode that the job's trainer extends; by default that of the trainer which the
-            config names.
     """
     # Importing it makes the padded trainers, which import this module.
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    named = TRAINER_REGISTRY.get(config.trainer.v1.trainer_mode)
-    mode = mode or (
-        resolve_trainer(named).extends if named else stock_mode(config.trainer.v1.trainer_mode)
-    )
     padding = PaddingConfig.from_section(config.get("padding"))
     if not config.trainer.use_v1 or config.get("async_training") is not None:
         refuse(
@@ -42,10 +33,9 @@ def check_job(config: DictConfig, mode: str | None = None) -> VerlJob:
             "one (async_training)",
             "Set trainer.use_v1=True and a trainer.v1.trainer_mode.",
         )
-    job, name = VerlJob(config, padding, mode), config.trainer.v1.trainer_mode
-    if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
-        fix = f"Set trainer.v1.{job.mode} instead."
-        refuse(f"trainer.v1.{name}", "verl does not read this", fix)
+    named = TRAINER_REGISTRY.get(config.trainer.v1.trainer_mode)
+    # The mode that a padded trainer extends; by the name of the mode where it is one of verl's.
+    job = VerlJob(config, padding, getattr(named, "extends", None))
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
         refuse(
             f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}",

@@ -8,7 +8,6 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.driver.group_filter import filter_groups_by_sessions
 from verl_padding.driver.job_check import check_job
-from verl_padding.driver.stock_guard import PaddedTrainerMarker
 from verl_padding.driver.training_steps import TRAIN, TrainingSteps
 from verl_padding.job.attention import use_torch_attention
 from verl_padding.job.verl_job import VerlJob
@@ -20,20 +19,20 @@ from verl_padding.verl_fixes.trainer import RepairedTrainer
 LOOP_MANAGER = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
 
 
-def prepare_job(config: DictConfig, mode: str) -> VerlJob:
+def prepare_job(config: DictConfig) -> VerlJob:
     """Checks a job, and puts into its config what verl reads from there later."""
     use_torch_attention(config)
-    job = check_job(config, mode)
+    job = check_job(config)
     agent = config.actor_rollout_ref.rollout.agent
     if not agent.get("agent_loop_manager_class"):
         with open_dict(agent):
             agent.agent_loop_manager_class = LOOP_MANAGER
     # verl compares the name of the mode with its own and looks up sections of the config by it.
-    config.trainer.v1.trainer_mode = mode
+    config.trainer.v1.trainer_mode = job.mode
     return job
 
 
-class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
+class PaddedTrainer(RepairedTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing
     else.
 
@@ -51,7 +50,7 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
 
     def __init__(self, config: DictConfig):
         check_queue_owner()
-        self._job = prepare_job(config, self.extends)
+        self._job = prepare_job(config)
         self._prompt_names = PromptNames()
         super().__init__(config)
 
@@ -93,7 +92,8 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> KVBatchMeta:
-        return self.steps.plan(batch, metrics, *args, **kwargs)
+        self.steps.plan(batch, metrics)
+        return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self._job.leaves_out_old_log_probs:
@@ -106,15 +106,10 @@ class PaddedTrainer(PaddedTrainerMarker, RepairedTrainer):
         return computed
 
     def _compute_metrics(
-        self,
-        batch: KVBatchMeta,
-        metrics: dict[str, Any],
-        timing_raw: dict[str, float],
-        global_steps: int,
-        epoch: int,
+        self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
-        self.steps.compute_metrics(batch, metrics, timing_raw)
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        self.steps.compute_metrics(metrics)
 
     def _save_checkpoint(self) -> None:
         with self.steps.rows_set_aside():

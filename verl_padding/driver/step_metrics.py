@@ -5,9 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from verl.protocol import DataProto
-from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
 from verl_padding.job import metric_names as names
@@ -134,30 +131,3 @@ def worker_metrics(
             seconds = seconds_after[call.timer] - seconds_before.get(call.timer, 0.0)
             reported[names.CALL_SECONDS.format(call=call.name)] = seconds
     return reported
-
-
-def performance_metrics(
-    metrics: Mapping[str, float],
-    n_rows: int,
-    pad_tags: Sequence[Mapping[str, int]],
-    timing_raw: dict[str, float],
-    n_gpus: int,
-) -> dict[str, float]:
-    """verl's metrics of tokens and seconds, for all rows that the workers got: they alone count
-    pads in verl, too.
-
-    ``metrics`` are verl's, of the ``n_rows`` real rows, and ``timing_raw`` its timers.
-    """
-    # As one row that has all real tokens, and a row for each pad: verl's sums are the same.
-    response = metrics["response_length/mean"] * n_rows
-    prompt = metrics["perf/total_num_tokens"] - response
-    lengths = {
-        "prompt_length": torch.tensor([prompt, *[tag["prompt_len"] for tag in pad_tags]]),
-        "response_length": torch.tensor([response, *[tag["response_len"] for tag in pad_tags]]),
-    }
-    tokens = [metrics["perf/total_num_tokens"], *[tag["seq_len"] for tag in pad_tags]]
-    batch = DataProto.from_dict(lengths, meta_info={"global_token_num": tokens})
-    return {
-        **compute_timing_metrics(batch, timing_raw),
-        **compute_throughout_metrics(batch, timing_raw, n_gpus),
-    }

@@ -1,15 +1,15 @@
 """Plans the rows of a local update, and holds plan and pads until it has ended."""
 
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from verl.utils.profiler import simple_timer
 
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver.step_metrics import plan_metrics, rank_token_metrics, saved_metrics
-from verl_padding.driver.step_record import LocalUpdate
 from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
@@ -20,16 +20,16 @@ from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order
-from verl_padding.pads.queue import KVBatchMeta
+from verl_padding.pads.queue import KVBatchMeta, rows_like
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import find_images, strip
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
-from verl_padding.plan.plural import plural
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
+from verl_padding.timing.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,6 @@ class StepPlanner:
     Args:
         pad_token_id: the token that pads are made of.
         dp_sizes: data-parallel size of each worker call, as the worker groups have it.
-        timed: whether the workers time micro-batches.
     """
 
     def __init__(
@@ -64,10 +63,9 @@ class StepPlanner:
         *,
         pad_token_id: int,
         dp_sizes: Callable[[], Mapping[str, int]],
-        timed: bool = False,
     ):
         self.job = job
-        self._pad_token_id, self._dp_sizes, self._timed = pad_token_id, dp_sizes, timed
+        self._pad_token_id, self._dp_sizes = pad_token_id, dp_sizes
         self._schema = Schema(job.padding.fields)
         self._loss_weightings = loss_weightings(job.config, job.padding)
         self._logged: set[str] = set()
@@ -82,17 +80,17 @@ class StepPlanner:
         update makes. A PaddingDataError refuses rows that cannot be planned; by then, masks of
         repeated tokens alone have been changed.
         """
-        started = time.perf_counter()
-        batch.reorder(data_order(batch.keys))
-        if calls is None:
-            self._block_what_rows_need(batch)
-        prefixes = self.detect_prefixes(batch)
-        repeated = None
-        if self.job.padding.repeated_tokens == "once" and calls is None:
-            repeated = mask_repeated_tokens(batch, prefixes)
-        step = PlannedStep(self, batch, number, prefixes, calls)
-        step.repeated_tokens = repeated
-        step.seconds[names.PLAN_SECONDS] = time.perf_counter() - started
+        seconds: dict[str, float] = {}
+        with simple_timer(names.PLAN_SECONDS, seconds):
+            batch.reorder(data_order(batch.keys))
+            if calls is None:
+                self._block_what_rows_need(batch)
+            prefixes = self.detect_prefixes(batch)
+            repeated = None
+            if self.job.padding.repeated_tokens == "once" and calls is None:
+                repeated = mask_repeated_tokens(batch, prefixes)
+            step = PlannedStep(self, batch, number, prefixes, calls)
+        step.repeated_tokens, step.seconds = repeated, seconds
         return step
 
     def _block_what_rows_need(self, batch: KVBatchMeta) -> None:
@@ -112,23 +110,17 @@ class StepPlanner:
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         return PrefixDetection(batch, tokens_R, may_have_images=self.job.has_images)
 
-    def pad(
-        self,
-        batch: KVBatchMeta,
-        number: UpdateNumber,
-        prefixes: PrefixDetection,
-        calls: Collection[str] | None,
-        left_out: Sequence[int] = (),
-    ) -> PaddedBatch:
-        """Plans the rows of a batch for some calls, and makes their pads, which are not put yet.
+    def pad(self, step: "PlannedStep", left_out: Sequence[int] = ()) -> PaddedBatch:
+        """Plans the rows of a step for its calls, and makes their pads, which are not put yet.
 
         With rows ``left_out``, the result is of the actor's update alone, since that leaves them
         out. All calls are planned even so, and the others dropped: ``lcm`` cuts the actor's
         mini-batches by the critic's sizes, too.
         """
+        batch, number = step.batch, step.number
         template = self._template(batch)
         job = self.job.step_job(
-            calls=calls,
+            calls=step.calls,
             dp_sizes=self._dp_sizes(),
             updates_actor=self.job.updates_actor(number.global_step),
             seed=number.seed(self.job.padding.seed),
@@ -136,7 +128,7 @@ class StepPlanner:
         )
         branches, forest = None, None
         if self.job.shares:
-            branches, forest = self._may_branch(prefixes, number), prefixes.by_outputs
+            branches, forest = self._may_branch(step), step.prefixes.by_outputs
             job = replace(job, may_branch=branches)
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         # Planned before a pad is put: what is refused leaves the queue as it was.
@@ -160,7 +152,7 @@ class StepPlanner:
             loss_weightings=self._loss_weightings,
             branches=branches,
             # Rows of a single call have other numbers than those of the step.
-            timed=self._timed and calls is None,
+            timed=self.job.padding.timing and step.calls is None,
             own_old_log_probs=ACTOR if self.job.leaves_out_old_log_probs else None,
             skips_idle=ACTOR if self.job.skips_zero_advantage_rows else None,
         )
@@ -173,13 +165,13 @@ class StepPlanner:
             self._logged.add(about)
             logger.warning("verl_padding: %s", message)
 
-    def _may_branch(self, prefixes: PrefixDetection, number: UpdateNumber) -> bool:
-        """Whether rows of a batch that part may share what is before."""
-        if self.job.may_branch and prefixes.has_images:
+    def _may_branch(self, step: "PlannedStep") -> bool:
+        """Whether rows of a step that part may share what is before."""
+        if self.job.may_branch and step.prefixes.has_images:
             # What sees an image may see more than what is before it, by a mask of the model's.
             why = "rows have images, so in such batches rows share whole beginnings alone"
-            self.log_once(f"step {number.global_step}: {why}", about="images")
-        return self.job.may_branch and not prefixes.has_images
+            self.log_once(f"step {step.number.global_step}: {why}", about="images")
+        return self.job.may_branch and not step.prefixes.has_images
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
@@ -212,32 +204,32 @@ class PlannedStep:
         prefixes: PrefixDetection,
         calls: Collection[str] | None,
     ):
-        self._planner, self.number, self.prefixes, self._calls = planner, number, prefixes, calls
-        self._padded = planner.pad(batch, number, prefixes, calls)
-        self._replanned: list[PaddedBatch] = []
-        """The actor's update, each time that it was planned anew because it leaves rows out; the
-        last one counts, and the pads of all are taken out in the end."""
+        self._planner, self.number, self.prefixes, self.calls = planner, number, prefixes, calls
+        # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
+        self.batch = rows_like(batch, batch.keys, batch.tags)
+        """The real rows, as they were planned."""
+        self._padded = planner.pad(self)
+        self._plans = [self._padded]
+        """Beside the first, the actor's update each time that it was planned anew for the rows that
+        it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._left_out: list[int] = []
         """The rows that the actor's update left out when it was called last."""
+        self.timings: list[MicroBatchTiming] = []
+        """What its micro-batches took; empty where they are not timed."""
         self.repeated_tokens: int | None = None
         """Tokens that an earlier row trains, where they are masked."""
         self.seconds: dict[str, float] = {}
         """Metric -> seconds that planning and its parts took."""
 
     @property
-    def batch(self) -> KVBatchMeta:
-        """The real rows, as they were planned."""
-        return self._padded.batch
-
-    @property
     def pads(self) -> list[KVBatchMeta]:
         """The pads of each of its plans."""
-        return [padded.pads for padded in (self._padded, *self._replanned)]
+        return [padded.pads for padded in self._plans]
 
     @property
     def plan(self) -> BatchPlan:
         """The plan of all calls, as they were made or will be."""
-        plan, update = self._padded.plan, self._update.plan
+        plan, update = self._padded.plan, self._plans[-1].plan
         return replace(
             plan,
             layouts={**plan.layouts, **update.layouts},
@@ -246,9 +238,8 @@ class PlannedStep:
 
     def put_pads(self) -> None:
         """Puts the pads into TransferQueue."""
-        started = time.perf_counter()
-        self._padded.put_pads()
-        self._add_seconds(0.0, time.perf_counter() - started)
+        with simple_timer(names.UPSAMPLE_SECONDS, self.seconds):
+            self._plans[-1].put_pads()
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether a worker call with these rows, in any order, is one of the step's."""
@@ -265,28 +256,29 @@ class PlannedStep:
             return self._padded
         left_out = find_zero_advantage_rows(self.batch)
         # An update may be called twice, and a trainer of one's own may change advantages between.
-        if left_out and left_out != self._left_out:
-            started = time.perf_counter()
-            # Kept before the pads are put: whatever happens, they are taken out again.
-            self._replanned.append(
-                self._planner.pad(self.batch, self.number, self.prefixes, self._calls, left_out)
-            )
-            planned = time.perf_counter()
-            self._replanned[-1].put_pads()
-            self._add_seconds(planned - started, time.perf_counter() - planned)
-        self._left_out = left_out
-        return self._update
+        if left_out != self._left_out:
+            self._left_out = left_out
+            with simple_timer(names.PLAN_SECONDS, self.seconds):
+                self._plans.append(self._planner.pad(self, left_out))
+            # They are known before they are put: whatever happens, they are taken out again.
+            self.put_pads()
+        return self._plans[-1]
 
     @property
-    def _update(self) -> PaddedBatch:
-        """The rows of the actor's update, as it was planned for the rows that it left out last."""
-        return self._replanned[-1] if self._left_out else self._padded
+    def mask_R(self) -> list[torch.Tensor]:
+        """Which response tokens of each real row were trained, (response,) each."""
+        return self._plans[-1].mask_R
 
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """What was planned, and with verl's ``prefix`` the tokens that ranks get."""
+    @property
+    def weight_R(self) -> list[float]:
+        """What the gradient of each row's outputs was multiplied by in the actor's update."""
+        return self._plans[-1].weights(ACTOR)
+
+    def metrics(self) -> dict[str, float]:
+        """What was planned, and under verl's name the tokens that ranks get."""
         lengths = tokens_of_tags(self.batch.keys, self.batch.tags)
-        if self._left_out:
-            prefix += "_computed"  # verl's are of all rows
+        # verl's are of all rows.
+        prefix = "global_seqlen_computed" if self._left_out else "global_seqlen"
         found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
         if self.repeated_tokens is not None:
             found[names.REPEATED_TOKENS] = self.repeated_tokens
@@ -294,57 +286,29 @@ class PlannedStep:
             found = {names.LEFT_OUT_ROWS.format(update=ACTOR): 0} | found
         return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
 
-    def saved(self) -> dict[str, float]:
-        """Metrics of what the step has computed, and of what its savings have left out."""
-        job = self._planner.job
+    def final_metrics(self) -> dict[str, float]:
+        """The same once the updates were made, with what was computed and left out, and with the
+        optimizer steps whose rows have no trained token."""
+        job, layouts = self._planner.job, self.plan.layouts
         with_all_rows = self._padded.plan.figures.get(ACTOR)
-        return saved_metrics(
+        saved = saved_metrics(
             self.plan,
-            epochs={call: job.epochs(call) for call in self.plan.layouts},
+            epochs={call: job.epochs(call) for call in layouts},
             with_all_rows=with_all_rows,
             has_pass=not job.leaves_out_old_log_probs or with_all_rows is None,
         )
-
-    def untrained_steps(self) -> dict[str, float]:
-        """Metrics of the optimizer steps made whose rows have no trained token; warns of them
-        once."""
-        layouts = self.plan.layouts
-        updates = [call for call in layouts if CALL_BY_NAME[call].trains]
-        made = {call: self._update if call == ACTOR else self._padded for call in updates}
-        idle = {call: padded.idle_steps(call) for call, padded in made.items()}
-        untrained = [
-            f"{n} of {plural(layouts[call].n_mini_batches, 'optimizer step')} of {call!r}"
-            for call, n in idle.items()
-            if n
-        ]
-        if untrained:
-            self._planner.log_once(
-                f"step {self.number.global_step}: no row has a trained token (response_mask) in "
-                f"{' and '.join(untrained)}. The gradients are 0 there, and momentum alone moves "
-                f"the weights. {names.IDLE_STEPS} counts such steps.",
-                about="untrained steps",
-            )
-        return {names.IDLE_STEPS.format(update=call): n for call, n in idle.items()}
-
-    def record(self) -> LocalUpdate:
-        """What stays of the step, once its updates were made."""
-        return LocalUpdate(
-            batch=self.batch,
-            plan=self.plan,
-            prefixes=self.prefixes,
-            mask_R=self._update.mask_R,
-            weight_R=self._update.weights(ACTOR),
-            pad_tags=[tag for pads in self.pads for tag in pads.tags],
-        )
+        made = {call: self._plans[-1] if call == ACTOR else self._padded for call in layouts}
+        idle = {
+            names.IDLE_STEPS.format(update=call): padded.idle_steps(call)
+            for call, padded in made.items()
+            if CALL_BY_NAME[call].trains
+        }
+        return self.metrics() | saved | idle
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
-        for padded in (self._padded, *self._replanned):
+        for padded in self._plans:
             if failed:
                 strip_after_an_error(padded)
             else:
                 strip(padded.pads)
-
-    def _add_seconds(self, plan: float, upsample: float) -> None:
-        for name, taken in ((names.PLAN_SECONDS, plan), (names.UPSAMPLE_SECONDS, upsample)):
-            self.seconds[name] = self.seconds.get(name, 0.0) + taken

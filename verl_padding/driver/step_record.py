@@ -2,21 +2,16 @@
 clocks say."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
-from omegaconf import DictConfig
 
-from verl_padding.config import PaddingConfig
+from verl_padding.driver.step_planner import PlannedStep
 from verl_padding.driver.trained_rows import TrainedRows
-from verl_padding.pads.queue import KVBatchMeta
-from verl_padding.plan import BatchPlan
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import micro_batches_of
-from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.record.step_file import (
     FOLDER,
     Place,
@@ -25,76 +20,45 @@ from verl_padding.record.step_file import (
     write_savings,
     write_steps,
 )
-from verl_padding.timing.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalUpdate:
-    """A local update that has been made."""
+def write_record(
+    job: VerlJob, step: int, updates: Sequence[PlannedStep], rows_of: Sequence[TrainedRows]
+) -> None:
+    """Writes the file of a global step, with the rows of each local update, or their timings, or
+    both, as the settings ask for.
 
-    batch: KVBatchMeta
-    """The real rows, as they were planned."""
-    plan: BatchPlan
-    """As it was carried out."""
-    mask_R: Sequence[torch.Tensor] = field(repr=False)
-    """Which response tokens of each row were trained, (response,) each."""
-    weight_R: Sequence[float]
-    """What the gradient of each row's outputs was multiplied by in the actor's update."""
-    prefixes: PrefixDetection = field(repr=False)
-    """How far the rows begin alike."""
-    pad_tags: Sequence[Mapping[str, int]] = ()
-    """Tags of the pads that were put."""
-    timings: Sequence[MicroBatchTiming] = ()
-    """Empty where micro-batches are not timed."""
-
-
-class StepRecord:
-    """The files of a job's steps; each has what the settings ask for, rows or timings or both."""
-
-    def __init__(self, config: DictConfig, padding: PaddingConfig):
-        rollouts = config.trainer.get("rollout_data_dir")
-        beside = (
-            Path(rollouts).expanduser().parent
-            if rollouts
-            else Path(config.trainer.default_local_dir)
+    Lines that say which savings the job has stand beside it. Where it cannot be written, the log
+    has a warning.
+    """
+    padding, trainer = job.padding, job.config.trainer
+    if not (padding.record or padding.timing):
+        return
+    rollouts = trainer.get("rollout_data_dir")
+    beside = Path(rollouts).expanduser().parent if rollouts else Path(trainer.default_local_dir)
+    path = beside / FOLDER / f"{step}.jsonl"
+    recorded = [
+        RecordedStep(
+            step=step,
+            update=number,
+            keys=update.batch.keys,
+            rows=list(recorded_rows(step, update, rows)) if padding.record else [],
+            timings=update.timings,
         )
-        self._folder = beside / FOLDER
-        self._has_rows, self._has_timings = padding.record, padding.timing
-
-    def write(
-        self,
-        step: int,
-        updates: Sequence[LocalUpdate],
-        rows_of: Sequence[TrainedRows],
-        savings: Sequence[str],
-    ) -> None:
-        """Writes the local updates of a global step, the rows of each, and beside them lines that
-        say which savings the job has; where that fails, the log has a warning."""
-        if not (self._has_rows or self._has_timings):
-            return
-        path = self._folder / f"{step}.jsonl"
-        recorded = [
-            RecordedStep(
-                step=step,
-                update=number,
-                keys=update.batch.keys,
-                rows=list(recorded_rows(step, update, rows)) if self._has_rows else [],
-                timings=list(update.timings) if self._has_timings else [],
-            )
-            for number, (update, rows) in enumerate(zip(updates, rows_of, strict=True))
-        ]
-        try:
-            write_steps(recorded, path)
-            write_savings(self._folder, savings)
-        except OSError as error:  # a full disk, perhaps: no reason to lose a step
-            logger.warning(
-                "verl_padding: %s cannot be written (%s); the job goes on without it", path, error
-            )
+        for number, (update, rows) in enumerate(zip(updates, rows_of, strict=True))
+    ]
+    try:
+        write_steps(recorded, path)
+        write_savings(path.parent, job.savings.lines())
+    except OSError as error:  # a full disk, perhaps: no reason to lose a step
+        logger.warning(
+            "verl_padding: %s cannot be written (%s); the job goes on without it", path, error
+        )
 
 
-def recorded_rows(step: int, update: LocalUpdate, rows: TrainedRows) -> Iterator[RecordedRow]:
+def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
     forest = update.prefixes.by_tokens

@@ -16,31 +16,23 @@ from verl_padding.timing.timings import (
 from verl_padding.worker import micro_batch_clock
 
 
-class StepTiming:
-    """The timings of each local update, by the workers of one job, which have a clock."""
-
-    def __init__(self, worker_groups: Sequence[Any], job: Job):
-        self._worker_groups = worker_groups
-        self._cost_models: dict[str, CostModel] = {
-            name: job.cost_model_of(call) for name, call in job.calls()
-        }
-        if (
-            LOG_PROB in self._cost_models
-        ):  # a LoRA actor is its own reference, by a call that is not planned apart
-            self._cost_models.setdefault(REF, self._cost_models[LOG_PROB])
-
-    def read(self) -> tuple[list[MicroBatchTiming], dict[str, float]]:
-        """Reads the clocks after a local update: its timings and their metrics."""
-        answers = [
-            each.execute_with_func_generator(micro_batch_clock.read_in_worker)
-            for each in self._worker_groups
-        ]
-        timings = [
-            timing
-            for answer in answers
-            for timing in answer.non_tensor_batch[micro_batch_clock.TIMINGS]
-        ]
-        return timings, timing_metrics(timings, self._cost_models)
+def read_timings(
+    worker_groups: Sequence[Any], job: Job
+) -> tuple[list[MicroBatchTiming], dict[str, float]]:
+    """Reads the workers' clocks after a local update: its timings and their metrics."""
+    answers = [
+        each.execute_with_func_generator(micro_batch_clock.read_in_worker) for each in worker_groups
+    ]
+    timings = [
+        timing
+        for answer in answers
+        for timing in answer.non_tensor_batch[micro_batch_clock.TIMINGS]
+    ]
+    cost_models = {name: job.cost_model_of(call) for name, call in job.calls()}
+    # A LoRA actor is its own reference, by a call that is not planned apart.
+    if LOG_PROB in cost_models:
+        cost_models.setdefault(REF, cost_models[LOG_PROB])
+    return timings, timing_metrics(timings, cost_models)
 
 
 def timing_metrics(

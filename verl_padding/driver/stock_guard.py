@@ -9,34 +9,6 @@ such as a user's own that extends one of verl's, refuses.
 
 from typing import Any
 
-from verl_padding.errors import PaddingConfigError
-from verl_padding.job.modes import STOCK_MODES
-
-
-class PaddedTrainerMarker:
-    """Marks padded trainers. They are not imported here, since the guard must work even if they
-    cannot be."""
-
-
-PADDED_TRAINERS: dict[type, type] = {}
-"""verl's trainers and the padded ones that take their place; filled by
-``verl_padding.driver.trainers``."""
-
-
-def resolve_trainer(trainer: type) -> Any:
-    """The trainer that a job with a padding section gets; a PaddingConfigError if it pads
-    nothing."""
-    chosen = PADDED_TRAINERS.get(trainer, trainer)
-    if not issubclass(chosen, PaddedTrainerMarker):
-        why = f"{trainer.__name__} is not a padded trainer and would ignore it"
-        modes = f"trainer.v1.trainer_mode={', '.join(STOCK_MODES[:-1])} or {STOCK_MODES[-1]}"
-        own = (
-            "make a trainer of yours extend verl_padding.driver.trainers.PaddedTrainerSync (or one"
-            " of its siblings)"
-        )
-        raise PaddingConfigError(f"padding: {why}. Choose {modes}, {own}, or leave +padding out.")
-    return chosen
-
 
 def pad_or_refuse_in_stock_trainers(base: type) -> None:
     """Changes how trainers that extend ``base`` are made; a config without ``padding`` passes
@@ -44,7 +16,12 @@ def pad_or_refuse_in_stock_trainers(base: type) -> None:
 
     def make_by_config(cls: type, *args: Any, **kwargs: Any) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0] if args else {}
+        if config.get("padding") is not None:
+            # Not at the top: the guard stands even if the trainers cannot be imported.
+            from verl_padding.driver.trainers import resolve_trainer
+
+            cls = resolve_trainer(cls)
         # Python calls the constructor of whatever comes back, which is one of `cls`.
-        return object.__new__(cls if config.get("padding") is None else resolve_trainer(cls))
+        return object.__new__(cls)
 
     base.__new__ = staticmethod(make_by_config)  # type: ignore[assignment]

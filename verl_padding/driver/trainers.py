@@ -5,8 +5,8 @@ from omegaconf import DictConfig
 from verl.trainer.ppo import v1
 
 from verl_padding.driver.mixin import PaddedTrainer
-from verl_padding.driver.stock_guard import PADDED_TRAINERS, resolve_trainer
-from verl_padding.job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, SYNC
+from verl_padding.job.blocker import refuse
+from verl_padding.job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, STOCK_MODES, SYNC
 
 
 @v1.register_trainer(MODE_PREFIX + SYNC)
@@ -30,8 +30,27 @@ class PaddedTrainerSeparateAsync(PaddedTrainer, v1.PPOTrainerSeparateAsync):
     extends = SEPARATE_ASYNC
 
 
-for _padded in (PaddedTrainerSync, PaddedTrainerColocateAsync, PaddedTrainerSeparateAsync):
-    PADDED_TRAINERS[_padded.__bases__[1]] = _padded
+PADDED_TRAINERS: dict[type, type[PaddedTrainer]] = {
+    v1.PPOTrainerSync: PaddedTrainerSync,
+    v1.PPOTrainerColocateAsync: PaddedTrainerColocateAsync,
+    v1.PPOTrainerSeparateAsync: PaddedTrainerSeparateAsync,
+}
+"""verl's trainers and the padded ones that take their place."""
+
+
+def resolve_trainer(trainer: type) -> type[PaddedTrainer]:
+    """The trainer that a job with a padding section gets; a PaddingConfigError if it pads
+    nothing."""
+    chosen = PADDED_TRAINERS.get(trainer, trainer)
+    if not issubclass(chosen, PaddedTrainer):
+        refuse(
+            "padding",
+            f"{trainer.__name__} is not a padded trainer and would ignore it",
+            f"Choose a trainer.v1.trainer_mode of {', '.join(STOCK_MODES)}, make a trainer of "
+            "yours extend verl_padding.driver.trainers.PaddedTrainerSync (or one of its "
+            "siblings), or leave +padding out.",
+        )
+    return chosen
 
 
 def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:

@@ -1,18 +1,18 @@
 """The steps of a padded job: what the overrides of the trainer's methods do, in the order in which
 verl calls them."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
+
+from verl.utils.profiler import simple_timer
 
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
 from verl_padding.driver.step_planner import PlannedStep, StepPlanner, UpdateNumber
-from verl_padding.driver.step_record import LocalUpdate, StepRecord
-from verl_padding.driver.step_timing import StepTiming
+from verl_padding.driver.step_record import write_record
+from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
@@ -26,8 +26,6 @@ from verl_padding.plan.plural import plural
 
 TRAIN = "train"
 """verl's name for the queue's partition of training rows."""
-SEQLEN = "global_seqlen"
-"""verl's prefix for metrics of the tokens that ranks get."""
 
 
 class TrainingSteps:
@@ -41,21 +39,16 @@ class TrainingSteps:
         self._trainer, self._job, self._config = trainer, job, job.config
         self.current: PlannedStep | None = None
         """The step of the local update that runs."""
-        self._worker_groups = wrap_worker_groups(trainer, job, self)
-        self._timing = None
-        if job.padding.timing:
-            self._timing = StepTiming(self._worker_groups, job.step_job())
+        self._worker_groups = wrap_worker_groups(trainer, job, self.step_for)
         # Only the model reads it.
         tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]
         self._planner = StepPlanner(
             job,
             pad_token_id=next(int(token) for token in tokens if token is not None),
             dp_sizes=self._dp_sizes,
-            timed=self._timing is not None,
         )
-        self._record = StepRecord(job.config, job.padding)
         self._by_role = job.padding.baseline == "role"
-        self._updates: list[LocalUpdate] = []  # of the global step
+        self._updates: list[PlannedStep] = []  # of the global step
         self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
         self._saved: Counter[str] = Counter()
         self._show_savings()
@@ -67,9 +60,7 @@ class TrainingSteps:
         self._updates = []
         self._failed.clear()
 
-    def plan(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = SEQLEN, **_: Any
-    ) -> KVBatchMeta:
+    def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
         if not self.has_probed:
             if not probe_models(self._worker_groups, self._job, batch) and self._job.may_branch:
@@ -97,12 +88,15 @@ class TrainingSteps:
         # out again.
         self.current = step
         step.put_pads()
-        metrics.update(self.current.metrics(logging_prefix))
-        return batch
+        metrics.update(step.metrics())
 
     @contextmanager
-    def single_call(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedStep]:
-        """A plan and pads for one worker call with rows that no step has planned for it."""
+    def step_for(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedStep]:
+        """A with-block that has the plan and pads of a worker call: those of the step that runs, or
+        for rows that it has not planned for this call, some for this call alone."""
+        if self.current is not None and self.current.has_planned(call, batch):
+            yield self.current
+            return
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
         step = self._planner.plan(rows, self._number(), [call])
         try:
@@ -121,13 +115,11 @@ class TrainingSteps:
         seconds_before = dict(timing_raw)
         try:
             yield
-            assert self.current is not None, "a local update without a plan"
-            self.current.close()
-            metrics.update(self.current.metrics(SEQLEN))
-            metrics.update(saved := self.current.saved())
-            self._saved.update(saved)
-            metrics.update(self.current.untrained_steps())
-            update = self.current.record()
+            step = self.current
+            assert step is not None, "a local update without a plan"
+            step.close()
+            metrics.update(made := step.final_metrics())
+            self._saved.update(made)
         except BaseException:
             if self.current is not None:
                 self.current.close(failed=True)
@@ -136,13 +128,13 @@ class TrainingSteps:
             self.current = None
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
         self._fill_in_log_prob_metrics(metrics)
-        if self._timing is not None:
-            started = time.perf_counter()
-            timings, clock_metrics = self._timing.read()
-            update = replace(update, timings=timings)
+        if self._job.padding.timing:
+            with simple_timer(names.TIMING_SECONDS, metrics):
+                step.timings, clock_metrics = read_timings(
+                    self._worker_groups, self._job.step_job()
+                )
             metrics.update(clock_metrics)
-            metrics[names.TIMING_SECONDS] = time.perf_counter() - started
-        self._updates.append(update)
+        self._updates.append(step)
 
     def compute_advantages(self, batch: KVBatchMeta) -> None:
         """Advantages of sessions and of roles, where they are asked for, and of sessions whose last
@@ -166,33 +158,26 @@ class TrainingSteps:
                 compute_row_advantages(part, algorithm)
             advantages.fix_sessions_ending_untrained(part, algorithm)
 
-    def compute_metrics(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float]
-    ) -> None:
-        """Metrics of all local updates of a global step, after verl's, and their record."""
-        step, n_gpus = self._trainer.global_steps, self._trainer._get_n_gpus_for_throughput()
-        pad_tags = [tag for update in self._updates for tag in update.pad_tags]
-        metrics.update(
-            step_metrics.performance_metrics(metrics, len(batch), pad_tags, timing_raw, n_gpus)
-        )
-        started = time.perf_counter()
-        rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
-        metrics.update(batch_metrics.row_metrics(rows_of))
-        counts = batch_metrics.session_counts(
-            rows_of,
-            prompts=self._config.data.train_batch_size,
-            sessions=self._config.actor_rollout_ref.rollout.n,
-            failed=self._failed,
-        )
-        metrics.update(counts)
-        if self._by_role:
-            batches = [update.batch for update in self._updates]
-            roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
-            metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
-        if self._job.mode != SYNC:
-            metrics.update(batch_metrics.age_metrics(rows_of, step))
-        self._record.write(step, self._updates, rows_of, self._job.savings.lines())
-        metrics[names.ROWS_SECONDS] = time.perf_counter() - started
+    def compute_metrics(self, metrics: dict[str, Any]) -> None:
+        """Metrics of all local updates of a global step, and their record."""
+        step = self._trainer.global_steps
+        with simple_timer(names.ROWS_SECONDS, metrics):
+            rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
+            metrics.update(batch_metrics.row_metrics(rows_of))
+            counts = batch_metrics.session_counts(
+                rows_of,
+                prompts=self._config.data.train_batch_size,
+                sessions=self._config.actor_rollout_ref.rollout.n,
+                failed=self._failed,
+            )
+            metrics.update(counts)
+            if self._by_role:
+                batches = [update.batch for update in self._updates]
+                roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
+                metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
+            if self._job.mode != SYNC:
+                metrics.update(batch_metrics.age_metrics(rows_of, step))
+            write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
         """A with-block in which TransferQueue has neither the rows that the step has trained nor

@@ -2,9 +2,9 @@
 rows."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -31,15 +31,8 @@ CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
 
 
-class Steps(Protocol):
-    """Who has planned the step that runs."""
-
-    @property
-    def current(self) -> PlannedStep | None:
-        """The step of the local update that runs; None outside of one."""
-
-    def single_call(self, call: str, batch: KVBatchMeta) -> AbstractContextManager[PlannedStep]:
-        """A with-block's plan and pads for one call, by its name in the plan, and its rows."""
+StepFor = Callable[[str, KVBatchMeta], AbstractContextManager[PlannedStep]]
+"""A with-block that has the plan and pads of a call, by its name in the plan and its rows."""
 
 
 class PaddedWorkerGroup:
@@ -52,8 +45,8 @@ class PaddedWorkerGroup:
     verl logs the highest since the process began.
     """
 
-    def __init__(self, worker_group: Any, steps: Steps):
-        self._worker_group, self._steps = worker_group, steps
+    def __init__(self, worker_group: Any, step_for: StepFor):
+        self._worker_group, self._step_for = worker_group, step_for
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
@@ -65,21 +58,15 @@ class PaddedWorkerGroup:
     ) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-        current = self._steps.current
-        planned: AbstractContextManager[PlannedStep] | None = None
-        if current is not None and current.has_planned(call.name, batch):
-            planned = nullcontext(current)
-        # Rows that no step has planned for this call get a plan and pads for this call alone.
-        with planned or self._steps.single_call(call.name, batch) as step:
+        with self._step_for(call.name, batch) as step:
             padded = step.padded_for(call.name)
             self._worker_group.execute_with_func_generator(start_peak)
             make = padded.update_call if call.trains else padded.inference_call
             sent = make(call.name, batch)
             output = target(sent, *args, **kwargs)
-            # The critic's calls answer with a future of each rank's answer. Those of a pass verl
-            # waits for next, and pads that are gone after this block must have been read.
-            futures = getattr(output, "futures", [])
-            answers = [] if call.trains and planned else ray.get(futures)
+            # The critic's calls answer with a future of each rank's answer, for which verl waits
+            # next; pads that are gone after this block must have been read.
+            answers = ray.get(getattr(output, "futures", []))
             if call.trains:
                 return output
             is_batch = isinstance(output, KVBatchMeta)
@@ -115,7 +102,7 @@ def dp_size(worker_group: Any, mesh_name: str) -> int:
     return int(max(worker_group._dispatch_info[mesh_name])) + 1
 
 
-def wrap_worker_groups(trainer: Any, job: VerlJob, steps: Steps) -> list[PaddedWorkerGroup]:
+def wrap_worker_groups(trainer: Any, job: VerlJob, step_for: StepFor) -> list[PaddedWorkerGroup]:
     """Wraps the worker groups of a trainer, after its set-up, and puts into their workers what
     padded calls need.
 
@@ -141,7 +128,7 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, steps: Steps) -> list[PaddedW
     for number, group in each_group.items():
         for change in changes:
             group.execute_with_func_generator(change)
-        wrapped[number] = PaddedWorkerGroup(group, steps)
+        wrapped[number] = PaddedWorkerGroup(group, step_for)
     for name, group in groups.items():
         setattr(trainer, name, wrapped[id(group)])
     return list(wrapped.values())
