@@ -18,6 +18,7 @@ from transformers import (
 from transformers.masking_utils import causal_mask_function, or_masks, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tests.support.fresh_processes import run_fresh
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import PACKED
 from verl_padding.worker import packed_attention, varlen_attention
@@ -185,3 +186,44 @@ def test_layers_that_do_not_hand_position_ids_on_keep_rows_apart(family):
         AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
     )
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+QWEN_VL = """
+import verl_padding.on_cpu
+import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from verl.models.transformers.monkey_patch import apply_monkey_patch
+from verl_padding.worker.packed_attention import use_packed_attention
+from verl_padding.verl_fixes.text_without_image import install_in_worker
+from types import SimpleNamespace
+text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+text |= dict(num_attention_heads=4, num_key_value_heads=2)
+text |= dict(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})
+vision = dict(depth=2, hidden_size=32, out_hidden_size=32, intermediate_size=48, num_heads=2)
+vision |= dict(fullatt_block_indexes=[1])
+ids = dict(image_token_id=60, video_token_id=61)
+config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+torch.manual_seed(0)
+model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+model.bfloat16().eval()
+rows = torch.randint(3, 50, (1, 12)).split([5, 7], dim=1)
+def logits(*rows):
+    places = torch.cat([torch.arange(row.shape[1]) for row in rows])
+    ids = torch.cat(rows, dim=1)
+    with torch.no_grad():
+        output = model(input_ids=ids, position_ids=places.expand(4, 1, -1), use_cache=False)
+        return output.logits[0].float()
+alone = torch.cat([logits(row) for row in rows])
+apply_monkey_patch(model, ulysses_sp_size=1, use_remove_padding=True)
+install_in_worker(SimpleNamespace(actor=SimpleNamespace()))
+use_packed_attention(model)
+for found in (logits(*rows), torch.cat([logits(row) for row in rows])):
+    assert (found - alone).norm() < 0.02 * alone.norm(), (found - alone).norm() / alone.norm()
+assert (logits(rows[1], rows[0])[7:] - alone[:5]).norm() < 0.02 * alone[:5].norm()
+"""
+"""In a process of its own: verl changes the class."""
+
+
+def test_verls_own_attention_of_qwen2_5_vl_needs_no_flash_attn():
+    run = run_fresh(QWEN_VL, platform="cpu")
+    assert run.returncode == 0, run.stderr

@@ -14,6 +14,7 @@ masks are causal.
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -35,6 +36,8 @@ from verl_padding.worker.varlen_attention import flash_attn_func, flash_attn_var
 
 CAUSAL_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
 """Types of layers whose masks :data:`PACKED` can do without."""
+BY_VERL = ("verl.models.transformers.qwen2_vl", "verl.models.transformers.glm4v")
+"""Modules with an attention of verl's own, whose names come from flash-attn alone."""
 
 
 @for_training_workers
@@ -83,19 +86,52 @@ def use_packed_attention(model: nn.Module) -> None:
     """
     text: Any = model.config.get_text_config()
     layers = list(attention_layers(model))
+    of_verl = [
+        module
+        for name in BY_VERL
+        if (module := sys.modules.get(name)) and _attend_by(layers, module)
+    ]
     if (
         text._attn_implementation == "sdpa"
         and layers
         and CAUSAL_LAYERS.issuperset(getattr(text, "layer_types", None) or ())
         and not getattr(text, "attn_logit_softcapping", None)
-        # transformers' table of attentions, by which a layer attends that has none of its own.
-        and all(
-            "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(layer.forward).__globals__
-            for layer in layers
-        )
+        and (of_verl or all("ALL_ATTENTION_FUNCTIONS" in _names(layer) for layer in layers))
     ):
         register()
+        for module in of_verl:
+            _bring_kernels(module)
         text._attn_implementation = PACKED
+
+
+def _names(layer: nn.Module) -> dict[str, Any]:
+    """What a layer's forward pass knows by name: transformers' table of attentions, if it attends
+    by that."""
+    return inspect.unwrap(layer.forward).__globals__
+
+
+def _attend_by(layers: list[nn.Module], module: Any) -> bool:
+    return any(_names(layer) is vars(module) for layer in layers)
+
+
+def _bring_kernels(module: Any) -> None:
+    """Brings verl's attention of a family of vision models what it imports from flash-attn
+    alone."""
+    if hasattr(module, "flash_attn_varlen_func"):
+        return
+    attend = module._flash_attention_forward
+
+    @wraps(attend)
+    def without_mask(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        # One row: nothing is padded.
+        return attend(q, k, v, None, *args, attn_implementation=PACKED, **kwargs)
+
+    module.flash_attn_varlen_func = flash_attn_varlen_func
+    module._flash_attention_forward = without_mask
+    module._flash_supports_window_size, module._flash_supports_deterministic = True, False
+    module._flash_use_top_left_mask = False
 
 
 def register() -> None:
