@@ -1,7 +1,6 @@
 """All that is checked in a job, the cheap things first."""
 
 from collections.abc import Iterator
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,10 +65,8 @@ def _summary(verl_job: "VerlJob") -> Iterator[Finding]:
         if update.token_budget:
             budget = f"{update.token_budget} tokens"
         yield ok(name, f"{steps}, {ranks}, micro-batches of at most {budget}")
-    multiple = lcm(*(engine.row_multiple for engine in verl_job.engines.values()))
-    why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
     denominator = f"the denominator of seq-mean losses is {verl_job.padding.denominator}"
-    yield ok("pads", f"{job.pad_tokens} tokens each{why}; {denominator}")
+    yield ok("pads", f"{job.pad_tokens} tokens each; {denominator}")
     for line in verl_job.savings.lines():
         saving, _, state = line.partition(": ")
         yield hint(saving, state) if state.startswith("off") else ok(saving, state)
