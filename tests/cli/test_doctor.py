@@ -106,6 +106,12 @@ def test_a_config_of_ones_own_is_found_as_hydra_finds_it(job, tmp_path):
     assert "max_response_length" in result.output
 
 
+def test_a_setting_of_the_release_before_is_warned_of_as_in_a_job(job):
+    verdict, message = findings(*job, FLAG, "padding.timing_dir=/mine")["padding"]
+    assert verdict == "warning"
+    assert message.startswith("padding.timing_dir=/mine is not read any more")
+
+
 WRONG = (
     "actor_rollout_ref.rollout.m=4",
     "padding.strategy=promt",

@@ -24,6 +24,7 @@ PADDING_OFF = hint(
 def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
     """Composes a job as verl would, and finds what the plug-in would refuse, and what would end the
     job later on."""
+    from verl_padding.config import replace_old_settings
     from verl_padding.driver.job_check import check_job
     from verl_padding.driver.trainers import asks_for_padding
 
@@ -34,6 +35,8 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
             yield PADDING_OFF
             return
         verl_job = check_job(config)
+        for change in replace_old_settings(config.get("padding") or {})[1]:
+            yield warning("padding", change)
         yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from _summary(verl_job)
         yield from _budgets(config, verl_job.step_job())
