@@ -152,8 +152,9 @@ class PaddingConfig:
             groups = ", ".join(f"+padding={name}" for name in ("fast", *STRATEGIES))
             fix = f"Choices: {groups}, with verl_padding where the job is started."
             raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
-        values = {str(key): value for key, value in section.items()}
-        values = _with_todays_settings(values)
+        values, changes = replace_old_settings(section)
+        for change in changes:
+            logger.warning("verl_padding: %s", change)
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -165,37 +166,32 @@ class PaddingConfig:
         return cls(**values)
 
 
-def _with_todays_settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section without the settings and values of version 0.2, which it warns of; None stands for
-    one that is not set.
+def replace_old_settings(section: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A section without the settings and values of version 0.2, and what a user is to change; None
+    stands for a setting that is not set.
 
     Raises:
         PaddingConfigError: rows are to weigh in the critic's loss, which would go unnoticed.
     """
     # The config groups still have the removed keys, as null: a command line of version 0.2 may set
     # one, and Hydra refuses a key that is nowhere.
-    values = {key: value for key, value in section.items() if key not in REMOVED_SETTINGS}
+    values = {str(key): value for key, value in section.items() if key not in REMOVED_SETTINGS}
+    changes = []
     for key, why in REMOVED_SETTINGS.items():
         value = section.get(key)
         if value is None:
             continue
         if (key, value) == ("weighted_losses", "all"):
             raise PaddingConfigError(f"padding.{key}={value!r}: {why}. Leave it out.")
-        logger.warning(
-            "verl_padding: padding.%s=%s is not read any more: %s. Leave it out.", key, value, why
-        )
+        changes.append(f"padding.{key}={value} is not read any more: {why}. Leave it out.")
     sharing = values.get("sharing")
     if isinstance(sharing, bool):
         values["sharing"] = "on" if sharing else "off"  # what YAML makes of them without quotes
     elif isinstance(sharing, str) and sharing in OLD_SHARING:
-        values["sharing"] = OLD_SHARING[sharing]
-        fix = (
-            f"Set padding.sharing={OLD_SHARING[sharing]}, the old value goes with the next release."
-        )
-        logger.warning(
-            "verl_padding: padding.sharing=%s is read as %s. %s", sharing, OLD_SHARING[sharing], fix
-        )
-    return values
+        values["sharing"] = new = OLD_SHARING[sharing]
+        fix = f"Set padding.sharing={new}, the old value goes with the next release."
+        changes.append(f"padding.sharing={sharing} is read as {new}. {fix}")
+    return values, changes
 
 
 def choices_by_setting() -> dict[str, tuple[str, ...]]:

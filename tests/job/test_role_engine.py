@@ -147,7 +147,6 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
         theirs.engine_config.use_remove_padding = theirs.model_config.get(
             "use_remove_padding", False
         )
-        theirs.engine_config.use_fused_kernels = theirs.model_config.get("use_fused_kernels", False)
         assert engine.config == theirs.engine_config
 
 

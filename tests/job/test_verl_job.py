@@ -1,14 +1,10 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
-from itertools import chain
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import transformers
-import verl
-from verl.trainer.ppo import v1
 
 from tests.support.verl_config import compose_job, compose_padded
 from verl_padding.config import PaddingConfig
@@ -124,37 +120,6 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
             job_of("padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
 
 
-CORRECTION, OF_LOSS = "algorithm.rollout_correction", f"{A}.policy_loss.rollout_correction"
-BYPASS = (f"{CORRECTION}.bypass_mode=true",)
-BYPASS_LOSS = (*BYPASS, f"{A}.policy_loss.loss_mode=bypass_mode")
-
-
-@pytest.mark.parametrize(
-    "given", ["loss_type=reinforce", "rollout_is=token", "rollout_rs=token_k1"]
-)
-def test_a_correction_that_no_loss_reads_is_refused(given):
-    message = (
-        rf"^{CORRECTION}.{given}: .*Set .*loss_mode=bypass_mode and \+{OF_LOSS}.{given}, or leave"
-        r" it out\.$"
-    )
-    of_tokens = given == "rollout_is=token"
-    beside = f"+{OF_LOSS}.{'rollout_rs_threshold=0.5_2' if of_tokens else 'rollout_is=sequence'}"
-    for lost in (BYPASS, BYPASS_LOSS, (*BYPASS_LOSS, beside)):
-        with pytest.raises(PaddingConfigError, match=message):
-            job_of(*lost, f"{CORRECTION}.{given}")
-    job_of(f"{CORRECTION}.{given}")  # which verl's trainer does, or leaves as it is
-    job_of(*BYPASS_LOSS, f"{CORRECTION}.{given}", f"+{OF_LOSS}.{given}")
-    job_of(*BYPASS_LOSS, f"+{OF_LOSS}.{given}")
-    job_of(*BYPASS)
-
-
-def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
-    # If this fails, verl's v1 trainer completes the loss's section, and the refusal of such
-    # corrections can go.
-    files = (Path(v1.__file__).parent.glob("*.py"), Path(verl.__file__).parent.glob("workers/*.py"))
-    assert not [path for path in chain(*files) if "apply_bypass_mode" in path.read_text()]
-
-
 def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
     for config, experts in (
         (transformers.Qwen3MoeConfig(num_experts=6), 6),
@@ -239,7 +204,7 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
         job = compose_padded(*overrides, f"critic.model.path={path}", *settings)
         padding = check_job(job).padding
         with pytest.raises(PaddingConfigError, match=message):
-            VerlJob(job, padding).check_models()
+            VerlJob(job, padding, "sync").check_models()
     fits = compose_padded(*overrides, "critic.model.path=hdfs://models/critic")
     check_job(fits).check_models()
 

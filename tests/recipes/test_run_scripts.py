@@ -53,7 +53,7 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
     config = compose_job("+padding=prompt", *overrides)
     padding = check_job(config).padding
     assert padding.strategy == "prompt"
-    engine = VerlJob(config, padding).engines["actor"]
+    engine = VerlJob(config, padding, "sync").engines["actor"]
     assert (engine.strategy, engine.dp_size) == (
         ("megatron", 2) if "megatron" in path.name else ("fsdp2", 8)
     )

@@ -5,38 +5,17 @@ What verl reports by itself, such as missing GPUs, is left to it; the dry run sh
 
 import os
 import platform
-import traceback
 from collections.abc import Iterator
-from functools import partial
-from importlib.metadata import (
-    EntryPoint,
-    PackageNotFoundError,
-    entry_points,
-    requires,
-    version,
-)
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 
-from verl_padding.doctor.finding import Finding, ok, wrong
+from verl_padding.doctor.finding import Finding, ok, run_check, wrong
 
 PACKAGE = "verl_padding"
 # environment variable: which plug-ins verl loads, auto, none or names
 PLUGIN_POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-STACK = (
-    "verl",
-    "TransferQueue",
-    "torch",
-    "ray",
-    "tensordict",
-    "transformers",
-    "hydra-core",
-    "omegaconf",
-    "numpy",
-)
-"""Packages that are always shown; others that the plug-in needs are shown if missing, too old or
-too new."""
 
 
 def versions() -> Iterator[Finding]:
@@ -50,7 +29,7 @@ def versions() -> Iterator[Finding]:
             yield wrong(
                 name, f"{installed or 'missing'}, but this is needed: pip install '{requirement}'"
             )
-        elif name in STACK:
+        else:
             yield ok(name, installed)
 
 
@@ -68,51 +47,44 @@ def plug_in() -> Iterator[Finding]:
     is_loaded = policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]
     others_only = f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}."
     yield ok(PLUGIN_POLICY, policy) if is_loaded else wrong(PLUGIN_POLICY, others_only)
+    yield from run_check("entry point", _entry_point())
+    yield from run_check("trainers", _trainers())
+    yield from run_check("config groups", _config_groups())
+
+
+def _entry_point() -> Iterator[Finding]:
     # Two of them, as of a checkout beside an installed copy, would both be loaded.
     found = [entry for entry in entry_points(group="verl.plugins") if entry.name == PACKAGE]
     if len(found) != 1:
         fix = f"Install {PACKAGE} once, in the environment that verl is in."
         yield wrong("entry point", f"{len(found)} of them, but one is needed. {fix}")
         return
-    for subject, message, attempt in (
-        ("entry point", found[0].value, partial(_load, found[0])),
-        ("trainers", "registered", _look_up_trainers),
-        ("config groups", "found by Hydra", _look_up_config_groups),
-    ):
-        try:
-            attempt()
-        except (Exception, SystemExit):
-            yield wrong(subject, "failed", details=traceback.format_exc())
-        else:
-            yield ok(subject, message)
-
-
-def _load(entry: EntryPoint) -> None:
     import verl_padding.entry.import_hooks  # noqa: F401  (the entry point only logs what goes wrong in it)
 
-    entry.load()
+    found[0].load()
+    yield ok("entry point", found[0].value)
 
 
-def _look_up_trainers() -> None:
+def _trainers() -> Iterator[Finding]:
     # First, since verl loads modules that derive from our trainers once they are there: they have
     # to be there whole.
     import verl  # noqa: F401
 
     # Registers them: if verl's entry point could not, this says why.
     from verl_padding.driver.trainers import padded_trainer
-    from verl_padding.job.modes import MODE_PREFIX, STOCK_MODES
+    from verl_padding.job.modes import SYNC
 
-    for mode in STOCK_MODES:
-        if padded_trainer(mode) is not padded_trainer(MODE_PREFIX + mode):
-            raise LookupError(f"{mode} and {MODE_PREFIX}{mode} do not name the same trainer")
+    padded_trainer(SYNC)
+    yield ok("trainers", "registered")
 
 
-def _look_up_config_groups() -> None:
+def _config_groups() -> Iterator[Finding]:
     from verl_padding.job.composition import JobArguments, compose_job
 
     # What Hydra does with a group that it does not find: +padding=prompt adds a key of that value.
     if isinstance(compose_job(JobArguments(overrides=("+padding=prompt",))).padding, str):
         raise LookupError("Hydra has not found +padding=prompt, and takes it for a plain string")
+    yield ok("config groups", "found by Hydra")
 
 
 def choose_platform() -> None:

@@ -1,7 +1,6 @@
 """All that is checked in a job, the cheap things first."""
 
 from collections.abc import Iterator
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ PADDING_OFF = hint(
 def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
     """Composes a job as verl would, and finds what the plug-in would refuse, and what would end the
     job later on."""
+    from verl_padding.config import replace_old_settings
     from verl_padding.driver.job_check import check_job
     from verl_padding.driver.trainers import asks_for_padding
 
@@ -35,6 +35,8 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
             yield PADDING_OFF
             return
         verl_job = check_job(config)
+        for change in replace_old_settings(config.get("padding") or {})[1]:
+            yield warning("padding", change)
         yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from _summary(verl_job)
         yield from _budgets(config, verl_job.step_job())
@@ -66,10 +68,8 @@ def _summary(verl_job: "VerlJob") -> Iterator[Finding]:
         if update.token_budget:
             budget = f"{update.token_budget} tokens"
         yield ok(name, f"{steps}, {ranks}, micro-batches of at most {budget}")
-    multiple = lcm(*(engine.row_multiple for engine in verl_job.engines.values()))
-    why = f", since engines round rows up to multiples of {multiple}" if multiple > 1 else ""
     denominator = f"the denominator of seq-mean losses is {verl_job.padding.denominator}"
-    yield ok("pads", f"{job.pad_tokens} tokens each{why}; {denominator}")
+    yield ok("pads", f"{job.pad_tokens} tokens each; {denominator}")
     for line in verl_job.savings.lines():
         saving, _, state = line.partition(": ")
         yield hint(saving, state) if state.startswith("off") else ok(saving, state)

@@ -6,7 +6,7 @@ up has one. Old log-probs are those of an update's first optimizer step: a batch
 the pass that computes them for their other readers only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,23 +23,17 @@ ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 
 def zero_advantage_blockers(config: DictConfig) -> Iterator[Blocker]:
     """What idle rows would add to an actor's update."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
     actor, losses = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
     why = "it is not known to be 0 where the advantage is"
-    yield from _unless_one_of(config, LOSS_MODE, verls_own(losses, POLICY_LOSS_REGISTRY), why)
-    yield from _if_set(
-        config,
-        {
-            f"{CORRECTION}.rollout_is_batch_normalize": (
-                "it divides by a mean over a micro-batch's rows"
-            ),
-            f"{actor}.use_kl_loss": "the KL loss has a gradient in every row",
-            f"{actor}.entropy_coeff": "the entropy has a gradient in every row",
-            f"{actor}.calculate_entropy": "the metric actor/entropy_loss is of all rows",
-            "distillation.enabled": "the teacher's loss has a gradient in every row",
-        },
+    yield from _unless_one_of(config, LOSS_MODE, losses, why)
+    for_all = (
+        f"{CORRECTION}.rollout_is_batch_normalize",
+        f"{actor}.use_kl_loss",
+        f"{actor}.entropy_coeff",
+        f"{actor}.calculate_entropy",
+        "distillation.enabled",
     )
+    yield from _if_set(config, for_all, "rows without an advantage count in it")
 
 
 def old_log_prob_blockers(
@@ -53,7 +47,7 @@ def old_log_prob_blockers(
         steps: optimizer steps of an epoch over a batch.
         local_updates: of a global step, all of which compare with the policy of its beginning.
     """
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     if not STRATEGIES[strategy].has_fixed_steps:
         fixed = " or ".join(name for name, each in STRATEGIES.items() if each.has_fixed_steps)
@@ -75,30 +69,25 @@ def old_log_prob_blockers(
     if OmegaConf.select(config, replay) == "R2":
         why = "the pass records the routes that the update replays"
         yield Blocker(f"{replay}=R2", why, "Set it to R3 or disabled.")
-    yield from _if_set(
-        config,
-        {
-            f"{ROLLOUT_CORRECTION}.bypass_mode": "there is no pass that could be left out",
-            f"{ROLLOUT_CORRECTION}.rollout_is": "it compares those of the rollout with them",
-            f"{ROLLOUT_CORRECTION}.rollout_rs": "it compares those of the rollout with them",
-            "actor_rollout_ref.rollout.calculate_log_probs": (
-                "metrics compare those of the rollout with them"
-            ),
-            "algorithm.use_kl_in_reward": "rewards depend on them",
-            "distillation.enabled": "the teacher's loss may read them",
-        },
+    readers = (
+        f"{ROLLOUT_CORRECTION}.bypass_mode",
+        f"{ROLLOUT_CORRECTION}.rollout_is",
+        f"{ROLLOUT_CORRECTION}.rollout_rs",
+        "actor_rollout_ref.rollout.calculate_log_probs",
+        "algorithm.use_kl_in_reward",
+        "distillation.enabled",
     )
-    losses = verls_own(
-        losses_that(lambda loss: loss.reads_old_log_probs_alone), POLICY_LOSS_REGISTRY
-    )
+    yield from _if_set(config, readers, "it reads old log-probs, or replaces them")
+    # The workers see whether a loss of one of these names is verl's (worker/left_out.py).
+    losses = losses_that(lambda loss: loss.reads_old_log_probs_alone)
     yield from _unless_one_of(config, LOSS_MODE, losses, "it may read more of the pass")
     estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
     known = verls_own(estimators, ADV_ESTIMATOR_REGISTRY)
     yield from _unless_one_of(config, ESTIMATOR, known, "it reads them, or may do so")
 
 
-def _if_set(config: DictConfig, whys: Mapping[str, str]) -> Iterator[Blocker]:
-    for setting, why in whys.items():
+def _if_set(config: DictConfig, settings: Sequence[str], why: str) -> Iterator[Blocker]:
+    for setting in settings:
         if value := OmegaConf.select(config, setting):
             fix = "False" if value is True else "0" if isinstance(value, float) else "null"
             yield Blocker(f"{setting}={value}", why, f"Set it to {fix}.")

@@ -1,9 +1,5 @@
-"""How the losses of a job weigh rows, and what they cannot weigh or do not read."""
+"""How the losses of a job weigh rows, and what they cannot weigh."""
 
-from pathlib import Path
-from typing import Any
-
-import verl
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
@@ -11,7 +7,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import refuse
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
-from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss, verls_own
+from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -34,13 +30,12 @@ def loss_weightings(config: DictConfig, padding: PaddingConfig) -> list[LossWeig
 
 
 def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
-    """Refuses sessions that are to weigh the same where no loss can weigh them, corrections that no
-    loss reads, and a mean over sequences that divides by the width to which verl pads them."""
+    """Refuses sessions that are to weigh the same where no loss can weigh them, and a mean over
+    sequences that divides by the width to which verl pads them."""
     for weighting in loss_weightings(config, padding):
         if weighting.by_session and weighting.refusal:
             why = f"no loss of this job can weigh sessions: {weighting.refusal}"
             raise PaddingConfigError(f"padding.weighting='session': {why}")
-    _check_correction_is_read(config)
     losses = {ACTOR_SECTION: config.actor_rollout_ref.actor}
     if has_critic(config):
         losses["critic"] = config.critic
@@ -80,30 +75,3 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
     else:
         return ""
     return f"{why}, or let all rows weigh the same."
-
-
-def _check_correction_is_read(config: DictConfig) -> None:
-    """With ``algorithm.rollout_correction.bypass_mode`` verl's trainer leaves the correction to the
-    actor's loss. But only the policy loss ``bypass_mode`` corrects, and verl's v1 trainer does not
-    fill in the section that it reads."""
-    from verl.trainer.config.algorithm import RolloutCorrectionConfig
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    asked, loss = config.algorithm.get("rollout_correction"), OmegaConf.select(config, LOSS_MODE)
-    if not asked or not asked.get("bypass_mode") or not verls_own([loss], POLICY_LOSS_REGISTRY):
-        return
-    read: dict[str, Any] = {}
-    if loss == BYPASS:
-        own = OmegaConf.select(config, CORRECTION) or {}
-        read = {**vars(RolloutCorrectionConfig()), **own}
-    folder = Path(verl.__file__).parent / "trainer/config/algorithm"
-    defaults = OmegaConf.load(folder / "rollout_correction.yaml")
-    for name, value in asked.items():
-        default = defaults.get(name)
-        # As texts: verl takes a threshold as a number or as the text of one.
-        if name != "bypass_mode" and str(value) not in (str(default), str(read.get(name, default))):
-            refuse(
-                f"algorithm.rollout_correction.{name}={value}",
-                "with bypass_mode=True no loss reads it",
-                f"Set {LOSS_MODE}={BYPASS} and +{CORRECTION}.{name}={value}, or leave it out.",
-            )

@@ -53,8 +53,6 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
     for part in _parts(config):
         if (kind := part.get("rope_type") or part.get("type")) in ROPE_BY_LENGTH:
             return f"rope_type={kind!r}"
-        if part.get("use_dynamic_ntk"):  # of Qwen-1's remote code
-            return f"use_dynamic_ntk={part['use_dynamic_ntk']}"
     return None
 
 

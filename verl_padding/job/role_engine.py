@@ -231,10 +231,8 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
         fix = "Choose both by verl's config group model_engine: dp, megatron or veomni."
         refuse(f"{section}.strategy={strategy}", why, fix)
     model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)
-    # verl's TrainingWorker takes these two from the model, whose config class has them True and
-    # False by default.
+    # verl's TrainingWorker takes it from the model, whose config class has it True by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
-    engine.use_fused_kernels = bool(model.get("use_fused_kernels", False))
     attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     mtp = model.get("mtp") or {}
     return RoleEngine(

@@ -13,7 +13,6 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job import metric_names as names
 from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import ACTOR
-from verl_padding.plan.plural import plural
 
 PACKER, SHARING = "packer", "sharing"
 ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS = "zero_advantage_rows", "recompute_old_log_probs"
@@ -24,18 +23,15 @@ class Saving:
     """A setting with which a job computes less, or waits less."""
 
     on: str | bool
-    off: str | bool
     what: str
     """What is saved, or how."""
 
 
 SAVINGS = {
-    PACKER: Saving(on="plan", off="verl", what="micro-batches by the plan"),
-    SHARING: Saving(on="on", off="off", what="shared tokens computed once"),
-    ZERO_ADVANTAGE_ROWS: Saving(
-        on="skip", off="compute", what="update without zero-advantage rows"
-    ),
-    OLD_LOG_PROBS: Saving(on=False, off=True, what="no pass for old log-probs"),
+    PACKER: Saving(on="plan", what="micro-batches by the plan"),
+    SHARING: Saving(on="on", what="shared tokens computed once"),
+    ZERO_ADVANTAGE_ROWS: Saving(on="skip", what="update without zero-advantage rows"),
+    OLD_LOG_PROBS: Saving(on=False, what="no pass for old log-probs"),
 }
 """Setting below ``padding`` -> the saving; one that needs another comes after it."""
 
@@ -88,18 +84,16 @@ def saved_line(totals: Mapping[str, float]) -> str:
     was not counted.
 
     >>> saved_line({"padding/computed_tokens/total": 60, "padding/saved/shared_tokens/total": 40})
-    'saved 40 of 100 tokens (40%): 40 that rows share'
+    'saved 40 of 100 tokens (40%): 40 shared, 0 in 0 rows without an advantage, 0 in 0 passes'
     """
     if names.ALL_COMPUTED_TOKENS not in totals:
         return ""
-    by_saving = {name: int(totals.get(name, 0)) for name in names.SAVED_TOKENS}
-    shared, idle, passes = by_saving.values()
+    shared, idle, passes = (int(totals.get(name, 0)) for name in names.SAVED_TOKENS)
     saved = shared + idle + passes
     of = saved + int(totals[names.ALL_COMPUTED_TOKENS])
     rows = int(totals.get(names.LEFT_OUT_ROWS.format(update=ACTOR), 0))
     n_passes = int(totals.get(names.SAVED_PASSES, 0))
-    parts = [f"{shared:,} that rows share"] * bool(shared)
-    parts += [f"{idle:,} of {plural(rows, 'row')} without an advantage"] * bool(rows)
-    parts += [f"{passes:,} of {plural(n_passes, 'pass')} not made"] * bool(n_passes)
-    listed = f": {', '.join(parts)}" if parts else ""
-    return f"saved {saved:,} of {of:,} tokens ({saved / max(of, 1):.0%}){listed}"
+    return (
+        f"saved {saved:,} of {of:,} tokens ({saved / max(of, 1):.0%}): {shared:,} shared, "
+        f"{idle:,} in {rows:,} rows without an advantage, {passes:,} in {n_passes:,} passes"
+    )

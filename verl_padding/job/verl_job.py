@@ -26,7 +26,6 @@ from verl_padding.job.model_config import (
     n_routed_experts,
     read_model_config,
 )
-from verl_padding.job.modes import stock_mode
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     CRITIC_MODEL,
@@ -37,7 +36,6 @@ from verl_padding.job.role_engine import (
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Savings
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
-from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +50,18 @@ def translate_plan_error(refusal: PlanError | str) -> str:
     message = re.sub(
         r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal)
     )
-    message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", message)
-    return re.sub(
-        r"\bdp_size=(\d+)", lambda ranks: plural(int(ranks[1]), "data-parallel rank"), message
-    )
+    return re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", message)
 
 
 class VerlJob:
     """A job of verl, as far as it decides how a batch is planned, sent to workers and trained
     on."""
 
-    def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str | None = None):
+    def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str):
         self.config = config
         """verl's config of the job."""
-        self.mode = mode or stock_mode(config.trainer.v1.trainer_mode)
-        """The verl mode that the job's trainer extends; by default the one that the trainer's name
-        says."""
+        self.mode = mode
+        """The verl mode that the job's trainer extends."""
         self.padding = padding
         self.savings = Savings(padding)
         """What the job computes less, as far as is known: :meth:`check_models`, the workers and the
