@@ -15,8 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 @dataclass(eq=False)
 class Generation:
-    """One request, its response so far (``token_ids`` and their ``log_probs``), or the error in its
-    place.
+    """One request, and its response so far: ``token_ids`` and their ``log_probs``.
 
     Attributes:
         temperature: 0 for greedy.
@@ -35,7 +34,6 @@ class Generation:
     images: Mapping[str, torch.Tensor] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    error: Exception | None = None
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
