@@ -29,10 +29,10 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    "head_dim": 32,  # the least that other CPU engines accept
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
-HEAD = {"head_dim": 32}  # what Qwen2 gets from 64 / 2, and the least that other CPU engines accept
 MROPE = {
     "rope_type": "default",
     "rope_theta": 1e4,
@@ -40,19 +40,14 @@ MROPE = {
     "mrope_interleaved": True,
 }
 OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
-    "qwen2": {},
-    "qwen3": HEAD,
-    "qwen3_thinking": HEAD,
-    "qwen3_moe": HEAD
-    | {
+    "qwen3_moe": {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
-    "qwen3_vl": HEAD | {"rope_parameters": MROPE},
-    "qwen3_5": HEAD
-    | {
+    "qwen3_vl": {"rope_parameters": MROPE},
+    "qwen3_5": {
         "layer_types": ["linear_attention", "full_attention"],
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 2,
@@ -61,7 +56,6 @@ OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
         "rope_parameters": MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
     },
 }
-# of the vision tower, also that of a dry run's shrunk models
 TOWER = {
     "depth": 2,
     "hidden_size": 32,
@@ -127,7 +121,11 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
 
     sees = kind == "qwen3_vl"
     tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else (), thinks=kind in THINKS)
-    sizes = SIZES | {"vocab_size": len(tokenizer), **_special_ids(tokenizer), **OF_KIND[kind]}
+    sizes = SIZES | {
+        "vocab_size": len(tokenizer),
+        **_special_ids(tokenizer),
+        **OF_KIND.get(kind, {}),
+    }
     saved: list[Any] = [tokenizer]
     if sees:
         config, processor = _vision_config(sizes, tokenizer)
