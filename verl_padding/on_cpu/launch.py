@@ -105,13 +105,15 @@ def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
         # A job has about ten processes: more threads each would only fight for the cores.
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **dict.fromkeys(
-            ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PYTHONUNBUFFERED", "HYDRA_FULL_ERROR"), "1"
-        ),
-        **dict.fromkeys(("TMPDIR", "RAY_TMPDIR"), str(scratch)),
-        **dict.fromkeys(
-            ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"), "0"
-        ),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "TMPDIR": str(scratch),
+        "RAY_TMPDIR": str(scratch),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # Otherwise Ray starts a worker for each of its many logical CPUs.
         "RAY_prestart_worker_first_driver": "0",
     }
