@@ -37,7 +37,7 @@ LABELS = {
     "tokens": "tokens of rows",
     "pad_tokens": "tokens of pads",
     "imbalance": "slowest / mean rank",
-    "over_perfect": "time / time without waiting and pads",
+    "over_perfect": "time / time without waits, pads, sharing",
 }
 """Figure -> what a comparison calls it, where that is another name."""
 
