@@ -97,14 +97,6 @@ SHARING = ("--dp", 1, "--mini-batch", 2, "--n", 2, "--budget", 256)
 SHARED = ("--", "padding.packer=plan", "padding.sharing=on")
 
 
-def test_the_first_steps_of_many_are_shown(tmp_path):
-    path = write_lines(tmp_path / "rows.jsonl", rows_of(25))
-    output = run(path, *SHAPE, "--dp", 1, "--mini-batch", 1).stdout
-    steps = [line.split("│")[1].strip() for line in output.split("\n") if line.startswith("│")]
-    assert steps[-21:] == [*map(str, range(20)), "all"]
-    assert "the first 20 of 25 steps" in " ".join(output.split())
-
-
 def test_settings_of_the_padding_alone_are_of_no_job(path):
     shown = plan_of(path, "--", "+padding=rows", "padding.packer=plan")
     assert (shown["strategy"], shown["packer"]) == ("rows", "plan")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.cli.test_plan import (
     PLAN_PACKER,
@@ -16,7 +17,9 @@ from tests.cli.test_plan import (
 )
 from tests.record.test_step_file import made_step
 from tests.support.written_pages import parsed
+from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.record.step_file import write_steps
+from verl_padding.runs.run_files import CONFIG
 
 
 @pytest.fixture
@@ -96,6 +99,22 @@ def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
     page = tmp_path / "plan.html"
     assert run(file, "--page", page, "--", *of_job).exit_code == 0
     assert {"actor", "log_prob"} <= parsed(page).packed["step-1"]["charts"].keys()
+
+
+def test_a_file_in_the_folder_of_a_run_is_planned_as_its_job(job, tmp_path):
+    file = tmp_path / "run" / "steps" / "3.jsonl"
+    file.parent.mkdir(parents=True)
+    write_lines(file, ROWS)
+    of_job = (*job, "+padding=rows", "trainer.n_gpus_per_node=4")
+    config = tmp_path / "run" / CONFIG
+    config.parent.mkdir(parents=True)
+    OmegaConf.save(compose_job(JobArguments(overrides=of_job)), config)
+    budget = ("--budget", 100)
+    shown = plan_of(file, *budget)
+    assert (len(shown["steps"]), len(shown["steps"][0]["ranks"])) == (8, 4)
+    assert shown["strategy"] == "rows"
+    by_plan = plan_of(file.parent, *budget, "--", "padding.packer=plan")
+    assert (by_plan["strategy"], by_plan["packer"]) == ("rows", "plan")
 
 
 def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):

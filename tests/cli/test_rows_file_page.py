@@ -30,7 +30,6 @@ def test_the_rows_of_the_page_are_read_as_it_says():
             text.encode().splitlines(),
             name="page",
             tokenize=lambda text: list(text.encode()),
-            find_shared=True,
         )
         for text in TEXTS[:2]
     )
@@ -54,7 +53,7 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     told = [talk, [*talk[:1], {**talk[1], "content": "no"}], other]
     traces = [json.dumps({"messages": messages}) for messages in told]
     lines = [line.encode() for line in page["trace_rows"](traces, make_byte_tokenizer())]
-    rows = read_rows(lines, name="page", tokenize=None, find_shared=True).rows
+    rows = read_rows(lines, name="page", tokenize=None).rows
     # The byte template writes <|im_start|>role\ntext<|im_end|>\n: a marker, the role, a newline,
     # the text, a marker.
     message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)

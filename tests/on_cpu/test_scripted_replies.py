@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.on_cpu.dry_run.own_jobs import TOOL
+from verl_padding.on_cpu.rollout.batch_generation import Generation
 from verl_padding.on_cpu.scripted_replies import Replies
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 
@@ -17,14 +18,21 @@ def rollout(tmp_path, monkeypatch):
     monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
     (tmp_path / "tool.py").write_text(TOOL)
     turns = {"tool_config_path": None, "function_tool_path": str(tmp_path / "tool.py")}
-    lengths = {"prompt_length": 20, "response_length": 100}
-    return OmegaConf.create({**lengths, "multi_turn": {**turns, "format": "hermes"}})
+    return OmegaConf.create({"multi_turn": {**turns, "format": "hermes"}})
+
+
+def answered(replies: Replies, room: int = 100, seed: int = 0) -> list[int]:
+    request = Generation([1], room, seed=seed)
+    replies.answer(request)
+    assert request.is_finished
+    assert len(request.log_probs) == len(request.token_ids)
+    return request.token_ids
 
 
 def test_replies_are_noise_each_text_and_a_call_of_each_tool(rollout):
     tokenizer = make_byte_tokenizer()
     replies = Replies(tokenizer, rollout, ["a text"])
-    ids = [replies.answer("id", 10, {}).token_ids for _ in range(4)]
+    ids = [answered(replies, seed=turn) for turn in range(4)]
     assert all(each[-1] == tokenizer.eos_token_id for each in ids)
     noise, text, call, again = [tokenizer.decode(each[:-1]) for each in ids]
     assert text == "a text"
@@ -35,6 +43,5 @@ def test_replies_are_noise_each_text_and_a_call_of_each_tool(rollout):
 
 def test_a_reply_ends_where_the_row_is_full(rollout):
     replies = Replies(make_byte_tokenizer(), rollout, ["x" * 200])
-    replies.answer("id", 0, {})
-    assert len(replies.answer("id", 80, {}).token_ids) == 40
-    assert len(replies.answer("id", 80, {"max_tokens": 3}).token_ids) <= 3
+    assert len(answered(replies, room=3)) <= 3
+    assert len(answered(replies, room=40)) == 40

@@ -1,6 +1,7 @@
 """Tiny models are made without a network, once, and the same everywhere."""
 
 import socket
+from typing import get_args
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transformers import (
 
 from verl_padding.on_cpu.tiny_models import (
     MODEL_TYPES,
-    OF_KIND,
+    TinyModelKind,
     make_byte_tokenizer,
     make_tiny_model,
 )
@@ -23,7 +24,7 @@ from verl_padding.on_cpu.tiny_models import (
 TOKENIZER = make_byte_tokenizer()
 
 
-@pytest.mark.parametrize("kind", OF_KIND)
+@pytest.mark.parametrize("kind", get_args(TinyModelKind))
 def test_a_model_is_made_and_loaded_without_a_network(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", None)
     monkeypatch.setattr(socket, "getaddrinfo", None)

@@ -25,10 +25,7 @@ assert platform.device_name == "cpu" and str(platform.current_device()) == "cpu"
 assert "{first}".endswith("server") or "verl_padding.on_cpu.rollout.server" not in sys.modules
 from verl.utils.device import get_torch_device
 device = get_torch_device()
-allocated = device.memory_allocated()
-most = device.max_memory_allocated()
-assert 0 < allocated <= most * 1.01, (allocated, most)
-assert device.mem_get_info()[0] <= device.mem_get_info()[1]
+assert device.max_memory_allocated() == 0 and device.mem_get_info() == (0, 0)
 device.empty_cache(); device.synchronize()
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 from verl.single_controller.ray.base import RayWorkerGroup
@@ -45,13 +42,6 @@ assert get_rollout_replica_class("transformers").__name__ == "TransformersReplic
 """
 
 
-ANOTHER_VERSION = """
-import importlib.metadata
-real = importlib.metadata.version
-importlib.metadata.version = lambda name: "1.0.0" if name == "verl" else real(name)
-"""
-
-
 def test_nothing_is_registered_unless_asked_for():
     assert run_fresh(SHOW, platform="nvidia").stdout.strip() == "0 0"
 
@@ -60,12 +50,6 @@ def test_nothing_is_registered_unless_asked_for():
 def test_every_piece_is_registered_whatever_is_imported_first(first):
     result = run_fresh(USE.format(first=first), platform="cpu")
     assert result.returncode == 0, result.stderr
-
-
-def test_another_version_of_verl_is_left_alone_and_the_log_says_so():
-    result = run_fresh(ANOTHER_VERSION + SHOW, platform="cpu")
-    assert result.stdout.strip() == "1 0"
-    assert "found 1.0.0" in result.stderr
 
 
 def test_a_saved_shard_is_a_copy():

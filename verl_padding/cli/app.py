@@ -4,7 +4,7 @@ import platform
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
+from verl_padding.on_cpu.tiny_models import TinyModelKind
 from verl_padding.plan import PlanError
 from verl_padding.version import __version__
 
@@ -34,7 +35,7 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True)
 
 HYDRA = {"ignore_unknown_options": True}  # such as --config-name, which Hydra's own parser reads
 OVERRIDES = typer.Argument(
-    help="Overrides of a job, and --config-name and the like, as for verl.trainer.main_ppo."
+    help="A job's overrides, as for verl.trainer.main_ppo, with --config-name and --config-dir."
 )
 
 
@@ -76,7 +77,7 @@ def main(
 @app.command()
 def demo(
     steps: Annotated[
-        int, typer.Option(min=1, help="Training steps; its agent learns the task in 50.")
+        int, typer.Option(min=1, help="Training steps. The agent learns the task in about 50.")
     ] = 50,
     out: Annotated[Path, typer.Option(help="New or empty folder, for all that is written.")] = Path(
         "demo_out"
@@ -105,15 +106,13 @@ def demo(
     sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
 
 
-@app.command(
-    epilog=(
-        'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/reference.md has all forms.'
-    )
-)
+@app.command()
 def plan(
     rows: Annotated[
         Path,
-        typer.Argument(help="Rows, a recorded step, a rollout dump, or a folder of steps."),
+        typer.Argument(
+            help="A file of rows, a recorded step, a rollout dump, or a folder of them."
+        ),
     ],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel ranks.")] = None,
@@ -122,33 +121,33 @@ def plan(
     ] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Rollouts per prompt.")] = None,
     budget: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a micro-batch on one rank.")
+        int | None, typer.Option(min=1, help="Maximum tokens of a micro-batch on one rank.")
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also show stock verl's layout (slow).")
+        bool, typer.Option("--compare", help="Also show the layout of stock verl (slow).")
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
     ] = False,
     page: Annotated[
         Path | None,
-        typer.Option(
-            help="File for a page of the plans, which a browser opens.", metavar="FILE.html"
-        ),
+        typer.Option(help="Also write the plans as a page for a browser.", metavar="FILE.html"),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer, for the tokens of a rollout dump.")
+        str | None, typer.Option(help="Tokenizer that counts the tokens of a rollout dump.")
     ] = None,
 ) -> None:
-    """Plans batches of rows: shows steps, ranks, micro-batches, pads, and how long ranks would wait
-    for each other.
+    """Plans batches of rows: shows optimizer steps, micro-batches, pads, and how long ranks would
+    wait for each other.
 
-    Ranks, sizes, budgets and settings are those of a job, whose overrides stand behind --. The four
-    options of sizes are short for its overrides.
+    Ranks, batch sizes, token budgets and settings come from a job: its overrides follow --. Without
+    them, a file in the folder of a run is planned with the config of that run. --dp, --mini-batch,
+    --n and --budget are shortcuts for overrides.
     """
     from verl_padding.cli.plan import job_to_plan, show_plan
 
-    job = job_to_plan(job_arguments(overrides), dp=dp, mini_batch=mini_batch, n=n, budget=budget)
+    sizes = {"dp": dp, "mini_batch": mini_batch, "n": n, "budget": budget}
+    job = job_to_plan(rows, job_arguments(overrides), **sizes)
     show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
 
 
@@ -161,11 +160,11 @@ def report(
     out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
     steps: Annotated[
         list[int] | None,
-        typer.Option(help="A recorded step to show, of several; left out, all are."),
+        typer.Option(help="A recorded step to show; repeat it for several. Default: all."),
     ] = None,
 ) -> None:
-    """Writes runs as one page: curves side by side, steps by the clock, rows and their texts. It
-    needs no network."""
+    """Writes one or more runs as a page: curves side by side, steps by the clock, rows and their
+    texts. The page needs no network."""
     from verl_padding.cli.report import write_report
 
     for note in write_report(runs, out, steps=steps):
@@ -177,7 +176,7 @@ def report(
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
     family: Annotated[
-        Literal["qwen2", "qwen3", "qwen3_thinking", "qwen3_moe", "qwen3_vl", "qwen3_5"],
+        TinyModelKind,
         typer.Option(help="qwen3_vl sees images (extra: vision)."),
     ] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
@@ -197,16 +196,16 @@ def tiny_model(
 def dry_run(
     overrides: Annotated[list[str], OVERRIDES],
     reply: Annotated[
-        list[str] | None, typer.Option(help="A reply of the model, among noise and calls of tools.")
+        list[str] | None,
+        typer.Option(help="A reply of the model, beside random text and tool calls; repeatable."),
     ] = None,
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds that the step may take.")] = 300,
+    timeout: Annotated[int, typer.Option(min=1, help="Maximum seconds of the step.")] = 300,
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Runs a step of a job on this machine's CPU: its sessions on scripted replies, its model
-    shrunk.
+    """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.
 
-    The job's own data set, agent loops, tools and rewards are run. The exit code is 1 if something
-    is wrong.
+    The job's own data set, agent loops, tools and rewards run. The exit code is 1 if something is
+    wrong.
     """
     from verl_padding.cli.dry_run import dry_run as run
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,20 +39,19 @@ class FileBatch:
 class _Row(NamedTuple):
     """A row as a file has it."""
 
-    line: int
     key: str
     tokens: Any  # `Rows` refuses what is not a whole number
-    ids: Sequence[int] | None
+    ids: np.ndarray | None
 
 
 def read_batches(
-    path: Path, tokenize: Tokenize | None, *, find_shared: bool = False
+    path: Path, tokenize: Tokenize | None
 ) -> tuple[list[FileBatch], list[PaddingDataError]]:
     """Reads a file, or all steps of a folder, a batch each, in their order. Of a recorded step,
     each local update is a batch.
 
     Args:
-        tokenize, find_shared: see :func:`read_rows`.
+        tokenize: see :func:`read_rows`.
 
     Returns: the batches, one at least; and what is wrong with files of a folder that are left out:
         torn or empty, as a job leaves them that is writing or was killed, or of another kind.
@@ -69,7 +67,7 @@ def read_batches(
     refused: list[PaddingDataError] = []
     for file in files:
         try:
-            batches += _read_file(file, tokenize, find_shared)
+            batches += _read_file(file, tokenize)
         except PaddingDataError as refusal:
             refused.append(refusal)
     # A folder of which nothing can be read is refused by its first file's reason.
@@ -78,14 +76,13 @@ def read_batches(
     return batches, refused
 
 
-def _read_file(file: Path, tokenize: Tokenize | None, find_shared: bool) -> list[FileBatch]:
+def _read_file(file: Path, tokenize: Tokenize | None) -> list[FileBatch]:
     name = str(file)
-    with file.open("rb") as lines:
-        first = next(lines, b"")
-        all_lines = chain([first], lines)  # a pipe can be read once
-        if not begins_step(first):
-            return [read_rows(all_lines, name=name, tokenize=tokenize, find_shared=find_shared)]
-        updates = parse_steps(all_lines, name)
+    with file.open("rb") as opened:
+        lines = opened.readlines()  # which end at newlines alone
+    if not (lines and begins_step(lines[0])):
+        return [read_rows(lines, name=name, tokenize=tokenize)]
+    updates = parse_steps(lines, name)
     if len(updates) == 1:
         return [_recorded_batch(updates[0], name)]
     return [_recorded_batch(update, f"{name}, update {update.update}") for update in updates]
@@ -111,20 +108,17 @@ def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
     return FileBatch(name=name, rows=rows, lines_R=tuple(range(len(rows))), recorded=update)
 
 
-def read_rows(
-    lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None, find_shared: bool = False
-) -> FileBatch:
+def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -> FileBatch:
     """Reads one JSON object per line; docs/reference.md has its forms.
 
     Args:
         lines: UTF-8, which end at newlines alone: verl does not escape U+2028 and its like.
         tokenize: needed for a rollout dump.
-        find_shared: whether token ids of rows are compared.
 
     Raises:
         PaddingDataError: a line is not a row, or the rows are not a batch.
     """
-    found: list[_Row] = []
+    found: dict[int, _Row] = {}
     is_dump = False
     for number, line in enumerate(lines):
         if not line.strip():
@@ -135,64 +129,46 @@ def read_rows(
             entry = dict(json.loads(line))
             is_dump = is_dump or "input" in entry
             if "input" not in entry:
-                found.append(_row_of_lengths(entry, number))
+                found[number] = _row_of_lengths(entry, number)
             elif not entry["uid"].startswith(PAD_UID_PREFIX):
-                found.append(_dumped_row(entry, number, tokenize))
+                found[number] = _dumped_row(entry, tokenize)
     if not found:
         raise PaddingDataError(f"{name}: holds no row. {FORMS}.")
     try:
-        keys = [row.key for row in found]
+        keys = [row.key for row in found.values()]
         # Refuses tokens that are no numbers, before they are used.
-        rows = Rows.from_keys(keys, [row.tokens for row in found])
-        if find_shared and any(row.ids is not None for row in found):
-            rows = Rows.from_keys(keys, rows.tokens_R, forest=_find_forest(found))
+        rows = Rows.from_keys(keys, [row.tokens for row in found.values()])
+        if any(row.ids is not None for row in found.values()):
+            rows = Rows.from_keys(keys, rows.tokens_R, forest=_find_forest(found.values()))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
-    return FileBatch(
-        name=name, rows=rows, lines_R=tuple(row.line for row in found), is_dump=is_dump
-    )
+    return FileBatch(name=name, rows=rows, lines_R=tuple(found), is_dump=is_dump)
 
 
 def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
-    missing = [name for name in ("prompt", "session") if name not in entry]
-    if missing:
-        traces = ""
-        if "messages" in entry:
-            traces = "; a trace of messages becomes rows by the converter in docs/reference.md"
-        raise LookupError(f"it has no {' and no '.join(missing)}{traces}")
     # The number of the line makes the key unique.
     key = row_key(entry["prompt"], entry["session"], line)
-    ids: list[int] | None = None
-    lengths = []
     if "token_ids" in entry:
-        ids = entry["token_ids"]
-        numbers = np.array(ids)
-        if numbers.ndim != 1 or (len(ids) and (numbers.dtype.kind != "i" or numbers.min() < 0)):
+        ids = np.array(entry["token_ids"])
+        if ids.ndim != 1 or (len(ids) and (ids.dtype.kind != "i" or ids.min() < 0)):
             raise ValueError("token ids are whole numbers from 0")
-        lengths.append(len(ids))
-    if "tokens" in entry:
-        lengths.append(entry["tokens"])
-    if "prompt_tokens" in entry and "response_tokens" in entry:
-        lengths.append(entry["prompt_tokens"] + entry["response_tokens"])
-    if not lengths:
-        raise LookupError("it has no tokens, no token_ids, and no prompt_tokens + response_tokens")
-    if len(set(lengths)) > 1:
-        raise ValueError(f"its lengths differ: {lengths}")
-    return _Row(line, key, lengths[0], ids)
+        return _Row(key, len(ids), ids)
+    if "prompt_tokens" in entry:
+        return _Row(key, entry["prompt_tokens"] + entry["response_tokens"], None)
+    return _Row(key, entry["tokens"], None)
 
 
-def _dumped_row(entry: Mapping[str, Any], line: int, tokenize: Tokenize | None) -> _Row:
+def _dumped_row(entry: Mapping[str, Any], tokenize: Tokenize | None) -> _Row:
     if tokenize is None:
         raise ValueError("a rollout dump has texts: name the model's tokenizer with --tokenizer")
-    ids = [*tokenize(entry["input"]), *tokenize(entry["output"])]
-    return _Row(line, entry["uid"], max(len(ids), 1), ids or [0])
+    ids = np.array([*tokenize(entry["input"]), *tokenize(entry["output"])] or [0])
+    return _Row(entry["uid"], len(ids), ids)
 
 
-def _find_forest(found: Sequence[_Row]) -> Forest:
+def _find_forest(found: Iterable[_Row]) -> Forest:
     """What rows of a prompt begin with alike, by their token ids."""
     # Rows without token ids are alone in their groups.
-    ids_R = [
-        np.array([0] * row.tokens if row.ids is None else row.ids, dtype=np.int64) for row in found
-    ]
-    group_R = [f"{uid_of_key(row.key)} " if row.ids is not None else row.key for row in found]
-    return Forest.from_tokens(ids_R, group_R)
+    return Forest.from_tokens(
+        [np.zeros(row.tokens, dtype=np.int64) if row.ids is None else row.ids for row in found],
+        [row.key if row.ids is None else f"{uid_of_key(row.key)} " for row in found],
+    )

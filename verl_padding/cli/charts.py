@@ -99,15 +99,14 @@ def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
     0: both are ready at 3, and then at 7.
     """
     # verl's packer cuts cells in the workers: then a cell is one micro-batch here.
+    places = [(bar.mini_batch, bar.micro_batch or 0) for bar in bars]
     longest: dict[tuple[int, int], float] = {}
-    for bar in bars:
-        at = (bar.mini_batch, bar.micro_batch or 0)
+    for bar, at in zip(bars, places, strict=True):
         longest[at] = max(longest.get(at, 0), bar.busy)
     starts, end = {}, 0.0
     for at in sorted(longest):
         starts[at], end = end, end + longest[at]
-    found = []
-    for bar in bars:
-        at = (bar.mini_batch, bar.micro_batch or 0)
-        found.append(bar._replace(start=starts[at], length=longest[at]))
-    return found
+    return [
+        bar._replace(start=starts[at], length=longest[at])
+        for bar, at in zip(bars, places, strict=True)
+    ]

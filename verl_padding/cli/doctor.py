@@ -1,6 +1,5 @@
 """The command ``verl-padding doctor``: shows what was checked, and what came of it."""
 
-from collections import Counter
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -12,7 +11,6 @@ from verl_padding.doctor.installation import choose_platform, plug_in, versions
 from verl_padding.doctor.job import PADDING_OFF, check_job_of
 from verl_padding.doctor.job_config import as_a_job_would_start
 from verl_padding.job.composition import JobArguments
-from verl_padding.plan.plural import plural
 
 STYLES: dict[Verdict, str] = {"ok": "green", "hint": "blue", "warning": "yellow", "wrong": "red"}
 
@@ -39,16 +37,13 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
 
 
 def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
-    counts = Counter(finding.verdict for finding in findings)
-    if counts["wrong"]:
-        return Text(f"{counts['wrong']} wrong.", style="red")
+    if wrong := sum(finding.verdict == "wrong" for finding in findings):
+        return Text(f"{wrong} wrong.", style="red")
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
     message = "Nothing wrong was found"
     if PADDING_OFF in findings:
         message += ", but the job trains without padding"
-    if counts["warning"]:
-        message += f"; {plural(counts['warning'], 'warning')}"
     next_step = "verl-padding dry-run runs your data, agent, rewards and a step on this machine."
     return Text(f"{message}. {next_step}")
 

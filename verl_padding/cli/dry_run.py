@@ -31,8 +31,22 @@ def dry_run(
     console.print(
         "This runs the job's own code: data set, agent loops, tools and rewards, a few times each."
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
     try:
-        _run_step(arguments, console, replies, timeout_s)
+        config = compose_or_refuse(arguments)
+        with as_a_job_would_start():
+            from verl_padding.driver.job_check import check_job
+            from verl_padding.driver.trainers import asks_for_padding
+        # Outside of the block, in which no warning is shown, such as that of a setting that has
+        # gone.
+        if asks_for_padding(config) and (savings := check_job(config).savings.lines()):
+            _print_lines(console, "savings", savings)
+        with (
+            tempfile.TemporaryDirectory(prefix="dry-run-", ignore_cleanup_errors=True) as folder,
+            console.status("a step of the job, on this machine's CPU"),
+        ):
+            lines = run_step(config, folder=Path(folder), replies=replies, timeout_s=timeout_s)
+        _print_lines(console, "step", lines)
     except PaddingError as refusal:
         console.print(Text(str(refusal), style="red"), soft_wrap=True)
         if isinstance(refusal, DryRunError):
@@ -40,26 +54,6 @@ def dry_run(
         return 1
     console.print(Text("The dry run went well.", style="green"))
     return 0
-
-
-def _run_step(
-    arguments: JobArguments, console: Console, replies: Sequence[str], timeout_s: float
-) -> None:
-    config = compose_or_refuse(arguments)
-    with as_a_job_would_start():
-        from verl_padding.driver.job_check import check_job
-        from verl_padding.driver.trainers import asks_for_padding
-    # Outside of the block, in which no warning is shown, such as that of a setting that has gone.
-    savings = check_job(config).savings.lines() if asks_for_padding(config) else []
-    if savings:
-        _print_lines(console, "savings", savings)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
-    with (
-        tempfile.TemporaryDirectory(prefix="dry-run-", ignore_cleanup_errors=True) as folder,
-        console.status("a step of the job, on this machine's CPU"),
-    ):
-        lines = run_step(config, folder=Path(folder), replies=replies, timeout_s=timeout_s)
-    _print_lines(console, "step", lines)
 
 
 def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:

@@ -1,18 +1,18 @@
-"""The batch of a file, planned, and other layouts of the same rows to compare the plan with."""
+"""The batch of a file, planned, and stock verl's layout of the same rows to compare the plan
+with."""
 
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 from verl_padding.cli.batch_reader import FileBatch
-from verl_padding.cli.charts import Chart, planned_chart
+from verl_padding.cli.charts import planned_chart
 from verl_padding.cli.page import ShownStep, recorded_step
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
-from verl_padding.plan import BatchPlan, Job, PlanError, Update, plan_batch
+from verl_padding.plan import BatchPlan, Job, PlanError, plan_batch
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import (
@@ -37,12 +37,14 @@ class CutLayout:
     is_cut: bool = True
     """False if the workers cut the micro-batches: each cell is one here."""
 
+    @property
+    def by_micro(self) -> bool:
+        """Whether ranks wait for each other at each of these micro-batches, not once a step."""
+        return self.is_cut and self.costs.call.sync_point == "micro_batch"
+
     @cached_property
     def steps(self) -> list[MiniBatchCost]:
         return mini_batch_costs(self.rows_MDK, self.costs, with_micro_bounds=False)
-
-    def chart(self) -> Chart:
-        return planned_chart(self.rows_MDK, self.costs, is_cut=self.is_cut)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,63 +56,15 @@ class PlannedBatch:
     plan: BatchPlan
     seconds: float
     """Of planning."""
-    compared: Mapping[str, CutLayout] = field(default_factory=dict)
-    """Stock verl's layout of the actor's update, and the plan's; none where nobody asked."""
-
-    @property
-    def update(self) -> Update:
-        return self.job.updates[ACTOR]
-
-    @property
-    def layout(self) -> Layout:
-        return self.plan.layouts[ACTOR]
-
-    @cached_property
-    def calls(self) -> dict[str, CutLayout]:
-        """The layout of each worker call."""
-        found = {}
-        for name, call in self.job.calls():
-            layout, costs = self.plan.layouts[name], costs_of(self.batch.rows, self.job, call)
-            is_cut = layout.micro_batch_rows is not None
-            found[name] = CutLayout(rows_MDK=micro_batches_of(layout), costs=costs, is_cut=is_cut)
-        return found
-
-    @property
-    def planned(self) -> CutLayout:
-        """That of the actor's update."""
-        return self.calls[ACTOR]
-
-    def beside_stock(self) -> Self:
-        """With the layouts to compare, cut into micro-batches.
-
-        Raises:
-            PaddingDataError: stock verl would stop at this batch, or micro-batches are not cut by
-                their tokens.
-        """
-        rows, costs, budget = self.batch.rows, self.planned.costs, self.update.token_budget
-        if budget is None or costs.call.padded_to != "row":
-            why = "stock verl's layout is known for packed rows with a token budget"
-            raise PaddingDataError(f"--compare: {why}. Leave --compare out.")
-        stock_MDK = verl_layout(
-            rows.tokens_R,
-            dp_size=self.update.dp_size,
-            mini_batch_rows=self.update.prompts_per_mini_batch * self.job.sessions_per_prompt,
-            token_budget=budget,
-        )
-        stock_costs = replace(costs, forest=None, pad_tokens=VERL_PAD_TOKENS)
-        plan_MDK = micro_batches_of(self.layout)
-        if self.layout.micro_batch_rows is None:  # verl's packer cuts them, in the workers
-            tokens_R = [*rows.tokens_R, *[self.job.pad_tokens] * self.layout.n_pads]
-            plan_MDK = [pack_as_verl(cells_D, tokens_R, budget) for cells_D in self.layout.cells]
-        stock = CutLayout(rows_MDK=stock_MDK, costs=stock_costs)
-        return replace(
-            self, compared={VERL: stock, PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs)}
-        )
+    layouts: Mapping[str, CutLayout]
+    """The layout of each worker call, and those that are compared."""
 
     def shown_step(self) -> ShownStep:
         """What a page shows of it."""
-        layouts = {**self.calls, **self.compared}
-        charts = {name: layout.chart() for name, layout in layouts.items()}
+        charts = {
+            name: planned_chart(layout.rows_MDK, layout.costs, is_cut=layout.is_cut)
+            for name, layout in self.layouts.items()
+        }
         rows, name = self.batch.rows, self.batch.name
         if self.batch.recorded is not None:
             step = recorded_step(self.batch.recorded, run="", texts={})
@@ -123,11 +77,15 @@ class PlannedBatch:
         )
 
 
-def plan_file_batch(batch: FileBatch, job: Job) -> PlannedBatch:
+def plan_file_batch(batch: FileBatch, job: Job, *, compare: bool) -> PlannedBatch:
     """Plans a batch, as of a job whose data loader gives its number of prompts, rounded up to whole
     mini-batches.
 
+    Args:
+        compare: whether stock verl's layout of the actor's update is wanted, too.
+
     Raises:
+        PaddingDataError: the batch cannot be compared.
         PlanError: it cannot be planned.
     """
     # 15 prompts with mini-batches of 4 are planned as 16, one of which has no rows.
@@ -138,4 +96,44 @@ def plan_file_batch(batch: FileBatch, job: Job) -> PlannedBatch:
         plan = plan_batch(batch.rows, job)
     except PlanError as refusal:
         raise PlanError(f"{batch.name}: {refusal}") from refusal
-    return PlannedBatch(batch=batch, job=job, plan=plan, seconds=time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    layouts = {
+        name: CutLayout(
+            rows_MDK=micro_batches_of(plan.layouts[name]),
+            costs=costs_of(batch.rows, job, call),
+            is_cut=plan.layouts[name].micro_batch_rows is not None,
+        )
+        for name, call in job.calls()
+    }
+    if compare:
+        layouts |= _compared(plan.layouts[ACTOR], layouts[ACTOR].costs, job)
+    return PlannedBatch(batch=batch, job=job, plan=plan, seconds=seconds, layouts=layouts)
+
+
+def _compared(layout: Layout, costs: CallCosts, job: Job) -> dict[str, CutLayout]:
+    """Stock verl's layout of the actor's update, and the plan's, cut into micro-batches.
+
+    Raises:
+        PaddingDataError: stock verl would stop at this batch, or micro-batches are not cut by
+            their tokens.
+    """
+    budget = costs.call.token_budget
+    if budget is None or costs.call.padded_to != "row":
+        why = "stock verl's layout is known for packed rows with a token budget"
+        raise PaddingDataError(f"--compare: {why}. Leave --compare out.")
+    tokens_R = costs.tokens_R.tolist()
+    stock_MDK = verl_layout(
+        tokens_R,
+        dp_size=layout.dp_size,
+        mini_batch_rows=job.updates[ACTOR].prompts_per_mini_batch * job.sessions_per_prompt,
+        token_budget=budget,
+    )
+    plan_MDK = micro_batches_of(layout)
+    if layout.micro_batch_rows is None:  # verl's packer cuts them, in the workers
+        padded_R = [*tokens_R, *[job.pad_tokens] * layout.n_pads]
+        plan_MDK = [pack_as_verl(cells_D, padded_R, budget) for cells_D in layout.cells]
+    stock_costs = replace(costs, forest=None, pad_tokens=VERL_PAD_TOKENS)
+    return {
+        VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs),
+        PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs),
+    }

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
@@ -16,22 +15,13 @@ def _always(answer: Any) -> Any:
     return staticmethod(lambda *_, **__: answer)
 
 
-def _memory(device: object = None) -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
-def _free_and_total_memory(device: object = None) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total
-
-
 class _CpuDeviceModule(ModuleType):
-    """``torch.cpu`` with the names of ``torch.cuda`` that verl uses. Memory is what the process
-    holds when it is asked, in bytes, since torch keeps no peak of a CPU's."""
+    """``torch.cpu`` with the names of ``torch.cuda`` that verl uses. It has no memory of a device:
+    verl logs the host's by itself."""
 
-    memory_allocated = memory_reserved = staticmethod(_memory)
-    max_memory_allocated = max_memory_reserved = staticmethod(_memory)
-    mem_get_info = staticmethod(_free_and_total_memory)
+    memory_allocated = memory_reserved = _always(0)
+    max_memory_allocated = max_memory_reserved = _always(0)
+    mem_get_info = _always((0, 0))
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     get_rng_state = staticmethod(torch.get_rng_state)
     set_rng_state = staticmethod(torch.set_rng_state)

@@ -2,9 +2,10 @@
 ends."""
 
 import json
-import random
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from verl_padding.on_cpu.rollout.batch_generation import Generation
 
 TEXTS = "VERL_PADDING_REPLIES"
 """Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers
@@ -27,41 +28,24 @@ class Replies:
         self._tokenizer = tokenizer
         # Noise is of ordinary tokens: an image's would break the row's position ids.
         self._ordinary = min([len(tokenizer), *tokenizer.get_added_vocab().values()])
-        self._longest_response = rollout.response_length
-        self._longest_row = rollout.prompt_length + rollout.response_length
         # None is noise. The first reply is, so a loop that takes one turn sees a reply of no form.
         self._texts = [None, *texts, *_calls_of_tools(rollout)]
-        self.given = 0
+        self._given = 0
 
-    def answer(
-        self,
-        request_id: str,
-        prompt_tokens: int,
-        sampling_params: dict[str, Any],
-        **extra_fields: Any,
-    ) -> Any:
-        """verl's ``TokenOutput`` with the next reply, of log-probs of -1; the request's id seeds
-        noise."""
-        from verl.workers.rollout.replica import TokenOutput
-
-        text = self._texts[self.given % len(self._texts)]
-        self.given += 1
-        asked = sampling_params.get("max_tokens") or self._longest_response
-        limit = max(1, min(asked, self._longest_row - prompt_tokens))
+    def answer(self, request: Generation) -> None:
+        """Gives a request the next reply, of log-probs of -1, as far as it has room."""
+        text = self._texts[self._given % len(self._texts)]
+        self._given += 1
         if text is None:
-            draws = random.Random(f"{request_id} {self.given}")
+            draws = request.random
             ids = [draws.randrange(self._ordinary) for _ in range(draws.randint(2, NOISE))]
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         eos = self._tokenizer.eos_token_id
-        ids = (ids if eos is None else [*ids, eos])[:limit]
-        return TokenOutput(
-            token_ids=ids,
-            log_probs=[-1.0] * len(ids) if sampling_params.get("logprobs") else None,
-            stop_reason="completed",
-            num_preempted=0,
-            extra_fields=extra_fields,
-        )
+        ids = ids if eos is None else [*ids, eos]
+        request.token_ids = ids[: request.max_new_tokens]
+        request.max_new_tokens = len(request.token_ids)  # it is finished
+        request.log_probs = [-1.0] * len(request.token_ids)
 
 
 def _calls_of_tools(rollout: Any) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +12,13 @@ MODEL_TYPES = {"qwen3_thinking": "qwen3", "qwen3_5": "qwen3_5_text"}
 THINKS = ("qwen3_thinking", "qwen3_5")
 
 IMAGE_PATCH = 16  # pixels of a side of a vision model's patch; 2 x 2 patches become one token
-IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-IMAGE_TOKEN_SETTINGS = (
-    "vision_start_token_id",
-    "image_token_id",
-    "vision_end_token_id",
-    "video_token_id",
-)
+IMAGE_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "image_token_id": "<|image_pad|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "video_token_id": "<|video_pad|>",
+}
+"""Setting of a vision model -> the token whose id it is."""
 MAX_IMAGE_TOKENS = 16
 
 # Two layers, so that one is behind another; two heads on one key and value head, so that heads are
@@ -29,10 +29,10 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    "head_dim": 32,  # the least that other CPU engines accept
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
-HEAD = {"head_dim": 32}  # what Qwen2 gets from 64 / 2, and the least that other CPU engines accept
 MROPE = {
     "rope_type": "default",
     "rope_theta": 1e4,
@@ -40,19 +40,14 @@ MROPE = {
     "mrope_interleaved": True,
 }
 OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
-    "qwen2": {},
-    "qwen3": HEAD,
-    "qwen3_thinking": HEAD,
-    "qwen3_moe": HEAD
-    | {
+    "qwen3_moe": {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
-    "qwen3_vl": HEAD | {"rope_parameters": MROPE},
-    "qwen3_5": HEAD
-    | {
+    "qwen3_vl": {"rope_parameters": MROPE},
+    "qwen3_5": {
         "layer_types": ["linear_attention", "full_attention"],
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 2,
@@ -61,7 +56,6 @@ OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
         "rope_parameters": MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
     },
 }
-# of the vision tower, also that of a dry run's shrunk models
 TOWER = {
     "depth": 2,
     "hidden_size": 32,
@@ -126,8 +120,12 @@ def write_tiny_model(kind: TinyModelKind, place: Path, *, seed: int = 0) -> None
     import transformers
 
     sees = kind == "qwen3_vl"
-    tokenizer = make_byte_tokenizer(IMAGE_TOKENS if sees else (), thinks=kind in THINKS)
-    sizes = SIZES | {"vocab_size": len(tokenizer), **_special_ids(tokenizer), **OF_KIND[kind]}
+    tokenizer = make_byte_tokenizer(IMAGE_TOKENS.values() if sees else (), thinks=kind in THINKS)
+    sizes = SIZES | {
+        "vocab_size": len(tokenizer),
+        **_special_ids(tokenizer),
+        **OF_KIND.get(kind, {}),
+    }
     saved: list[Any] = [tokenizer]
     if sees:
         config, processor = _vision_config(sizes, tokenizer)
@@ -165,13 +163,12 @@ def _vision_config(sizes: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
     """Config and processor of a model that sees images."""
     import transformers
 
-    image_ids = tokenizer.convert_tokens_to_ids([*IMAGE_TOKENS])
     config = transformers.Qwen3VLConfig(
         text_config=sizes,
         vision_config=VISION,
         tie_word_embeddings=False,
         **_special_ids(tokenizer),
-        **dict(zip(IMAGE_TOKEN_SETTINGS, image_ids, strict=True)),
+        **{name: tokenizer.convert_tokens_to_ids(token) for name, token in IMAGE_TOKENS.items()},
     )
     token = (2 * IMAGE_PATCH) ** 2  # pixels of a token
     limits = {"min_pixels": token, "max_pixels": MAX_IMAGE_TOKENS * token}
@@ -182,7 +179,7 @@ def _vision_config(sizes: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
     return config, transformers.Qwen3VLProcessor(images, tokenizer, videos, **template)
 
 
-def make_byte_tokenizer(more_tokens: Sequence[str] = (), *, thinks: bool = False) -> Any:
+def make_byte_tokenizer(more_tokens: Iterable[str] = (), *, thinks: bool = False) -> Any:
     """A ``PreTrainedTokenizerFast`` of 256 bytes, three markers and `more_tokens`: each byte of a
     text is one token.
 

@@ -33,7 +33,7 @@ def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
 
 
 @pytest.mark.parametrize("rotated", [1.0, 0.75])
-def test_a_shrunk_config_keeps_a_factor_of_each_frequency_of_a_head(rotated):
+def test_a_shrunk_model_with_longrope_has_plain_rope(rotated):
     """Phi-3's LongRoPE, and Phi-4-mini's, which rotates three quarters of a head."""
     factors = [1.0] * int(96 * rotated / 2)
     rope = {"rope_type": "longrope", "long_factor": factors, "short_factor": factors}

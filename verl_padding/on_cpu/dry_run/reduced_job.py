@@ -10,69 +10,64 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_padding import configs
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.on_cpu.tiny_models import TOWER
 from verl_padding.runs.run_files import ROLLOUTS
 
 # merged in this order
-ON_A_CPU = ("shared/engine_on_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")
+ON_A_CPU = ("shared/host_is_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")
 ACTOR, REF, ROLLOUT, MODEL = (
     f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model")
 )
 # Tokens of a response that is let be, with calls of tools: scripted replies have some 24 each. The
 # logits of a micro-batch are large also for a shrunk model, which keeps its vocabulary.
 SHORT_RESPONSE = 2048
-SERVED = {
-    "reward.reward_model.enable": False,
-    "distillation.enabled": False,
-    "algorithm.filter_groups.enable": False,  # of a random model, all groups earn the same
-    f"{ROLLOUT}.enable_rollout_routing_replay": False,
-    f"{ROLLOUT}.quantization": None,
-    f"{MODEL}.use_liger": False,
-    f"{MODEL}.use_fused_kernels": False,
-    f"{MODEL}.enable_activation_offload": False,
-    f"{ROLLOUT}.trace.backend": None,
-    f"{ROLLOUT}.prometheus.enable": False,
-    "global_profiler.tool": None,
-    "trainer.val_only": False,
-}
-"""What takes devices or servers that are not here -> its value in the dry run; reported where the
-job asks for it."""
+LEFT_OUT = (
+    "reward.reward_model.enable",
+    "distillation.enabled",
+    "algorithm.filter_groups.enable",  # of a random model, all groups earn the same
+    f"{ROLLOUT}.enable_rollout_routing_replay",
+)
+"""What takes models that are not here, and is reported where the job asks for it."""
 
 HEADS, HEAD = 2, 32
+WIDTH = HEADS * HEAD
 SIZES = {
-    **dict.fromkeys(
-        ("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size"), HEADS * HEAD
-    ),
-    "intermediate_size": 2 * HEADS * HEAD,
-    **dict.fromkeys(
-        ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads"), HEADS
-    ),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), HEAD),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), HEAD),
+    "hidden_size": WIDTH,
+    "moe_intermediate_size": WIDTH,
+    "shared_expert_intermediate_size": WIDTH,
+    "intermediate_size": 2 * WIDTH,
+    "num_attention_heads": HEADS,
+    "linear_num_key_heads": HEADS,
+    "linear_num_value_heads": HEADS,
+    "q_lora_rank": HEAD,
+    "kv_lora_rank": HEAD,
+    "qk_nope_head_dim": HEAD,
+    "v_head_dim": HEAD,
+    "linear_key_head_dim": HEAD,
+    "linear_value_head_dim": HEAD,
     "qk_rope_head_dim": HEAD // 2,
-    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts"), 4),
-    **dict.fromkeys(("num_hidden_layers", "max_window_layers", "num_experts_per_tok"), 2),
-    **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group"), 1),
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "num_hidden_layers": 2,
+    "max_window_layers": 2,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
     "num_nextn_predict_layers": 0,
+    # of a vision tower, whose outputs are as wide as the text model
+    "depth": 2,
+    "embed_dim": WIDTH,
+    "out_hidden_size": WIDTH,
+    "num_heads": HEADS,
+    "num_position_embeddings": 64,
 }
-"""Largest size of each key of a text model's config."""
+"""Largest size of each key of a model's config."""
+LAYERS = {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
+"""Which layers of a vision tower are special."""
 OF_ENGINE = {"strategy", "_target_", "optim", "checkpoint"}
 """What a section of an engine has under the same name as another engine's, and for itself."""
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
-
-
-def _turn_off_servers(config: DictConfig) -> list[str]:
-    """Turns off what takes devices or servers that are not here, and returns what that is, in
-    words."""
-    wanted = {setting: OmegaConf.select(config, setting) for setting in SERVED}
-    asked = {
-        setting: value for setting, value in wanted.items() if value not in (SERVED[setting], None)
-    }
-    with read_write(config), open_dict(config):
-        for setting in asked:
-            OmegaConf.update(config, setting, SERVED[setting])
-        config.actor_rollout_ref.model.use_shm = False
-    return [f"{setting} ({value})" for setting, value in asked.items()]
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
 def reduced(
@@ -91,12 +86,12 @@ def reduced(
         attention: implementation that the model has on a CPU.
     """
     config = config.copy()
-    left_out = _turn_off_servers(config)
+    left_out = [setting for setting in LEFT_OUT if OmegaConf.select(config, setting)]
     critic = OmegaConf.select(config, "critic.model.path")
     if critic not in (None, config.actor_rollout_ref.model.path):
         left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
-    changes = _changes(config, folder)
+    changes = _changes(config, folder) | dict.fromkeys(LEFT_OUT, False)
     for section in (MODEL, "critic.model"):
         changes |= {
             f"{section}.path": str(model),
@@ -106,7 +101,6 @@ def reduced(
         if (strategy := config.actor_rollout_ref.actor.strategy) not in ("fsdp", "fsdp2"):
             _put_fsdp2(config)
             left_out.append(f"the engine {strategy}: FSDP2 takes its place")
-        changes["data.val_files"] = config.data.val_files
         # What the job sets is overwritten; what these files leave out stays the job's.
         for name in ON_A_CPU:
             on_a_cpu = OmegaConf.load(Path(configs.__file__).parent / name)
@@ -128,20 +122,12 @@ def _changes(config: DictConfig, folder: Path) -> dict[str, Any]:
         "trainer.rollout_data_dir": str(folder / ROLLOUTS),
     }
     budget = config.data.max_prompt_length + SHORT_RESPONSE
-    for section in (ACTOR, REF, ROLLOUT, MODEL, "critic", "critic.fsdp", "critic.model"):
-        for setting in [f"{section}.{name}" for name in OmegaConf.select(config, section) or {}]:
-            value = OmegaConf.select(config, setting)
-            if value is None:
-                continue
-            if setting.endswith("max_token_len_per_gpu"):
-                changes[setting] = min(value, budget)
-            elif setting.endswith("micro_batch_size_per_gpu"):
-                changes[setting] = 1
-            elif setting.endswith(("use_dynamic_bsz", "use_remove_padding", "calculate_log_probs")):
-                changes[setting] = value  # which the config of a CPU would change
-    ranks = [OmegaConf.select(config, f"{MODEL}.{name}") for name in ("lora_rank", "lora.rank")]
-    if any(rank is not None and rank > 0 for rank in ranks):
-        changes[f"{MODEL}.lora.merge"] = True  # the rollout here takes whole weights
+    for section in (ACTOR, REF, ROLLOUT, "critic"):
+        for name, value in OmegaConf.select(config, section).items():
+            if value is not None and name.endswith("max_token_len_per_gpu"):
+                changes[f"{section}.{name}"] = min(value, budget)
+            elif value is not None and name.endswith("micro_batch_size_per_gpu"):
+                changes[f"{section}.{name}"] = 1
     return changes
 
 
@@ -173,39 +159,15 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     if kinds := small.get("layer_types"):  # one of each kind, if there are two
         small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
     for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(rope := small.get(key), dict):
-            # LongRoPE has a factor for each frequency of a head, and M-RoPE shares them among time,
-            # height and width.
-            of_head: dict[str, Any] = {}
-            for name in {"long_factor", "short_factor"} & rope.keys():
-                large = (
-                    config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-                )
-                of_head[name] = rope[name][: len(rope[name]) * HEAD // large]
-            if "mrope_section" in rope:
-                of_head["mrope_section"] = [HEAD // 4, HEAD // 8, HEAD // 8]
-            small[key] = rope | of_head
-    if "text_config" in small:
-        small["text_config"] = shrunk(small["text_config"])
-    if vision := small.get("vision_config"):
-        small["vision_config"] = _shrunk_tower(
-            vision, small.get("text_config", small)["hidden_size"]
-        )
-    return small
-
-
-def _shrunk_tower(config: dict[str, Any], width_of_text: int) -> dict[str, Any]:
-    small = {
-        key: min(value, TOWER[key]) if key in TOWER else value for key, value in config.items()
-    }
-    fixed = {
-        "out_hidden_size": width_of_text,
-        "deepstack_visual_indexes": [0],
-        "fullatt_block_indexes": [1],
-    }
-    small |= {key: value for key, value in fixed.items() if key in small}
-    if "embed_dim" in small:  # Qwen2-VL: embed_dim is the tower's, hidden_size what comes out of it
-        small["embed_dim"], small["hidden_size"] = TOWER["hidden_size"], width_of_text
+        rope = small.get(key) or {}
+        if "mrope_section" in rope:  # a head's frequencies for time, height and width
+            small[key] = rope | {"mrope_section": [HEAD // 4, HEAD // 8, HEAD // 8]}
+        if "long_factor" in rope:  # LongRoPE has a factor for each frequency of a large head
+            small[key] = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)}
+    small |= {key: layers for key, layers in LAYERS.items() if key in small}
+    for part in ("text_config", "vision_config"):
+        if small.get(part):
+            small[part] = shrunk(small[part])
     return small
 
 
@@ -214,29 +176,24 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
 
     Args:
         section: ``actor_rollout_ref.model``, which names a folder or, on the hub, a model of which
-            no weights are fetched. Other configs and tokenizers that it names take the place of the
-            model's own.
+            no weights are fetched. Another config that it names takes the place of the model's own.
 
     Returns: what it is, in words, and the attention that it has on a CPU.
     """
     import torch
     import transformers
+    from huggingface_hub import snapshot_download
 
     trust = section.trust_remote_code
     place.mkdir(parents=True)
     folder = Path(section.path)
-    if folder.is_dir():
-        for file in folder.iterdir():
-            if file.is_file() and not file.name.endswith(WEIGHTS):
-                shutil.copy(file, place / file.name)
-    else:
-        auto = transformers.AutoProcessor
-        auto.from_pretrained(section.path, trust_remote_code=trust).save_pretrained(place)
-        config_file = str(transformers.utils.cached_file(section.path, "config.json"))
-        shutil.copy(config_file, place / "config.json")
-    if tokenizer := section.get("tokenizer_path"):
-        auto = transformers.AutoTokenizer
-        auto.from_pretrained(tokenizer, trust_remote_code=trust).save_pretrained(place)
+    if not folder.is_dir():
+        folder = Path(
+            snapshot_download(section.path, ignore_patterns=[f"*{end}" for end in WEIGHTS])
+        )
+    for file in folder.iterdir():
+        if file.is_file() and not file.name.endswith(WEIGHTS):
+            shutil.copy(file, place / file.name)
     config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_padding.errors import PaddingError
 from verl_padding.job.metric_names import GRAD_NORM
 from verl_padding.on_cpu.dry_run.reduced_job import reduced, write_shrunk_model
-from verl_padding.on_cpu.launch import run_command
+from verl_padding.on_cpu.launch import TIMED_OUT, run_command
 from verl_padding.on_cpu.scripted_replies import TEXTS
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
@@ -77,17 +77,18 @@ def run_step(
         message = f"step: no small model can be made of {path}, so it cannot be run here"
         raise DryRunError(message, traceback.format_exc(limit=-FRAMES)) from error
     small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention)
-    wrong = _run_job(small, folder, timeout_s, replies)
-    steps = [data for _, data in read_metrics(folder)]
-    if not wrong and not steps:
-        wrong.append("the job has ended without a step")
-    if not_finite := metrics_not_finite(steps):
-        wrong.append(f"metrics are not finite: {', '.join(not_finite)}")
+    code = _run_job(small, folder, timeout_s, replies)
     log = (folder / LOG).read_text()
-    if failed := log.count(SESSION_FAILED):
-        wrong.append(f"{failed} sessions failed, and verl went on without them")
-    if wrong:
-        raise DryRunError(f"step: {'; '.join(wrong)}", excerpt(log))
+    steps = [data for _, data in read_metrics(folder)]
+    not_finite, failed = metrics_not_finite(steps), log.count(SESSION_FAILED)
+    wrong = {
+        f"the job has not ended in {timeout_s:.0f} s": code == TIMED_OUT,
+        f"the job has ended with exit code {code}": code not in (0, TIMED_OUT),
+        f"metrics are not finite: {', '.join(not_finite)}": not_finite,
+        f"{failed} sessions failed, and verl went on without them": failed,
+    }
+    if found := [what for what, is_so in wrong.items() if is_so]:
+        raise DryRunError(f"step: {'; '.join(found)}", excerpt(log))
     dumped = [row for path in dumps_in(folder / ROLLOUTS) for row in read_dump(path, **DUMPED)]
     return [
         f"{model}; {len(steps)} step(s) in {time.monotonic() - started:.0f} s",
@@ -97,10 +98,8 @@ def run_step(
     ]
 
 
-def _run_job(
-    config: DictConfig, folder: Path, timeout_s: float, replies: Sequence[str]
-) -> list[str]:
-    """Runs a job by verl's own command; returns how it has ended, if not well."""
+def _run_job(config: DictConfig, folder: Path, timeout_s: float, replies: Sequence[str]) -> int:
+    """Runs a job by verl's own command, and returns its exit code."""
     with open_dict(config):
         config.hydra = {"run": {"dir": str(folder / "hydra")}}
     (folder / "config").mkdir()
@@ -108,11 +107,7 @@ def _run_job(
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
     command += ["--config-path", str(folder / "config"), "--config-name", "job"]
     with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
-        try:
-            code = run_command(command, folder=folder, timeout_s=timeout_s, cwd=Path.cwd())
-        except TimeoutError:
-            return [f"the job has not ended in {timeout_s:.0f} s"]
-    return [f"the job has ended with exit code {code}"] if code else []
+        return run_command(command, folder=folder, timeout_s=timeout_s, cwd=Path.cwd())
 
 
 def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:

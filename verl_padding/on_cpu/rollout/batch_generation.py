@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 
 @dataclass(eq=False)
 class Generation:
-    """One request, its response so far (``token_ids`` and their ``log_probs``), or the error in its
-    place.
+    """One request, and its response so far: ``token_ids`` and their ``log_probs``.
 
     Attributes:
         temperature: 0 for greedy.
@@ -35,7 +35,6 @@ class Generation:
     images: Mapping[str, torch.Tensor] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    error: Exception | None = None
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -53,10 +52,11 @@ def generate(
     """Gives every row its response, or what there is of it when ``is_aborted``, asked before every
     token, says so."""
     # Padded on the left, so that the next token of every row is in the last column.
-    longest = max(len(row.prompt_ids) for row in rows)
-    blanks = [[0] * (longest - len(row.prompt_ids)) for row in rows]
-    ids = torch.tensor([blank + row.prompt_ids for blank, row in zip(blanks, rows, strict=True)])
-    mask = torch.tensor([blank + [1] * (longest - len(blank)) for blank in blanks])
+    ids_R = [torch.tensor(row.prompt_ids) for row in rows]
+    ids, mask = (
+        pad_sequence(tensors, batch_first=True, padding_side="left")
+        for tensors in (ids_R, [torch.ones_like(ids) for ids in ids_R])
+    )
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     if seeing := [row.images for row in rows if row.images]:
         inputs |= {name: torch.cat([images[name] for images in seeing]) for name in seeing[0]}

@@ -51,11 +51,9 @@ def name_sessions(agent_loop: Any) -> None:
         self: Any, sampling_params: Any, trajectory: Mapping[str, Any], **fields: Any
     ) -> Any:
         name_tasks(asyncio.get_running_loop())
-        token = _agent.set(Agent(session_name(trajectory, fields)))
-        try:
-            return await run(self, sampling_params, trajectory, **fields)
-        finally:
-            _agent.reset(token)
+        # Until the end of the session's task, which verl starts for it.
+        _agent.set(Agent(session_name(trajectory, fields)))
+        return await run(self, sampling_params, trajectory, **fields)
 
     agent_loop.AgentLoopWorker._run_agent_loop = in_session
 

@@ -19,10 +19,16 @@ from verl_padding.on_cpu.rollout.batch_generation import Generation, generate
 from verl_padding.on_cpu.scripted_replies import TEXTS, Replies
 from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
 
-_LIMITS = ("max_tokens", "max_new_tokens")
-_KNOWN_PARAMS = {*_LIMITS, "temperature", "logprobs", "ignore_eos", "stop_token_ids"}
+_KNOWN_PARAMS = {
+    "max_tokens",
+    "max_new_tokens",
+    "temperature",
+    "logprobs",
+    "ignore_eos",
+    "stop_token_ids",
+}
 """What agent loops may put into sampling_params."""
-_NEUTRAL_PARAMS = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}
+_NEUTRAL = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}
 """What verl puts there as well -> the value with which it changes nothing."""
 
 
@@ -45,7 +51,7 @@ class TransformersServer:
         self._model: Any = None
         self._weights_of_step: int | None = None
         self._waiting: list[Generation] = []
-        self._running: list[Generation] = []
+        self._next_run: asyncio.Task[None]
         self._model_is_free = asyncio.Lock()
         self._rejecting = self._aborting = False
         self._resumed = asyncio.Event()
@@ -74,12 +80,16 @@ class TransformersServer:
                 (:mod:`verl_padding.on_cpu.rollout.request_names`).
             image_data: PIL images whose tokens the prompt holds, in order.
         """
-        if self._replies is not None:
-            step = self._weights_of_step
-            return self._replies.answer(
-                request_id, len(prompt_ids), sampling_params, global_steps=step
-            )
         generation = self._generation(prompt_ids, sampling_params, request_id)
+        if self._replies is not None:
+            self._replies.answer(generation)
+            return self._output(generation, sampling_params, self._weights_of_step)
+        changed = {name for name, value in sampling_params.items() if value != _NEUTRAL.get(name)}
+        if unknown := changed - _KNOWN_PARAMS:
+            raise ValueError(
+                "the transformers rollout does not support the sampling parameters "
+                f"{sorted(unknown)}"
+            )
         if image_data:
             generation.images = self._model_config.processor.image_processor(
                 images=image_data, return_tensors="pt"
@@ -94,14 +104,11 @@ class TransformersServer:
         step = (
             self._weights_of_step
         )  # read now: once answered, new weights may come before this goes on
-        # The model answers one group of requests at a time. Whoever holds the lock takes all that
-        # wait with it, so most requests find themselves answered when they get it.
+        # The model answers one group of requests at a time; all that come meanwhile are the next.
+        if not self._waiting:
+            self._next_run = asyncio.create_task(self._run_waiting())
         self._waiting.append(generation)
-        async with self._model_is_free:
-            while generation in self._waiting:  # else it ran with others, or was aborted
-                await self._run_waiting()
-        if generation.error is not None:
-            raise generation.error
+        await self._next_run
         return self._output(generation, sampling_params, step)
 
     async def load_weights(
@@ -109,10 +116,6 @@ class TransformersServer:
     ) -> None:
         """Builds the model from the trainer's weights, in transformers' format; responses carry
         ``global_steps``."""
-        if running := self._waiting + self._running:
-            raise RuntimeError(
-                f"{len(running)} requests are running: abort them before new weights"
-            )
         async with self._model_is_free:
             self._model = await asyncio.to_thread(self._build, weights)
         self._weights_of_step = global_steps
@@ -122,12 +125,12 @@ class TransformersServer:
         await self._abort()
         self._model = None
 
-    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
         """Ends all requests as aborted; new ones wait for `resume_generation`, or end at once if
         they are rejected."""
         self._rejecting = reject_request
         self._resumed.clear()
-        return {"aborted_count": await self._abort(), "request_ids": []}
+        await self._abort()
 
     async def resume_generation(self) -> None:
         self._rejecting = False
@@ -140,47 +143,28 @@ class TransformersServer:
     clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = wake_up
 
     async def _run_waiting(self) -> None:
-        """Answers all that wait, together."""
-        await asyncio.sleep(0)  # for those that are sent at the same time
-        rows, self._waiting = self._waiting, []
-        self._running = rows
-        try:
-            await asyncio.to_thread(generate, self._model, rows, lambda: self._aborting)
-        except Exception as error:
-            for row in rows:
-                row.error = error
-        self._running = []
+        """Answers all that wait, together, once the model is free."""
+        async with self._model_is_free:
+            rows, self._waiting = self._waiting, []
+            if rows:  # else they were aborted
+                await asyncio.to_thread(generate, self._model, rows, lambda: self._aborting)
 
-    async def _abort(self) -> int:
-        count = len(self._waiting) + len(self._running)
+    async def _abort(self) -> None:
         # Those that run see the flag before their next token, and give the lock back.
         self._waiting.clear()
         self._aborting = True
         async with self._model_is_free:
             self._aborting = False
-        return count
 
     def _generation(
         self, prompt_ids: list[int], params: dict[str, Any], request_id: str
     ) -> Generation:
-        changed = {name for name, value in params.items() if value != _NEUTRAL_PARAMS.get(name)}
-        if unknown := changed - _KNOWN_PARAMS:
-            raise ValueError(
-                "the transformers rollout does not support the sampling parameters "
-                f"{sorted(unknown)}"
-            )
         config = self._config
         room = config.prompt_length + config.response_length - len(prompt_ids)
         # A prompt of several turns may be longer than prompt_length: what it has more is taken from
         # its response, of which one token is left at least.
-        limit = min(config.response_length, room)
-        for name in _LIMITS:
-            limit = params.get(name, limit)
-        limit = max(limit, 1)
-        if config.max_model_len is not None:
-            limit = min(limit, config.max_model_len - len(prompt_ids))
-            if limit < 1:  # as verl's rollouts do
-                raise ValueError(f"a prompt of {len(prompt_ids)} tokens leaves no room to answer")
+        limit = params.get("max_tokens") or params.get("max_new_tokens")
+        limit = limit or min(config.response_length, room)
         stop_ids = set(params.get("stop_token_ids") or ())
         if not params.get("ignore_eos", config.ignore_eos):
             declared = self._model_config.hf_config.eos_token_id
@@ -188,7 +172,7 @@ class TransformersServer:
             stop_ids.add(self._model_config.tokenizer.eos_token_id)
         return Generation(
             prompt_ids=list(prompt_ids),
-            max_new_tokens=limit,
+            max_new_tokens=max(limit, 1),
             temperature=params.get("temperature", config.temperature),
             stop_ids=stop_ids,
             seed=f"{config.seed} {request_id}",

@@ -47,21 +47,17 @@ class SharedFileCheckpointEngine(CheckpointEngine):
 
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
-    ) -> dict[str, float]:
-        """Writes the file, and returns its bytes as a metric; every rank must call it: to gather is
-        a collective."""
+    ) -> None:
+        """Writes the file; every rank must call it: to gather is a collective."""
         tensors = {}
         for name, tensor in weights:
             if self._is_master:
                 # a copy: the generator may hand out views of buffers that it uses again
                 tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        if not self._is_master:
-            return {}
-        partial = self._file.with_suffix(".partial")
-        save_file(tensors, partial)
-        size = partial.stat().st_size
-        partial.rename(self._file)  # at once, so that no reader finds half a file
-        return {"checkpoint_engine/bytes": float(size)}
+        if self._is_master:
+            partial = self._file.with_suffix(".partial")
+            save_file(tensors, partial)
+            partial.rename(self._file)  # at once, so that no reader finds half a file
 
     async def receive_weights(
         self, global_steps: int | None = None
