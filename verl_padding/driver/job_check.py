@@ -12,7 +12,7 @@ from verl_padding.driver.agent_roles import check_baseline
 from verl_padding.job.blocker import refuse
 from verl_padding.job.engine_refusals import check_adapters
 from verl_padding.job.loss_weightings import check_losses
-from verl_padding.job.modes import SEPARATE_ASYNC
+from verl_padding.job.modes import SEPARATE_ASYNC, stock_mode
 from verl_padding.job.verl_job import VerlJob
 
 
@@ -33,9 +33,10 @@ def check_job(config: DictConfig) -> VerlJob:
             "one (async_training)",
             "Set trainer.use_v1=True and a trainer.v1.trainer_mode.",
         )
-    named = TRAINER_REGISTRY.get(config.trainer.v1.trainer_mode)
-    # The mode that a padded trainer extends; by the name of the mode where it is one of verl's.
-    job = VerlJob(config, padding, getattr(named, "extends", None))
+    name = config.trainer.v1.trainer_mode
+    # The mode that a padded trainer extends; by its name where it is one of verl's.
+    mode = getattr(TRAINER_REGISTRY.get(name), "extends", None) or stock_mode(name)
+    job = VerlJob(config, padding, mode)
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
         refuse(
             f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}",
