@@ -155,15 +155,6 @@ def test_verl_still_hands_no_loss_the_correction_of_a_bypass():
     assert not [path for path in chain(*files) if "apply_bypass_mode" in path.read_text()]
 
 
-def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
-    for config, experts in (
-        (transformers.Qwen3MoeConfig(num_experts=6), 6),
-        (transformers.Qwen2Config(), None),
-    ):
-        config.save_pretrained(tmp_path)
-        assert check_job(compose_padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
-
-
 SHARED = ("padding.packer=plan", "padding.sharing=on")
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 

@@ -1,7 +1,6 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import compress
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -45,7 +44,6 @@ def upsample(
     eos_token_id: int = 0,
     length: int | None = None,
     roles: Mapping[str, FieldRole] | None = None,
-    n_experts: int | None = None,
     image: Callable[[Inputs], SmallestImage] | None = None,
 ) -> Batch:
     """Appends pads to a batch until ``multiple`` divides its number of rows.
@@ -67,7 +65,6 @@ def upsample(
         length: tokens of a pad, at least 2; engines that round rows up may want more. None for the
             fewest.
         roles: of fields whose role does not follow from the rows (``padding.fields``).
-        n_experts: routed experts of a layer, where rows have ``routed_experts``.
         image: makes what pads show the model's vision tower, from ``multi_modal_inputs`` of a row
             that has images; :func:`~verl_padding.pads.vision_families.image_maker` has it for a
             model. None for nothing.
@@ -77,9 +74,9 @@ def upsample(
 
     Raises:
         ValueError: ``multiple`` is no positive number, or (a PaddingDataError) no pad can be made:
-            the batch has no row, a pad already, a row without prompt or response, a field of
-            unclear role, or routes among an unknown number of experts; or ``length`` leaves no
-            prompt token. The batch and the queue stay as they were.
+            the batch has no row, a pad already, a row without prompt or response, or a field of
+            unclear role; or ``length`` leaves no prompt token. The batch and the queue stay as they
+            were.
     """
     if multiple < 1:
         raise ValueError(f"multiple={multiple}: no number of rows. Give at least 1.")
@@ -92,7 +89,6 @@ def upsample(
         eos_token_id=eos_token_id,
         length=shortest_pad(shown) if length is None else length,
         schema=Schema(roles),
-        n_experts=partial(_given, n_experts),
         image=shown,
     )
     return _append_pads(batch, -len(batch) % multiple, template)
@@ -204,15 +200,6 @@ def check_no_pads(batch: KVBatchMeta | TensorDict, keys: Sequence[str] | None = 
             f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. It is one of an "
             "earlier step, or of another padding: clear it, or take the tag off."
         )
-
-
-def _given(n_experts: int | None) -> int:
-    if n_experts is None:
-        raise PaddingDataError(
-            "n_experts=None: rows have a field 'routed_experts', and a pad has routes, too. Give "
-            "the number of routed experts of a layer."
-        )
-    return n_experts
 
 
 def _put_behind(
