@@ -6,13 +6,12 @@ from dataclasses import fields, replace
 import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
+from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass, setting_of
 from verl_padding.plan.errors import NoRealRowError, RowTooLongError
-from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.mini_batch_costs import micro_batches_of, score_layout
+from verl_padding.plan.mini_batch_costs import score_layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing import fill_cells
 from verl_padding.plan.plural import plural
@@ -53,7 +52,6 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     whole = _whole_batch(rows, cuts.values())
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
-    shared: dict[str, tuple[int, ...]] = {}
     call_of_inputs: list[tuple[object, str]] = []
     for name, call in job.calls():
         costs, update = costs_of(rows, job, call), reuses_layout_of(job, call)
@@ -68,15 +66,13 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
             layouts[name] = _layout(costs, job.packer, cut, reused)
             figures[name] = score_layout(layouts[name], costs)
             call_of_inputs.append((inputs, name))
-        if costs.forest is not None:
-            shared[name] = _shared_tokens(costs.forest, layouts[name])
     return BatchPlan(
         n_rows=len(rows),
         packer=job.packer,
         sharing=job.sharing,
         layouts=layouts,
         figures=figures,
-        shared=shared,
+        forest=rows.forest,
         warnings=tuple(cut.warning for cut in cuts.values() if cut.warning),
         hint=_hint(rows, job, layouts),
     )
@@ -122,17 +118,6 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout |
     layout = reused.flatten_for_pass()
     rest = sorted(row for rows in reused.left_out for row in rows)
     return layout.concat(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
-
-
-def _shared_tokens(forest: Forest, layout: Layout) -> tuple[int, ...]:
-    # Of each micro-batch of each rank and mini-batch; pads share nothing.
-    numbers, held_I = flatten_micro_batches(
-        [rows_K for ranks in micro_batches_of(layout) for rows_K in ranks]
-    )
-    is_real_I = numbers < layout.n_rows
-    shared_R = np.zeros(layout.n_rows, dtype=np.int64)
-    shared_R[numbers[is_real_I]] = forest.cached_tokens(numbers[is_real_I], held_I[is_real_I])
-    return tuple(shared_R.tolist())
 
 
 def reuses_layout_of(job: Job, call: Call) -> str | None:

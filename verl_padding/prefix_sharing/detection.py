@@ -83,7 +83,8 @@ class PrefixDetection:
         order: list[int] = []
         shared_R = np.zeros(len(group_R), dtype=np.int64)
         for part in self._parts(rows_of.values(), MAX_TOKENS_READ):
-            forest = RowInputs(self._read(part, [TOKENS])).forest([group_R[row] for row in part])
+            ids_R = RowInputs(self._read(part, [TOKENS])).ids_R
+            forest = Forest.from_tokens(ids_R, [group_R[row] for row in part])
             order += [part[place] for place in np.argsort(forest.dfs_position_R)]
             shared_R[part] = forest.shared_R
         return Forest.in_order(self._tokens_R, order, shared_R[order])

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, SHARED, read_column
+from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, read_column
 from verl_padding.prefix_sharing.engine import find_tree, share_in
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.prefix_sharing.tree import TREE
@@ -88,26 +88,12 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
                 computed = tree.tokens
                 if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TREE, tree)
-            planned = tokens
-            if SHARED in micro_batch:
-                planned -= int(read_column(micro_batch, SHARED).sum())
-            _check_tokens(computed, planned, token_budget(data))
+            if computed > (budget := token_budget(data)):
+                logger.warning(
+                    f"verl_padding: a micro-batch computes {computed} tokens, more than its budget "
+                    f"of {budget}: its rows have changed since the plan, or share less than "
+                    "planned. If memory does not suffice, set padding.sharing=off."
+                )
         return micro_batches, indices
 
     return prepare_micro_batches
-
-
-def _check_tokens(computed: int, planned: int, budget: int) -> None:
-    """Refuses a micro-batch that was not planned like this; rows that share less than planned cost
-    time and memory."""
-    if planned > budget:
-        raise PaddingDataError(
-            f"a micro-batch of {planned} tokens, more than the {budget} of this call: rows have "
-            "changed since the plan. Set padding.packer=verl to have the workers cut them anew."
-        )
-    if computed > planned:
-        logger.warning(
-            f"verl_padding: a micro-batch computes {computed} tokens, where {planned} were "
-            f"planned and the budget is {budget}: its rows do not share what was planned. If "
-            "memory does not suffice, set padding.sharing=off."
-        )
