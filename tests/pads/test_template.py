@@ -141,6 +141,7 @@ NEUTRAL = [
     (np.bool_(True), np.bool_(False)),
     (np.float64(0.5), np.float64(0)),
     (np.str_("text"), np.str_("")),
+    (np.datetime64("2026-01-01"), np.datetime64("1970-01-01")),
     (range(3), None),
     (Decimal("0.1"), None),
     (Verdict(True), None),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, TensorDict
 from verl.utils import tensordict_utils as tu
 
 from tests.support.deep_equality import assert_equal
@@ -101,12 +101,7 @@ REFUSED = {
         {},
         r"^field 'odd'.* roles=\{'odd': FieldRole",
     ),
-    "Python's truth": (lambda: marked(NonTensorStack(*[False] * 5)), {}, "^field 'is_padding': "),
 }
-
-
-def marked(column):
-    return without().set("is_padding", column)
 
 
 @pytest.mark.parametrize("multiple", [5, 8])

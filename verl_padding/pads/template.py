@@ -14,6 +14,8 @@ from verl_padding.pads.tags import LENGTH_TAGS
 from verl_padding.pads.vision_families import SmallestImage
 
 PAD_RESPONSE_LENGTH = 1
+ROWS_NAMED = 4
+"""Rows whose lengths a message names."""
 EMPTY_OF_ITSELF = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset)
 Row = Mapping[str, Any]
 """Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
@@ -70,6 +72,7 @@ class Schema:
 
 
 def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
+    rows = rows[:ROWS_NAMED]
     return PaddingDataError(
         f"field {name!r}: its role is unclear. Its shapes {[_shape(row[name]) for row in rows]} "
         f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} Set its "
@@ -87,7 +90,8 @@ def _roles_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Role]:
     fitting = [role for role in FOUND_BY_LENGTH if _fits(role, values, rows)]
     # If a length follows the tokens of rows of different lengths, it is no accident; if it never
     # changes, it may be.
-    if _fits(Role.ROW, values, rows) and (len(rows) > 1 or not fitting):
+    lengths = {_lengths(row) for row in rows}
+    if _fits(Role.ROW, values, rows) and (len(lengths) > 1 or not fitting):
         fitting.append(Role.ROW)
     return fitting
 
@@ -240,7 +244,7 @@ def empty_value(value: Any) -> Any:
         return value[:0].copy() if value.ndim else None
     if isinstance(value, np.generic):
         # Before Python's types: np.float64 and np.str_ are subclasses of them.
-        return type(value)()
+        return np.zeros((), dtype=value.dtype)[()]
     if isinstance(value, Mapping):
         return {}
     return next((kind() for kind in EMPTY_OF_ITSELF if isinstance(value, kind)), None)
