@@ -92,11 +92,10 @@ def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]
     """Prompt and response tokens of each row, which its tags have to agree with."""
     lengths = {}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        shapes = {name: listing.shapes[name][key] for name in TOKEN_FIELDS}
-        for name, shape in shapes.items():
-            if not shape:
-                raise missing_field(key, name)
-        prompt, response = lengths[key] = tuple(shape[0] for shape in shapes.values())
+        prompts, responses = (listing.shapes[name][key] for name in TOKEN_FIELDS)
+        if not prompts or not responses:
+            raise missing_field(key, "responses" if prompts else "prompts")
+        prompt, response = lengths[key] = prompts[0], responses[0]
         check_prompt(key, prompt)
         for name, tokens in zip(LENGTH_TAGS, (prompt, response, prompt + response), strict=True):
             if tag.get(name, tokens) != tokens:
