@@ -102,7 +102,7 @@ def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:
         like = fields.get(IS_PADDING, torch.zeros(n_pads))
         fields[IS_PADDING] = torch.ones_like(like, dtype=torch.bool)
         return append(batch, fields, n_pads)
-    pads = new_pads(batch, n_pads, template)
+    pads: KVBatchMeta = new_pads(batch, n_pads, template)
     marked = rows_like(batch, batch.keys, batch.tags)
     put_columns(marked, {IS_PADDING: torch.zeros(len(batch), dtype=torch.bool)})
     put_new_rows(pads, fields | {IS_PADDING: torch.ones(n_pads, dtype=torch.bool)})
