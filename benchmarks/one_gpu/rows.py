@@ -9,6 +9,7 @@ from tensordict import TensorDict
 
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Sharing, Update, plan_batch
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.row_inputs import RowInputs
 
@@ -140,7 +141,8 @@ def plan(
     """One mini-batch of all rows, by the plan's packer; ``of_rows``: what `Rows.from_keys` takes
     beside lengths."""
     keys = list(rows)
-    forest = RowInputs(micro_batch_of(list(rows.values()))).forest(list(map(uid_of_key, keys)))
+    inputs = RowInputs(micro_batch_of(list(rows.values())))
+    forest = Forest.from_tokens(inputs.ids_R, list(map(uid_of_key, keys)))
     prompts = len({uid_of_key(key) for key in keys})
     shape = {
         "prompts": prompts,

@@ -42,6 +42,7 @@ OBJECTS = [
     *(np.bool_(True), np.int64(3), np.float32(0.5), np.float64(0.5)),
     *(np.str_("text"), np.bytes_(b"bytes"), np.datetime64("2026-01-01")),
     {"acc": np.float64(1.0), "nested": {"list": [1, None], "array": np.arange(3)}},
+    *(np.ones((2, 3), dtype=np.float16), [1.5, 2.5]),
 ]
 
 
@@ -60,13 +61,11 @@ class Field:
         lengths = {Role.PROMPT: prompt, Role.RESPONSE: response, Role.SEQUENCE: prompt + response}
         shape = self.trailing if self.role is Role.ROW else (lengths[self.role], *self.trailing)
         value = torch.ones(shape).to(self.dtype)
-        if self.kind == "array":
-            return value.float().numpy()
         if self.kind == "transposed":
             return (
                 torch.ones(shape[::-1]).to(self.dtype).permute(tuple(reversed(range(len(shape)))))
             )
-        return [1.0] * shape[0] if self.kind == "list" else value
+        return value
 
 
 @st.composite
@@ -75,10 +74,8 @@ def fields_of_rows(draw):
     if role is Role.OBJECT:
         object_of = draw(st.sampled_from(range(len(OBJECTS))))
         return Field(role, "object", of_all_rows=draw(st.booleans()), object_of=object_of)
-    kind = draw(
-        st.sampled_from(["tensor", "transposed", "array"] + ["list"] * (role is not Role.ROW))
-    )
-    trailing = () if kind == "list" else draw(st.sampled_from([(), (1,), (5,), (2, 3), (0,)]))
+    kind = draw(st.sampled_from(["tensor", "transposed"]))
+    trailing = draw(st.sampled_from([(), (1,), (5,), (2, 3), (0,)]))
     return Field(role, kind, draw(st.sampled_from(DTYPES)), trailing, draw(st.booleans()))
 
 
@@ -90,10 +87,7 @@ ALL_OBJECTS = [Field(Role.OBJECT, "object", object_of=number) for number in rang
 
 def zeros_of(field):
     """What a pad has."""
-    value = field.value(PAD_LENGTH - 1, 1)
-    if isinstance(value, list):
-        return [0.0] * len(value)
-    return (torch if isinstance(value, torch.Tensor) else np).zeros_like(value)
+    return torch.zeros_like(field.value(PAD_LENGTH - 1, 1))
 
 
 @settings(

@@ -35,6 +35,7 @@ from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.columns import REAL_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.row_inputs import RowInputs
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
@@ -48,7 +49,8 @@ CALL = "actor"
 
 def batch_of(rows: dict[str, Row]) -> Rows:
     """As the planner gets them, with what rows of a prompt share."""
-    forest = RowInputs(micro_batch_of(list(rows.values()))).forest(list(map(uid_of_key, rows)))
+    inputs = RowInputs(micro_batch_of(list(rows.values())))
+    forest = Forest.from_tokens(inputs.ids_R, list(map(uid_of_key, rows)))
     return Rows.from_keys(rows, forest.tokens_R.tolist(), forest)
 
 

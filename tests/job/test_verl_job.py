@@ -120,15 +120,6 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
             job_of("padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
 
 
-def test_the_experts_of_a_mixture_are_counted_from_its_config(tmp_path):
-    for config, experts in (
-        (transformers.Qwen3MoeConfig(num_experts=6), 6),
-        (transformers.Qwen2Config(), None),
-    ):
-        config.save_pretrained(tmp_path)
-        assert check_job(compose_padded(f"{MODEL}.path={tmp_path}")).n_experts == experts
-
-
 SHARED = ("padding.packer=plan", "padding.sharing=on")
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 

@@ -4,14 +4,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, TensorDict
 from verl.utils import tensordict_utils as tu
 
 from tests.support.deep_equality import assert_equal
 from tests.support.shaped_rows import (
     FIELDS,
     LENGTHS,
-    N_EXPERTS,
     ROLES,
     SHAPES,
     assert_same_rows,
@@ -49,9 +48,7 @@ def test_strip_gives_back_what_upsample_got(lengths, tried, multiple, jagged, le
         tried = tried - {"often none"}  # a declared role wants a value
     rows = rows_of(lengths, tried)
     batch, before = in_tensordict(rows, jagged=jagged), in_tensordict(rows, jagged=jagged)
-    padded = upsample(
-        batch, multiple, eos_token_id=7, length=length, roles=ROLES, n_experts=N_EXPERTS
-    )
+    padded = upsample(batch, multiple, eos_token_id=7, length=length, roles=ROLES)
     assert_same_rows(batch, before)
     assert len(padded) % multiple == 0 <= len(padded) - len(batch) < multiple
     for name, column in padded.items():
@@ -92,7 +89,6 @@ REFUSED = {
     "multiple": (lambda: without(), {"multiple": 0}, "^multiple=0: "),
     "no prompts": (lambda: without("prompts"), {}, "^row 0: has no field 'prompts'"),
     "no responses": (lambda: without("responses"), {}, "^row 0: has no field 'responses'"),
-    "experts": (lambda: in_tensordict(rows_of(FIVE, ["routes"])), {}, "^n_experts=None: "),
     "empty prompt": (
         lambda: in_tensordict(rows_of([(3, 1), (0, 2)])),
         {},
@@ -105,12 +101,7 @@ REFUSED = {
         {},
         r"^field 'odd'.* roles=\{'odd': FieldRole",
     ),
-    "Python's truth": (lambda: marked(NonTensorStack(*[False] * 5)), {}, "^field 'is_padding': "),
 }
-
-
-def marked(column):
-    return without().set("is_padding", column)
 
 
 @pytest.mark.parametrize("multiple", [5, 8])

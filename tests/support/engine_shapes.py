@@ -103,9 +103,7 @@ class Shape:
             "ranks_of_row": self.ranks_of_row,
             "micro_batch_multiple": self.pipeline if self.virtual_pipeline > 1 else 1,
             "template": PadTemplate(
-                eos_token_id=3,
-                length=max(MIN_PAD_LENGTH, engine.row_multiple),
-                n_experts=lambda: EXPERTS,
+                eos_token_id=3, length=max(MIN_PAD_LENGTH, engine.row_multiple)
             ),
         }
 

@@ -12,7 +12,6 @@ from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import row_fields
 from verl_padding.pads.roles import FieldRole, Role
 
-N_EXPERTS = 8
 FIELDS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
     "three axes": ("position_ids", lambda p, r: torch.arange(p + r).expand(3, -1).clone()),
     "four axes": ("position_ids", lambda p, r: torch.arange(p + r).expand(4, -1).clone()),
@@ -22,7 +21,7 @@ FIELDS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
     ),
     "routes": (
         "routed_experts",
-        lambda p, r: torch.rand(p + r, 3, N_EXPERTS).topk(2).indices.to(torch.int16),
+        lambda p, r: torch.rand(p + r, 3, 8).topk(2).indices.to(torch.int16),
     ),
     "teacher": ("teacher_logprobs", lambda p, r: torch.rand(p + r, 5, dtype=torch.float64)),
     "values": ("values", lambda p, r: torch.rand(r, dtype=torch.bfloat16)),
@@ -39,11 +38,7 @@ FIELDS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
     "no pad, said otherwise": ("is_padding", lambda p, r: False),
 }
 """What is tried -> name of a field, and its value in a row of a prompt and a response."""
-ROLES = {
-    "scores": FieldRole(Role.PROMPT),
-    "grid": FieldRole(Role.OBJECT),
-    "features": FieldRole(Role.SEQUENCE),
-}
+ROLES = {"grid": FieldRole(Role.OBJECT), "features": FieldRole(Role.SEQUENCE)}
 ROLES |= {"notes": FieldRole(Role.RESPONSE), "odd": FieldRole(Role.OBJECT)}
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=7)
 SHAPES = st.sets(st.sampled_from(sorted(FIELDS)))

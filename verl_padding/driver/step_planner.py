@@ -184,7 +184,6 @@ class StepPlanner:
             eos_token_id=self._pad_token_id,
             length=self.job.pad_length(1 + len(image.token_ids) if image else MIN_PAD_LENGTH),
             schema=self._schema,
-            n_experts=lambda: self.job.n_experts,
             image=image,
         )
 

@@ -23,7 +23,6 @@ from verl_padding.job.model_config import (
     has_linear_attention,
     has_tower,
     kinds_of_layers,
-    n_routed_experts,
     read_model_config,
 )
 from verl_padding.job.role_engine import (
@@ -184,11 +183,6 @@ class VerlJob:
             "verl_padding: rows share whole beginnings alone, and no tokens before they part: %s",
             why,
         )
-
-    @property
-    def n_experts(self) -> int | None:
-        """Routed experts of a layer of the actor; None for a dense model."""
-        return n_routed_experts(self.model_config) or None
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter

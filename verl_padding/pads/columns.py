@@ -37,12 +37,15 @@ MICRO_BATCH = "micro_batch"
 number of the row's micro-batch among those of its cell."""
 MINI_BATCH = "mini_batch_number"
 """Column (R,) in an update: number of the row's mini-batch."""
+DFS_POSITION = "dfs_position"
+"""Column (R,) in calls that share: place of the row among those of the batch, so that a row shares
+most with the one before it; -1 for a pad."""
 BATCH_ROW = "batch_row"
 """Column (R,) in calls whose micro-batches are timed: the row's number in the batch; -1 for a
 pad."""
 OF_ALL_ROWS = (ALL_TOKENS, ALL_LOSS_TOKENS)
 OF_MINI_BATCH = (MINI_BATCH, REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, *OF_ALL_ROWS)
-INTEGERS = (*OF_MINI_BATCH, MICRO_BATCH, BATCH_ROW)
+INTEGERS = (*OF_MINI_BATCH, MICRO_BATCH, DFS_POSITION, BATCH_ROW)
 COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.fromkeys(
     INTEGERS, torch.int64
 )
@@ -149,7 +152,8 @@ def loss_columns(
 
 
 def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
-    """The number of each row's micro-batch; nothing if verl cuts them."""
+    """The number of each row's micro-batch, and its place among rows that share; nothing if verl
+    cuts them."""
     layout = plan.layouts[call]
     if layout.micro_batch_rows is None or not layout.by_tokens:
         return {}
@@ -158,4 +162,8 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
     )
     # Micro-batches of 2 and 3 rows in a cell are 0 0 1 1 1.
     numbers = [k for n_rows_K in cells for k, n_rows in enumerate(n_rows_K) for _ in range(n_rows)]
-    return {MICRO_BATCH: torch.tensor(numbers)}
+    columns = {MICRO_BATCH: torch.tensor(numbers)}
+    if plan.forest is not None:
+        position_R = plan.forest.dfs_position_R.tolist()
+        columns |= in_order(DFS_POSITION, layout, position_R, of_pads=-1)
+    return columns

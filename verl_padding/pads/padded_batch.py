@@ -13,6 +13,7 @@ from verl_padding.pads.queue import (
     KVBatchMeta,
     first_few,
     put_columns,
+    put_new_rows,
     read_fields,
     rows_like,
     tokens_of_masks,
@@ -23,7 +24,6 @@ from verl_padding.pads.upsampling import (
     check_no_pads,
     check_weight_is_a_field,
     new_pads,
-    put_pads,
     strip,
 )
 from verl_padding.plan import BatchPlan, Layout
@@ -80,7 +80,7 @@ class PaddedBatch:
         """Of each real row, by update; none of an update that weighs all rows the same."""
         weight_R, factors = self._source.weights(), {}
         for weighting in loss_weightings:
-            if LOSS_WEIGHT not in self._source.names and not weighting.by_session:
+            if not self._source.keys_with(LOSS_WEIGHT) and not weighting.by_session:
                 continue
             # Also where this step does not train, such as an actor whose critic warms up.
             if weighting.refusal and set(weight_R) != {1.0}:
@@ -104,7 +104,7 @@ class PaddedBatch:
         fields = self._new_fields(len(self.pads) or 1)
         if self.pads.keys:
             self._made = set(fields)
-            put_pads(self.pads, fields)
+            put_new_rows(self.pads, fields)
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a log-prob, reference or value pass; if there are pads among them, a column

@@ -2,9 +2,8 @@
 TransferQueue."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from tensordict import TensorDict
 from transfer_queue import BatchMeta, KVBatchMeta
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.tags import PADDING_TAG, is_padding
+from verl_padding.pads.tags import is_padding
 from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import uid_of_key
 
@@ -25,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["KVBatchMeta"]
 
-MARKED = "rows_with_is_padding"
-"""Key of ``extra_info`` of a batch that has pads: the rows that had the column before, and whether
-it was selected."""
 _HELD: list[Any] = []
 """Storage of queues that were let go of: Ray ends an actor when the process that made it drops its
 last handle."""
@@ -130,25 +126,31 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
     return meta
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """What TransferQueue's controller knows about some rows; their data is not read."""
 
     keys_by_fields: dict[frozenset[str], list[str]]
-    """Rows grouped by the fields that they have, the largest group first."""
-    shapes: dict[str, dict[str, tuple[int, ...]]]
-    """Field that all rows have -> row -> shape, where the value is a tensor and its shape is
-    known."""
+    """Rows grouped by the fields that they have."""
+    shapes: dict[str, dict[str, tuple[int, ...] | None]]
+    """Field that all rows have -> row -> shape, None of a value that is no tensor."""
     dtypes: dict[str, torch.dtype]
     """Tensor field of the partition -> dtype of its first put, which all others must have."""
-    unlisted: dict[str, list[str]]
-    """Field -> rows for which TransferQueue has stored the field but not listed it; only its log
-    says so."""
 
 
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
+    """A PaddingDataError refuses a row that has a field in another dtype than the first row that
+    was put: TransferQueue stores it, does not list it, and says so in its log alone."""
     meta = _look_up(keys, partition_id)
-    fields = _in_controller(_fields_of, partition_id, list(meta.global_indexes))
+    rows = list(meta.global_indexes)
+    fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, rows))
+    for name, field in fields.items():
+        for key in compress(keys, field.unlisted_R):
+            raise PaddingDataError(
+                f"field {name!r}: TransferQueue has stored it for row {key!r}, but has not listed "
+                "it, as it does with a dtype other than that of the first put, "
+                f"{field.dtype or 'that of no tensor'}, and with all fields after it. Have all "
+                f"rows put {name} and the fields before it in one dtype."
+            )
     keys_by_fields: dict[frozenset[str], list[str]] = {}
     has_RF = zip(*(field.has_R for field in fields.values()), strict=True)
     for key, has_F in zip(keys, has_RF, strict=True):
@@ -156,20 +158,9 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     shapes = {}
     for name, schema in meta.field_schema.items():
         shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
-        pairs = zip(keys, shape_R, strict=True)
-        shapes[name] = {key: tuple(shape) for key, shape in pairs if shape is not None}
-    # A dtype other than that of a field's first put is stored, and not listed.
-    unlisted = {name: list(compress(keys, field.unlisted_R)) for name, field in fields.items()}
-    return Listing(
-        keys_by_fields=dict(sorted(keys_by_fields.items(), key=lambda item: -len(item[1]))),
-        shapes=shapes,
-        dtypes={name: field.dtype for name, field in fields.items() if field.dtype is not None},
-        unlisted={name: rows for name, rows in unlisted.items() if rows},
-    )
-
-
-def _in_controller(function: Callable[..., Any], *args: Any) -> Any:
-    return ray.get(controller().__ray_call__.remote(function, *args))
+        shapes[name] = dict(zip(keys, shape_R, strict=True))
+    dtypes = {name: field.dtype for name, field in fields.items() if field.dtype is not None}
+    return Listing(keys_by_fields, shapes, dtypes)
 
 
 class _Field(NamedTuple):
@@ -207,50 +198,6 @@ def put_columns(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
     tq.get_client().put(TensorDict(dict(columns), batch_size=len(rows)), metadata=meta)
     if rows.fields is not None:
         rows.fields = [*rows.fields, *(column for column in columns if column not in rows.fields)]
-
-
-def mark_rows(batch: KVBatchMeta, marked: Sequence[str]) -> KVBatchMeta:
-    """The batch, all of whose rows have a column that says that they are no pads; the rows of
-    ``marked`` had one."""
-    others = batch.select_keys([key for key in batch.keys if key not in set(marked)])
-    if others.keys:
-        put_columns(others, {PADDING_TAG: torch.zeros(len(others), dtype=torch.bool)})
-    rows = rows_like(batch, batch.keys, batch.tags)
-    selected = rows.fields is None or PADDING_TAG in rows.fields
-    if rows.fields is not None and not selected:
-        rows.fields = [*rows.fields, PADDING_TAG]
-    rows.extra_info = {**rows.extra_info, MARKED: (list(marked), selected)}
-    return rows
-
-
-def unmark_rows(rows: KVBatchMeta) -> KVBatchMeta:
-    """Real rows without what :func:`mark_rows` has added; rows of a batch that it has not made stay
-    as they are."""
-    if MARKED not in (rows.extra_info or {}):
-        return rows
-    plain = rows_like(rows, rows.keys, rows.tags)
-    plain.extra_info = dict(rows.extra_info)
-    marked, selected = plain.extra_info.pop(MARKED)
-    if plain.fields is not None and not selected:
-        plain.fields.remove(PADDING_TAG)
-    if others := [key for key in rows.keys if key not in set(marked)]:
-        client, partition_id = tq.get_client(), rows.partition_id
-        meta = client.kv_retrieve_meta(keys=others, partition_id=partition_id)
-        if there := list(meta.global_indexes):
-            _in_controller(_forget, partition_id, PADDING_TAG, there)
-    return plain
-
-
-def _forget(queue: Any, partition_id: str, name: str, rows: list[int]) -> None:
-    # Runs in TransferQueue's controller, which by itself can only clear whole rows. The storage
-    # keeps the column until then, but nobody reads it.
-    partition = queue.partitions[partition_id]
-    partition.production_status[rows, partition.field_name_mapping[name]] = 0
-    meta = partition.field_metadata.get(name)
-    if meta is not None:
-        meta.remove_samples(rows)
-        if not meta.global_indexes:
-            partition.field_metadata.pop(name)
 
 
 def clear(keys: Sequence[str], partition_id: str) -> None:

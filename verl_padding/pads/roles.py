@@ -57,18 +57,33 @@ class FieldRole:
     fill: Fill = Fill.ZERO
 
 
-KNOWN_FIELDS: Mapping[str, FieldRole] = {
+RESPONSE_FIELDS = (
     # written by verl's agent loop (trainer/ppo/v1/agent_loop_tq.py)
+    "response_mask",
+    "loss_mask",
+    "rm_scores",
+    "rollout_log_probs",
+    # written by verl's trainer (trainer/ppo/v1/trainer_base.py), response only. Workers write
+    # `entropy` and `values` for the whole sequence first; the trainer overwrites them before an
+    # update reads them.
+    "old_log_probs",
+    "ref_log_prob",
+    "entropy",
+    "values",
+    "advantages",
+    "returns",
+    "token_level_rewards",
+    "rollout_is_weights",
+)
+KNOWN_FIELDS: Mapping[str, FieldRole] = {
+    **dict.fromkeys(RESPONSE_FIELDS, FieldRole(Role.RESPONSE)),
+    # written by verl's agent loop
     "prompts": FieldRole(Role.PROMPT, Fill.EOS),
     "responses": FieldRole(Role.RESPONSE, Fill.EOS),
     "input_ids": FieldRole(Role.SEQUENCE, Fill.EOS),
     "attention_mask": FieldRole(Role.SEQUENCE, Fill.ONE),
     "position_ids": FieldRole(Role.POSITIONS),
     "multi_modal_inputs": FieldRole(Role.MULTIMODAL),
-    "response_mask": FieldRole(Role.RESPONSE),
-    "loss_mask": FieldRole(Role.RESPONSE),
-    "rm_scores": FieldRole(Role.RESPONSE),
-    "rollout_log_probs": FieldRole(Role.RESPONSE),
     "routed_experts": FieldRole(Role.SEQUENCE, Fill.ROUTES),
     "teacher_ids": FieldRole(Role.SEQUENCE, Fill.EOS),
     "teacher_logprobs": FieldRole(Role.SEQUENCE),
@@ -78,15 +93,4 @@ KNOWN_FIELDS: Mapping[str, FieldRole] = {
     "dummy_tensor": FieldRole(Role.ROW),
     # written by verl's workers, whole sequence
     "log_probs": FieldRole(Role.SEQUENCE),
-    # written by verl's trainer (trainer/ppo/v1/trainer_base.py), response only. Workers write
-    # `entropy` and `values` for the whole sequence first; the trainer overwrites them before an
-    # update reads them.
-    "old_log_probs": FieldRole(Role.RESPONSE),
-    "ref_log_prob": FieldRole(Role.RESPONSE),
-    "entropy": FieldRole(Role.RESPONSE),
-    "values": FieldRole(Role.RESPONSE),
-    "advantages": FieldRole(Role.RESPONSE),
-    "returns": FieldRole(Role.RESPONSE),
-    "token_level_rewards": FieldRole(Role.RESPONSE),
-    "rollout_is_weights": FieldRole(Role.RESPONSE),
 }

@@ -1,19 +1,19 @@
 """The rows in TransferQueue that pads are made from, checked before any pad is put."""
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
 from verl_padding.pads.tags import LENGTH_TAGS, wrong_tag
-from verl_padding.plan.plural import plural
 
+TOKEN_FIELDS = "prompts", "responses"
+"""Fields of every row, (tokens,) each, from whose lengths those of other fields follow."""
 ROWS_PER_KIND = 4
 """Rows of different lengths that are read to find out what a field means."""
-Key = TypeVar("Key", bound=Hashable)
 
 
 class SourceRows:
@@ -31,17 +31,14 @@ class SourceRows:
         self._batch = batch
         listing = list_rows(batch.keys, batch.partition_id)
         self._keys_by_fields = listing.keys_by_fields
-        self.names = frozenset[str]().union(*listing.keys_by_fields)
-        """Fields that a row of the batch has."""
-        _check_all_listed(listing)
-        _check_column_names(listing, self.names)
+        _check_column_names(listing)
         for names, keys in listing.keys_by_fields.items():
-            for name in ("prompts", "responses"):
+            for name in TOKEN_FIELDS:
                 if name not in names:
                     raise missing_field(keys[0], name)
         lengths = _lengths(batch, listing)
         self._keys = [
-            of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()
+            _of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()
         ]
 
     def keys_with(self, name: str) -> list[str]:
@@ -61,8 +58,7 @@ class SourceRows:
         return [weight_of.get(key, 1.0) for key in self._batch.keys]
 
     def read(self) -> list[dict[str, Any]]:
-        """The rows as they are now, each with its own fields; those of the most common kind come
-        first."""
+        """The rows as they are now, each with its own fields."""
         return [row for keys in self._keys for row in read_rows(keys, self._batch.partition_id)]
 
 
@@ -80,42 +76,25 @@ def _weight(key: str, value: object) -> float:
     return weight
 
 
-def _check_all_listed(listing: Listing) -> None:
-    for name, keys in listing.unlisted.items():
-        dtype = listing.dtypes.get(name, "that of no tensor")
-        raise PaddingDataError(
-            f"field {name!r}: TransferQueue has stored it for row {keys[0]!r} "
-            f"({plural(len(keys), 'row')} in all), but has not listed it, as it does with a dtype "
-            f"other than that of the first put, {dtype}, and with all fields after it. Have all "
-            f"rows put {name} and the fields before it in one dtype."
-        )
-
-
-def _check_column_names(listing: Listing, names: frozenset[str]) -> None:
-    # Rows may have the columns of an earlier call: one number each, in the column's dtype.
+def _check_column_names(listing: Listing) -> None:
+    names = frozenset[str]().union(*listing.keys_by_fields)
+    # Rows may have the columns of an earlier call, in the column's dtype.
     for name, dtype in COLUMN_DTYPES.items():
         found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
-        several = [s for s in listing.shapes.get(name, {}).values() if math.prod(s) != 1]
-        if found != dtype or several:
-            raise wrong_column(name, f"{found} of shape {several[0]}" if several else str(found))
-
-
-def wrong_column(name: str, found: str) -> PaddingDataError:
-    return PaddingDataError(
-        f"field {name!r}: rows have it, as {found}, but workers get a column of this name from "
-        f"the padding, one {COLUMN_DTYPES[name]} a row. Give the rows' field another name."
-    )
+        if found != dtype:
+            raise PaddingDataError(
+                f"field {name!r}: rows have it, as {found}, but workers get a column of this name "
+                f"from the padding, one {dtype} a row. Give the rows' field another name."
+            )
 
 
 def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]:
-    """Prompt and response tokens of each row, by its fields where TransferQueue knows them, else by
-    its tags."""
+    """Prompt and response tokens of each row, which its tags have to agree with."""
     lengths = {}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        prompts, responses = (listing.shapes[name].get(key) for name in ("prompts", "responses"))
-        if prompts is None or responses is None:
-            lengths[key] = tag.get("prompt_len"), tag.get("response_len")
-            continue
+        prompts, responses = (listing.shapes[name][key] for name in TOKEN_FIELDS)
+        if not prompts or not responses:
+            raise missing_field(key, "responses" if prompts else "prompts")
         prompt, response = lengths[key] = prompts[0], responses[0]
         check_prompt(key, prompt)
         for name, tokens in zip(LENGTH_TAGS, (prompt, response, prompt + response), strict=True):
@@ -125,11 +104,11 @@ def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]
     return lengths
 
 
-def of_different_lengths(keys: Iterable[Key], lengths: Mapping[Key, tuple[int, int]]) -> list[Key]:
+def _of_different_lengths(keys: Iterable[str], lengths: Mapping[str, tuple[int, int]]) -> list[str]:
     """The first row of each of a few lengths, prompt and response tokens."""
     # Rows of 5 + 3 and 4 + 3 tokens tell a field of prompts from one of responses; two of 4 + 4 do
     # not.
-    found: dict[tuple[int, int], Key] = {}
+    found: dict[tuple[int, int], str] = {}
     for key in keys:
         found.setdefault(lengths[key], key)
     return list(found.values())[:ROWS_PER_KIND]
@@ -147,6 +126,6 @@ def check_prompt(key: str | int, tokens: int) -> None:
 
 def missing_field(key: str | int, name: str) -> PaddingDataError:
     return PaddingDataError(
-        f"row {key!r}: has no field {name!r}. The lengths of other fields follow from prompts and "
-        "responses: put both into each row, without padding tokens."
+        f"row {key!r}: has no field {name!r} of tokens. The lengths of other fields follow from "
+        "prompts and responses: put both into each row, without padding tokens."
     )

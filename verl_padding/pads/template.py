@@ -1,8 +1,7 @@
 """Pads, made from real rows: what each field means for a pad, and a neutral value of its dtype and
 rank."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from math import gcd
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,8 @@ from verl_padding.pads.tags import LENGTH_TAGS
 from verl_padding.pads.vision_families import SmallestImage
 
 PAD_RESPONSE_LENGTH = 1
-GOLDEN = 0.618
-"""Step from one expert to the next, as a share of their number: the first few are then always far
-apart."""
+ROWS_NAMED = 4
+"""Rows whose lengths a message names."""
 EMPTY_OF_ITSELF = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset)
 Row = Mapping[str, Any]
 """Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
@@ -74,6 +72,7 @@ class Schema:
 
 
 def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
+    rows = rows[:ROWS_NAMED]
     return PaddingDataError(
         f"field {name!r}: its role is unclear. Its shapes {[_shape(row[name]) for row in rows]} "
         f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} Set its "
@@ -84,14 +83,15 @@ def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
 
 
 def _roles_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Role]:
-    if not _is_array(values[0]):
+    if not isinstance(values[0], torch.Tensor):
         return [Role.OBJECT]
     if values[0].ndim == 0:
         return [Role.ROW]
     fitting = [role for role in FOUND_BY_LENGTH if _fits(role, values, rows)]
     # If a length follows the tokens of rows of different lengths, it is no accident; if it never
     # changes, it may be.
-    if _fits(Role.ROW, values, rows) and (len(rows) > 1 or not fitting):
+    lengths = {_lengths(row) for row in rows}
+    if _fits(Role.ROW, values, rows) and (len(lengths) > 1 or not fitting):
         fitting.append(Role.ROW)
     return fitting
 
@@ -108,14 +108,8 @@ def _fits(role: Role, values: Sequence[Any], rows: Sequence[Row]) -> bool:
     )
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | np.ndarray)
-
-
 def _shape(value: Any) -> tuple[int, ...] | None:
-    if _is_array(value):
-        return tuple(value.shape)
-    return (len(value),) if isinstance(value, list | tuple) else None
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def _lengths(row: Row) -> tuple[int, int]:
@@ -138,8 +132,6 @@ class PadTemplate:
 
     Args:
         length: tokens of a pad.
-        n_experts: returns the number of routed experts of a layer, None if not known; called only
-            if needed.
         image: what pads show the model's vision tower; None for nothing.
     """
 
@@ -149,7 +141,6 @@ class PadTemplate:
         eos_token_id: int,
         length: int,
         schema: Schema | None = None,
-        n_experts: Callable[[], int | None] = lambda: None,
         image: SmallestImage | None = None,
     ):
         if length < (shortest := shortest_pad(image)):
@@ -159,9 +150,8 @@ class PadTemplate:
             )
         self.length = length
         self._lengths = (length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
-        self._eos_token_id = eos_token_id
+        self._fills = {Fill.EOS: eos_token_id, Fill.ONE: 1}
         self._schema = schema or Schema()
-        self._n_experts = n_experts
         self._image = image
 
     @property
@@ -180,12 +170,15 @@ class PadTemplate:
         """
         columns: Columns = {}
         for name in dict.fromkeys(name for row in rows for name in row) if names is None else names:
-            with_field = _most_informative(name, [row for row in rows if name in row])
+            with_field = [row for row in rows if name in row]
+            # If some rows hold None, the others say what kind of column it is.
+            tensors = [row for row in with_field if isinstance(row[name], torch.Tensor)]
+            with_field = tensors or with_field
             value = with_field[0][name]
             field = self._schema.role_of(name, with_field, self._lengths)
             length = field.role.tokens(*self._lengths)
-            if field.fill is Fill.ROUTES and length is not None and getattr(value, "ndim", 0) == 3:
-                columns[name] = self._routes(value, n_pads, length)
+            if field.fill is Fill.ROUTES and tensors and length is not None and value.ndim == 3:
+                columns[name] = _routes(value, n_pads, length)
             else:
                 columns[name] = same_in_all(self._neutral(name, value, field, length), n_pads)
         return columns
@@ -193,16 +186,13 @@ class PadTemplate:
     def _neutral(self, name: str, value: Any, field: FieldRole, length: int | None) -> Any:
         if field.role is Role.MULTIMODAL and self._image is not None:
             return dict(self._image.inputs)
-        is_object = field.role in (Role.OBJECT, Role.MULTIMODAL)
-        if is_object or (field.role is Role.ROW and not _is_array(value)):
+        if _shape(value) is None or field.role in (Role.OBJECT, Role.MULTIMODAL):
             return empty_value(value)
-        if field.role is Role.POSITIONS and length is not None and _is_array(value):
+        if field.role is Role.POSITIONS and length is not None:
             # Every axis of M-RoPE counts a text token alike.
-            shape = (*value.shape[:-1], length)
-            return _like(value, np.broadcast_to(np.arange(length), shape).copy())
-        shape = np.shape(value) if length is None else (length, *np.shape(value)[1:])
-        fill = {Fill.EOS: self._eos_token_id, Fill.ONE: 1}.get(field.fill, 0)
-        made = _filled(name, value, shape, fill)
+            return torch.arange(length).to(value).expand(*value.shape[:-1], length).clone()
+        shape = value.shape if length is None else (length, *value.shape[1:])
+        made = value.new_full(shape, self._fills.get(field.fill, 0))
         if name in ("prompts", "input_ids") and self._image is not None:
             # The image's tokens end the prompt: all tokens before them are end-of-sequence.
             ids = torch.tensor(self._image.token_ids, dtype=made.dtype)
@@ -210,31 +200,20 @@ class PadTemplate:
             made[prompt - len(ids) : prompt] = ids
         return made
 
-    def _routes(self, value: Any, n_pads: int, length: int) -> Any:
-        """(n_pads, length, layers, top-k): in each layer, all experts come equally often, give or
-        take once.
 
-        The experts are walked in steps that share no divisor with their number, so that every
-        expert comes once per round, and those of a few pads lie far apart, on different
-        expert-parallel ranks. Each layer starts somewhere else. For 2 tokens, top-2 of 8 experts,
-        in steps of 5: layer 0 has (0, 5), (2, 7), layer 1 has (5, 2), (7, 4).
-        """
-        layers, top_k = value.shape[1:]
-        known = self._n_experts()
-        n_experts = int(value.max()) + 1 if known is None else known
-        if top_k > n_experts:
-            raise PaddingDataError(
-                f"field 'routed_experts': {top_k} experts per token, but the model has "
-                f"{n_experts}. Is actor_rollout_ref.model.path (or n_experts) that of the model "
-                "that the rows come from?"
-            )
-        # Of 8 experts, 0.618 * 8 is 5, which has no divisor in common with 8.
-        steps = range(max(1, round(GOLDEN * n_experts)), n_experts + 1)
-        step = next(step for step in steps if gcd(step, n_experts) == 1)
-        token, layer, slot = np.ogrid[: n_pads * length, :layers, :top_k]
-        routes = (token * top_k + layer + slot) * step % n_experts
-        made = _like(value, routes.reshape(n_pads, length, layers, top_k))
-        return made if isinstance(made, torch.Tensor) else NonTensorStack(*made)
+def _routes(value: torch.Tensor, n_pads: int, length: int) -> torch.Tensor:
+    """(n_pads, length, layers, top-k): in each layer, the experts of a token lie evenly among those
+    that a real row (tokens, layers, top-k) has, and the next token has the next ones.
+
+    So the pads of a batch keep all experts about equally busy, and a single one those of all
+    expert-parallel ranks. Each layer starts somewhere else. For 2 tokens, top-2 of 8 experts: layer
+    0 has (0, 4), (1, 5), layer 1 has (1, 5), (2, 6).
+    """
+    layers, top_k = value.shape[1:]
+    n_experts = max(int(value.max()) + 1, top_k)
+    token_layer = torch.arange(n_pads * length)[:, None] + torch.arange(layers)
+    routes = token_layer[..., None] + n_experts // top_k * torch.arange(top_k)
+    return (routes % n_experts).to(value).reshape(n_pads, length, layers, top_k)
 
 
 def same_in_all(value: Any, n_rows: int) -> torch.Tensor | NonTensorStack:
@@ -262,51 +241,10 @@ def empty_value(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.new_zeros((0, *value.shape[1:]) if value.ndim else ())
     if isinstance(value, np.ndarray):
-        return np.zeros((0, *value.shape[1:]) if value.ndim else (), dtype=value.dtype)
+        return value[:0].copy() if value.ndim else None
     if isinstance(value, np.generic):
         # Before Python's types: np.float64 and np.str_ are subclasses of them.
         return np.zeros((), dtype=value.dtype)[()]
     if isinstance(value, Mapping):
         return {}
     return next((kind() for kind in EMPTY_OF_ITSELF if isinstance(value, kind)), None)
-
-
-def _filled(name: str, value: Any, shape: tuple[int, ...], fill: int) -> Any:
-    """A tensor, an array or a list of numbers like ``value``, of another shape, that holds ``fill``
-    everywhere."""
-    if isinstance(value, torch.Tensor):
-        return value.new_full(shape, fill)
-    if isinstance(value, np.ndarray):
-        if fill:
-            return np.full(shape, fill, dtype=value.dtype)
-        return np.zeros(shape, dtype=value.dtype) if value.dtype != object else np.full(shape, None)
-    if isinstance(value, list | tuple):
-        first = value[0] if value else 0.0
-        if isinstance(first, bool | int | float | complex | np.number | np.bool_):
-            return type(value)([type(first)(fill)] * shape[0])
-    raise PaddingDataError(
-        f"field {name!r}: a {type(value).__name__} cannot hold one value per token, unless it "
-        f"lists numbers. Set padding.fields.{name}=object (in a call of upsample, "
-        f"roles={{{name!r}: FieldRole(Role.OBJECT)}}), or store it as a tensor or an array."
-    )
-
-
-def _like(value: Any, array: np.ndarray) -> Any:
-    """An array as the kind and in the dtype of ``value``."""
-    return (
-        array.astype(value.dtype)
-        if isinstance(value, np.ndarray)
-        else torch.from_numpy(array).to(value)
-    )
-
-
-def _most_informative(name: str, rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows whose field holds a tensor, or else a list that is not empty; all rows if none holds
-    either."""
-    # If some rows hold None, or nothing yet, the others say what kind of column it is.
-    tensors = [row for row in rows if _is_array(row[name])]
-    return (
-        tensors
-        or [row for row in rows if isinstance(row[name], list | tuple) and row[name]]
-        or rows
-    )

@@ -12,12 +12,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
-from verl_padding.pads.source_rows import (
-    check_prompt,
-    missing_field,
-    of_different_lengths,
-    wrong_column,
-)
+from verl_padding.pads.source_rows import TOKEN_FIELDS, check_prompt, missing_field
 from verl_padding.pads.template import Columns, same_in_all
 
 LAYOUTS = "verl_padding_layouts"
@@ -28,45 +23,28 @@ since TransferQueue takes nothing that is held once for all rows."""
 WRAPPERS = (NonTensorData, NonTensorStack)
 
 
-class TensorDictRows:
-    """The few rows of a TensorDict that pads are made from.
+def row_dicts(batch: TensorDict) -> list[dict[str, Any]]:
+    """The fields of each row, by name.
 
     A PaddingDataError refuses rows without prompts or responses, or with an empty prompt.
     """
-
-    def __init__(self, batch: TensorDict):
-        self._columns = _columns(batch)
-        for name in self._columns:
-            column = batch.get(name)
-            if not isinstance(column, torch.Tensor | NonTensorStack):
-                raise PaddingDataError(
-                    f"field {name!r}: a {type(column).__name__} within the rows. Put its columns "
-                    "into the rows themselves, or give each row a dict."
-                )
-        marks = batch.get(IS_PADDING, None)
-        if isinstance(marks, NonTensorStack):
-            raise wrong_column(IS_PADDING, "no tensor")
-        for name in ("prompts", "responses"):
-            if name not in self._columns:
-                raise missing_field(0, name)
-        prompts, responses = (
-            [len(_plain(value)) for value in self._columns[name]]
-            for name in ("prompts", "responses")
-        )
-        self._lengths = dict(enumerate(zip(prompts, responses, strict=True)))
-        for row, (prompt, _) in self._lengths.items():
-            check_prompt(row, prompt)
-
-    def read(self) -> list[dict[str, Any]]:
-        rows = of_different_lengths(self._lengths, self._lengths)
-        for value_R in self._columns.values():
-            if all(
-                _plain(value_R[row]) is None for row in rows
-            ):  # a row that has a value says what column it is
-                rows += [row for row in self._lengths if _plain(value_R[row]) is not None][:1]
-        return [
-            {name: _plain(value_R[row]) for name, value_R in self._columns.items()} for row in rows
-        ]
+    columns = _columns(batch)
+    for name in columns:
+        if not isinstance(column := batch.get(name), torch.Tensor | NonTensorStack):
+            raise PaddingDataError(
+                f"field {name!r}: a {type(column).__name__} within the rows. Put its columns "
+                "into the rows themselves, or give each row a dict."
+            )
+    for name in TOKEN_FIELDS:
+        if name not in columns:
+            raise missing_field(0, name)
+    rows = [
+        {name: _plain(value_R[row]) for name, value_R in columns.items()}
+        for row in range(len(batch))
+    ]
+    for number, row in enumerate(rows):
+        check_prompt(number, len(row["prompts"]))
+    return rows
 
 
 def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:

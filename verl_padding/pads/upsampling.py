@@ -1,13 +1,12 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import TensorDict
 from verl.protocol import DataProto
 
 from verl_padding.errors import PaddingDataError
@@ -16,21 +15,19 @@ from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import (
     KVBatchMeta,
     clear,
-    mark_rows,
+    put_columns,
     put_new_rows,
-    read_fields,
     read_rows,
     rows_like,
-    unmark_rows,
 )
 from verl_padding.pads.roles import FieldRole
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
-from verl_padding.pads.template import Columns, PadTemplate, Schema, same_in_all, shortest_pad
-from verl_padding.pads.tensordict_rows import TensorDictRows, append, restore, select
+from verl_padding.pads.template import PadTemplate, Schema, shortest_pad
+from verl_padding.pads.tensordict_rows import append, restore, row_dicts, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
 from verl_padding.plan.plural import plural
-from verl_padding.plan.row_keys import row_key, uid_of_key
+from verl_padding.plan.row_keys import row_key
 
 ROWS_AT_ONCE = 32
 """Rows whose images are read together: images are large, and most often the first will do."""
@@ -45,7 +42,6 @@ def upsample(
     eos_token_id: int = 0,
     length: int | None = None,
     roles: Mapping[str, FieldRole] | None = None,
-    n_experts: int | None = None,
     image: Callable[[Inputs], SmallestImage] | None = None,
 ) -> Batch:
     """Appends pads to a batch until ``multiple`` divides its number of rows.
@@ -67,7 +63,6 @@ def upsample(
         length: tokens of a pad, at least 2; engines that round rows up may want more. None for the
             fewest.
         roles: of fields whose role does not follow from the rows (``padding.fields``).
-        n_experts: routed experts of a layer, where rows have ``routed_experts``.
         image: makes what pads show the model's vision tower, from ``multi_modal_inputs`` of a row
             that has images; :func:`~verl_padding.pads.vision_families.image_maker` has it for a
             model. None for nothing.
@@ -77,9 +72,9 @@ def upsample(
 
     Raises:
         ValueError: ``multiple`` is no positive number, or (a PaddingDataError) no pad can be made:
-            the batch has no row, a pad already, a row without prompt or response, a field of
-            unclear role, or routes among an unknown number of experts; or ``length`` leaves no
-            prompt token. The batch and the queue stay as they were.
+            the batch has no row, a pad already, a row without prompt or response, or a field of
+            unclear role; or ``length`` leaves no prompt token. The batch and the queue stay as they
+            were.
     """
     if multiple < 1:
         raise ValueError(f"multiple={multiple}: no number of rows. Give at least 1.")
@@ -92,36 +87,34 @@ def upsample(
         eos_token_id=eos_token_id,
         length=shortest_pad(shown) if length is None else length,
         schema=Schema(roles),
-        n_experts=partial(_given, n_experts),
         image=shown,
     )
     return _append_pads(batch, -len(batch) % multiple, template)
 
 
 def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:
-    source: TensorDictRows | SourceRows
-    marked: list[str] = []
-    if isinstance(batch, TensorDict):
-        source = TensorDictRows(batch)
-    else:
-        source = SourceRows(batch)
-        if marked := source.keys_with(IS_PADDING):
-            check_no_pads(read_fields(marked, batch.partition_id, [IS_PADDING]), marked)
+    rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
     # Rows are refused whether this batch needs pads or not.
-    fields = template.fields(source.read(), n_pads=n_pads or 1)
+    fields = template.fields(rows, n_pads=n_pads or 1)
     if not n_pads:
         return real_rows(batch)
-    fields[IS_PADDING] = torch.ones_like(fields.get(IS_PADDING, torch.zeros(n_pads)), dtype=bool)
     if isinstance(batch, TensorDict):
-        return append(batch, _with_own_names(fields, _new_uid(), n_pads), n_pads)
-    return _put_behind(batch, new_pads(batch, n_pads, template), fields, marked)
+        like = fields.get(IS_PADDING, torch.zeros(n_pads))
+        fields[IS_PADDING] = torch.ones_like(like, dtype=torch.bool)
+        return append(batch, fields, n_pads)
+    pads: KVBatchMeta = new_pads(batch, n_pads, template)
+    marked = rows_like(batch, batch.keys, batch.tags)
+    put_columns(marked, {IS_PADDING: torch.zeros(len(batch), dtype=torch.bool)})
+    put_new_rows(pads, fields | {IS_PADDING: torch.ones(n_pads, dtype=torch.bool)})
+    return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
 
 
 def strip(batch: Batch) -> Batch:
     """Takes the pads out of a batch, and out of TransferQueue if they are there; returns its real
     rows, in their order.
 
-    What :func:`upsample` has padded becomes what it was before. It may be called again.
+    What :func:`upsample` has padded becomes what it was before; rows in TransferQueue keep a column
+    that says that they are no pads. It may be called again.
 
     Example:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
@@ -130,7 +123,7 @@ def strip(batch: Batch) -> Batch:
     if isinstance(batch, TensorDict):
         return restore(real_rows(batch))
     clear(list(compress(batch.keys, _which_are_pads(batch))), batch.partition_id)
-    return unmark_rows(real_rows(batch))
+    return real_rows(batch)
 
 
 def real_rows(batch: Any) -> Any:
@@ -167,10 +160,11 @@ def real_rows(batch: Any) -> Any:
 
 
 def _which_are_pads(batch: Any) -> list[bool]:
-    """Of each row: by its tag, or by a column of any kind; none if there is no column."""
-    if isinstance(batch, KVBatchMeta | list | tuple):
-        tags = batch.tags if isinstance(batch, KVBatchMeta) else batch
-        return [is_padding(tag) for tag in tags]
+    """Of each row: by its tag, or by a column of any kind; none where there is no column."""
+    if isinstance(batch, KVBatchMeta):
+        batch = batch.tags
+    if isinstance(batch, list | tuple):
+        return [is_padding(tag) for tag in batch]
     if isinstance(batch, TensorDict):
         column = batch.get(IS_PADDING, None)
     elif isinstance(batch, DataProto):
@@ -184,21 +178,13 @@ def _which_are_pads(batch: Any) -> list[bool]:
     if column is None:
         return [False] * len(batch)
     if isinstance(column, torch.Tensor) and column.is_nested:
-        column = [row.tolist() for row in column.unbind()]
-    values = column.tolist() if hasattr(column, "tolist") else list(column)
-    try:
-        return torch.tensor(values, dtype=torch.bool).reshape(len(batch)).tolist()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise PaddingDataError(
-            f"field {IS_PADDING!r}: {values}: not one truth value a row. Give each row one, or "
-            "give none the field."
-        ) from error
+        column = column.values()
+    return torch.tensor(column.tolist(), dtype=torch.bool).reshape(len(batch)).tolist()
 
 
-def check_no_pads(batch: KVBatchMeta | TensorDict, keys: Sequence[str] | None = None) -> None:
-    """Refuses a batch that has a pad, with a PaddingDataError; ``keys`` are the rows of a
-    TensorDict."""
-    names = batch.keys if isinstance(batch, KVBatchMeta) else keys or range(len(batch))
+def check_no_pads(batch: KVBatchMeta | TensorDict) -> None:
+    """Refuses a batch that has a pad, with a PaddingDataError."""
+    names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     if pads := list(compress(names, _which_are_pads(batch))):
         raise PaddingDataError(
             f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. It is one of an "
@@ -206,50 +192,12 @@ def check_no_pads(batch: KVBatchMeta | TensorDict, keys: Sequence[str] | None = 
         )
 
 
-def _given(n_experts: int | None) -> int:
-    if n_experts is None:
-        raise PaddingDataError(
-            "n_experts=None: rows have a field 'routed_experts', and a pad has routes, too. Give "
-            "the number of routed experts of a layer."
-        )
-    return n_experts
-
-
-def _put_behind(
-    batch: KVBatchMeta, pads: KVBatchMeta, fields: Columns, marked: Sequence[str]
-) -> KVBatchMeta:
-    put_pads(pads, fields)
-    try:
-        rows = mark_rows(batch, marked)
-    except BaseException:
-        clear(pads.keys, pads.partition_id)
-        raise
-    return rows_like(rows, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
-
-
-def _new_uid() -> str:
-    return f"{PAD_UID_PREFIX}{uuid4().hex}"
-
-
 def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchMeta:
     """Keys and tags of pads that belong to no prompt of the batch; nothing is put yet."""
-    uid = _new_uid()
+    uid = f"{PAD_UID_PREFIX}{uuid4().hex}"
     tag = {**batch.tags[0], **template.tag_lengths, PADDING_TAG: True}
     keys = [row_key(uid, session, 0) for session in range(n_pads)]
     return KVBatchMeta(keys=keys, tags=[tag] * n_pads, partition_id=batch.partition_id)
-
-
-def put_pads(pads: KVBatchMeta, fields: Columns) -> None:
-    """Puts pads into TransferQueue, in one put."""
-    put_new_rows(pads, _with_own_names(fields, uid_of_key(pads.keys[0]), len(pads)))
-
-
-def _with_own_names(fields: Columns, uid: str, n_pads: int) -> Columns:
-    """Fields of pads with a uid and session ids of their own, unless rows have numbers there."""
-    own: Columns = {"uid": same_in_all(uid, n_pads), "session_id": NonTensorStack(*range(n_pads))}
-    # A session_id that is a tensor in real rows stays one: TransferQueue takes one dtype a field.
-    numbers = {name for name, column in fields.items() if isinstance(column, torch.Tensor)}
-    return fields | {name: column for name, column in own.items() if name not in numbers}
 
 
 def find_images(batch: KVBatchMeta | TensorDict) -> Inputs | None:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Packer, Sharing
 from verl_padding.plan.layout import Layout
 
@@ -63,6 +64,8 @@ class BatchPlan:
     """Layout of each update and inference pass of the job, by its name."""
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
     """Figures of each layout, by its name."""
+    forest: Forest | None = None
+    """How far the rows begin alike, if it is known."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
     hint: str | None = None

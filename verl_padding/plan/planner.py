@@ -72,6 +72,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         sharing=job.sharing,
         layouts=layouts,
         figures=figures,
+        forest=rows.forest,
         warnings=tuple(cut.warning for cut in cuts.values() if cut.warning),
         hint=_hint(rows, job, layouts),
     )

@@ -83,7 +83,8 @@ class PrefixDetection:
         order: list[int] = []
         shared_R = np.zeros(len(group_R), dtype=np.int64)
         for part in self._parts(rows_of.values(), MAX_TOKENS_READ):
-            forest = RowInputs(self._read(part, [TOKENS])).forest([group_R[row] for row in part])
+            ids_R = RowInputs(self._read(part, [TOKENS])).ids_R
+            forest = Forest.from_tokens(ids_R, [group_R[row] for row in part])
             order += [part[place] for place in np.argsort(forest.dfs_position_R)]
             shared_R[part] = forest.shared_R
         return Forest.in_order(self._tokens_R, order, shared_R[order])
@@ -240,18 +241,13 @@ def continued_rows(
 
     found = {}
     for session in rows_of_sessions([keys[row] for row in rows]):
-        order, shared_I = forest.shared_among(np.array([rows[number] for number in session]))
-        # From the last row of a tree to its first, beginnings come before the rows that begin with
-        # them: those of the row at hand are kept, the longest last.
-        beginnings: list[int] = []
-        shared_with_next = 0
-        for place, shared in zip(order[::-1].tolist(), shared_I[::-1].tolist(), strict=True):
-            row = rows[session[place]]
-            while beginnings and forest.tokens_R[beginnings[-1]] > shared_with_next:
-                beginnings.pop()
+        numbers = [rows[place] for place in session]
+        numbers.sort(key=lambda row: (forest.tokens_R[row], row))
+        for place, row in enumerate(numbers):
+            shorter = np.array(numbers[:place], dtype=np.int64)
+            shared = forest.shared_by_pairs(shorter, np.full_like(shorter, row))
+            beginnings = shorter[shared == forest.tokens_R[shorter]].tolist()
             earlier = next((each for each in reversed(beginnings) if continues(row, each)), None)
             if earlier is not None:
                 found[row] = earlier
-            beginnings.append(row)
-            shared_with_next = shared
     return found

@@ -16,17 +16,17 @@ and nothing reads it.
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.blocker import Blocker
-from verl_padding.pads.columns import IS_PADDING, read_column
+from verl_padding.pads.columns import DFS_POSITION, read_column
+from verl_padding.plan.forest import Forest
 from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
 from verl_padding.prefix_sharing.linear_attention import (
     CONVOLUTION,
@@ -55,47 +55,33 @@ class BranchesMixedError(PaddingError):
 
 
 def find_tree(data: TensorDict, *, branches: bool) -> PrefixTree:
-    """The tree of a micro-batch's rows, found by comparing them: a plan that was wrong about them
-    costs time alone.
+    """The tree of a micro-batch's rows, each compared with the row before it: a plan that was wrong
+    about them costs time alone.
 
     Pads are computed as they are, as they were planned.
 
     Args:
-        data: a micro-batch, on the CPU.
+        data: a micro-batch, on the CPU; without :data:`DFS_POSITION`, its rows are sorted by their
+            tokens.
         branches: whether rows share tokens before they part; if not, a row shares all of itself or
             nothing.
     """
     inputs = RowInputs(data)
-    lengths_R = [len(ids) for ids in inputs.ids_R]
-    is_pad_R = read_column(data, IS_PADDING).tolist() if IS_PADDING in data else [False] * len(data)
-    temperature_R = inputs.temperature_R or [1.0] * len(data)
-    group_R = [
-        f"pad {row}" if is_pad else f"{temperature_R[row]}" for row, is_pad in enumerate(is_pad_R)
-    ]
-    forest = inputs.forest(group_R)
-    order = np.argsort(forest.dfs_position_R).tolist()
-    same_tokens_I = forest.shared_R[order].tolist()  # as the row before
+    if DFS_POSITION in data:
+        position_R = read_column(data, DFS_POSITION).tolist()
+    else:
+        position_R = Forest.from_tokens(inputs.ids_R).dfs_position_R.tolist()
+    order = sorted(range(len(data)), key=position_R.__getitem__)
     # What sees an image may see more than what is before it: a mask of the model's says so, which
     # trees leave out.
     branches = branches and not any(inputs.images_R)
-    shared_I, before_I = [], []
-    for place, row in enumerate(order):
-        # Of the rows before this one, the one with which it has the most inputs in common. The
-        # nearest has most tokens in common with it, but may be of other images or routes; going
-        # back, the tokens in common only get fewer. Rows a, b and c of five equal tokens, where b
-        # has other routes: c shares none with b, and five with a.
-        shared, before = 0, order[0]
-        same_tokens = lengths_R[row]
-        for at in range(place, 0, -1):
-            same_tokens = min(same_tokens, same_tokens_I[at])
-            if same_tokens <= shared or (not branches and same_tokens < lengths_R[row]):
-                break
-            same_inputs = inputs.shared(order[at - 1], row)
-            if same_inputs > shared and (branches or same_inputs == lengths_R[row]):
-                shared, before = same_inputs, order[at - 1]
-        shared_I.append(shared)
-        before_I.append(before)
-    return build_tree(lengths_R, order, shared_I, before_I)
+    lengths_R = [len(ids) for ids in inputs.ids_R]
+    shared_I = [0] * len(order)
+    for place, (before, row) in enumerate(pairwise(order), 1):
+        shared = inputs.shared(before, row) if position_R[row] >= 0 else 0
+        if branches or shared == lengths_R[row]:
+            shared_I[place] = shared
+    return build_tree(lengths_R, order, shared_I)
 
 
 def engine_blockers(engine: Any) -> Iterator[Blocker]:

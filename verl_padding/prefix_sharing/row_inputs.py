@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.forest import Forest, common_prefix_length
+from verl_padding.plan.forest import common_prefix_length
 
 TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
 ROUTES = ("routed_experts",)
@@ -46,10 +46,6 @@ class RowInputs:
             each or {} for each in tu.get(data, IMAGES) or [{}] * len(self.ids_R)
         ]
         """Images and sounds of each row, as its processor made them; empty for a row of text."""
-
-    def forest(self, group_R: Sequence[str] | None = None) -> Forest:
-        """How far the rows begin alike, by their tokens; rows of different groups share nothing."""
-        return Forest.from_tokens(self.ids_R, group_R)
 
     def shared(self, longer: int, shorter: int) -> int:
         """How many of their first tokens two rows may have the same outputs for: 0, or all of one,

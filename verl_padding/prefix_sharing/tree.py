@@ -136,7 +136,6 @@ def build_tree(
     lengths_R: Sequence[int],
     order: Sequence[int],
     shared_I: Sequence[int],
-    before_I: Sequence[int] | None = None,
 ) -> PrefixTree:
     """
     Args:
@@ -145,8 +144,6 @@ def build_tree(
             comes before its own beginnings.
         shared_I: how many of its first tokens each row, in that order, shares with the row before
             it.
-        before_I: the row, earlier in that order, that each shares them with; None for the one right
-            before it.
     """
     # Rows 0 [5, 6, 7, 8], 1 [5, 6, 7, 9, 9] and 2 [5, 6], in the order 1, 0, 2, share 0, 3 and 2
     # tokens: row 1 is computed at 0 to 4; of row 0, two tokens are at 0 and 1, and its [7, 8] at 5
@@ -155,10 +152,9 @@ def build_tree(
     start_S: list[int] = []
     place_RT: list[Int64s] = [np.empty(0, dtype=np.int64)] * len(lengths_R)
     tokens = 0
-    for row, shared, earlier in zip(
-        order, shared_I, before_I or [order[0], *order[:-1]], strict=True
-    ):
-        length, before = lengths_R[row], place_RT[earlier]
+    before = np.empty(0, dtype=np.int64)
+    for row, shared in zip(order, shared_I, strict=True):
+        length = lengths_R[row]
         if shared < length:
             start = shared - 1 if shared >= MIN_SHARED_TOKENS else 0
             own = np.arange(tokens, tokens + length - start)
@@ -168,6 +164,7 @@ def build_tree(
             tokens += len(own)
         else:
             place_RT[row] = before[:length]
+        before = place_RT[row]
     return PrefixTree(tip_S=tip_S, start_S=start_S, place_RT=place_RT)
 
 

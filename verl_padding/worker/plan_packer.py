@@ -8,6 +8,7 @@ already cut (tests/worker/test_plan_packer.py).
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -21,6 +22,8 @@ from verl_padding.prefix_sharing.engine import find_tree, share_in
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.training_workers import for_training_workers, token_budget
+
+logger = logging.getLogger(__name__)
 
 PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
@@ -79,17 +82,17 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         branches = tu.get_non_tensor_data(data=data, key=BRANCHES, default=None)
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
-            tokens = len(micro_batch[TOKENS].values())
+            tokens = computed = len(micro_batch[TOKENS].values())
             if branches is not None and packs_rows:
                 tree = find_tree(micro_batch, branches=branches)
-                if tree.tokens < tokens:
+                computed = tree.tokens
+                if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TREE, tree)
-                    tokens = tree.tokens
-            if tokens > token_budget(data):
-                raise PaddingDataError(
-                    f"a micro-batch of {tokens} tokens, more than the {token_budget(data)} of this "
-                    "call: its rows have changed since the plan, or share less than planned. Set "
-                    "padding.sharing=off and padding.packer=verl to have the workers cut them anew."
+            if computed > (budget := token_budget(data)):
+                logger.warning(
+                    f"verl_padding: a micro-batch computes {computed} tokens, more than its budget "
+                    f"of {budget}: its rows have changed since the plan, or share less than "
+                    "planned. If memory does not suffice, set padding.sharing=off."
                 )
         return micro_batches, indices
 
