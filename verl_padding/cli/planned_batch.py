@@ -39,7 +39,7 @@ class CutLayout:
 
     @cached_property
     def steps(self) -> list[MiniBatchCost]:
-        return mini_batch_costs(self.rows_MDK, self.costs, with_micro_bounds=False)
+        return mini_batch_costs(self.rows_MDK, self.costs)
 
     def chart(self) -> Chart:
         return planned_chart(self.rows_MDK, self.costs, is_cut=self.is_cut)

@@ -33,9 +33,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     >>> actor = Update(dp_size=2, token_budget=1024, prompts_per_mini_batch=2)
     >>> calls = {"updates": {"actor": actor}, "inference": {}}
     >>> job = Job(strategy="prompt", prompts=2, sessions_per_prompt=1, **calls)
-    >>> # The long row and pad 0 against two short rows:
+    >>> # Two short rows against the long row and pad 0:
     >>> plan_batch(rows, job).layouts["actor"].cells
-    (((2, 3), (0, 1)),)
+    (((0, 1), (2, 3)),)
 
     Raises:
         NoRealRowError: there is no row.
