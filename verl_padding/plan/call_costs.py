@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def flatten_micro_batches(rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[I
     its micro-batch."""
     # [[0, 1], [2]] on rank 0 and [[3], [4]] on rank 1: rows 0 1 2 3 4 of micro-batches 0 0 1 2 3.
     rows_B = [rows for rows_K in rows_DK for rows in rows_K]
-    numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
+    numbers = np.fromiter(chain.from_iterable(rows_B), dtype=np.int64)
     return numbers, np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
@@ -34,25 +35,21 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
 def _filled(costs: CallCosts, packer: Packer, rows: Sequence[int], size: int | None) -> RowsDK:
     """The cells of a mini-batch, of ``size`` rows, pads among them. Where rows share, they take no
     longer than those that are planned as if they did not."""
-    filled = _cutter(costs, packer)(costs, rows, size)
-    if costs.forest is None:
-        return filled
     # Where rows that share balance badly together, ranks wait longer than they save. Rows that are
     # planned as if they shared nothing may still meet in a micro-batch, and then do.
     unshared = replace(costs, forest=None)
-    other = _cutter(unshared, packer)(unshared, rows, size)
-    return min(filled, other, key=costs.step_time)
+    filled = _cutter(costs.call, packer)(unshared, rows, size)
+    if costs.forest is None:
+        return filled
+    return sync_per_micro_batch(costs, rows, size, best=filled)
 
 
-def _cutter(costs: CallCosts, packer: Packer) -> MicroBatchCutter:
-    call = costs.call
+def _cutter(call: Call, packer: Packer) -> MicroBatchCutter:
+    """The cutter of calls whose rows share nothing."""
     if call.padded_to != "row":
         return padded_rows
     if call.token_budget is None:
         return fixed_row_count
     if packer == "verl":
         return whole_cells
-    # To cut each cell by itself takes no account of what rows share.
-    if call.sync_point == "mini_batch" and costs.forest is None:
-        return sync_per_step
-    return sync_per_micro_batch
+    return sync_per_step if call.sync_point == "mini_batch" else sync_per_micro_batch

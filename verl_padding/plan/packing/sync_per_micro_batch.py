@@ -14,6 +14,7 @@ and then the pads find their places (:mod:`~verl_padding.plan.packing.pads`).
 """
 
 from collections.abc import Sequence
+from math import inf
 from operator import attrgetter
 
 import numpy as np
@@ -34,22 +35,29 @@ GOOD_ENOUGH = 64
 GOOD_ENOUGH of it."""
 
 
-def sync_per_micro_batch(costs: CallCosts, rows: Sequence[int], size: int | None) -> RowsDK:
-    """The fastest cut of a mini-batch, changed as little as its cells require: they are as large as
-    it asks for, or smaller as long as that is faster."""
-    cut = fastest_cut(costs, rows, size)
-    if size:
-        return fit(costs, cut, size)
-    # The fullest rank needs 13 rows, an even share would be 9: 13, 11, 10 and 9 are tried.
-    multiple, least = costs.call.cell_multiple, costs.call.min_cell_rows(len(rows))
-    tried = up_to_multiple(min_rows_of(cut), multiple)
-    best = fit(costs, cut, tried)
-    while tried > least:
-        tried = least + (tried - least) // multiple // 2 * multiple
+def sync_per_micro_batch(
+    costs: CallCosts, rows: Sequence[int], size: int | None, best: RowsDK | None = None
+) -> RowsDK:
+    """The fastest cut of a mini-batch, changed as little as its cells require: they are as small as
+    can be, or larger, up to those that the cut asks for, if that is faster.
+
+    Args:
+        best: cells that are taken unless these are faster.
+    """
+    cut, call = fastest_cut(costs, rows, size), costs.call
+    min_time, best_time = costs.step_time(cut), inf if best is None else costs.step_time(best)
+    # An even share is 9 rows, the fullest rank needs 13: 9, 10, 12 and 13 are tried.
+    needed = size or up_to_multiple(min_rows_of(cut), call.cell_multiple)
+    tried, more = size or call.min_cell_rows(len(rows)), call.cell_multiple
+    # More pads than these cannot pay for their handling.
+    while min_time + (tried * call.dp_size - len(rows)) * costs.pad_handling < best_time:
         filled = fit(costs, cut, tried)
-        if costs.step_time(filled) > costs.step_time(best):
+        if (time := costs.step_time(filled)) < best_time:
+            best, best_time = filled, time
+        if tried == needed:
             break
-        best = filled
+        tried, more = min(tried + more, needed), 2 * more
+    assert best is not None
     return best
 
 
@@ -64,12 +72,13 @@ def fastest_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) ->
     packers = sorted(
         (MicroStepPacker(costs, units) for units in groupings), key=attrgetter("min_time")
     )
-    best = packers[0].cut()
-    for packer in packers[1:]:
-        # Units of a bin may share more, which the time of a cut has and that of units has not.
-        if packer.min_time < costs.step_time(best):
-            best = min(best, packer.cut(), key=costs.step_time)
-    return best
+    best: tuple[float, RowsDK] = inf, []
+    for packer in packers:
+        if packer.min_time < best[0]:
+            # Units of a bin may share more, which the time of a cut has and that of units has not.
+            cut = packer.cut()
+            best = min(best, (costs.step_time(cut), cut))
+    return best[1]
 
 
 class MicroStepPacker:
