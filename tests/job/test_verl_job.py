@@ -111,7 +111,7 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
         (
             tmp_path,
             (
-                rf"hidden_size is missing.*\(actor_rollout_ref.model.path={tmp_path}\)."
+                rf"'hidden_size'.*\(actor_rollout_ref.model.path={tmp_path}\)."
                 r" .*cost_model=attention"
             ),
         ),

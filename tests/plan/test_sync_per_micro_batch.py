@@ -11,8 +11,8 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.packing.packing_units import PackingUnits
-from verl_padding.plan.packing.pads import Cut, fit
-from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker, MicroSteps
+from verl_padding.plan.packing.pads import fit
+from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker
 
 EXAMPLES = settings(max_examples=200)
 
@@ -31,8 +31,9 @@ def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -
     return MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
 
 
-def packed(packer: MicroStepPacker) -> MicroSteps:
-    return min(packer.candidates(), key=lambda steps: steps.time)
+def height(packer: MicroStepPacker, steps: list[list[list[int]]]) -> int:
+    """Cost of the costliest bin, summed over the micro-steps."""
+    return sum(max(sum(packer.cost_I[item] for item in items) for items in step) for step in steps)
 
 
 def partitions(items: list[int]) -> Iterator[list[list[int]]]:
@@ -53,9 +54,10 @@ def best_of_all(packer: MicroStepPacker) -> tuple[int, int]:
         if all(
             sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins
         ):
-            steps = packer.group_into_micro_steps(bins)
-            times.append(steps.time)
-            heights.append(steps.height)
+            empty = [[] for _ in range(-len(bins) % packer.n_ranks)]
+            steps = packer.group_into_micro_steps([*bins, *empty])
+            times.append(packer.time(steps))
+            heights.append(height(packer, steps))
     return min(times), min(heights)
 
 
@@ -73,13 +75,13 @@ def test_small_mini_batches_are_packed_almost_as_well_as_can_be():
     over = []
     for packer in small_mini_batches(seed=0, number=120):
         best, least_height = best_of_all(packer)
-        found = packed(packer)
+        found = packer.micro_steps()
         # No rank without a row where there are enough: trying everything does not know that rule.
         if len(packer.tokens_I) >= packer.n_ranks:
-            assert all(found.bins_KD[0])
+            assert all(found[0])
         assert packer.bound <= least_height
-        assert found.time >= best or not all(found.bins_KD[0])
-        over.append(found.time / best)
+        assert packer.time(found) >= best or not all(found[0])
+        over.append(packer.time(found) / best)
     exact = np.mean(np.array(over) == 1)
     print(
         f"over the best: {np.mean(over):.4f} on average, {max(over):.4f} at most, exact in "
@@ -97,29 +99,34 @@ def mini_batches(draw) -> MicroStepPacker:
 
 @EXAMPLES
 @given(packer=mini_batches(), multiple=st.integers(1, 3))
-def test_every_way_to_cut_holds_all_items_in_budget_at_its_height(packer, multiple):
+def test_a_cut_holds_all_items_in_budget_and_beats_no_bound(packer, multiple):
     packer = packer_of(packer.tokens_I, packer.n_ranks, packer.token_budget, multiple)
-    ways = list(packer.candidates())
-    assert ways
-    for steps in ways:
-        bins = [items for step in steps.bins_KD for items in step]
-        assert sorted(item for items in bins for item in items) == list(range(len(packer.tokens_I)))
-        assert all(
-            sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins
-        )
-        assert all(len(step) == packer.n_ranks for step in steps.bins_KD)
-        assert len(steps.bins_KD) % multiple == 0
-        heights = [
-            max(sum(packer.cost_I[item] for item in items) for items in step)
-            for step in steps.bins_KD
-        ]
-        assert steps.height == sum(heights) >= packer.bound
+    steps = packer.micro_steps()
+    bins = [items for step in steps for items in step]
+    assert sorted(item for items in bins for item in items) == list(range(len(packer.tokens_I)))
+    assert all(
+        sum(packer.tokens_I[item] for item in items) <= packer.token_budget for items in bins
+    )
+    assert all(len(step) == packer.n_ranks for step in steps)
+    assert len(steps) % multiple == 0
+    assert height(packer, steps) >= packer.bound
+    assert packer.time(steps) > height(packer, steps)
 
 
-def test_a_cut_with_more_micro_batches_than_a_cell_has_rows_does_not_fit():
-    costs = costs_of([50, 50], n_ranks=1, budget=100)
-    cut = Cut(rows_DK=[[[0], [1], []]], time=0)
-    assert fit(costs, cut, size=2) is None
-    fitted = fit(costs, cut, size=3)
-    assert fitted is not None
-    assert fitted.rows_DK == [[[0], [1], [costs.n_rows]]]
+@EXAMPLES
+@given(data=st.data())
+def test_any_cut_fits_into_cells_that_hold_its_rows(data):
+    # Rows as long as the budget leave no room for pads, and full ranks no place for rows.
+    n_ranks, multiple = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    tokens = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=30))
+    costs = costs_of(tokens, n_ranks, data.draw(st.integers(max(2, *tokens), 40)), multiple)
+    packer = MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
+    size = costs.call.min_cell_rows(len(tokens)) + multiple * data.draw(st.integers(0, 2))
+    rows_DK = fit(costs, packer.cut(), size)
+    rows = [row for rows_K in rows_DK for rows in rows_K for row in rows]
+    assert sorted(row for row in rows if row < costs.n_rows) == list(range(len(tokens)))
+    assert {sum(map(len, rows_K)) for rows_K in rows_DK} == {size}
+    assert len({len(rows_K) for rows_K in rows_DK}) == 1
+    assert len(rows_DK[0]) % multiple == 0
+    assert all(rows for rows_K in rows_DK for rows in rows_K)
+    assert costs.micro_batch_loads(rows_DK)[0].max() <= costs.call.token_budget

@@ -155,11 +155,11 @@ def test_longer_rows_cost_more_and_no_less_a_token(lengths, name):
             {"kv_lora_rank": 512},
             r"model_type='qwen2' .*kv_lora_rank=512; choose cost_model=attention",
         ),
-        ({"layer_types": ["linear_attention"]}, r"layer_types holds 'linear_attention'"),
-        ({"hidden_size": None}, r"hidden_size is missing"),
+        ({"layer_types": ["linear_attention"]}, r"layer_types=linear_attention"),
+        ({"hidden_size": None}, r"'hidden_size'"),
         ({"mamba_d_state": 16}, r"mamba_d_state=16"),
-        ({"num_experts": 64}, r"num_experts_per_tok is missing"),
-        ({"intermediate_size": [48, 96]}, r"intermediate_size=\[48, 96\] differs by layer"),
+        ({"num_experts": 64}, r"'num_experts_per_tok'"),
+        ({"intermediate_size": [48, 96]}, r"not 'list'"),
     ],
 )
 def test_a_model_whose_operations_are_not_known_is_refused(change, message):
@@ -186,5 +186,5 @@ def test_a_model_of_experts_alone_needs_no_width_of_a_dense_layer():
     of_both = TransformerCost.from_config(CONFIGS["qwen3_5_moe_text"].to_dict())
     assert TransformerCost.from_config(ALL_EXPERTS) == of_both
     assert TransformerCost.from_config(transformers.Qwen3_5MoeConfig().to_dict()).full_layers
-    with pytest.raises(PlanError, match="intermediate_size is missing"):
+    with pytest.raises(PlanError, match="'intermediate_size'"):
         TransformerCost.from_config(ALL_EXPERTS | {"mlp_only_layers": [0]})

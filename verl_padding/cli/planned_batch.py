@@ -44,7 +44,7 @@ class CutLayout:
 
     @cached_property
     def steps(self) -> list[MiniBatchCost]:
-        return mini_batch_costs(self.rows_MDK, self.costs, with_micro_bounds=False)
+        return mini_batch_costs(self.rows_MDK, self.costs)
 
 
 @dataclass(frozen=True, kw_only=True)

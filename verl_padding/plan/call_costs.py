@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def flatten_micro_batches(rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[I
     its micro-batch."""
     # [[0, 1], [2]] on rank 0 and [[3], [4]] on rank 1: rows 0 1 2 3 4 of micro-batches 0 0 1 2 3.
     rows_B = [rows for rows_K in rows_DK for rows in rows_K]
-    numbers = np.array([row for rows in rows_B for row in rows], dtype=np.int64)
+    numbers = np.fromiter(chain.from_iterable(rows_B), dtype=np.int64)
     return numbers, np.repeat(np.arange(len(rows_B)), list(map(len, rows_B)))
 
 
@@ -124,10 +125,17 @@ class CallCosts:
             loads.append(load_B.reshape(shape))
         return loads[0], loads[1]
 
-    def micro_steps_time(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> int:
-        """Cost of the slowest rank of each micro-batch, summed, plus their handling."""
+    def step_time(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> int:
+        """Cost of the slowest ranks of a mini-batch, where they synchronize, and the handling of
+        micro-batches and pads."""
+        # Ranks that cost 900 + 100 and 300 + 600 in two micro-batches: 900 + 600 where they
+        # synchronize at each, and 1,000 where they do so once.
         _, load_DK = self.micro_batch_loads(rows_DK)
-        return int(load_DK.max(axis=0).sum()) + load_DK.shape[1] * self.micro_batch_overhead
+        by_micro = self.call.sync_point == "micro_batch"
+        slowest = load_DK.max(axis=0).sum() if by_micro else load_DK.sum(axis=1).max()
+        n_pads = int((flatten_micro_batches(rows_DK)[0] >= self.n_rows).sum())
+        handling = load_DK.shape[1] * self.micro_batch_overhead + n_pads * self.pad_handling
+        return int(slowest) + handling
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
         """The numbers of rows, the longest row first; of rows that count as equally long, the

@@ -1,8 +1,8 @@
 """The worker calls of a training step, and what each requires of the rows that it gets."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from verl_padding.plan.cost import CostModel
 from verl_padding.plan.errors import PlanError
@@ -42,7 +42,7 @@ class Call:
     """
     cost_model: CostModel | None = None
     """Cost that the ranks of this call are balanced by, if it is not the job's."""
-    budget_setting: str = ""
+    budget_setting: str = "token_budget"
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
@@ -51,8 +51,6 @@ class Call:
         )
         if self.token_budget is not None:
             check_at_least_one(self, "token_budget")
-        check_choice("sync_point", self.sync_point, get_args(SyncPoint))
-        check_choice("padded_to", self.padded_to, get_args(PaddedTo))
 
     @property
     def cell_multiple(self) -> int:
@@ -135,20 +133,9 @@ SETTING_FIELDS = {
 """Field -> the one with the name of its setting."""
 
 
-def setting_of(call: Call) -> str:
-    """What raises the token budget of a call, in words for a message."""
-    return call.budget_setting or "its token_budget"
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raises a PlanError if the value is not a choice."""
-    if value not in choices:
-        raise PlanError(f"{name}={value!r}: choose one of {', '.join(choices)}")
-
-
 def check_at_least_one(values: object, *names: str) -> None:
     """Raises a PlanError if an attribute of one of these names is below 1."""
     for name in names:
         if getattr(values, name) < 1:
-            setting = getattr(values, SETTING_FIELDS.get(name, ""), "") or name
+            setting = getattr(values, SETTING_FIELDS.get(name, ""), name)
             raise PlanError(f"{setting}={getattr(values, name)}: must be at least 1")

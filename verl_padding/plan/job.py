@@ -3,16 +3,9 @@ arranged."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from verl_padding.plan.calls import (
-    Call,
-    Pass,
-    StepShape,
-    check_at_least_one,
-    check_choice,
-    setting_of,
-)
+from verl_padding.plan.calls import Call, Pass, StepShape, check_at_least_one
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
@@ -45,15 +38,11 @@ class Job(StepShape):
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
-        check_choice("strategy", self.strategy, STRATEGIES)
-        check_choice("packer", self.packer, get_args(Packer))
-        check_choice("sharing", self.sharing, get_args(Sharing))
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
                 f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows "
                 "that share in one micro-batch; choose packer='plan'"
             )
-        check_choice("cost_model", self.cost_model, COST_MODELS)
         if self.seed < 0:
             raise PlanError(f"seed={self.seed}: must be at least 0")
         assert self.updates.keys().isdisjoint(self.inference), "each call has a name of its own"
@@ -71,7 +60,7 @@ class Job(StepShape):
                 raise PlanError(
                     f"pad_tokens={self.pad_tokens}: a pad does not fit into the "
                     f"{call.token_budget} tokens of a micro-batch of {name!r}; make pads shorter "
-                    f"or raise {setting_of(call)}"
+                    f"or raise {call.budget_setting}"
                 )
 
     def calls(self) -> Iterator[tuple[str, Call]]:

@@ -13,22 +13,6 @@ def mini_batch_bound(cost_I: Int64s, n_ranks: int) -> int:
     return max(int(cost_I.max()), -(-int(cost_I.sum()) // n_ranks))
 
 
-def equal_blocks_bound(cost_I: Int64s, n_ranks: int, block: int) -> int:
-    """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank, where
-    rows are padded.
-
-    Every micro-batch has ``block`` rows, each as costly as the costliest of them. The micro-batches
-    that are k-th of their ranks, sorted by their costliest row: the first k of these groups hold at
-    most k n_ranks block rows, so the costliest row of the next one is no cheaper than row k n_ranks
-    block of all, counted from 0, costliest first. Any layout of neighbours reaches the sum.
-
-    Args:
-        block: rows of every micro-batch, pads among them.
-    """
-    # Costs 9 8 5 4 2 1, one rank and blocks of two rows: 2 (9 + 5 + 2) = 32.
-    return block * sum(sorted(cost_I.tolist(), reverse=True)[:: n_ranks * block])
-
-
 def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budget: int) -> int:
     """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.lower_bounds import equal_blocks_bound, micro_batch_bound, mini_batch_bound
+from verl_padding.plan.lower_bounds import micro_batch_bound, mini_batch_bound
 
 RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
 """Row numbers of the micro-batches of each mini-batch and rank; numbers from the number of real
@@ -36,17 +36,15 @@ class MiniBatchCost:
     micro_slowest: int
     """Cost of the slowest rank of each micro-batch, summed: the time if ranks synchronize at each
     of them."""
-    mini_bound: int
-    """Least that ``mini_slowest`` can be."""
-    micro_bound: int
-    """Least that ``micro_slowest`` can be; 0 if micro-batches are not looked at."""
 
 
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     """The figures of a layout; lower bounds are those of its real rows, cut into its
     mini-batches."""
     is_cut = layout.micro_batch_rows is not None
-    steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=is_cut)
+    rows_MDK = micro_batches_of(layout)
+    steps = mini_batch_costs(rows_MDK, costs)
+    mini_bounds, micro_bounds = zip(*(_bounds(rows_DK, costs) for rows_DK in rows_MDK), strict=True)
     cost = sum(step.cost for step in steps)
     n_ranks, budget = layout.dp_size, costs.call.token_budget
     slowest = sum(step.mini_slowest for step in steps)
@@ -55,15 +53,13 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     computed = sum(step.computed_tokens for step in steps)
     return LayoutFigures(
         imbalance=slowest * n_ranks / cost,
-        over_lower_bound=slowest / sum(step.mini_bound for step in steps),
+        over_lower_bound=slowest / sum(mini_bounds),
         micro_batches=n_micro,
         packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
         computed_tokens=computed,
         sharing_factor=sum(step.real_tokens for step in steps) / computed,
         micro_imbalance=micro_slowest * n_ranks / cost if is_cut else None,
-        micro_over_lower_bound=micro_slowest / sum(step.micro_bound for step in steps)
-        if is_cut
-        else None,
+        micro_over_lower_bound=micro_slowest / sum(micro_bounds) if is_cut else None,
         optimizer_steps=layout.n_mini_batches,
         pads=layout.n_pads,
         real_rows_min=min(layout.real_rows_M),
@@ -72,15 +68,8 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
 
 
 def layout_time(layout: Layout, costs: CallCosts) -> int:
-    """What a layout costs the slowest ranks, where they synchronize, and the handling of
-    micro-batches and pads."""
-    # Ranks that cost 900 + 100 and 300 + 600 in two micro-batches: 900 + 600 where they synchronize
-    # at each, and 1,000 where they do so once.
-    steps = mini_batch_costs(micro_batches_of(layout), costs, with_micro_bounds=False)
-    by_micro = costs.call.sync_point == "micro_batch"
-    slowest = sum(step.micro_slowest if by_micro else step.mini_slowest for step in steps)
-    n_micro = sum(step.micro_batches for step in steps)
-    return slowest + n_micro * costs.micro_batch_overhead + layout.n_pads * costs.pad_handling
+    """What a layout takes, in all its mini-batches."""
+    return sum(map(costs.step_time, micro_batches_of(layout)))
 
 
 def micro_batches_of(layout: Layout) -> RowsMDK:
@@ -95,9 +84,7 @@ def micro_batches_of(layout: Layout) -> RowsMDK:
     ]
 
 
-def mini_batch_costs(
-    rows_MDK: RowsMDK, costs: CallCosts, *, with_micro_bounds: bool = True
-) -> list[MiniBatchCost]:
+def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]:
     """Costs of the steps of any layout, also of stock verl's.
 
     Example: rows of 700, 300 and 900 tokens that cost as many, a pad of 2, and micro-batches
@@ -108,40 +95,17 @@ def mini_batch_costs(
         rows_MDK: all ranks of a step have equally many micro-batches. If the workers cut the cells,
             each cell is one micro-batch here.
         costs: the call's.
-        with_micro_bounds: False if the workers cut the micro-batches.
     """
-    return [_step_cost(rows_DK, costs, with_micro_bounds) for rows_DK in rows_MDK]
+    return [_step_cost(rows_DK, costs) for rows_DK in rows_MDK]
 
 
-def _step_cost(
-    rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts, with_micro_bound: bool
-) -> MiniBatchCost:
-    call, n_ranks = costs.call, len(rows_DK)
+def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> MiniBatchCost:
     numbers, _ = flatten_micro_batches(rows_DK)
     real = numbers[numbers < costs.n_rows]
     n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())
     tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
-    tokens_I, cost_I = costs.computed(real)
-    mini_bound = mini_batch_bound(cost_I, n_ranks)
-    if call.padded_to == "cell" and len(real):
-        # One rank has the costliest row, and pads all others to it.
-        cell = max(sum(map(len, rows_K)) for rows_K in rows_DK)
-        mini_bound = max(mini_bound, cell * int(cost_I.max()))
-    if not with_micro_bound:
-        micro_bound = 0
-    elif costs.forest is not None and costs.forest.has_branches:
-        # A short end of a long row costs more a token than a longer one may.
-        micro_bound = mini_bound
-    elif call.padded_to == "micro_batch" and call.token_budget is None:
-        micro_bound = equal_blocks_bound(cost_I, n_ranks, call.micro_batch_rows)
-    else:
-        # Rows that are padded cost no less than packed ones, and no more of them fit into the
-        # budget.
-        micro_bound = micro_batch_bound(
-            tokens_I, cost_I, n_ranks, call.token_budget or int(tokens_I.sum())
-        )
     return MiniBatchCost(
-        ranks=n_ranks,
+        ranks=len(rows_DK),
         real_rows=len(real),
         pads=n_pads,
         tokens=real_tokens + n_pads * costs.pad_tokens,
@@ -153,6 +117,17 @@ def _step_cost(
         micro_batches=load_DK.shape[1],
         mini_slowest=int(load_DK.sum(axis=1).max()),
         micro_slowest=int(load_DK.max(axis=0).sum()),
-        mini_bound=mini_bound,
-        micro_bound=micro_bound,
     )
+
+
+def _bounds(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> tuple[int, int]:
+    """Least that ``mini_slowest`` and ``micro_slowest`` of these rows can be."""
+    numbers, _ = flatten_micro_batches(rows_DK)
+    tokens_I, cost_I = costs.computed(numbers[numbers < costs.n_rows])
+    mini_bound = mini_batch_bound(cost_I, len(rows_DK))
+    if costs.forest is not None and costs.forest.has_branches:
+        # A short end of a long row costs more a token than a longer one may.
+        return mini_bound, mini_bound
+    # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
+    budget = costs.call.token_budget or int(tokens_I.sum())
+    return mini_bound, micro_batch_bound(tokens_I, cost_I, len(rows_DK), budget)

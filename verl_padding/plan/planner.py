@@ -7,7 +7,7 @@ import numpy as np
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Call, Pass, setting_of
+from verl_padding.plan.calls import Call, Pass
 from verl_padding.plan.errors import NoRealRowError, RowTooLongError
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
@@ -32,9 +32,9 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     >>> actor = Update(dp_size=2, token_budget=1024, prompts_per_mini_batch=2)
     >>> calls = {"updates": {"actor": actor}, "inference": {}}
     >>> job = Job(strategy="prompt", prompts=2, sessions_per_prompt=1, **calls)
-    >>> # The long row and pad 0 against two short rows:
+    >>> # Two short rows against the long row and pad 0:
     >>> plan_batch(rows, job).layouts["actor"].cells
-    (((2, 3), (0, 1)),)
+    (((0, 1), (2, 3)),)
 
     Raises:
         NoRealRowError: there is no row.
@@ -57,7 +57,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         costs, update = costs_of(rows, job, call), reuses_layout_of(job, call)
         cut = cuts.get(name, whole)
         # Calls with the same inputs get the same layout, so it is planned and scored once.
-        inputs = (cut, update, layout_key(call, job.packer), costs.cost_model)
+        inputs = (cut, update, layout_key(call), costs.cost_model)
         same = next((other for known, other in call_of_inputs if known == inputs), None)
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
@@ -93,21 +93,17 @@ def _cut(rows: Rows, job: Job, name: str) -> MiniBatches:
 
 
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
-    """The setting with which fewer pads would do, where an update has more of them than rows."""
-    pads = {name: layouts[name].n_pads for name in job.updates}
-    name = max(pads, key=pads.__getitem__, default=None)
-    if name is None or pads[name] <= len(rows):
-        return None
-    update, fixes = job.updates[name], ["take fewer ranks"]
-    if layouts[name].n_mini_batches > 1:
-        now = update.prompts_per_mini_batch
-        fixes.append(f"raise {update.mini_batch_setting}, now {now}")
-    if update.token_budget is None and update.micro_batch_rows > 1:
-        fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
-    return (
-        f"{name}: {pads[name]} pads for {plural(len(rows), 'row')}, since the ranks of a "
-        f"mini-batch get equally many, in whole micro-batches. For fewer, {', or '.join(fixes)}."
-    )
+    """What makes fewer pads, where an update has more of them than rows."""
+    for name, update in job.updates.items():
+        if layouts[name].n_pads > len(rows):
+            return (
+                f"{name}: {layouts[name].n_pads} pads for {plural(len(rows), 'row')}, since the "
+                "ranks of a mini-batch get equally many, in whole micro-batches. For fewer, take "
+                f"fewer ranks, raise {update.mini_batch_setting}, now "
+                f"{update.prompts_per_mini_batch}, or cut micro-batches by tokens "
+                "(use_dynamic_bsz)."
+            )
+    return None
 
 
 def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout | None) -> Layout:
@@ -136,7 +132,7 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
         return None
     update = job.updates[call.as_update]
     of_call, of_update = (
-        replace(layout_key(each, job.packer), sync_point="micro_batch") for each in (call, update)
+        replace(layout_key(each), sync_point="micro_batch") for each in (call, update)
     )
     return call.as_update if of_call == of_update else None
 
@@ -160,17 +156,13 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     )
 
 
-def layout_key(call: Call, packer: Packer) -> Call:
+def layout_key(call: Call) -> Call:
     """What a layout depends on, beside the cost model: calls with the same key and rows get the
     same one."""
     # Two updates of one size, and passes of one budget, differ in what they train and what messages
     # call their settings, which no layout depends on.
     compared = {field.name: getattr(call, field.name) for field in fields(Call)}
-    compared |= {"budget_setting": "", "cost_model": None}
-    if packer == "verl" and call.token_budget is not None:
-        # Micro-batches are cut in the workers: the plan assigns rows to ranks, whatever the budget.
-        compared |= {"token_budget": 1, "sync_point": "micro_batch", "bucket_tokens": 1}
-    return Call(**compared)
+    return Call(**compared | {"budget_setting": "", "cost_model": None})
 
 
 def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
@@ -181,10 +173,15 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
         raise RowTooLongError(
             f"row {key!r} has {tokens} tokens, prompt and response, more than the "
             f"{call.token_budget} that a micro-batch of {name!r} may hold: raise "
-            f"{setting_of(call)} until it holds {tokens}, or keep rows shorter "
+            f"{call.budget_setting} until it holds {tokens}, or keep rows shorter "
             "(data.max_prompt_length, data.max_response_length)",
             row=longest,
         )
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
     cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
-    assert 0 <= cost * len(rows) <= MAX_COST, f"{len(rows)} rows of {tokens} tokens in {name!r}"
+    if cost * len(rows) > MAX_COST:
+        raise RowTooLongError(
+            f"row {key!r} has {tokens} tokens, too many to plan {len(rows)} rows together: keep "
+            "rows shorter (data.max_prompt_length, data.max_response_length)",
+            row=longest,
+        )

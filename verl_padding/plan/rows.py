@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+
+import numpy as np
 
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.forest import Forest
@@ -43,11 +43,7 @@ class Rows:
             if key in seen:
                 raise PlanError(f"row {key!r} is in the batch twice: every key must be there once")
             seen.add(key)
-            if (
-                not isinstance(tokens, int)
-                or isinstance(tokens, bool)
-                or not 1 <= tokens <= MAX_TOKENS
-            ):
+            if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
                 raise PlanError(
                     f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MAX_TOKENS} is "
                     "needed"
@@ -62,7 +58,7 @@ class Rows:
     def from_keys(
         cls,
         keys: Iterable[str],
-        tokens: Iterable[SupportsIndex],
+        tokens: Iterable[int | np.integer],
         forest: Forest | None = None,
         idle: Iterable[int] = (),
     ) -> Rows:
@@ -97,16 +93,8 @@ class Rows:
             key_R=key_R,
             prompt_R=tuple(prompt_R),
             session_R=tuple(session_R),
-            tokens_R=tuple(_as_int(length) for length in tokens),
+            # Anything but a whole number is refused with its key.
+            tokens_R=tuple(int(n) if isinstance(n, np.integer) else n for n in tokens),
             forest=forest,
             idle=tuple(idle),
         )
-
-
-def _as_int(tokens: Any) -> Any:
-    """A whole number of any kind as an int; anything else as it is, to be refused with its key."""
-    return (
-        tokens
-        if isinstance(tokens, bool) or not hasattr(tokens, "__index__")
-        else operator.index(tokens)
-    )

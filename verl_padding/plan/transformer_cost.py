@@ -23,12 +23,6 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Models with layers of a gated delta rule, whose other layers gate what attention gives."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-NEEDED = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
 OTHER_MIXERS = (
     "kv_lora_rank",
     "mamba_d_state",
@@ -83,11 +77,22 @@ class TransformerCost:
             PlanError: the operations of this kind of model are not known here.
         """
         config = config.get("text_config") or config
-        _check_known(config)
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        head_dim = config.get("head_dim") or hidden // heads
-        kv_heads = config.get("num_key_value_heads") or heads
-        layers = config["num_hidden_layers"]
+        known = {key: value for key, value in config.items() if value is not None}
+        try:
+            _check_layers(known)
+            return cls._from_known(known, lm_head=lm_head)
+        except (LookupError, TypeError) as odd:  # a key is missing, or differs by layer
+            raise PlanError(
+                f"the operations of model_type={config.get('model_type')!r} are not known, by what "
+                f"its config lacks or has: {odd}; choose cost_model=attention"
+            ) from odd
+
+    @classmethod
+    def _from_known(cls, config: Mapping[str, Any], *, lm_head: bool) -> TransformerCost:
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        head_dim = int(config.get("head_dim") or hidden // heads)
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        layers = int(config["num_hidden_layers"])
         projections = 2 * hidden * head_dim * (heads + kv_heads)
         if config.get("model_type") in HYBRIDS:
             projections += hidden * head_dim * heads  # a gate beside each query
@@ -176,28 +181,10 @@ def sliding_layers(config: Mapping[str, Any]) -> int:
     return int(config["num_hidden_layers"])
 
 
-def _check_known(config: Mapping[str, Any]) -> None:
+def _check_layers(config: Mapping[str, Any]) -> None:
+    """Raises a LookupError if layers mix tokens in a way that is not reckoned with here."""
     kinds = {FULL, SLIDING, *([LINEAR] if config.get("model_type") in HYBRIDS else [])}
-    layers = [_is_dense(config, layer) for layer in range(config.get("num_hidden_layers") or 0)]
-    needed = [*NEEDED]
-    if not all(layers):
-        needed.append("num_experts_per_tok")
-    if any(layers) or not config.get("moe_intermediate_size"):
-        needed.append("intermediate_size")
-    odd = [f"{key} is missing" for key in needed if not config.get(key)]
-    odd += [
-        f"layer_types holds {kind!r}"
-        for kind in config.get("layer_types") or ()
-        if kind not in kinds
-    ]
+    odd = [f"layer_types={kind}" for kind in config.get("layer_types", ()) if kind not in kinds]
     odd += [f"{key}={config[key]}" for key in OTHER_MIXERS if config.get(key)]
-    odd += [
-        f"{key}={config[key]!r} differs by layer"
-        for key in needed
-        if isinstance(config.get(key), (list, tuple))
-    ]
     if odd:
-        raise PlanError(
-            f"the operations of model_type={config.get('model_type')!r} are not known: {odd[0]}; "
-            "choose cost_model=attention"
-        )
+        raise LookupError(odd[0])

@@ -1,4 +1,4 @@
-"""Items in bins: packed to the brim one after another, or spread over all of them alike.
+"""Items in bins: one filled to the brim, or spread over all of them alike.
 
 Items that are packed by tokens are numbered by falling cost, the costliest is item 0; cost rises
 with tokens, so they are numbered by falling tokens as well.
@@ -14,15 +14,6 @@ import numpy as np
 from verl_padding.plan.cost import Int64s
 
 Bin = list[int]
-
-
-def first_fit(tokens_I: Sequence[int], cost_I: Sequence[int], token_budget: int) -> list[Bin]:
-    """First-fit-decreasing: few bins, each filled to the brim in its turn."""
-    left, bins = list(reversed(range(len(tokens_I)))), []
-    while left:
-        bins.append([left.pop()])
-        fill_bin(bins[-1], left, tokens_I, cost_I, token_budget)
-    return bins
 
 
 def fill_bin(

@@ -12,53 +12,52 @@ the sizes.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.job import Packer
-from verl_padding.plan.packing.cells import up_to_multiple
-from verl_padding.plan.packing.cutter import MicroBatchCutter
-from verl_padding.plan.packing.pads import Cut, RowsDK, blocks, fill_places
+from verl_padding.plan.packing.pads import RowsDK, fill_places
 
 
-class PaddedRows(MicroBatchCutter):
-    """For engines that pad the rows of a micro-batch or cell to its longest one."""
-
-    def takes(self, costs: CallCosts, packer: Packer) -> bool:
-        return costs.call.padded_to != "row"
-
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
-        cut = _cut_cells if costs.call.padded_to == "cell" else _cut_micro_steps
-        return cut(costs, costs.longest_first(rows), size or costs.call.min_cell_rows(len(rows)))
-
-
-def _cut_micro_steps(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
+def padded_rows(costs: CallCosts, rows: Sequence[int], size: int | None) -> RowsDK:
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of
     lengths."""
     # Rows of 9 8 7 6 5 tokens on two ranks, micro-batches of two and of one row: 9 8 | 7 6 is the
     # first micro-step, 5 | pad the second.
-    n_ranks = costs.call.dp_size
+    n_ranks, by_length = costs.call.dp_size, costs.longest_first(rows)
+    size = size or costs.call.min_cell_rows(len(rows))
     # A row shorter than a pad counts as a pad, as it may stand beside one.
     places = np.full(n_ranks * size, costs.pad_tokens, dtype=np.int64)
     places[: len(by_length)] = np.maximum(costs.tokens_R[by_length], costs.pad_tokens)
+    if costs.call.padded_to == "cell":
+        # The cell of the longest row takes longest, whatever the others hold.
+        places[:] = places[0]
     n_rows_K = _micro_step_rows(costs, places[::n_ranks], size)
     rows_DK: RowsDK = [[] for _ in range(n_ranks)]
     load_D = [0] * n_ranks
     begin = 0
-    for micro_step, n_rows in enumerate(n_rows_K):
+    for n_rows in n_rows_K:
         end = begin + n_ranks * n_rows
-        # In the first micro-step each rank gets a row, while there are enough.
-        blocks_D = blocks(
-            by_length[begin:end].tolist(), n_ranks, n_rows, spread_pads=micro_step == 0
-        )
+        blocks_D = _blocks(by_length[begin:end].tolist(), n_ranks, n_rows)
         for rank, block in zip(np.argsort(load_D, kind="stable").tolist(), blocks_D, strict=True):
             rows_DK[rank].append(block)
             load_D[rank] += n_rows * (int(costs.cost_R[block[0]]) if block else costs.pad)
         begin = end
     return fill_places(costs, rows_DK, n_rows_K)
+
+
+def _blocks(rows: Sequence[int], n_blocks: int, size: int) -> list[list[int]]:
+    """Cuts rows, longest first, into blocks of ``size`` places; the last places of the last blocks
+    are for pads, and none holds only pads while there are rows for all."""
+    # Rows 7 6 5 4, three blocks of three places: 7 6, 5 and 4.
+    found, begin = [], 0
+    for later_blocks in reversed(range(n_blocks)):
+        left = len(rows) - begin
+        end = begin + min(size, max(left - later_blocks, min(left, 1)))
+        found.append(list(rows[begin:end]))
+        begin = end
+    return found
 
 
 def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
@@ -90,24 +89,3 @@ def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int
         half = n_rows_K[largest] // 2
         n_rows_K[largest : largest + 1] = [n_rows_K[largest] - half, half]
     return n_rows_K
-
-
-def _cut_cells(costs: CallCosts, by_length: Int64s, size: int) -> Cut:
-    """Each rank gets neighbours in the order of lengths, because all its rows are padded to its
-    longest.
-
-    The slowest rank is the one with the longest row, whatever the others have, so there is nothing
-    to balance.
-    """
-    call = costs.call
-    if call.token_budget is None:
-        n_micro = size // call.micro_batch_rows
-    else:
-        longest = max(int(costs.tokens_R[by_length[0]]), costs.pad_tokens)
-        n_micro = up_to_multiple(
-            -(-size // (call.token_budget // longest)), call.micro_batch_multiple
-        )
-    cuts = list(pairwise(size * number // n_micro for number in range(n_micro + 1)))
-    cells = blocks(by_length.tolist(), call.dp_size, size, spread_pads=True)
-    rows_DK = [[rows[begin:end] for begin, end in cuts] for rows in cells]
-    return fill_places(costs, rows_DK, [end - begin for begin, end in cuts])

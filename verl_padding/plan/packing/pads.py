@@ -8,7 +8,6 @@ room, rows move and micro-batches are added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, count
 
 import numpy as np
@@ -17,52 +16,40 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.layout import Layout
 
 RowsDK = list[list[list[int]]]
-"""Row numbers of each rank's micro-batches; all ranks have equally many."""
+"""Row numbers of each rank's micro-batches; all ranks have equally many.
+
+First without pads; a micro-batch without rows will hold some. In the end every pad is there as the
+number ``n_rows``, and all ranks have equally many rows.
+"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """The rows of a mini-batch, by rank and micro-batch.
-
-    First without pads; a micro-batch without rows will hold some. In the end every pad is there as
-    the number ``n_rows``, and all ranks have equally many rows.
-    """
-
-    rows_DK: RowsDK
-    time: int = 0
-    """Cost of the slowest rank, summed over the micro-batches, plus their handling; 0 where it is
-    not compared."""
-
-
-def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> Cut:
+def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> RowsDK:
     """Micro-batches of fixed numbers of places: pads take all that the rows of each leave.
 
     Args:
         places_K: places of micro-batch k, the same on all ranks.
     """
     pad = costs.n_rows
-    return Cut(
-        rows_DK=[
-            [rows + [pad] * (n - len(rows)) for n, rows in zip(places_K, rows_K, strict=True)]
-            for rows_K in rows_DK
-        ]
-    )
+    return [
+        [rows + [pad] * (n - len(rows)) for n, rows in zip(places_K, rows_K, strict=True)]
+        for rows_K in rows_DK
+    ]
 
 
 def layout_of_cuts(
-    filled_M: Sequence[Cut], costs: CallCosts, *, with_micro_batches: bool
+    filled_M: Sequence[RowsDK], costs: CallCosts, *, with_micro_batches: bool
 ) -> Layout:
     """The layout of filled cells: pads get numbers from ``n_rows`` on, by mini-batch, rank and
     micro-batch.
 
     Args:
-        filled_M: the cut of each mini-batch, in which every pad is the number ``n_rows``.
+        filled_M: the cells of each mini-batch, in which every pad is the number ``n_rows``.
         with_micro_batches: False where the workers cut them.
     """
     pad_numbers = count(costs.n_rows)
     cells, n_rows_MDK = [], []
     for filled in filled_M:
-        rows_DK = _in_order(costs, filled.rows_DK) if with_micro_batches else filled.rows_DK
+        rows_DK = _in_order(costs, filled) if with_micro_batches else filled
         cells.append(
             tuple(
                 tuple(
@@ -96,22 +83,6 @@ def _in_order(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
     return [[rows_K[k] for k in order_K] for rows_K in rows_DK]
 
 
-def blocks(rows: Sequence[int], n_blocks: int, size: int, *, spread_pads: bool) -> list[list[int]]:
-    """Cuts rows, longest first, into blocks of ``size`` places; the last places of the last blocks
-    are for pads.
-
-    With ``spread_pads``, no block holds only pads while there are rows for all.
-    """
-    # Rows 7 6 5 4, three blocks of three places: 7 6 5, 4 and nothing; or, spread, 7 6, 5 and 4.
-    found, begin = [], 0
-    for later_blocks in reversed(range(n_blocks)):
-        left = len(rows) - begin
-        end = begin + min(size, max(left - later_blocks, min(left, 1)) if spread_pads else left)
-        found.append(list(rows[begin:end]))
-        begin = end
-    return found
-
-
 def min_rows_of(rows_DK: RowsDK) -> int:
     """Rows that a cell needs: the fullest rank's, with a pad in each micro-batch without rows."""
     return max(map(_rows_needed, rows_DK))
@@ -121,19 +92,31 @@ def _rows_needed(rows_K: list[list[int]]) -> int:
     return sum(len(rows) or 1 for rows in rows_K)
 
 
-def with_pads(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
-    """The cut with pads, in cells of ``size`` rows; None if rows or pads have no room in them.
+def fit(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK:
+    """Micro-batches with pads, in cells of ``size`` rows: rows move only as much as that requires,
+    and micro-steps are added until all have room."""
+    # A row as long as the token budget leaves no token for the pads that its rank needs. With a
+    # micro-batch for each place of a cell, all have room.
+    while True:
+        moved_DK = _shrink(costs, rows_DK, size)
+        filled_DK = None if moved_DK is None else _with_pads(costs, moved_DK, size)
+        if filled_DK is not None:
+            return filled_DK
+        assert len(rows_DK[0]) < size, f"{len(rows_DK[0])} micro-batches for {size} rows"
+        more = range(costs.call.micro_batch_multiple)
+        rows_DK = [[*rows_K, *([] for _ in more)] for rows_K in rows_DK]
 
-    Its time stays: where no rank waits, pads make it a little longer.
-    """
+
+def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
+    """The micro-batches with pads, in cells of ``size`` rows; None if pads have no room."""
     # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
     # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
     assert costs.call.token_budget is not None
-    tokens_DK, load_DK = costs.micro_batch_loads(cut.rows_DK)
+    tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
     room_DK = (costs.call.token_budget - tokens_DK) // costs.pad_tokens
     below_DK = (load_DK.max(axis=0) - load_DK) // max(costs.pad, 1)
     filled_DK: RowsDK = []
-    for rows_K, room_K, below_K in zip(cut.rows_DK, room_DK, below_DK, strict=True):
+    for rows_K, room_K, below_K in zip(rows_DK, room_DK, below_DK, strict=True):
         pads_K = [0 if rows else 1 for rows in rows_K]
         left = size - _rows_needed(rows_K)
         # Where the rank waits for others first, then wherever tokens are left.
@@ -147,67 +130,31 @@ def with_pads(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
         filled_DK.append(
             [rows + [costs.n_rows] * pads for rows, pads in zip(rows_K, pads_K, strict=True)]
         )
-    return Cut(rows_DK=filled_DK, time=cut.time)
+    return filled_DK
 
 
-def fit(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
-    """The cut, changed only as much as cells of ``size`` rows require, with its pads; None if there
-    is no room."""
-    fitted = _shrink(costs, cut, size)
-    if fitted is None:
-        return None
-    filled = with_pads(costs, fitted, size)
-    if filled is None and (fitted := _add_micro_steps(costs, fitted, size)) is not None:
-        filled = with_pads(costs, fitted, size)
-    return filled
-
-
-def _add_micro_steps(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
-    """The cut with room for pads: new micro-batches hold pads, or the shortest row of a rank that
-    has no pad to place.
-
-    A row as long as the token budget leaves no token for the pads that its rank needs.
-    """
-    rows_DK = [[list(rows) for rows in rows_K] for rows_K in cut.rows_DK]
-    height = 0
-    for _ in range(costs.call.micro_batch_multiple):
-        for rows_K in rows_DK:
-            moved = []
-            if _rows_needed(rows_K) == size:
-                movable = [(row, rows) for rows in rows_K if len(rows) > 1 for row in rows]
-                if not movable:
-                    return None
-                row, giver = min(movable, key=lambda each: costs.tokens_R[each[0]])
-                giver.remove(row)
-                moved.append(row)
-                height = max(height, int(costs.cost_R[row]))
-            rows_K.append(moved)
-    return Cut(
-        rows_DK=rows_DK,
-        time=cut.time + costs.call.micro_batch_multiple * (height + costs.micro_batch_overhead),
-    )
-
-
-def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
-    """The cut with at most ``size`` rows on every rank; None if rows cannot be moved within the
-    token budget.
+def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
+    """The micro-batches with at most ``size`` rows on every rank; None if rows cannot be moved
+    within the token budget.
 
     Ranks with more give away their shortest rows, to the micro-batches farthest below the height of
     their micro-step. With places for 3 rows, 9 1 | 5 2 and 7 | 4 become 9 | 5 2 and 7 1 | 4: the
     second rank waits for the first one's 9.
     """
-    needed_D = np.array(list(map(_rows_needed, cut.rows_DK)))
+    needed_D = np.array(list(map(_rows_needed, rows_DK)))
     if needed_D.max() <= size:
-        return cut
+        return rows_DK
     budget, never = costs.call.token_budget, np.iinfo(np.int64).min
     assert budget is not None
     tokens_R, cost_R = costs.tokens_R, costs.cost_R
-    rows_DK = [[list(rows) for rows in rows_K] for rows_K in cut.rows_DK]
+    rows_DK = [[list(rows) for rows in rows_K] for rows_K in rows_DK]
     # A row that moves counts as if it shared nothing where it comes to, and nothing is counted less
     # where it was: what a micro-batch holds in the end is no more than that.
     used_DK, load_DK = costs.micro_batch_loads(rows_DK)
     height_K = load_DK.max(axis=0)
     places_D = size - needed_D
+    # In a micro-batch without rows, also of the same rank, a row takes the place of a pad.
+    is_empty_DK = np.array([[not rows for rows in rows_K] for rows_K in rows_DK])
     for giver in np.flatnonzero(places_D < 0).tolist():
         shortest_first = sorted(
             (int(tokens_R[row]), row, rows) for rows in rows_DK[giver] for row in rows
@@ -217,18 +164,18 @@ def _shrink(costs: CallCosts, cut: Cut, size: int) -> Cut | None:
                 break
             if len(rows) == 1:
                 continue  # a micro-batch of one row would need a pad instead: nothing gained
-            has_room_DK = (used_DK + tokens <= budget) & (places_D > 0)[:, None]
+            has_room_DK = (used_DK + tokens <= budget) & (is_empty_DK | (places_D > 0)[:, None])
             below_DK = np.where(has_room_DK, height_K - load_DK, never)
             taker, k = divmod(int(below_DK.argmax()), len(height_K))
             if below_DK[taker, k] == never:
                 return None
-            target = rows_DK[taker][k]
-            places_D[taker] -= bool(target)  # in an empty micro-batch it takes the place of a pad
+            places_D[taker] -= not is_empty_DK[taker, k]
             places_D[giver] += 1
+            is_empty_DK[taker, k] = False
             rows.remove(row)
-            target.append(row)
+            rows_DK[taker][k].append(row)
             used_DK[taker, k] += tokens
             load_DK[taker, k] += cost_R[row]
         if places_D[giver] < 0:
             return None
-    return Cut(rows_DK=rows_DK, time=costs.micro_steps_time(rows_DK))
+    return rows_DK

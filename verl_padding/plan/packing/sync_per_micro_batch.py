@@ -13,104 +13,72 @@ Rows are packed into micro-steps first, whatever rank they will be on. Then rank
 and then the pads find their places (:mod:`~verl_padding.plan.packing.pads`).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import inf
 from operator import attrgetter
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Call
-from verl_padding.plan.job import Packer
 from verl_padding.plan.lower_bounds import micro_batch_bound
-from verl_padding.plan.packing.bins import Bin, fill_bin, first_fit, spread
-from verl_padding.plan.packing.cells import (
-    balanced_cells,
-    cut_by_cell,
-    pads_time,
-    up_to_multiple,
-)
-from verl_padding.plan.packing.cutter import MicroBatchCutter
+from verl_padding.plan.packing.bins import Bin, fill_bin, spread
+from verl_padding.plan.packing.cells import up_to_multiple
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
-from verl_padding.plan.packing.pads import Cut, fit, min_rows_of
+from verl_padding.plan.packing.pads import RowsDK, fit, min_rows_of
+
+MicroSteps = list[list[Bin]]
+"""Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided
+yet. Both micro-steps and the bins in them come from costly to cheap."""
 
 GOOD_ENOUGH = 64
 """One micro-step more than the fewest is tried if the time is over its bound by more than 1 /
 GOOD_ENOUGH of it."""
 
 
-class SyncPerMicroBatch(MicroBatchCutter):
-    """The fastest cut of a mini-batch is changed as little as its cells require; where it does not
-    fit into them, balanced cells are cut, without regard to shared tokens, which always fits."""
+def sync_per_micro_batch(
+    costs: CallCosts, rows: Sequence[int], size: int | None, best: RowsDK | None = None
+) -> RowsDK:
+    """The fastest cut of a mini-batch, changed as little as its cells require: they are as small as
+    can be, or larger, up to those that the cut asks for, if that is faster.
 
-    def takes(self, costs: CallCosts, packer: Packer) -> bool:
-        return True
-
-    def fill(self, costs: CallCosts, rows: Sequence[int], size: int | None) -> Cut:
-        """Cuts with cells of the size that takes the least time: the smallest, those that the cut
-        asks for, and some between, in steps that double."""
-        cut = fastest_cut(costs, rows, size)
-        sizes = {size} if size else _sizes_to_try(costs.call, cut, len(rows))
-        best_time: float = inf
-        for tried in sorted(sizes):
-            pads = pads_time(costs, tried, len(rows))
-            if cut.time + pads >= best_time:
-                break  # more rows cannot pay for their handling
-            filled = fit(costs, cut, tried)
-            if filled is None:
-                filled = cut_by_cell(costs, balanced_cells(costs, rows, tried)[1], tried)
-            if filled.time + pads < best_time:
-                best_time, best = filled.time + pads, filled
-        return best
-
-
-def _sizes_to_try(call: Call, cut: Cut, n_rows: int) -> set[int]:
-    multiple, least = call.cell_multiple, call.min_cell_rows(n_rows)
-    # The fullest rank needs 13 rows, an even share would be 9: 9, 10, 11, 13 and 14 are tried.
-    needed = up_to_multiple(min_rows_of(cut.rows_DK), multiple)
-    # Where rows leave no room for pads, a micro-batch of pads takes a place more on each rank.
-    with_pads = needed + multiple
-    steps = (with_pads - least) // multiple
-    doubling = {least + (1 << step) // 2 * multiple for step in range(steps.bit_length() + 1)}
-    return {needed, with_pads} | doubling
+    Args:
+        best: cells that are taken unless these are faster.
+    """
+    cut, call = fastest_cut(costs, rows, size), costs.call
+    min_time, best_time = costs.step_time(cut), inf if best is None else costs.step_time(best)
+    # An even share is 9 rows, the fullest rank needs 13: 9, 10, 12 and 13 are tried.
+    needed = size or up_to_multiple(min_rows_of(cut), call.cell_multiple)
+    tried, more = size or call.min_cell_rows(len(rows)), call.cell_multiple
+    # More pads than these cannot pay for their handling.
+    while min_time + (tried * call.dp_size - len(rows)) * costs.pad_handling < best_time:
+        filled = fit(costs, cut, tried)
+        if (time := costs.step_time(filled)) < best_time:
+            best, best_time = filled, time
+        if tried == needed:
+            break
+        tried, more = min(tried + more, needed), 2 * more
+    assert best is not None
+    return best
 
 
-def fastest_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> Cut:
-    """The fastest cut of a mini-batch, whatever number of rows its cells have.
+def fastest_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> RowsDK:
+    """The fastest cut of a mini-batch, without pads, whatever number of rows its cells have.
 
     Args:
         rows: real rows of the mini-batch.
         cell_rows: rows of a cell, and so the most of a unit; None for any number.
     """
-    best: Cut | None = None
     groupings = candidate_groupings(costs, rows, cell_rows)
-    packers = [MicroStepPacker(costs, units) for units in groupings]
-    for packer in sorted(packers, key=attrgetter("min_time")):
-        if best is not None and packer.min_time >= best.time:
-            break
-        micro_steps = min(packer.candidates(), key=attrgetter("time"))
-        bins_DK = packer.assign_ranks(micro_steps)
-        rows_DK = [[packer.units.rows_of(held) for held in bins] for bins in bins_DK]
-        # Units of a bin may share more.
-        cut = Cut(rows_DK=rows_DK, time=costs.micro_steps_time(rows_DK))
-        if best is None or cut.time < best.time:
-            best = cut
-    assert best is not None
-    return best
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicroSteps:
-    """Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided
-    yet."""
-
-    bins_KD: list[list[Bin]]
-    """Bins of each micro-step; both micro-steps and the bins in them from costly to cheap."""
-    height: int
-    """Cost of the costliest bin, summed over the micro-steps."""
-    time: int
-    """The height, and the overhead of the micro-steps."""
+    packers = sorted(
+        (MicroStepPacker(costs, units) for units in groupings), key=attrgetter("min_time")
+    )
+    best: tuple[float, RowsDK] = inf, []
+    for packer in packers:
+        if packer.min_time < best[0]:
+            # Units of a bin may share more, which the time of a cut has and that of units has not.
+            cut = packer.cut()
+            best = min(best, (costs.step_time(cut), cut))
+    return best[1]
 
 
 class MicroStepPacker:
@@ -131,27 +99,29 @@ class MicroStepPacker:
         self.min_time = self.bound + self.min_steps * costs.micro_batch_overhead
         """A time that no cut can beat."""
         self._overhead = costs.micro_batch_overhead
-        self._total = sum(self.cost_I)
+        self._max_steps = call.min_cell_rows(len(units.rows))
 
-    def candidates(self) -> Iterator[MicroSteps]:
-        """Cuts into the fewest micro-steps that hold all units, or one more; and of bins that are
-        filled to the brim one after another, which suits a few long rows."""
-        # Any two of these bins hold more than a budget. With fewer than the ranks, some rank would
-        # have no unit in any micro-step.
-        if 2 * sum(self.tokens_I) > self.token_budget * self.n_ranks:
-            bins = first_fit(self.tokens_I, self.cost_I, self.token_budget)
-            if len(bins) >= self.n_ranks:
-                yield self.group_into_micro_steps(bins)
+    def cut(self) -> RowsDK:
+        """The rows by rank and micro-batch."""
+        bins_DK = self.assign_ranks(self.micro_steps())
+        return [[self.units.rows_of(held) for held in bins] for bins in bins_DK]
+
+    def micro_steps(self) -> MicroSteps:
+        """The fewest micro-steps that hold all units; or one more, which may fit a few long rows
+        better."""
         n_steps = up_to_multiple(self.min_steps or 1, self.multiple)
         # With a micro-step for each unit, all of them have room.
-        while (micro_steps := self._pack(n_steps)) is None:
+        while (found := self._pack(n_steps)) is None:
             n_steps += self.multiple
-        yield micro_steps
-        # One more may fit a few long rows better; many rows are packed well at once.
-        if micro_steps.time > self.min_time + self.min_time // GOOD_ENOUGH:
-            one_more = self._pack(n_steps + self.multiple)
-            if one_more is not None:
-                yield one_more
+        # Each micro-batch needs a row or pad, so a cell may be too small for more of them.
+        is_slow = self.time(found) > self.min_time + self.min_time // GOOD_ENOUGH
+        if is_slow and n_steps < self._max_steps:
+            return min(found, self._pack(n_steps + self.multiple) or found, key=self.time)
+        return found
+
+    def time(self, micro_steps: MicroSteps) -> int:
+        """The costliest bin of each micro-step, and their overhead."""
+        return sum(self._cost(bins[:1]) + self._overhead for bins in micro_steps)
 
     def assign_ranks(self, micro_steps: MicroSteps) -> list[list[Bin]]:
         """Gives each rank a bin of each micro-step; ranks with few rows so far get the bins with
@@ -160,7 +130,7 @@ class MicroStepPacker:
         # 4. Fewer pads then level the counts.
         bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
         ranks_by_load = [(0, 0, rank) for rank in range(self.n_ranks)]
-        for bins in micro_steps.bins_KD:
+        for bins in micro_steps:
             weighed = sorted((self.units.n_rows(held), self._cost([held]), held) for held in bins)
             ranks_by_load.sort(reverse=True)
             for place, (n_rows, cost, held) in enumerate(weighed):
@@ -171,26 +141,12 @@ class MicroStepPacker:
 
     def group_into_micro_steps(self, bins: list[Bin]) -> MicroSteps:
         """Groups bins into micro-steps so that the heights are least: neighbours by cost, one bin a
-        rank.
-
-        Bins without items fill the last micro-steps.
-        """
+        rank."""
         # Costs 9 7 6 2 on two ranks: 9 beside 7 and 6 beside 2, of heights 9 + 6. No other pairs
         # are lower: the third costliest is in some micro-step that is no lower than it.
-        load_B = [self._cost([items]) for items in bins]
-        costliest_first = sorted(range(len(bins)), key=lambda number: -load_B[number])
-        n_steps = up_to_multiple(-(-len(bins) // self.n_ranks), self.multiple)
-        ordered = [bins[number] for number in costliest_first]
-        ordered += [[] for _ in range(n_steps * self.n_ranks - len(bins))]
-        height = sum(load_B[number] for number in costliest_first[:: self.n_ranks])
-        return MicroSteps(
-            bins_KD=[
-                ordered[first : first + self.n_ranks]
-                for first in range(0, len(ordered), self.n_ranks)
-            ],
-            height=height,
-            time=height + n_steps * self._overhead,
-        )
+        costliest_first = sorted(bins, key=lambda items: -self._cost([items]))
+        firsts = range(0, len(bins), self.n_ranks)
+        return [costliest_first[first : first + self.n_ranks] for first in firsts]
 
     def _cost(self, bins: list[Bin]) -> int:
         return sum(self.cost_I[item] for items in bins for item in items)
@@ -210,7 +166,7 @@ class MicroStepPacker:
         heavy_bins: list[Bin] = []
         units = range(len(self.cost_I))
         left = list(reversed(units))
-        rest, n_light = self._total, n_steps
+        rest, n_light = sum(self.cost_I), n_steps
         while n_light > 1 and left:
             height = self.cost_I[left[-1]]
             if height * n_light * self.n_ranks <= rest:

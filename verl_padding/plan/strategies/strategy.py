@@ -24,15 +24,10 @@ class Strategy(ABC):
         update, prompts = shape.updates[name], shape.prompts_setting
         size = update.prompts_per_mini_batch
         if shape.prompts % size:
-            # Of 12 prompts, 5 are no mini-batch: 4 or 6 are.
-            divisors = [
-                divisor for divisor in range(1, shape.prompts + 1) if shape.prompts % divisor == 0
-            ]
-            nearest = [d for d in divisors if d < size][-1:] + [d for d in divisors if d > size][:1]
             raise PlanError(
                 f"{update.mini_batch_setting}={size} of {name!r} does not divide "
-                f"{prompts}={shape.prompts}: set it to {' or '.join(map(str, nearest))}, or make "
-                f"{prompts} a multiple of {size}"
+                f"{prompts}={shape.prompts}: set it to a divisor, or make {prompts} a multiple of "
+                f"{size}"
             )
 
     @abstractmethod
