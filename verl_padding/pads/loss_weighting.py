@@ -82,23 +82,9 @@ def loss_factors(
                 f"({plural(len(with_loss), 'row')}) weighs more: there is nothing to train on. "
                 "Give one of them a weight above 0, or let the agent loop leave such rows out."
             )
-        # token-mean, weights 1 and 3, 4 tokens each: T = 8 over 1 * 4 + 3 * 4 = 16 gives factors of
-        # 0.5 and 1.5.
-        w, n = weights[rows], tokens[rows]
-        counts = w
-        if weighting.by_session:
-            # Rows of 1 and 3 tokens of one session count as a quarter and three quarters of a row.
-            counts = w * _shares_of_sessions([keys[row] for row in rows], n)
-            if weighting.mode in TOKEN_MODES:
-                w = np.divide(counts, n, out=np.zeros_like(n), where=n > 0)
-            elif weighting.mode == MEAN_OF_TOKENS:
-                w = counts
-        with np.errstate(over="ignore"):
-            if weighting.mode == TOKEN_MEAN:
-                w = w * _over(n.sum(), (w * n).sum())
-            elif weighting.mode != TOKEN_SUM and weighting.by_rows:
-                w = w * _over(len(rows), counts.sum())
-        factor_R[rows] = w
+        factor_R[rows] = _factors(
+            [keys[row] for row in rows], weights[rows], tokens[rows], weighting
+        )
         for row in rows:
             if tokens[row] and weights[row] and not FLOAT32.tiny <= factor_R[row] <= FLOAT32.max:
                 raise PaddingDataError(
@@ -108,6 +94,26 @@ def loss_factors(
                     "are nearer to each other and to 1."
                 )
     return factor_R.tolist()
+
+
+def _factors(keys: Sequence[str], w: Floats, n: Floats, weighting: LossWeighting) -> Floats:
+    """Of rows of a mini-batch with weights ``w`` and ``n`` tokens that have a loss."""
+    # token-mean, weights 1 and 3, 4 tokens each: T = 8 over 1 * 4 + 3 * 4 = 16 gives factors of 0.5
+    # and 1.5.
+    counts = w
+    if weighting.by_session:
+        # Rows of 1 and 3 tokens of one session count as a quarter and three quarters of a row.
+        counts = w * _shares_of_sessions(keys, n)
+        if weighting.mode in TOKEN_MODES:
+            w = np.divide(counts, n, out=np.zeros_like(n), where=n > 0)
+        elif weighting.mode == MEAN_OF_TOKENS:
+            w = counts
+    with np.errstate(over="ignore"):
+        if weighting.mode == TOKEN_MEAN:
+            return w * _over(n.sum(), (w * n).sum())
+        if weighting.mode != TOKEN_SUM and weighting.by_rows:
+            return w * _over(len(w), counts.sum())
+    return w
 
 
 def _shares_of_sessions(keys: Sequence[str], tokens: Floats) -> Floats:
