@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils import tensordict_utils as tu
 
 from tests.support.deep_equality import assert_equal
@@ -77,6 +77,13 @@ def test_what_holds_for_all_rows_stays_as_it_is():
     for rows in (upsample(batch, 8), strip(upsample(batch, 8))):
         assert tu.get(rows, "temperature") == 0.7
         assert tu.get(rows, "sizes") == {"mini": 4}
+
+
+def test_pads_are_told_from_rows_that_are_marked_by_pythons_truth():
+    batch = without().set("is_padding", NonTensorStack(*[False] * 5))
+    padded = upsample(batch, 8)
+    assert list(padded["is_padding"]) == [False] * 5 + [True] * 3
+    assert_same_rows(strip(padded), batch)
 
 
 def without(*names):

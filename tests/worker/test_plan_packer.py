@@ -63,6 +63,7 @@ def test_rows_that_no_plan_has_cut_go_to_verls_packer():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (cell(budget=12), r"micro-batch of 13 tokens, more than the 12"),
         (cell(numbers=[0, 0, 2, 2, 2, 1]), r"not in the plan's order"),
         (cell(numbers=[1, 1, 2, 2, 2, 3]), r"not in the plan's order"),
     ],

@@ -12,7 +12,7 @@ from verl_padding.driver.agent_roles import check_baseline
 from verl_padding.job.blocker import refuse
 from verl_padding.job.engine_refusals import check_adapters
 from verl_padding.job.loss_weightings import check_losses
-from verl_padding.job.modes import SEPARATE_ASYNC, stock_mode
+from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
 from verl_padding.job.verl_job import VerlJob
 
 
@@ -37,6 +37,9 @@ def check_job(config: DictConfig) -> VerlJob:
     # The mode that a padded trainer extends; by its name where it is one of verl's.
     mode = getattr(TRAINER_REGISTRY.get(name), "extends", None) or stock_mode(name)
     job = VerlJob(config, padding, mode)
+    if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
+        fix = f"Set trainer.v1.{job.mode} instead."
+        refuse(f"trainer.v1.{name}", "verl does not read this", fix)
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
         refuse(
             f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}",

@@ -61,7 +61,7 @@ def write_record(
 def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
-    forest = update.prefixes.by_tokens
+    forest, weight_R = update.prefixes.by_tokens, update.weight_R
     # In depth-first order a row shares with the one before it.
     order = np.argsort(forest.dfs_position_R)
     for row, key in enumerate(rows.keys):
@@ -78,7 +78,7 @@ def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator
             reward=float(rows.reward_R[row]),
             advantage=float(rows.advantage_R[row]) if trained else None,
             idle=not rows.has_advantage_R[row],
-            weight=update.weight_R[row],
+            weight=weight_R[row],
             shared_tokens=shared,
             shares_with=int(order[forest.dfs_position_R[row] - 1]) if shared else None,
             age=None if made_by is None else step - 1 - made_by,

@@ -23,7 +23,7 @@ from verl_padding.pads.queue import (
 from verl_padding.pads.roles import FieldRole
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
-from verl_padding.pads.template import PadTemplate, Schema, shortest_pad
+from verl_padding.pads.template import PadTemplate, Schema, same_in_all, shortest_pad
 from verl_padding.pads.tensordict_rows import append, restore, row_dicts, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
 from verl_padding.plan.plural import plural
@@ -100,7 +100,12 @@ def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:
         return real_rows(batch)
     if isinstance(batch, TensorDict):
         like = fields.get(IS_PADDING, torch.zeros(n_pads))
-        fields[IS_PADDING] = torch.ones_like(like, dtype=torch.bool)
+        # Rows may be marked by Python's own truth values, too.
+        fields[IS_PADDING] = (
+            torch.ones_like(like, dtype=torch.bool)
+            if isinstance(like, torch.Tensor)
+            else same_in_all(True, n_pads)
+        )
         return append(batch, fields, n_pads)
     pads: KVBatchMeta = new_pads(batch, n_pads, template)
     marked = rows_like(batch, batch.keys, batch.tags)

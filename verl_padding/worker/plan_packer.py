@@ -89,6 +89,12 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
                 if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TREE, tree)
             if computed > (budget := token_budget(data)):
+                if branches is None:
+                    raise PaddingDataError(
+                        f"a micro-batch of {tokens} tokens, more than the {budget} of this call: "
+                        "rows have changed since the plan. Set padding.packer=verl to have the "
+                        "workers cut them anew."
+                    )
                 logger.warning(
                     f"verl_padding: a micro-batch computes {computed} tokens, more than its budget "
                     f"of {budget}: its rows have changed since the plan, or share less than "
