@@ -84,6 +84,13 @@ def test_a_list_has_no_value_a_token():
         pad_of(rows, declared={"custom": FieldRole(Role.RESPONSE)})
 
 
+@pytest.mark.parametrize("as_found", [list, np.array])
+def test_a_known_field_of_tokens_that_is_no_tensor_is_refused(as_found):
+    rows = rows_with(rm_scores=lambda prompt, response: as_found([0.0] * response))
+    with pytest.raises(PaddingDataError, match="rm_scores"):
+        pad_of(rows)
+
+
 def test_routes_are_distinct_in_range_and_even_over_the_experts():
     shape = (48, 8)
     rows = rows_with(

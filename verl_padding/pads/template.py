@@ -53,6 +53,13 @@ class Schema:
         known = KNOWN_FIELDS.get(name) or self._found.get(name)
         if known is not None and _fits(known.role, values, rows):
             return known
+        # Of a list or an array, a pad would get an empty one, where verl reads a value per token.
+        if (
+            known is not None
+            and known.role in FOUND_BY_LENGTH
+            and isinstance(values[0], (list, np.ndarray))
+        ):
+            raise _unclear(name, rows, f"are no tensors, as those of {known.role.value}s are.")
         fitting, fill = _roles_that_fit(values, rows), known.fill if known else Fill.ZERO
         # In rows of 4 + 4 tokens, a field of 4 is of prompts or of responses. A pad of 1 + 1 has
         # one value in either case.
