@@ -9,7 +9,7 @@ from benchmarks.results import VERSIONS, kept_file
 from benchmarks.results_page import PAGE, RESULTS, part_of, rendered
 
 SHOWN = part_of(PAGE.read_text(), RESULTS)
-COMMAND = r"python -m benchmarks\.([\w ]+?)(?: demo_out| --large)?`, \d"
+COMMAND = r"python -m benchmarks\.([\w ]+?)(?: demo_out)?`, \d"
 BENCHMARKS = sorted(set(re.findall(COMMAND, SHOWN)))
 
 

@@ -34,6 +34,7 @@ PARALLEL_SIZES = {
         "pipeline": "pipeline_model_parallel_size",
         "virtual pipeline": "virtual_pipeline_model_parallel_size",
         "expert": "expert_model_parallel_size",
+        "expert tensor": "expert_tensor_parallel_size",
     },
     "veomni": {"Ulysses": "ulysses_parallel_size", "expert": "expert_parallel_size"},
 }
@@ -123,7 +124,9 @@ class RoleEngine:
     def size(self, word: str) -> int:
         """A parallel size, by its key in :data:`PARALLEL_SIZES`; 1 where the engine has none."""
         name = PARALLEL_SIZES[self.strategy].get(word, "")
-        return int(getattr(self.config, name, None) or 1)
+        if (size := getattr(self.config, name, None)) is None and word == "expert tensor":
+            return self.size("tensor")  # as Megatron-Core (parallel_state.py)
+        return int(size or 1)
 
     @property
     def sequence_parallel_size(self) -> int:
@@ -176,7 +179,7 @@ class RoleEngine:
         if self.strategy == "megatron":
             # Experts on several data-parallel ranks exchange tokens in each layer, where its FSDP
             # gathers parameters.
-            experts = self.size("expert") * int(config.expert_tensor_parallel_size or tensor)
+            experts = self.size("expert") * self.size("expert tensor")
             in_each = config.use_megatron_fsdp or experts > tensor * self.size("context")
         elif self.strategy in ("fsdp", "fsdp2") and config.fsdp_size == 1:
             # Every rank holds all parameters: ranks only wait for the reduction of gradients.

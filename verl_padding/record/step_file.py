@@ -161,7 +161,7 @@ def read_steps(path: Path) -> list[RecordedStep]:
 
 def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     """The same of a file's lines, and its name."""
-    fix = "Name one that padding.record=true has written"
+    fix = "Name one that padding.record=true has written in this version"
     with as_data_error(name, f"the file of a step in form {FORMAT_VERSION}", fix):
         steps: list[RecordedStep] = []
         for line in lines:

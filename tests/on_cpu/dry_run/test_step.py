@@ -12,12 +12,15 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
 from verl_padding.on_cpu.dry_run.step import (
     MAX_LINES,
+    DryRunError,
     describe_step,
     excerpt,
     metrics_not_finite,
+    run_step,
 )
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
+STEP = "verl_padding.on_cpu.dry_run.step"
 RECIPES = Path(__file__).parent.parent.parent.parent / "recipes"
 
 
@@ -72,6 +75,18 @@ def test_a_reduced_job_has_no_servers(own, tmp_path):
     small, left_out = reduced(config, model=tmp_path, folder=tmp_path)
     assert not small.reward.reward_model.enable
     assert [each for each in ("reward_model", "critic") if each not in " ".join(left_out)] == []
+
+
+def test_a_job_that_ends_well_without_a_step_is_wrong(own, tmp_path, monkeypatch):
+    def end(config, folder, *_):
+        (folder / "log").write_text("")
+        return 0
+
+    monkeypatch.setattr(f"{STEP}.write_shrunk_model", lambda *_: ("a model", "sdpa"))
+    monkeypatch.setattr(f"{STEP}._run_job", end)
+    config = compose_job(JobArguments(overrides=tuple(own.overrides())))
+    with pytest.raises(DryRunError, match="without a step"):
+        run_step(config, folder=tmp_path, timeout_s=1)
 
 
 def test_an_excerpt_has_the_first_traceback_and_the_end():

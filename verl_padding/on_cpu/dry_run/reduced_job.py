@@ -188,9 +188,9 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
     place.mkdir(parents=True)
     folder = Path(section.path)
     if not folder.is_dir():
-        folder = Path(
-            snapshot_download(section.path, ignore_patterns=[f"*{end}" for end in WEIGHTS])
-        )
+        # Nor are the folders of other formats, such as onnx/.
+        ignored = ["*/*", *(f"*{end}" for end in WEIGHTS)]
+        folder = Path(snapshot_download(section.path, ignore_patterns=ignored))
     for file in folder.iterdir():
         if file.is_file() and not file.name.endswith(WEIGHTS):
             shutil.copy(file, place / file.name)

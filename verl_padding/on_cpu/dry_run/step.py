@@ -84,6 +84,7 @@ def run_step(
     wrong = {
         f"the job has not ended in {timeout_s:.0f} s": code == TIMED_OUT,
         f"the job has ended with exit code {code}": code not in (0, TIMED_OUT),
+        "the job has ended without a step": code == 0 and not steps,
         f"metrics are not finite: {', '.join(not_finite)}": not_finite,
         f"{failed} sessions failed, and verl went on without them": failed,
     }

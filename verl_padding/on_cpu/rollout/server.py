@@ -108,7 +108,8 @@ class TransformersServer:
         if not self._waiting:
             self._next_run = asyncio.create_task(self._run_waiting())
         self._waiting.append(generation)
-        await self._next_run
+        # One request that is cancelled leaves the others their answers.
+        await asyncio.shield(self._next_run)
         return self._output(generation, sampling_params, step)
 
     async def load_weights(
