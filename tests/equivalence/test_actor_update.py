@@ -24,6 +24,7 @@ from tests.support.trained_batches import (
     put_weights,
 )
 from tests.support.updates import (
+    BRANCHES,
     EPOCHS,
     MODES,
     PACKERS,
@@ -137,7 +138,14 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     left_out = [len(rows) for rows in plan.layouts["actor"].left_out]
     assert left_out == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
     weightings = [LossWeighting(call="actor", mode=mode)] if weighs else []
-    padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=weightings, skips_idle="actor")
+    padded = PaddedBatch(
+        batch,
+        plan,
+        TEMPLATE,
+        loss_weightings=weightings,
+        branches=BRANCHES[sharing],
+        skips_idle="actor",
+    )
     padded.put_pads()
     both = update_both(
         *actors, batch, plan, said={"calculate_entropy": False}, padded=padded, copies=copies
@@ -203,7 +211,7 @@ def test_log_probs_come_back_in_row_order(sharing, actors):
         ]
 
     want = outputs_of(one_rank)
-    padded = upsample(batch, plan, TEMPLATE)
+    padded = upsample(batch, plan, TEMPLATE, branches=BRANCHES[sharing])
     got = outputs_of(padded_group(padded_ranks, padded))
     strip(padded.pads)
     assert len({len(row) for row in want}) > 5
