@@ -239,13 +239,6 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
             rf"{REF}.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2,",
         ),
         (
-            (*of_both("veomni", "ulysses_parallel_size=2"), "trainer.device=cpu"),
-            (
-                r"critic.veomni.attn_implementation=veomni_flash_.*_sp: does not support Ulysses.*"
-                r" to sdpa, or"
-            ),
-        ),
-        (
             NOT_PACKED[:1],
             r"actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan",
         ),

@@ -208,7 +208,6 @@ def with_engines(pad_length, *configs) -> VerlJob:
         "settings": {},
         "n_gpus": 8,
         "attention": None,
-        "device": "cuda",
         "trains_mtp": False,
     }
     reader.engines = {

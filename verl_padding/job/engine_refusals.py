@@ -110,17 +110,15 @@ def _check_attention(engine: RoleEngine) -> None:
     (verl's ``monkey_patch.py``, VeOmni's attentions ``.._with_sp``)."""
     attention, ranks = engine.attention, engine.size("Ulysses")
     section = f"{engine.model_section}.override_config"
-    known, choice = FLASH_ATTENTION, FLASH_ATTN
+    known = FLASH_ATTENTION
     if engine.strategy == "veomni":
         section, known = f"{engine.section}.veomni", VEOMNI_ATTENTION
-        if engine.device == "cpu":
-            known = choice = "sdpa"
     if ranks > 1 and not (isinstance(attention, str) and re.fullmatch(known, attention)):
         refuse(
             f"{section}.attn_implementation={attention}",
             f"does not support Ulysses: each of {ranks} sequence-parallel ranks of "
             f"{engine.section} would attend to its own part of a row only",
-            f"Set it to {choice}, or the Ulysses size to 1.",
+            f"Set it to {FLASH_ATTN}, or the Ulysses size to 1.",
         )
 
 

@@ -78,8 +78,6 @@ class RoleEngine:
     attention: Any
     """transformers' name of the model's attention; None, or a name for each of its parts, where it
     is to choose."""
-    device: str
-    """Kind of device that the job trains on."""
     trains_mtp: bool
     """Whether the model is to learn to predict several tokens (MTP), with a loss inside of its
     forward pass."""
@@ -245,7 +243,6 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
         n_gpus=int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes),
         # VeOmni's does not look at the model's section.
         attention=engine.attn_implementation if engine.strategy == "veomni" else attention,
-        device=config.trainer.device,
         trains_mtp=bool(mtp.get("enable")) and bool(mtp.get("enable_train")),
     )
 
