@@ -66,9 +66,10 @@ def test_a_version_that_is_not_supported_is_named_with_the_one_that_is(monkeypat
     ("before", "failed"),
     [
         ("import sys; sys.modules['verl_padding.job.verl_job'] = None", "trainers"),
-        (
+        pytest.param(
             "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'",
             "VERL_USE_EXTERNAL_PLUGINS",
+            marks=pytest.mark.slow,
         ),
     ],
 )

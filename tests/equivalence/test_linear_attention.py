@@ -156,6 +156,7 @@ def rows_with_images() -> tuple[list[Tokens], list[Images]]:
     return [*rows, rows[1]], [first, first, first, other]
 
 
+@pytest.mark.slow
 def test_so_do_models_with_a_tower_and_fused_heads_which_verl_patches():
     run = run_fresh(PATCHED, platform="cpu", folder=ROOT)
     assert run.stdout.endswith("exact\n"), run.stderr[-3000:]
