@@ -258,7 +258,7 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
             passed, updated = (plan.layouts[name].order for name in ("log_prob", "actor"))
             real = range(len(batch))
             assert [row for row in passed if row in real] == [row for row in updated if row in real]
-            padded = upsample(batch, plan, TEMPLATE)
+            padded = upsample(batch, plan, TEMPLATE, branches=BRANCHES[sharing])
             group = padded_group(ranks, padded)
             group.compute_log_prob(call(batch, batch.keys, compute_loss=False))
             found = read_log_probs(batch)
