@@ -67,6 +67,7 @@ def test_experts_whose_places_pads_would_take_are_refused_in_passes_too(section)
         ],
         [f"+{REF}.{OF_TRANSFORMER}.moe_router_load_balancing_type=sinkhorn"],
         [f"{OVERRIDE}.calculate_per_token_loss=true"],
+        [f"{OVERRIDE}.moe_expert_capacity_factor=-1"],
         MTP[:1],
     ],
 )

@@ -256,9 +256,9 @@ class PlannedStep:
         left_out = find_zero_advantage_rows(self.batch)
         # An update may be called twice, and a trainer of one's own may change advantages between.
         if left_out != self._left_out:
-            self._left_out = left_out
             with simple_timer(names.PLAN_SECONDS, self.seconds):
                 self._plans.append(self._planner.pad(self, left_out))
+            self._left_out = left_out
             # They are known before they are put: whatever happens, they are taken out again.
             self.put_pads()
         return self._plans[-1]

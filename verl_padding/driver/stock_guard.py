@@ -14,9 +14,8 @@ def pad_or_refuse_in_stock_trainers(base: type) -> None:
     """Changes how trainers that extend ``base`` are made; a config without ``padding`` passes
     through untouched."""
 
-    def make_by_config(cls: type, *args: Any, **kwargs: Any) -> Any:
-        config = kwargs["config"] if "config" in kwargs else args[0] if args else {}
-        if config.get("padding") is not None:
+    def make_by_config(cls: type, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if config is not None and config.get("padding") is not None:
             # Not at the top: the guard stands even if the trainers cannot be imported.
             from verl_padding.driver.trainers import resolve_trainer
 

@@ -146,10 +146,12 @@ def _check_megatron(engine: RoleEngine) -> None:
     # With a factor of 1.25, 8 experts and 64 tokens, an expert takes its first 10 and drops the
     # rest, in passes as well: a pad may take a real token's place.
     for name in (CAPACITY, *(LEARNT_FROM_ALL if trains else ())):
-        if override.get(name) in (None, "none", 0):
+        value = override.get(name)
+        # Megatron takes a capacity below 0 for none.
+        if value in (None, "none", 0) or (name == CAPACITY and value < 0):
             continue
         refuse(
-            f"{section}.override_transformer_config.{name}={override[name]}",
+            f"{section}.override_transformer_config.{name}={value}",
             "routers would count all tokens of a micro-batch, those of pads among them",
             "Leave it out, as verl does.",
         )

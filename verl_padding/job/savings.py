@@ -84,7 +84,7 @@ def saved_line(totals: Mapping[str, float]) -> str:
     was not counted.
 
     >>> saved_line({"padding/computed_tokens/total": 60, "padding/saved/shared_tokens/total": 40})
-    'saved 40 of 100 tokens (40%): 40 shared, 0 in 0 rows without an advantage, 0 in 0 passes'
+    'saved 40 of 100 tokens (40%): 40 shared, 0 in 0 skipped rows, 0 in 0 skipped passes'
     """
     if names.ALL_COMPUTED_TOKENS not in totals:
         return ""
@@ -95,5 +95,5 @@ def saved_line(totals: Mapping[str, float]) -> str:
     n_passes = int(totals.get(names.SAVED_PASSES, 0))
     return (
         f"saved {saved:,} of {of:,} tokens ({saved / max(of, 1):.0%}): {shared:,} shared, "
-        f"{idle:,} in {rows:,} rows without an advantage, {passes:,} in {n_passes:,} passes"
+        f"{idle:,} in {rows:,} skipped rows, {passes:,} in {n_passes:,} skipped passes"
     )
