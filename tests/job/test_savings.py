@@ -16,6 +16,7 @@ import verl_padding
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job import metric_names as names
 from verl_padding.job import savings
 from verl_padding.job.blocker import Blocker
 from verl_padding.job.savings import OLD_LOG_PROBS, SAVINGS, SHARING, ZERO_ADVANTAGE_ROWS
@@ -203,3 +204,16 @@ def test_these_jobs_meet_every_blocker_that_a_config_can_show(monkeypatch, tmp_p
     assert not fast().savings.is_on("packer")
     assert len(calls) >= 10, "no call is found"
     assert calls <= met, calls - met
+
+
+def test_the_last_line_of_a_run_names_the_savings_that_saved_tokens():
+    run = {names.ALL_COMPUTED_TOKENS: 1000.0}
+    assert savings.saved_line(run) == "saved 0 of 1,000 tokens (0%)"
+    shared, idle, passes = names.SAVED_TOKENS
+    run |= {idle: 1500.0, names.LEFT_OUT_ROWS.format(update="actor"): 3.0}
+    assert savings.saved_line(run) == "saved 1,500 of 2,500 tokens (60%): 1,500 in 3 skipped rows"
+    run |= {shared: 500.0, passes: 2000.0, names.SAVED_PASSES: 2.0}
+    assert savings.saved_line(run).endswith(
+        ": 500 shared, 1,500 in 3 skipped rows, 2,000 in 2 skipped passes"
+    )
+    assert not savings.saved_line({})

@@ -164,6 +164,12 @@ def test_a_mini_batch_that_does_not_divide_the_prompts_is_refused():
         job_of(prompts=12, actor=Update(dp_size=1, prompts_per_mini_batch=5))
 
 
+@pytest.mark.parametrize("name", ["packer", "sharing", "strategy", "cost_model"])
+def test_a_choice_that_there_is_not_is_refused_with_those_there_are(name):
+    with pytest.raises(PlanError, match=rf"^{name}='auto': .*{getattr(job_of(), name)}"):
+        replace(job_of(), **{name: "auto"})
+
+
 def test_a_fixed_size_that_the_ranks_cannot_share_is_refused():
     with pytest.raises(PlanError, match=r"strategy='lcm'.*= 3 rows, not a multiple of dp_size=2"):
         lcm_job(dp_size=2, actor=3)

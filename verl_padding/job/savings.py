@@ -84,7 +84,7 @@ def saved_line(totals: Mapping[str, float]) -> str:
     was not counted.
 
     >>> saved_line({"padding/computed_tokens/total": 60, "padding/saved/shared_tokens/total": 40})
-    'saved 40 of 100 tokens (40%): 40 shared, 0 in 0 skipped rows, 0 in 0 skipped passes'
+    'saved 40 of 100 tokens (40%): 40 shared'
     """
     if names.ALL_COMPUTED_TOKENS not in totals:
         return ""
@@ -93,7 +93,11 @@ def saved_line(totals: Mapping[str, float]) -> str:
     of = saved + int(totals[names.ALL_COMPUTED_TOKENS])
     rows = int(totals.get(names.LEFT_OUT_ROWS.format(update=ACTOR), 0))
     n_passes = int(totals.get(names.SAVED_PASSES, 0))
-    return (
-        f"saved {saved:,} of {of:,} tokens ({saved / max(of, 1):.0%}): {shared:,} shared, "
-        f"{idle:,} in {rows:,} skipped rows, {passes:,} in {n_passes:,} skipped passes"
-    )
+    parts = {
+        "shared": shared,
+        f"in {rows:,} skipped rows": idle,
+        f"in {n_passes:,} skipped passes": passes,
+    }
+    line = f"saved {saved:,} of {of:,} tokens ({saved / max(of, 1):.0%})"
+    details = ", ".join(f"{tokens:,} {what}" for what, tokens in parts.items() if tokens)
+    return f"{line}: {details}" if details else line

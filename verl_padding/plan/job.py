@@ -3,7 +3,7 @@ arranged."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from verl_padding.plan.calls import Call, Pass, StepShape, check_at_least_one
 from verl_padding.plan.cost import COST_MODELS, CostModel
@@ -37,6 +37,14 @@ class Job(StepShape):
     own."""
 
     def __post_init__(self) -> None:
+        for name, choices in (
+            ("packer", get_args(Packer)),
+            ("sharing", get_args(Sharing)),
+            ("strategy", STRATEGIES),
+            ("cost_model", COST_MODELS),
+        ):
+            if getattr(self, name) not in choices:
+                raise PlanError(f"{name}={getattr(self, name)!r}: not one of {', '.join(choices)}")
         check_at_least_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
