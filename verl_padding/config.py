@@ -56,9 +56,8 @@ class PaddingConfig:
     session). ``session``: each session, its rows one trajectory, with the reward on its last
     trained token."""
     repeated_tokens: Literal["train", "once"] = "train"
-    """What is done with a sampled token that several rows of a session have behind the same
-    beginning. ``train``: each of these rows trains it, as in verl. ``once``: the first of them
-    does."""
+    """What is done with a sampled token that several rows of a session have after the same prefix.
+    ``train``: each of these rows trains it, as in verl. ``once``: the first of them does."""
     baseline: Literal["prompt", "role"] = "prompt"
     """What an estimator compares a sample with. ``prompt``: with the other samples of its prompt,
     as in verl. ``role``: with those of its role, which the agent loop says of each row in
@@ -92,10 +91,9 @@ class PaddingConfig:
     sharing: Sharing | Literal["auto"] = dataclasses.field(
         default="off", metadata={"choices": (*get_args(Sharing), AUTO)}
     )
-    """Whether tokens that rows of a prompt begin with alike are computed once. Where images are
-    seen, or layers other than of attention to all tokens before, a row shares all of itself or
-    nothing. ``on`` needs ``packer=plan``, dynamic batch sizes and FSDP engines. ``auto``: on where
-    the job allows it."""
+    """Whether prefixes that rows of a prompt have in common are computed once. With images, or a
+    model whose layers do not allow branches, a row shares all of itself or nothing. ``on`` needs
+    ``packer=plan``, dynamic batch sizes and FSDP engines. ``auto``: on where the job allows it."""
     zero_advantage_rows: Literal["compute", "skip", "auto"] = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly
     0. ``compute``: as verl. ``skip``: nothing; steps, denominators and gradients stay the same. A

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The recipe on GSM8K: Qwen3-4B, FSDP2 and vLLM on one node of 8 GPUs (configs/recipe/qwen3_4b_gsm8k.yaml). Leave out
-# +padding=prompt for stock verl:
+# +padding=fast for stock verl:
 #   PADDING= bash run_qwen3_4b_fsdp_vllm.sh
 #   GSM8K in verl's parquet form: python examples/data_preprocess/gsm8k.py, in a checkout of verl
 set -euo pipefail
@@ -13,7 +13,7 @@ data=${DATA:-$HOME/data/gsm8k}
 recipe=$(python -c 'from verl_padding.recipes.context_reset.job import HERE; print(HERE)')
 
 job=(
-    ${PADDING-+padding=prompt}
+    ${PADDING-+padding=fast}
     +recipe=qwen3_4b_gsm8k
     data.train_files=$data/train.parquet
     data.val_files=$data/test.parquet

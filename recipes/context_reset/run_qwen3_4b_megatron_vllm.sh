@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The recipe on GSM8K with verl's Megatron engine: Qwen3-4B and vLLM on one node of 8 GPUs, two pipelines of two stages,
 # two GPUs to a stage (configs/recipe/qwen3_4b_gsm8k.yaml). It takes Megatron-Core, Transformer Engine and a bridge, as
-# verl's images for Megatron have them. Leave out +padding=prompt for stock verl:
+# verl's images for Megatron have them. Leave out +padding=fast for stock verl:
 #   PADDING= bash run_qwen3_4b_megatron_vllm.sh
 #   GSM8K in verl's parquet form: python examples/data_preprocess/gsm8k.py, in a checkout of verl
 set -euo pipefail
@@ -14,7 +14,7 @@ data=${DATA:-$HOME/data/gsm8k}
 recipe=$(python -c 'from verl_padding.recipes.context_reset.job import HERE; print(HERE)')
 
 job=(
-    ${PADDING-+padding=prompt}
+    ${PADDING-+padding=fast}
     model_engine=megatron
     +recipe=qwen3_4b_gsm8k
     actor_rollout_ref.actor.strategy=megatron

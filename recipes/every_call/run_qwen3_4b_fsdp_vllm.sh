@@ -14,7 +14,7 @@ data=${DATA:-$HOME/data/gsm8k}
 recipe=$(python -c 'from verl_padding.recipes.every_call.job import HERE; print(HERE)')
 
 job=(
-    ${PADDING-+padding=prompt padding.packer=plan padding.sharing=on}
+    ${PADDING-+padding=fast}
     +recipe=qwen3_4b_gsm8k
     data.train_files=$data/train.parquet
     data.val_files=$data/test.parquet

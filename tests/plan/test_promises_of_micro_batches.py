@@ -113,38 +113,6 @@ def test_the_largest_micro_batch_of_an_update_comes_first(drawn):
 
 @EXAMPLES
 @given(drawn=MOSTLY_CUT_BY_PLAN)
-def test_no_rank_needs_a_micro_batch_of_pads_for_pads_that_fit_elsewhere(drawn):
-    rows, job = drawn
-    job = job if job.strategy != "lcm" else replace(job, strategy="rows", prompts=24)
-    plan = planned(rows, job)
-    for name, update in job.updates.items():
-        layout = plan.layouts[name]
-        for mini_batch in range(layout.n_mini_batches if layout.micro_batch_rows else 0):
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
-            is_pads_K = [
-                min(map(min, held_D)) >= len(rows) for held_D in zip(*held_DK, strict=True)
-            ]
-            if sum(is_pads_K) < update.micro_batch_multiple:
-                continue
-            assert update.token_budget is not None
-            met["micro-batches of pads alone on every rank"] += 1
-            fit_D = []
-            for held_K in held_DK:
-                others = [
-                    held for held, is_pads in zip(held_K, is_pads_K, strict=True) if not is_pads
-                ]
-                room = [
-                    update.token_budget - len(computed(rows, job, update, held)) for held in others
-                ]
-                fit_D.append(sum(tokens // job.pad_tokens for tokens in room))
-            n_pads = sum(
-                len(held) for held, is_pads in zip(held_DK[0], is_pads_K, strict=True) if is_pads
-            )
-            assert min(fit_D) < n_pads
-
-
-@EXAMPLES
-@given(drawn=MOSTLY_CUT_BY_PLAN)
 def test_micro_batches_cut_cells_within_the_budget_alike_on_every_rank(drawn):
     rows, job = drawn
     plan = planned(rows, job)

@@ -70,7 +70,7 @@ def _numbered(
     keys: Sequence[str], session: Sequence[int], prefixes: PrefixDetection
 ) -> Iterator[tuple[int, Int64s]]:
     """Each row of a session with a number for each of its tokens, (tokens,): the same for the same
-    token behind the same beginning."""
+    token after the same prefix."""
     # [5, 8], [5, 6, 7] and [5, 6], in the order of their tree, get the numbers 0 1, 0 3 4 and 0 3.
     forest = prefixes.by_samples
     tokens_R = forest.tokens_R

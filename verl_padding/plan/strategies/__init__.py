@@ -1,8 +1,7 @@
 """The strategies: what a mini-batch is made of. To add one, write its module and register it below.
 
-``padding.strategy``, ``verl-padding plan --strategy`` and all messages take their choices from
-here. A file of that name in ``configs/padding`` makes it a choice of the config group,
-``+padding=<name>``.
+``padding.strategy`` and all messages take their choices from here. A file of that name in
+``configs/padding`` makes it a choice of the config group, ``+padding=<name>``.
 """
 
 from collections.abc import Mapping
