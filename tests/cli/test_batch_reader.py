@@ -52,6 +52,8 @@ def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
         ("[1]", "TypeError"),
         ({"prompt": "a", "session": 0, "prompt_tokens": 4}, "KeyError: 'response_tokens'"),
         ({"messages": []}, "KeyError: 'prompt'.* docs/reference"),
+        ({**ROW, "tokens": 9, "token_ids": [1, 2]}, "its lengths differ"),
+        ({**ROW, "tokens": 9, "prompt_tokens": 4, "response_tokens": 4}, "its lengths differ"),
     ],
 )
 def test_a_line_that_is_not_a_row_is_refused_with_its_number_and_cause(line, cause):

@@ -11,6 +11,7 @@ from transfer_queue import KVBatchMeta
 
 from tests.support.engine_shapes import Shape, started
 from tests.support.fsdp2_workers import start_over
+from tests.support.plan_oracles import reporting_ranks
 from tests.support.trained_batches import with_trained_fields
 from tests.support.updates import assert_packed_as_planned, update_both
 from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_rows
@@ -95,11 +96,9 @@ def test_a_rank_of_pads_alone_runs_the_vision_tower_and_changes_nothing(actors):
         template = template_for(config, batch)
         assert (template.length == 2) == (family in RUNS_WITHOUT_IMAGES)
         plan = plan_for(batch, prompts=3, packer=packer, pad_tokens=template.length)
-        assert plan.layouts["actor"].reporting_ranks_M == (
-            1,
-            1,
-            1,
-        ), "one rank was meant to have pads alone"
+        assert reporting_ranks(plan.layouts["actor"]) == [1, 1, 1], (
+            "one rank was meant to have pads alone"
+        )
         update_both(padded_ranks, one_rank, batch, plan, template=template)
 
 

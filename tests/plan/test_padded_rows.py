@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.plan_oracles import reporting_ranks
 from verl_padding.plan import COST_MODELS, Job, Pass, Rows, Update, plan_batch
 
 EXAMPLES = settings(max_examples=80)
@@ -61,7 +62,7 @@ def test_what_is_computed_holds_the_budget_and_a_layouts_promises(tokens, steps,
             assert size == -(-real // (update.dp_size * multiple)) * multiple  # as small as can be
         slowest = total = 0
         for mini_batch in range(layout.n_mini_batches):
-            assert layout.reporting_ranks_M[mini_batch] == min(
+            assert reporting_ranks(layout)[mini_batch] == min(
                 layout.real_rows_M[mini_batch], update.dp_size
             )
             by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(update.dp_size)]

@@ -51,7 +51,6 @@ def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
     assert layout.order == (0, 1, 3, 2, 5, 4)
     assert layout.cell_rows_M == (2, 1)
     assert layout.real_rows_M == (3, 2)
-    assert layout.reporting_ranks_M == (2, 2)
     assert layout.n_pads == 1
 
 
@@ -90,6 +89,12 @@ def test_the_setting_for_fewer_pads_is_named_where_they_outnumber_the_rows():
     assert "raise prompts_per_mini_batch, now 1" in plan.hint
     fewer = replace(update, dp_size=2)
     assert plan_batch(rows, job_of(prompts=16, sessions=8, actor=fewer)).hint is None
+    # One mini-batch, cut by tokens already: only fewer ranks help.
+    alone = Update(dp_size=8, token_budget=100, prompts_per_mini_batch=1)
+    hint = plan_batch(batch([10] * 3), job_of(actor=alone)).hint
+    assert "fewer ranks" in hint
+    assert "use_dynamic_bsz" not in hint
+    assert "raise" not in hint
 
 
 @pytest.mark.parametrize(
@@ -170,6 +175,12 @@ def test_a_choice_that_there_is_not_is_refused_with_those_there_are(name):
         replace(job_of(), **{name: "auto"})
 
 
+@pytest.mark.parametrize("name", ["sync_point", "padded_to"])
+def test_so_is_one_of_a_call(name):
+    with pytest.raises(PlanError, match=rf"^{name}='step': .*micro_batch"):
+        Pass(dp_size=1, **{name: "step"})
+
+
 def test_a_fixed_size_that_the_ranks_cannot_share_is_refused():
-    with pytest.raises(PlanError, match=r"strategy='lcm'.*= 3 rows, not a multiple of dp_size=2"):
+    with pytest.raises(PlanError, match=r"strategy='lcm'.*= 3 rows, not a multiple of 2 "):
         lcm_job(dp_size=2, actor=3)

@@ -20,6 +20,7 @@ from tests.support.plan_oracles import (
     met,
     none_is_vacuous,
     planned,
+    reporting_ranks,
     tips,
 )
 from verl_padding.pads.columns import cut_into
@@ -96,7 +97,7 @@ def test_each_step_and_each_rank_has_real_rows_if_there_are_enough(rows, job):
     for name, update in job.updates.items():
         layout = plan.layouts[name]
         assert min(layout.real_rows_M) >= 1
-        for ranks, reporting in zip(layout.cells, layout.reporting_ranks_M, strict=True):
+        for ranks, reporting in zip(layout.cells, reporting_ranks(layout), strict=True):
             real = [row for cell in ranks for row in cell if row < len(rows)]
             # A chain on one rank is computed once.
             items = tips(rows, job, update, real)

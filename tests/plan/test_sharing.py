@@ -11,7 +11,7 @@ from tests.support.drawn_jobs import batches, forest_of_chains, jobs
 from verl_padding.plan import Job, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.mini_batch_costs import layout_time
+from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.plan.planner import costs_of, reuses_layout_of
 
 BUDGET = 64
@@ -73,7 +73,8 @@ def times(rows: Rows, job: Job) -> dict[str, int]:
     layouts = plan_batch(rows, job).layouts
     own = {name: call for name, call in job.calls() if reuses_layout_of(job, call) is None}
     return {
-        name: layout_time(layouts[name], costs_of(rows, job, call)) for name, call in own.items()
+        name: sum(map(costs_of(rows, job, call).step_time, micro_batches_of(layouts[name])))
+        for name, call in own.items()
     }
 
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.support.drawn_jobs import DrawnRows, batches, computed_once, jobs
-from verl_padding.plan import BatchPlan, Job, Rows, plan_batch
+from verl_padding.plan import BatchPlan, Job, Layout, Rows, plan_batch
 from verl_padding.plan.calls import Call
 
 EXAMPLES = settings(max_examples=60)
@@ -50,6 +50,11 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
     met["fewer steps"] += bool(plan.warnings)
     met["shared prefixes"] += any(figures.sharing_factor > 1 for figures in plan.figures.values())
     return plan
+
+
+def reporting_ranks(layout: Layout) -> list[int]:
+    """Ranks that hold a real row, in each mini-batch."""
+    return [sum(min(cell) < layout.n_rows for cell in ranks) for ranks in layout.cells]
 
 
 def tips(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:

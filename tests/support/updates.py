@@ -21,6 +21,7 @@ from verl.workers.utils.padding import response_from_nested
 from benchmarks.one_step import padded_group
 from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.padded_rows import upsample
+from tests.support.plan_oracles import reporting_ranks
 from tests.support.rows_in_queue import PARTITION
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from tests.support.trained_batches import (
@@ -147,7 +148,7 @@ def plan_of(
     # Whole beginnings alone save less than trees do.
     least = {"off": 0, "whole": 1.4, "branches": 1.2 if idle else 1.45}[sharing]
     assert plan.figures[update].sharing_factor > least
-    assert not few or layout.reporting_ranks_M[:2] == (1, 1), (
+    assert not few or reporting_ranks(layout)[:2] == [1, 1], (
         "all ranks but one were meant to hold pads alone"
     )
     return plan

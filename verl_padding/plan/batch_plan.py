@@ -23,11 +23,10 @@ class LayoutFigures:
     The slowest rank cannot cost less than the costliest row, nor less than the mean of the ranks.
     """
     micro_batches: int | None
-    """Micro-batches of a rank, over all mini-batches. This and the next three are None if verl's
-    packer cuts them."""
+    """Micro-batches of a rank, over all mini-batches; None if verl's packer cuts them."""
     packing_efficiency: float | None
-    """Computed tokens of real rows over what all ranks' micro-batches could hold; also None without
-    a token budget."""
+    """Computed tokens of real rows over what all ranks' micro-batches could hold; None if verl's
+    packer cuts them, or without a token budget."""
     computed_tokens: int
     """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the
     tips."""
@@ -35,10 +34,10 @@ class LayoutFigures:
     """Tokens of the real rows over computed tokens: 1 where nothing is shared."""
     micro_imbalance: float | None
     """As ``imbalance``, but with the cost of the slowest rank of each micro-batch, for ranks that
-    meet at every one."""
+    meet at every one; None if verl's packer cuts them."""
     micro_over_lower_bound: float | None
     """As ``over_lower_bound``, but with the cost of the slowest rank of each micro-batch
-    (``micro_batch_bound``)."""
+    (``micro_batch_bound``); None if verl's packer cuts them."""
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
     pads: int
@@ -58,8 +57,7 @@ class BatchPlan:
     packer: Packer = "verl"
     """What cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
     sharing: Sharing = "off"
-    """What rows of a micro-batch share is computed once: nothing, whole rows, or whatever they
-    begin with."""
+    """``on``: prefixes that rows of a micro-batch have in common are computed once."""
     layouts: Mapping[str, Layout]
     """Layout of each update and inference pass of the job, by its name."""
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)

@@ -4,12 +4,7 @@ from verl_padding.errors import PaddingError
 
 
 class PlanError(PaddingError, ValueError):
-    """Rows or a job that cannot be planned; ``row`` is the number of the row in the batch, if it is
-    about one."""
-
-    def __init__(self, message: str, *, row: int | None = None):
-        super().__init__(message)
-        self.row = row
+    """Rows or a job that cannot be planned."""
 
 
 class RowTooLongError(PlanError):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from verl_padding.plan.calls import Call, Pass, StepShape, check_at_least_one
+from verl_padding.plan.calls import Call, Pass, StepShape, check_at_least_one, check_choices
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
@@ -37,14 +37,8 @@ class Job(StepShape):
     own."""
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("packer", get_args(Packer)),
-            ("sharing", get_args(Sharing)),
-            ("strategy", STRATEGIES),
-            ("cost_model", COST_MODELS),
-        ):
-            if getattr(self, name) not in choices:
-                raise PlanError(f"{name}={getattr(self, name)!r}: not one of {', '.join(choices)}")
+        check_choices(self, packer=get_args(Packer), sharing=get_args(Sharing))
+        check_choices(self, strategy=STRATEGIES, cost_model=COST_MODELS)
         check_at_least_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(

@@ -146,10 +146,3 @@ class Layout:
     def real_rows_M(self) -> tuple[int, ...]:
         """How many these are."""
         return tuple(map(len, self.rows_M))
-
-    @cached_property
-    def reporting_ranks_M(self) -> tuple[int, ...]:
-        """Ranks that hold a real row, in each mini-batch."""
-        return tuple(
-            sum(any(row < self.n_rows for row in cell) for cell in ranks) for ranks in self.cells
-        )

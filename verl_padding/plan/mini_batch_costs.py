@@ -67,11 +67,6 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     )
 
 
-def layout_time(layout: Layout, costs: CallCosts) -> int:
-    """What a layout takes, in all its mini-batches."""
-    return sum(map(costs.step_time, micro_batches_of(layout)))
-
-
 def micro_batches_of(layout: Layout) -> RowsMDK:
     """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is
     one."""

@@ -95,13 +95,18 @@ def _cut(rows: Rows, job: Job, name: str) -> MiniBatches:
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     """What makes fewer pads, where an update has more of them than rows."""
     for name, update in job.updates.items():
-        if layouts[name].n_pads > len(rows):
+        layout = layouts[name]
+        if layout.n_pads > len(rows):
+            fixes = ["take fewer ranks"]
+            if layout.n_mini_batches > 1:
+                size = update.prompts_per_mini_batch
+                fixes.append(f"raise {update.mini_batch_setting}, now {size}")
+            if update.token_budget is None:
+                fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
             return (
-                f"{name}: {layouts[name].n_pads} pads for {plural(len(rows), 'row')}, since the "
-                "ranks of a mini-batch get equally many, in whole micro-batches. For fewer, take "
-                f"fewer ranks, raise {update.mini_batch_setting}, now "
-                f"{update.prompts_per_mini_batch}, or cut micro-batches by tokens "
-                "(use_dynamic_bsz)."
+                f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since the ranks of "
+                "a mini-batch get equally many, in whole micro-batches. For fewer, "
+                f"{', or '.join(fixes)}."
             )
     return None
 
@@ -175,7 +180,6 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
             f"{call.token_budget} that a micro-batch of {name!r} may hold: raise "
             f"{call.budget_setting} until it holds {tokens}, or keep rows shorter "
             "(data.max_prompt_length, data.max_response_length)",
-            row=longest,
         )
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
     cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
@@ -183,5 +187,4 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
         raise RowTooLongError(
             f"row {key!r} has {tokens} tokens, too many to plan {len(rows)} rows together: keep "
             "rows shorter (data.max_prompt_length, data.max_response_length)",
-            row=longest,
         )

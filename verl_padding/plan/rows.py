@@ -65,7 +65,7 @@ class Rows:
         """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
 
         Args:
-            tokens: tokens of each row; whole numbers of any kind, NumPy's as well.
+            tokens: tokens of each row: Python's integers or NumPy's.
             forest: how far rows begin alike.
             idle: rows that add nothing to a gradient, see ``idle``.
 

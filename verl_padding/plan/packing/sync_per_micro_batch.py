@@ -1,4 +1,5 @@
-"""Cuts mini-batches into micro-batches by tokens, for ranks that synchronize at every one of them.
+"""Cuts mini-batches into micro-batches by tokens, for ranks that synchronize at every one of them,
+and wherever rows share.
 
 FSDP gathers parameters in each micro-batch, so ranks wait for each other in each. Micro-batch k of
 all ranks is a *micro-step*, as high as the cost of its costliest bin. A mini-batch takes the sum of
@@ -20,7 +21,7 @@ from operator import attrgetter
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.lower_bounds import micro_batch_bound
+from verl_padding.plan.lower_bounds import micro_batch_bound, mini_batch_bound
 from verl_padding.plan.packing.bins import Bin, fill_bin, spread
 from verl_padding.plan.packing.cells import up_to_multiple
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
@@ -95,9 +96,11 @@ class MicroStepPacker:
         self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
         """The least height there is; of runs of trees, whose cost a token may fall with their
         tokens, about that."""
+        if call.sync_point == "mini_batch":  # rows that share come here, wherever ranks meet
+            self.bound = mini_batch_bound(arrays[1], self.n_ranks)
         self.min_steps = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
         self.min_time = self.bound + self.min_steps * costs.micro_batch_overhead
-        """A time that no cut can beat."""
+        """What a cut takes at least; of runs of trees about that."""
         self._overhead = costs.micro_batch_overhead
         self._max_steps = call.min_cell_rows(len(units.rows))
 

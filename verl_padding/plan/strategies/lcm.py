@@ -44,8 +44,8 @@ class Lcm(Strategy):
             sessions = f"{shape.sessions_setting}={shape.sessions_per_prompt}"
             raise PlanError(
                 f"strategy='lcm': a mini-batch of {name!r} has {prompts} x {sessions} = {rows} "
-                f"rows, not a multiple of dp_size={update.dp_size} x {update.cell_multiple} (rows "
-                f"of a micro-batch) = {unit}; change one of them or choose another strategy"
+                f"rows, not a multiple of {unit} ({update.dp_size} data-parallel ranks x "
+                f"{update.cell_multiple} of a micro-batch); change one or choose another strategy"
             )
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
