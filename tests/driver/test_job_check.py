@@ -72,7 +72,7 @@ FIXED_REF = [
             [f"{A}.ppo_max_token_len_per_gpu=null"],
             rf"{A}.ppo_max_token_len_per_gpu=None: micro-batches are cut",
         ),
-        (SMALL_LCM, r"padding.strategy='lcm'.* = 2 rows, not a multiple of dp_size=8 "),
+        (SMALL_LCM, r"padding.strategy='lcm'.* = 2 rows, not a multiple of 8 "),
         (
             ["padding.sharing=on"],
             r"padding.sharing='on': padding.packer=verl: only the plan keeps ",

@@ -195,6 +195,7 @@ ULYSSES = (f"{ACTOR}.ulysses_sequence_parallel_size=2",)
 VEOMNI = ("model_engine=veomni", f"{ACTOR}.veomni.ulysses_parallel_size=2")
 ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
 OF_VEOMNI = f"{ACTOR}.veomni.attn_implementation"
+PATH = f"{MODEL}.lora_adapter_path=/adapter"
 
 
 @pytest.mark.parametrize(
@@ -229,13 +230,35 @@ def test_what_exchanges_or_shares_no_row_is_not_refused():
 
 
 @pytest.mark.parametrize(
+    ("overrides", "setting", "rank"),
+    [
+        ((MEGATRON, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"),
+        ((MEGATRON, f"{MODEL}.lora.rank=8", PATH), f"{MODEL}.lora_adapter_path", "lora.rank"),
+        ((VEOMNI[0], f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", None),
+        ((VEOMNI[0], PATH), f"{MODEL}.lora_adapter_path", None),
+        ((PATH,), f"{MODEL}.lora_adapter_path", f"{MODEL}.lora_rank"),
+        ((f"{MODEL}.lora.rank=8",), f"{MODEL}.lora.rank", f"{MODEL}.lora_rank"),
+        (
+            (GAE, MEGATRON, "critic.model.lora_rank=8"),
+            "critic.model.lora_rank",
+            "critic.model.lora.rank",
+        ),
+    ],
+)
+def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting, rank):
+    fix = rf"set \S*{rank} to" if rank else r"Leave it out\.$"
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}=.* makes no adapter .*{fix}"):
+        check(*overrides)
+
+
+@pytest.mark.parametrize(
     ("overrides", "reaches"),
     [
         ((f"{MODEL}.lora_rank=8", f"{MODE}=colocate_async"), True),
         ((f"{MODEL}.lora_rank=8", f"{MODEL}.lora.rank=8"), True),
         ((f"{MODEL}.lora_rank=8", f"{MODE}=separate_async"), False),
         ((MEGATRON, f"{MODEL}.lora.rank=8", f"{MODE}=separate_async"), False),
-        (("+local=cpu", f"{MODEL}.lora_adapter_path=/adapter"), False),
+        (("+local=cpu", f"{MODEL}.lora_rank=8", f"{MODEL}.lora_adapter_path=/adapter"), False),
     ],
 )
 def test_an_adapter_that_would_not_reach_the_rollout_is_refused(overrides, reaches):

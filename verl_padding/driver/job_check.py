@@ -51,7 +51,7 @@ def check_job(config: DictConfig) -> VerlJob:
     check_baseline(config, padding)
     # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
     job.block_what_is_needed()
-    check_adapters(config, job.mode)
+    check_adapters(config, job.mode, job.engines.values())
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
     path = model.get("hf_config_path") or model.path

@@ -40,7 +40,9 @@ BIAS, BIAS_RATE = "moe_router_enable_expert_bias", "moe_router_bias_update_rate"
 BIASES_FOLLOW = {"deepseek_v3", "glm4v_moe", "kimi_k2", "nemotron_h"}
 """Types of models whose experts Megatron's bridges give biases that follow tokens."""
 
-LORA_MERGE = "actor_rollout_ref.model.lora.merge"
+LORA_PATH, LORA_MERGE = "lora_adapter_path", "actor_rollout_ref.model.lora.merge"
+LORA_RANKS = {"megatron": "lora.rank", "veomni": None}
+"""Setting of a model by which an engine other than FSDP's makes an adapter."""
 
 
 def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
@@ -223,8 +225,23 @@ def _check_expert_biases(engine: RoleEngine, model: Mapping[str, Any]) -> None:
         )
 
 
-def check_adapters(config: DictConfig, mode: str) -> None:
-    """Refuses an adapter (LoRA) that never reaches the rollout."""
+def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
+    """Refuses an adapter (LoRA) that an engine does not make, which would train the whole model
+    instead, or that never reaches the rollout."""
+    for engine in engines:
+        section, rank = engine.model_section, LORA_RANKS.get(engine.strategy, "lora_rank")
+        settings = ("lora_rank", "lora.rank", LORA_PATH)
+        asked = [name for name in settings if OmegaConf.select(config, f"{section}.{name}")]
+        unread = [name for name in asked if name != rank]
+        # An engine whose rank is set makes an adapter; only FSDP's start from that of a path.
+        if rank in asked and (engine.strategy in FSDP or LORA_PATH not in asked):
+            continue
+        if unread and engine.section != REF_SECTION:
+            refuse(
+                f"{section}.{unread[-1]}={OmegaConf.select(config, f'{section}.{unread[-1]}')}",
+                f"verl's {engine.strategy} engine makes no adapter of it",
+                f"Leave it out and set {section}.{rank} to its rank." if rank else "Leave it out.",
+            )
     merges = OmegaConf.select(config, LORA_MERGE)
     gets_base = mode == SEPARATE_ASYNC or config.trainer.device == "cpu"
     if is_lora(config) and not merges and gets_base:
