@@ -52,6 +52,9 @@ class PrefixDetection:
     """How far the rows of a batch begin alike; each answer is found when it is first asked for, and
     kept.
 
+    The record shows :attr:`by_tokens`, plan and workers share :attr:`by_outputs`, tokens are
+    repeated :attr:`by_samples`, and advantages of sessions follow :attr:`continued_R`.
+
     Args:
         batch: real rows in TransferQueue.
         tokens_R: tokens of each row, prompt and response.
