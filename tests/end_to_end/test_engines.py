@@ -87,8 +87,7 @@ def jobs(job, tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("job")
     checkpoints = folder / "checkpoints"
     common = [
-        "+padding=prompt",
-        "padding.packer=plan",
+        "+padding=fast",
         f"trainer.n_gpus_per_node={job.ranks}",
         "actor_rollout_ref.actor.use_kl_loss=true",
         *(WITH_CRITIC if job.critic else ()),

@@ -110,10 +110,11 @@ def _probe(
     limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
     epsilon = torch.finfo(PrecisionType.to_dtype(training_worker.engine_config.dtype)).eps
     rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), limit)
-    attention = training_worker.engine.module.config.get_text_config()._attn_implementation
+    # Of the model as it was loaded; Megatron's, a list of stages, has none of its own.
+    loaded = getattr(training_worker.engine.module, "config", text).get_text_config()
     model = (
         f"{type(training_worker.engine).__name__}, model_type={text.model_type},"
-        f" attn_implementation={attention}"
+        f" attn_implementation={loaded._attn_implementation}"
     )
     if not leak <= rounding:  # nor where it is no number
         raise PaddingConfigError(
