@@ -9,6 +9,7 @@ from verl_padding.pads.columns import COLUMN_DTYPES
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
 from verl_padding.pads.tags import LENGTH_TAGS, wrong_tag
+from verl_padding.plan.plural import plural
 
 TOKEN_FIELDS = "prompts", "responses"
 """Fields of every row, (tokens,) each, from whose lengths those of other fields follow."""
@@ -23,8 +24,8 @@ class SourceRows:
     TransferQueue hands workers the fields that all rows of a call have. A field that only some rows
     have would vanish for those rows too if a pad among them lacked it, so pads have all fields. A
     PaddingDataError refuses a row that is not there, has no prompt or tags that do not match its
-    fields, or has a field in another dtype than other rows, or under the name of a column of worker
-    calls.
+    fields, or has a field in another dtype than other rows, or one that has the name of a column of
+    worker calls and is not, as that is, one value of its dtype.
     """
 
     def __init__(self, batch: KVBatchMeta):
@@ -78,12 +79,14 @@ def _weight(key: str, value: object) -> float:
 
 def _check_column_names(listing: Listing) -> None:
     names = frozenset[str]().union(*listing.keys_by_fields)
-    # Rows may have the columns of an earlier call, in the column's dtype.
-    for name, dtype in COLUMN_DTYPES.items():
-        found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
-        if found != dtype:
+    # Rows may have the columns of an earlier call: one value each, in the column's dtype.
+    for name in sorted(names & COLUMN_DTYPES.keys()):
+        dtype, found = COLUMN_DTYPES[name], listing.dtypes.get(name)
+        if found != dtype or not listing.sizes[name] <= {1}:
+            most = max(listing.sizes[name], default=0)
+            kind = f"{found} of up to {plural(most, 'value')}" if found else "no tensor"
             raise PaddingDataError(
-                f"field {name!r}: rows have it, as {found}, but workers get a column of this name "
+                f"field {name!r}: rows have it, as {kind}, but workers get a column of this name "
                 f"from the padding, one {dtype} a row. Give the rows' field another name."
             )
 
