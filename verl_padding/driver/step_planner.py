@@ -83,12 +83,13 @@ class StepPlanner:
         seconds: dict[str, float] = {}
         with simple_timer(names.PLAN_SECONDS, seconds):
             batch.reorder(data_order(batch.keys))
-            if calls is None:
-                self._block_what_rows_need(batch)
             prefixes = self.detect_prefixes(batch)
             repeated = None
-            if self.job.padding.repeated_tokens == "once" and calls is None:
-                repeated = mask_repeated_tokens(batch, prefixes)
+            # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
+            if batch.keys and calls is None:
+                self._block_what_rows_need(batch)
+                if self.job.padding.repeated_tokens == "once":
+                    repeated = mask_repeated_tokens(batch, prefixes)
             step = PlannedStep(self, batch, number, prefixes, calls)
         step.repeated_tokens, step.seconds = repeated, seconds
         return step
@@ -127,7 +128,7 @@ class StepPlanner:
             pad_tokens=template.length,
         )
         branches, forest = None, None
-        if self.job.shares:
+        if self.job.shares and batch.keys:
             branches, forest = self._may_branch(step), step.prefixes.by_outputs
             job = replace(job, may_branch=branches)
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
