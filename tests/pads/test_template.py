@@ -80,14 +80,15 @@ def test_a_declared_role_goes_before_what_shapes_say():
 def test_a_list_has_no_value_a_token():
     rows = rows_with(custom=lambda p, r: [1.5] * r, tools=lambda p, r: [{"name": "search"}])
     assert pad_of(rows)["custom"] == pad_of(rows)["tools"] == []
-    with pytest.raises(PaddingDataError, match=r"^field 'custom': .* declared role, response\."):
+    declared_role = r"^field 'custom': .* declared role, response\. Store it as a tensor"
+    with pytest.raises(PaddingDataError, match=declared_role):
         pad_of(rows, declared={"custom": FieldRole(Role.RESPONSE)})
 
 
 @pytest.mark.parametrize("as_found", [list, np.array])
 def test_a_known_field_of_tokens_that_is_no_tensor_is_refused(as_found):
     rows = rows_with(rm_scores=lambda prompt, response: as_found([0.0] * response))
-    with pytest.raises(PaddingDataError, match="rm_scores"):
+    with pytest.raises(PaddingDataError, match=r"rm_scores.* Store it as a tensor"):
         pad_of(rows)
 
 

@@ -80,12 +80,16 @@ class Schema:
 
 def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
     rows = rows[:ROWS_NAMED]
+    fix = (
+        f"Set its role, in a job by +padding.fields.{name}=response (or prompt, sequence, row, "
+        f"object), in a call of upsample by roles={{{name!r}: FieldRole(Role.RESPONSE)}}"
+    )
+    if _shape(rows[0][name]) is None:
+        fix = "Store it as a tensor"
     return PaddingDataError(
         f"field {name!r}: its role is unclear. Its shapes {[_shape(row[name]) for row in rows]} "
-        f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} Set its "
-        f"role, in a job by +padding.fields.{name}=response (or prompt, sequence, row, object), "
-        f"in a call of upsample by roles={{{name!r}: FieldRole(Role.RESPONSE)}}, or do not put it "
-        "into the rows."
+        f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} {fix}, "
+        "or do not put it into the rows."
     )
 
 
