@@ -119,8 +119,9 @@ def strip(batch: Batch) -> Batch:
     """Takes the pads out of a batch, and out of TransferQueue if they are there; returns its real
     rows, in their order.
 
-    What :func:`upsample` has padded becomes what it was before; rows in TransferQueue keep a column
-    that says that they are no pads. It may be called again.
+    What :func:`upsample` has padded becomes what it was before, but rows in TransferQueue keep a
+    column that says that they are no pads, and a batch that has ``fields`` keeps its name there. It
+    may be called again.
 
     Example:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
