@@ -111,6 +111,12 @@ def test_routes_are_distinct_in_range_and_even_over_the_experts():
         assert few.max() <= 3
 
 
+def test_routes_reach_the_experts_of_every_source_row():
+    rows = rows_with(routed_experts=lambda p, r: torch.tensor([0, r]).expand(p + r, 1, 2))
+    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"], n_pads=2)
+    assert set(routes["routed_experts"].flatten().tolist()) == set(range(1 + 6))
+
+
 @pytest.mark.parametrize("experts", [(3, 11, 6, 9), (0, 1, 2, 3), (0, 0, 0, 0)])
 def test_routes_are_distinct_and_stay_among_those_of_the_rows(experts):
     rows = rows_with(routed_experts=lambda p, r: torch.tensor(experts).expand(p + r, 2, 4))
