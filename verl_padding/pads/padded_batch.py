@@ -66,7 +66,7 @@ class PaddedBatch:
         assert leaving_out <= {skips_idle}, (
             f"{leaving_out} would divide by the rows that they compute"
         )
-        self._source = SourceRows(batch)
+        self._source = SourceRows(self.batch)
         self._made: set[str] = set()
         self._factors = self._loss_factors(loss_weightings)
 
