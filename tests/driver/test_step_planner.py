@@ -100,9 +100,14 @@ def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, mes
         ),
         (
             [{"micro_batch": torch.tensor(1.0)}] * 2,
-            "'micro_batch': rows have it, as torch.float32, but",
+            "'micro_batch': rows have it, as torch.float32 of",
         ),
         ([{}, {"micro_batch": "a word"}], "'micro_batch': rows have it, as no tensor, but"),
+        (
+            [{"micro_batch": torch.ones(8).long()}, {"micro_batch": torch.ones(11).long()}],
+            r"'micro_batch': .* as torch.int64 of up to 11 values, but",
+        ),
+        ([{"batch_row": torch.ones(8).long()}, {}], r"'batch_row': .* of up to 8 values, but"),
     ],
 )
 def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):

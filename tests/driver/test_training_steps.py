@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transfer_queue as tq
+from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.errors import PaddingDataError
 from verl_padding.pads.prompt_order import ordered_uid
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -22,6 +24,29 @@ def set_up(trainer):
     )
     trainer._setup()
     trainer.steps.has_probed = True
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("padding.packer=plan", "padding.sharing=on"),
+        ("padding.repeated_tokens=once",),
+        (
+            "padding.recompute_old_log_probs=false",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            "actor_rollout_ref.rollout.calculate_log_probs=false",
+        ),
+    ],
+    ids=["pads alone", "sharing", "repeated tokens", "no old log-probs"],
+)
+def test_a_first_batch_without_a_row_is_refused_by_the_plan(overrides):
+    trainer = padded_trainer(*overrides)
+    trainer.steps.has_probed = False
+    batch = KVBatchMeta(keys=[], tags=[], partition_id=PARTITION)
+    with pytest.raises(PaddingDataError, match=r"^step 7: no real row in the batch"):
+        trainer._balance_batch(batch, {})
+    assert not trainer.steps.has_probed, "models are probed with the first row"
 
 
 def test_steps_without_a_trained_token_are_counted(monkeypatch):

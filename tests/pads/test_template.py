@@ -80,14 +80,15 @@ def test_a_declared_role_goes_before_what_shapes_say():
 def test_a_list_has_no_value_a_token():
     rows = rows_with(custom=lambda p, r: [1.5] * r, tools=lambda p, r: [{"name": "search"}])
     assert pad_of(rows)["custom"] == pad_of(rows)["tools"] == []
-    with pytest.raises(PaddingDataError, match=r"^field 'custom': .* declared role, response\."):
+    declared_role = r"^field 'custom': .* declared role, response\. Store it as a tensor"
+    with pytest.raises(PaddingDataError, match=declared_role):
         pad_of(rows, declared={"custom": FieldRole(Role.RESPONSE)})
 
 
 @pytest.mark.parametrize("as_found", [list, np.array])
 def test_a_known_field_of_tokens_that_is_no_tensor_is_refused(as_found):
     rows = rows_with(rm_scores=lambda prompt, response: as_found([0.0] * response))
-    with pytest.raises(PaddingDataError, match="rm_scores"):
+    with pytest.raises(PaddingDataError, match=r"rm_scores.* Store it as a tensor"):
         pad_of(rows)
 
 
@@ -108,6 +109,12 @@ def test_routes_are_distinct_in_range_and_even_over_the_experts():
         # by more than one.
         few = np.bincount(routes[0, :2, layer].ravel() // 16, minlength=8)
         assert few.max() <= 3
+
+
+def test_routes_reach_the_experts_of_every_source_row():
+    rows = rows_with(routed_experts=lambda p, r: torch.tensor([0, r]).expand(p + r, 1, 2))
+    routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"], n_pads=2)
+    assert set(routes["routed_experts"].flatten().tolist()) == set(range(1 + 6))
 
 
 @pytest.mark.parametrize("experts", [(3, 11, 6, 9), (0, 1, 2, 3), (0, 0, 0, 0)])

@@ -56,6 +56,16 @@ def test_pads_are_refused_in_a_batch_that_has_some_and_nothing_is_put():
     assert queue_content() == content
 
 
+def test_a_row_that_a_column_alone_marks_as_a_pad_is_refused():
+    marks = [{"is_padding": torch.tensor(is_pad)} for is_pad in (False, False, True)]
+    for rows in (marks, [{}, *marks[1:]]):
+        batch = put_some_fields([(5, 3), (7, 2), (4, 2)], rows)
+        content = queue_content()
+        with pytest.raises(PaddingDataError, match=f"^row '{batch.keys[2]}': .*is_padding"):
+            upsample(batch, 4)
+        assert queue_content() == content
+
+
 @pytest.fixture
 def five_rows():
     """A function that puts five rows, with other fields beside those of text."""

@@ -20,7 +20,7 @@ from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
 from verl_padding.pads.prompt_order import data_order
-from verl_padding.pads.queue import KVBatchMeta, rows_like
+from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate, Schema
@@ -83,15 +83,17 @@ class StepPlanner:
         seconds: dict[str, float] = {}
         with simple_timer(names.PLAN_SECONDS, seconds):
             batch.reorder(data_order(batch.keys))
-            if calls is None:
-                self._block_what_rows_need(batch)
             prefixes = self.detect_prefixes(batch)
             repeated = None
-            if self.job.padding.repeated_tokens == "once" and calls is None:
-                repeated = mask_repeated_tokens(batch, prefixes)
-            step = PlannedStep(self, batch, number, prefixes, calls)
-        step.repeated_tokens, step.seconds = repeated, seconds
-        return step
+            # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
+            if batch.keys and calls is None:
+                self._block_what_rows_need(batch)
+                if self.job.padding.repeated_tokens == "once":
+                    repeated = mask_repeated_tokens(batch, prefixes)
+            padded = self.pad(batch, number, prefixes, calls)
+        return PlannedStep(
+            self, padded, number, prefixes, calls, repeated_tokens=repeated, seconds=seconds
+        )
 
     def _block_what_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs if a row has what verl's trainer compares with them."""
@@ -110,25 +112,31 @@ class StepPlanner:
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         return PrefixDetection(batch, tokens_R, may_have_images=self.job.has_images)
 
-    def pad(self, step: "PlannedStep", left_out: Sequence[int] = ()) -> PaddedBatch:
-        """Plans the rows of a step for its calls, and makes their pads, which are not put yet.
+    def pad(
+        self,
+        batch: KVBatchMeta,
+        number: UpdateNumber,
+        prefixes: PrefixDetection,
+        calls: Collection[str] | None,
+        left_out: Sequence[int] = (),
+    ) -> PaddedBatch:
+        """Plans rows for the calls of a step, and makes their pads, which are not put yet.
 
         With rows ``left_out``, the result is of the actor's update alone, since that leaves them
         out. All calls are planned even so, and the others dropped: ``lcm`` cuts the actor's
         mini-batches by the critic's sizes, too.
         """
-        batch, number = step.batch, step.number
         template = self._template(batch)
         job = self.job.step_job(
-            calls=step.calls,
+            calls=calls,
             dp_sizes=self._dp_sizes(),
             updates_actor=self.job.updates_actor(number.global_step),
             seed=number.seed(self.job.padding.seed),
             pad_tokens=template.length,
         )
         branches, forest = None, None
-        if self.job.shares:
-            branches, forest = self._may_branch(step), step.prefixes.by_outputs
+        if self.job.shares and batch.keys:
+            branches, forest = self._may_branch(prefixes, number), prefixes.by_outputs
             job = replace(job, may_branch=branches)
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         # Planned before a pad is put: what is refused leaves the queue as it was.
@@ -152,7 +160,7 @@ class StepPlanner:
             loss_weightings=self._loss_weightings,
             branches=branches,
             # Rows of a single call have other numbers than those of the step.
-            timed=self.job.padding.timing and step.calls is None,
+            timed=self.job.padding.timing and calls is None,
             own_old_log_probs=ACTOR if self.job.leaves_out_old_log_probs else None,
             skips_idle=ACTOR if self.job.skips_zero_advantage_rows else None,
         )
@@ -165,13 +173,13 @@ class StepPlanner:
             self._logged.add(about)
             logger.warning("verl_padding: %s", message)
 
-    def _may_branch(self, step: "PlannedStep") -> bool:
+    def _may_branch(self, prefixes: PrefixDetection, number: UpdateNumber) -> bool:
         """Whether rows of a step that part may share what is before."""
-        if self.job.may_branch and step.prefixes.has_images:
+        if self.job.may_branch and prefixes.has_images:
             # What sees an image may see more than what is before it, by a mask of the model's.
             why = "rows have images, so in such batches rows share whole beginnings alone"
-            self.log_once(f"step {step.number.global_step}: {why}", about="images")
-        return self.job.may_branch and not step.prefixes.has_images
+            self.log_once(f"step {number.global_step}: {why}", about="images")
+        return self.job.may_branch and not prefixes.has_images
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
@@ -198,26 +206,28 @@ class PlannedStep:
     def __init__(
         self,
         planner: StepPlanner,
-        batch: KVBatchMeta,
+        padded: PaddedBatch,
         number: UpdateNumber,
         prefixes: PrefixDetection,
         calls: Collection[str] | None,
+        *,
+        repeated_tokens: int | None,
+        seconds: dict[str, float],
     ):
-        self._planner, self.number, self.prefixes, self.calls = planner, number, prefixes, calls
-        # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
-        self.batch = rows_like(batch, batch.keys, batch.tags)
+        self._planner, self._padded, self._calls = planner, padded, calls
+        self.number, self.prefixes = number, prefixes
+        self.batch = padded.batch
         """The real rows, as they were planned."""
-        self._padded = planner.pad(self)
-        self._plans = [self._padded]
+        self._plans = [padded]
         """Beside the first, the actor's update each time that it was planned anew for the rows that
         it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._left_out: list[int] = []
         """The rows that the actor's update left out when it was called last."""
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
-        self.repeated_tokens: int | None = None
+        self.repeated_tokens = repeated_tokens
         """Tokens that an earlier row trains, where they are masked."""
-        self.seconds: dict[str, float] = {}
+        self.seconds = seconds
         """Metric -> seconds that planning and its parts took."""
 
     @property
@@ -257,7 +267,10 @@ class PlannedStep:
         # An update may be called twice, and a trainer of one's own may change advantages between.
         if left_out != self._left_out:
             with simple_timer(names.PLAN_SECONDS, self.seconds):
-                self._plans.append(self._planner.pad(self, left_out))
+                padded = self._planner.pad(
+                    self.batch, self.number, self.prefixes, self._calls, left_out
+                )
+            self._plans.append(padded)
             self._left_out = left_out
             # They are known before they are put: whatever happens, they are taken out again.
             self.put_pads()

@@ -62,7 +62,8 @@ class TrainingSteps:
 
     def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
-        if not self.has_probed:
+        # The planner refuses a batch without a row.
+        if batch.keys and not self.has_probed:
             if not probe_models(self._worker_groups, self._job, batch) and self._job.may_branch:
                 why = "outputs of rows that part are not those of the rows alone"
                 self._job.share_whole_beginnings(why)

@@ -20,12 +20,7 @@ from verl_padding.pads.queue import (
 )
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.template import Columns, PadTemplate
-from verl_padding.pads.upsampling import (
-    check_no_pads,
-    check_weight_is_a_field,
-    new_pads,
-    strip,
-)
+from verl_padding.pads.upsampling import check_weight_is_a_field, new_pads, strip
 from verl_padding.plan import BatchPlan, Layout
 
 logger = logging.getLogger(__name__)
@@ -38,11 +33,11 @@ class PaddedBatch:
     in the order in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip`
     of them takes them out.
 
-    A PaddingDataError refuses a real row that is tagged as padding, that :class:`SourceRows`
-    refuses, or that cannot weigh what its agent loop says. ``branches`` says whether rows share
-    tokens before they part, or whole beginnings alone; None where they share nothing. ``timed``
-    says whether the workers time micro-batches, ``own_old_log_probs`` which update takes its own
-    log-probs for those of the old policy, ``skips_idle`` which one may leave rows out.
+    A PaddingDataError refuses a real row that :class:`SourceRows` refuses, or that cannot weigh
+    what its agent loop says. ``branches`` says whether rows share tokens before they part, or whole
+    beginnings alone; None where they share nothing. ``timed`` says whether the workers time
+    micro-batches, ``own_old_log_probs`` which update takes its own log-probs for those of the old
+    policy, ``skips_idle`` which one may leave rows out.
     """
 
     def __init__(
@@ -57,7 +52,6 @@ class PaddedBatch:
         own_old_log_probs: str | None = None,
         skips_idle: str | None = None,
     ):
-        check_no_pads(batch)
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
         self.batch = rows_like(batch, batch.keys, batch.tags)
         """The real rows as they were planned."""
@@ -72,7 +66,7 @@ class PaddedBatch:
         assert leaving_out <= {skips_idle}, (
             f"{leaving_out} would divide by the rows that they compute"
         )
-        self._source = SourceRows(batch)
+        self._source = SourceRows(self.batch)
         self._made: set[str] = set()
         self._factors = self._loss_factors(loss_weightings)
 

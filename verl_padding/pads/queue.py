@@ -2,6 +2,7 @@
 TransferQueue."""
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
@@ -135,6 +136,8 @@ class Listing(NamedTuple):
     """Field that all rows have -> row -> shape, None of a value that is no tensor."""
     dtypes: dict[str, torch.dtype]
     """Tensor field of the partition -> dtype of its first put, which all others must have."""
+    sizes: dict[str, set[int]]
+    """Tensor field of the partition -> numbers of values in a row."""
 
 
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
@@ -160,11 +163,13 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
         shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
         shapes[name] = dict(zip(keys, shape_R, strict=True))
     dtypes = {name: field.dtype for name, field in fields.items() if field.dtype is not None}
-    return Listing(keys_by_fields, shapes, dtypes)
+    sizes = {name: field.sizes for name, field in fields.items()}
+    return Listing(keys_by_fields, shapes, dtypes, sizes)
 
 
 class _Field(NamedTuple):
     dtype: torch.dtype | None
+    sizes: set[int]
     has_R: list[bool]
     unlisted_R: list[bool]
 
@@ -179,7 +184,10 @@ def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Fie
         meta = partition.field_metadata.get(name)
         listed = meta.global_indexes if meta else ()
         unlisted_R = [has and row not in listed for row, has in zip(rows, has_R, strict=True)]
-        fields[name] = _Field(meta.dtype if meta else None, has_R, unlisted_R)
+        # One shape of all rows, or one of each; None of values that are no tensors.
+        shapes = [meta.shape, *meta.per_sample_shapes.values()] if meta else []
+        sizes = {math.prod(shape) for shape in shapes if shape is not None}
+        fields[name] = _Field(meta.dtype if meta else None, sizes, has_R, unlisted_R)
     return fields
 
 

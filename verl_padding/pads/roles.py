@@ -48,7 +48,8 @@ class Fill(Enum):
     EOS = "eos"
     """The tokenizer's end-of-sequence id."""
     ROUTES = "routes"
-    """Distinct experts for each token, (tokens, layers, top-k), spread evenly over all experts."""
+    """Distinct experts for each token, (tokens, layers, top-k), spread evenly over those up to the
+    highest in the rows that pads are made from."""
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import COLUMN_DTYPES
+from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
-from verl_padding.pads.tags import LENGTH_TAGS, wrong_tag
+from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding, wrong_tag
+from verl_padding.plan.plural import plural
 
 TOKEN_FIELDS = "prompts", "responses"
 """Fields of every row, (tokens,) each, from whose lengths those of other fields follow."""
@@ -22,16 +23,18 @@ class SourceRows:
 
     TransferQueue hands workers the fields that all rows of a call have. A field that only some rows
     have would vanish for those rows too if a pad among them lacked it, so pads have all fields. A
-    PaddingDataError refuses a row that is not there, has no prompt or tags that do not match its
-    fields, or has a field in another dtype than other rows, or under the name of a column of worker
-    calls.
+    PaddingDataError refuses a row that is not there, is marked as a pad, has no prompt or tags that
+    do not match its fields, or has a field in another dtype than other rows, or one that has the
+    name of a column of worker calls and is not, as that is, one value of its dtype.
     """
 
     def __init__(self, batch: KVBatchMeta):
         self._batch = batch
+        check_no_pads(batch.keys, map(is_padding, batch.tags))
         listing = list_rows(batch.keys, batch.partition_id)
         self._keys_by_fields = listing.keys_by_fields
         _check_column_names(listing)
+        check_no_pads(*self._column(IS_PADDING))
         for names, keys in listing.keys_by_fields.items():
             for name in TOKEN_FIELDS:
                 if name not in names:
@@ -47,14 +50,17 @@ class SourceRows:
             key for names, keys in self._keys_by_fields.items() if name in names for key in keys
         ]
 
+    def _column(self, name: str) -> tuple[list[str], list[Any]]:
+        """The rows that have a field, and the value of each."""
+        keys = self.keys_with(name)
+        rows = read_rows(keys, self._batch.partition_id, [name]) if keys else []
+        return keys, [row[name] for row in rows]
+
     def weights(self) -> list[float]:
         """The weight of each row of the batch; rows without the field weigh 1, and one that is no
         weight is refused."""
-        keys = self.keys_with(LOSS_WEIGHT)
-        rows = read_rows(keys, self._batch.partition_id, [LOSS_WEIGHT]) if keys else []
-        weight_of = {
-            key: _weight(key, row[LOSS_WEIGHT]) for key, row in zip(keys, rows, strict=True)
-        }
+        keys, weights = self._column(LOSS_WEIGHT)
+        weight_of = {key: _weight(key, weight) for key, weight in zip(keys, weights, strict=True)}
         return [weight_of.get(key, 1.0) for key in self._batch.keys]
 
     def read(self) -> list[dict[str, Any]]:
@@ -78,12 +84,14 @@ def _weight(key: str, value: object) -> float:
 
 def _check_column_names(listing: Listing) -> None:
     names = frozenset[str]().union(*listing.keys_by_fields)
-    # Rows may have the columns of an earlier call, in the column's dtype.
-    for name, dtype in COLUMN_DTYPES.items():
-        found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
-        if found != dtype:
+    # Rows may have the columns of an earlier call: one value each, in the column's dtype.
+    for name in sorted(names & COLUMN_DTYPES.keys()):
+        dtype, found = COLUMN_DTYPES[name], listing.dtypes.get(name)
+        if found != dtype or not listing.sizes[name] <= {1}:
+            most = max(listing.sizes[name], default=0)
+            kind = f"{found} of up to {plural(most, 'value')}" if found else "no tensor"
             raise PaddingDataError(
-                f"field {name!r}: rows have it, as {found}, but workers get a column of this name "
+                f"field {name!r}: rows have it, as {kind}, but workers get a column of this name "
                 f"from the padding, one {dtype} a row. Give the rows' field another name."
             )
 

@@ -1,7 +1,8 @@
 """What the tags of a row say: whether the row is a pad, and how many tokens it has."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from verl_padding.errors import PaddingDataError
@@ -18,6 +19,16 @@ LENGTH_TAGS = ("prompt_len", "response_len", "seq_len")
 def is_padding(tag: Mapping[str, Any]) -> bool:
     """Whether a row with this tag is a pad."""
     return bool(tag.get(PADDING_TAG, False))
+
+
+def check_no_pads(names: Iterable[str | int], is_pad_R: Iterable[object]) -> None:
+    """Refuses rows of which one is marked as a pad, with a PaddingDataError that names it."""
+    for name in compress(names, is_pad_R):
+        raise PaddingDataError(
+            f"row {name!r}: tagged {PADDING_TAG}=True before any pad was made, or marked so by a "
+            "column. It is one of an earlier step, or of another padding: clear it, or take the "
+            "mark off."
+        )
 
 
 def tokens_of_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> list[int]:

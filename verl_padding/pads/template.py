@@ -80,12 +80,16 @@ class Schema:
 
 def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
     rows = rows[:ROWS_NAMED]
+    fix = (
+        f"Set its role, in a job by +padding.fields.{name}=response (or prompt, sequence, row, "
+        f"object), in a call of upsample by roles={{{name!r}: FieldRole(Role.RESPONSE)}}"
+    )
+    if _shape(rows[0][name]) is None:
+        fix = "Store it as a tensor"
     return PaddingDataError(
         f"field {name!r}: its role is unclear. Its shapes {[_shape(row[name]) for row in rows]} "
-        f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} Set its "
-        f"role, in a job by +padding.fields.{name}=response (or prompt, sequence, row, object), "
-        f"in a call of upsample by roles={{{name!r}: FieldRole(Role.RESPONSE)}}, or do not put it "
-        "into the rows."
+        f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} {fix}, "
+        "or do not put it into the rows."
     )
 
 
@@ -185,7 +189,8 @@ class PadTemplate:
             field = self._schema.role_of(name, with_field, self._lengths)
             length = field.role.tokens(*self._lengths)
             if field.fill is Fill.ROUTES and tensors and length is not None and value.ndim == 3:
-                columns[name] = _routes(value, n_pads, length)
+                n_experts = 1 + max(int(row[name].max()) for row in tensors)
+                columns[name] = _routes(value, n_experts, n_pads, length)
             else:
                 columns[name] = same_in_all(self._neutral(name, value, field, length), n_pads)
         return columns
@@ -208,16 +213,17 @@ class PadTemplate:
         return made
 
 
-def _routes(value: torch.Tensor, n_pads: int, length: int) -> torch.Tensor:
-    """(n_pads, length, layers, top-k): in each layer, the experts of a token lie evenly among those
-    that a real row (tokens, layers, top-k) has, and the next token has the next ones.
+def _routes(value: torch.Tensor, n_experts: int, n_pads: int, length: int) -> torch.Tensor:
+    """(n_pads, length, layers, top-k) like a real row's ``value`` (tokens, layers, top-k): in each
+    layer, the experts of a token lie evenly among the first ``n_experts``, and the next token has
+    the next ones.
 
-    So the pads of a batch keep all experts about equally busy, and a single one those of all
-    expert-parallel ranks. Each layer starts somewhere else. For 2 tokens, top-2 of 8 experts: layer
-    0 has (0, 4), (1, 5), layer 1 has (1, 5), (2, 6).
+    With the experts up to the highest in the source rows, the pads of a batch keep these about
+    equally busy, and a single pad those of all expert-parallel ranks. Each layer starts somewhere
+    else. For 2 tokens, top-2 of 8 experts: layer 0 has (0, 4), (1, 5), layer 1 has (1, 5), (2, 6).
     """
     layers, top_k = value.shape[1:]
-    n_experts = max(int(value.max()) + 1, top_k)
+    n_experts = max(n_experts, top_k)
     token_layer = torch.arange(n_pads * length)[:, None] + torch.arange(layers)
     routes = token_layer[..., None] + n_experts // top_k * torch.arange(top_k)
     return (routes % n_experts).to(value).reshape(n_pads, length, layers, top_k)

@@ -22,7 +22,7 @@ from verl_padding.pads.queue import (
 )
 from verl_padding.pads.roles import FieldRole
 from verl_padding.pads.source_rows import SourceRows
-from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
+from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding
 from verl_padding.pads.template import PadTemplate, Schema, same_in_all, shortest_pad
 from verl_padding.pads.tensordict_rows import append, restore, row_dicts, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
@@ -78,7 +78,8 @@ def upsample(
     """
     if multiple < 1:
         raise ValueError(f"multiple={multiple}: no number of rows. Give at least 1.")
-    check_no_pads(batch)
+    names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
+    check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
     inputs = find_images(batch) if image else None
@@ -118,8 +119,9 @@ def strip(batch: Batch) -> Batch:
     """Takes the pads out of a batch, and out of TransferQueue if they are there; returns its real
     rows, in their order.
 
-    What :func:`upsample` has padded becomes what it was before; rows in TransferQueue keep a column
-    that says that they are no pads. It may be called again.
+    What :func:`upsample` has padded becomes what it was before, but rows in TransferQueue keep a
+    column that says that they are no pads, and a batch that has ``fields`` keeps its name there. It
+    may be called again.
 
     Example:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
@@ -185,16 +187,6 @@ def _which_are_pads(batch: Any) -> list[bool]:
     if isinstance(column, torch.Tensor) and column.is_nested:
         column = column.values()
     return torch.tensor(column.tolist(), dtype=torch.bool).reshape(len(batch)).tolist()
-
-
-def check_no_pads(batch: KVBatchMeta | TensorDict) -> None:
-    """Refuses a batch that has a pad, with a PaddingDataError."""
-    names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
-    if pads := list(compress(names, _which_are_pads(batch))):
-        raise PaddingDataError(
-            f"row {pads[0]!r}: tagged {PADDING_TAG}=True before any pad was made. It is one of an "
-            "earlier step, or of another padding: clear it, or take the tag off."
-        )
 
 
 def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchMeta:
