@@ -70,7 +70,7 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     # 12, 20, 15 and 20 tokens: row 0 is the beginning of row 1, and row 2 has 7 tokens of it, the
     # last computed again.
     assert plan["figures"]["computed_tokens"] == 20 + (15 - 6) + 20
-    assert "1 of 4 rows, 29.9% of the tokens, add nothing to the gradient" in plan["notes"][0]
+    assert "1 of 4 rows, 29.9% of the tokens" in plan["notes"][0]
     write_steps([step, made_step(update=1)], path)
     both = plan_of(path, *SHARING, *SHARED)
     assert [Path(batch["file"]).name for batch in both["batches"]] == [

@@ -233,7 +233,11 @@ def test_what_exchanges_or_shares_no_row_is_not_refused():
     ("overrides", "setting", "rank"),
     [
         ((MEGATRON, f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"),
-        ((MEGATRON, f"{MODEL}.lora.rank=8", PATH), f"{MODEL}.lora_adapter_path", "lora.rank"),
+        (
+            (MEGATRON, f"{MODEL}.lora.rank=8", PATH),
+            f"{MODEL}.lora_adapter_path",
+            "adapter_path",
+        ),
         ((VEOMNI[0], f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", None),
         ((VEOMNI[0], PATH), f"{MODEL}.lora_adapter_path", None),
         ((PATH,), f"{MODEL}.lora_adapter_path", f"{MODEL}.lora_rank"),
@@ -246,9 +250,14 @@ def test_what_exchanges_or_shares_no_row_is_not_refused():
     ],
 )
 def test_an_adapter_that_the_engine_does_not_make_is_refused(overrides, setting, rank):
-    fix = rf"set \S*{rank} to" if rank else r"Leave it out\.$"
+    fix = rf"Set \S*{rank}\b" if rank else r"Leave it out\.$"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=.* makes no adapter .*{fix}"):
         check(*overrides)
+
+
+def test_a_rank_of_none_is_no_adapter():
+    check(MEGATRON, f"{MODEL}.lora_rank=-1")
+    check(f"{MODEL}.lora.rank=-1", f"{MODEL}.lora_rank=8", PATH)
 
 
 @pytest.mark.parametrize(

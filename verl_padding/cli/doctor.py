@@ -11,6 +11,7 @@ from verl_padding.doctor.installation import choose_platform, plug_in, versions
 from verl_padding.doctor.job import PADDING_OFF, check_job_of
 from verl_padding.doctor.job_config import as_a_job_would_start
 from verl_padding.job.composition import JobArguments
+from verl_padding.plan.plural import plural
 
 STYLES: dict[Verdict, str] = {"ok": "green", "hint": "blue", "warning": "yellow", "wrong": "red"}
 
@@ -42,6 +43,8 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
     if not for_a_job:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
     message = "Nothing wrong was found"
+    if warnings := sum(finding.verdict == "warning" for finding in findings):
+        message += f", beside {plural(warnings, 'warning')}"
     if PADDING_OFF in findings:
         message += ", but the job trains without padding"
     next_step = "verl-padding dry-run runs your data, agent, rewards and a step on this machine."

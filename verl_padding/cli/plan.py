@@ -129,7 +129,7 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
     if rows.idle:
         tokens = sum(rows.tokens_R[row] for row in rows.idle) / sum(rows.tokens_R)
         share = f"{len(rows.idle)} of {plural(len(rows), 'row')}, {tokens:.1%} of the tokens"
-        yield f"{share}, add nothing to the gradient."
+        yield f"{share}, have an advantage of 0, or no trained token."
     yield from planned.plan.warnings
     if planned.plan.hint:
         yield planned.plan.hint

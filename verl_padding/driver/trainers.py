@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 from verl.trainer.ppo import v1
 
 from verl_padding.driver.mixin import PaddedTrainer
+from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import refuse
 from verl_padding.job.modes import COLOCATE_ASYNC, MODE_PREFIX, SEPARATE_ASYNC, STOCK_MODES, SYNC
 
@@ -53,13 +54,23 @@ def resolve_trainer(trainer: type) -> type[PaddedTrainer]:
     return chosen
 
 
+def _named_trainer(trainer_mode: str) -> type:
+    try:
+        return v1.get_trainer_cls(trainer_mode)
+    except ValueError as error:
+        raise PaddingConfigError(
+            f"trainer.v1.trainer_mode={trainer_mode!r}: {error} Name the module that registers "
+            "yours in VERL_USE_EXTERNAL_MODULES."
+        ) from error
+
+
 def padded_trainer(trainer_mode: str) -> type[PaddedTrainer]:
     """The trainer that a job of this ``trainer_mode`` gets if it asks for padding; refused if it
     pads nothing."""
-    return resolve_trainer(v1.get_trainer_cls(trainer_mode))
+    return resolve_trainer(_named_trainer(trainer_mode))
 
 
 def asks_for_padding(config: DictConfig) -> bool:
     """Whether a job has a ``padding`` section, or a padded trainer by name."""
-    named = v1.get_trainer_cls(config.trainer.v1.trainer_mode)
+    named = _named_trainer(config.trainer.v1.trainer_mode)
     return config.get("padding") is not None or issubclass(named, PaddedTrainer)

@@ -41,6 +41,7 @@ BIASES_FOLLOW = {"deepseek_v3", "glm4v_moe", "kimi_k2", "nemotron_h"}
 """Types of models whose experts Megatron's bridges give biases that follow tokens."""
 
 LORA_PATH, LORA_MERGE = "lora_adapter_path", "actor_rollout_ref.model.lora.merge"
+LORA_RANK_SETTINGS = "lora_rank", "lora.rank"
 LORA_RANKS = {"megatron": "lora.rank", "veomni": None}
 """Setting of a model by which an engine other than FSDP's makes an adapter."""
 
@@ -229,18 +230,22 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
     """Refuses an adapter (LoRA) that an engine does not make, which would train the whole model
     instead, or that never reaches the rollout."""
     for engine in engines:
-        section, rank = engine.model_section, LORA_RANKS.get(engine.strategy, "lora_rank")
-        settings = ("lora_rank", "lora.rank", LORA_PATH)
-        asked = [name for name in settings if OmegaConf.select(config, f"{section}.{name}")]
-        unread = [name for name in asked if name != rank]
-        # An engine whose rank is set makes an adapter; only FSDP's start from that of a path.
-        if rank in asked and (engine.strategy in FSDP or LORA_PATH not in asked):
-            continue
-        if unread and engine.section != REF_SECTION:
+        is_fsdp, rank = engine.strategy in FSDP, LORA_RANKS.get(engine.strategy, "lora_rank")
+        model = OmegaConf.select(config, engine.model_section)
+        ranks = [name for name in LORA_RANK_SETTINGS if (OmegaConf.select(model, name) or 0) > 0]
+        path = OmegaConf.select(model, LORA_PATH)
+        unread = [] if rank in ranks else ranks
+        # FSDP's engines start from the adapter of a path, if they make one.
+        if path and not (is_fsdp and rank in ranks):
+            unread = [*unread, LORA_PATH]
+        for name in unread:
+            value = OmegaConf.select(model, name)
+            by_rank = is_fsdp or name != LORA_PATH
+            fix = f"{rank} to its rank" if by_rank else "lora.adapter_path in its place"
             refuse(
-                f"{section}.{unread[-1]}={OmegaConf.select(config, f'{section}.{unread[-1]}')}",
+                f"{engine.model_section}.{name}={value}",
                 f"verl's {engine.strategy} engine makes no adapter of it",
-                f"Leave it out and set {section}.{rank} to its rank." if rank else "Leave it out.",
+                f"Set {engine.model_section}.{fix}." if rank else "Leave it out.",
             )
     merges = OmegaConf.select(config, LORA_MERGE)
     gets_base = mode == SEPARATE_ASYNC or config.trainer.device == "cpu"

@@ -80,8 +80,7 @@ class Savings:
 
 
 def saved_line(totals: Mapping[str, float]) -> str:
-    """What savings have left out, of the sums of a run's metrics over its steps; "" of a run that
-    was not counted.
+    """What savings have left out, of the sums of a run's metrics over its steps; "" if nothing.
 
     >>> saved_line({"padding/computed_tokens/total": 60, "padding/saved/shared_tokens/total": 40})
     'saved 40 of 100 tokens (40%): 40 shared'
@@ -98,6 +97,5 @@ def saved_line(totals: Mapping[str, float]) -> str:
         f"in {rows:,} skipped rows": idle,
         f"in {n_passes:,} skipped passes": passes,
     }
-    line = f"saved {saved:,} of {of:,} tokens ({saved / max(of, 1):.0%})"
     details = ", ".join(f"{tokens:,} {what}" for what, tokens in parts.items() if tokens)
-    return f"{line}: {details}" if details else line
+    return details and f"saved {saved:,} of {of:,} tokens ({saved / of:.0%}): {details}"

@@ -137,7 +137,7 @@ class Listing(NamedTuple):
     dtypes: dict[str, torch.dtype]
     """Tensor field of the partition -> dtype of its first put, which all others must have."""
     sizes: dict[str, set[int]]
-    """Tensor field of the partition -> numbers of values in a row."""
+    """Tensor field -> numbers of values in one of the rows."""
 
 
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
@@ -185,7 +185,8 @@ def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Fie
         listed = meta.global_indexes if meta else ()
         unlisted_R = [has and row not in listed for row, has in zip(rows, has_R, strict=True)]
         # One shape of all rows, or one of each; None of values that are no tensors.
-        shapes = [meta.shape, *meta.per_sample_shapes.values()] if meta else []
+        held = list(compress(rows, has_R)) if meta else []
+        shapes = [meta.per_sample_shapes.get(row, meta.shape) for row in held]
         sizes = {math.prod(shape) for shape in shapes if shape is not None}
         fields[name] = _Field(meta.dtype if meta else None, sizes, has_R, unlisted_R)
     return fields

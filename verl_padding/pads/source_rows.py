@@ -24,8 +24,8 @@ class SourceRows:
     TransferQueue hands workers the fields that all rows of a call have. A field that only some rows
     have would vanish for those rows too if a pad among them lacked it, so pads have all fields. A
     PaddingDataError refuses a row that is not there, is marked as a pad, has no prompt or tags that
-    do not match its fields, or has a field in another dtype than other rows, or one that has the
-    name of a column of worker calls and is not, as that is, one value of its dtype.
+    do not match its fields, or has a field in another dtype than other rows, or one with the name
+    of a column of worker calls that is not one value in the column's dtype.
     """
 
     def __init__(self, batch: KVBatchMeta):
@@ -85,11 +85,12 @@ def _weight(key: str, value: object) -> float:
 def _check_column_names(listing: Listing) -> None:
     names = frozenset[str]().union(*listing.keys_by_fields)
     # Rows may have the columns of an earlier call: one value each, in the column's dtype.
-    for name in sorted(names & COLUMN_DTYPES.keys()):
-        dtype, found = COLUMN_DTYPES[name], listing.dtypes.get(name)
-        if found != dtype or not listing.sizes[name] <= {1}:
-            most = max(listing.sizes[name], default=0)
-            kind = f"{found} of up to {plural(most, 'value')}" if found else "no tensor"
+    for name, dtype in COLUMN_DTYPES.items():
+        # A column has one dtype in the partition, whichever rows have it.
+        found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
+        most = max(listing.sizes.get(name, ()), default=1)
+        if found != dtype or most != 1:
+            kind = str(found) if most == 1 else f"{found} of up to {plural(most, 'value')}"
             raise PaddingDataError(
                 f"field {name!r}: rows have it, as {kind}, but workers get a column of this name "
                 f"from the padding, one {dtype} a row. Give the rows' field another name."

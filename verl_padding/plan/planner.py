@@ -97,16 +97,18 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     for name, update in job.updates.items():
         layout = layouts[name]
         if layout.n_pads > len(rows):
-            fixes = ["take fewer ranks"]
-            if layout.n_mini_batches > 1:
+            fixes = ["take fewer ranks"] if update.dp_size > 1 else []
+            if not STRATEGIES[job.strategy].has_fixed_steps:  # a mini-batch has its rows, or pads
+                fixes.append("choose another strategy")
+            elif layout.n_mini_batches > 1:
                 size = update.prompts_per_mini_batch
                 fixes.append(f"raise {update.mini_batch_setting}, now {size}")
             if update.token_budget is None:
                 fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
             return (
                 f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since the ranks of "
-                "a mini-batch get equally many, in whole micro-batches. For fewer, "
-                f"{', or '.join(fixes)}."
+                "a mini-batch get equally many, in whole micro-batches."
+                + (f" For fewer, {', or '.join(fixes)}." if fixes else "")
             )
     return None
 

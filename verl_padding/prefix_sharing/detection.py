@@ -52,8 +52,8 @@ class PrefixDetection:
     """How far the rows of a batch begin alike; each answer is found when it is first asked for, and
     kept.
 
-    The record shows :attr:`by_tokens`, plan and workers share :attr:`by_outputs`, tokens are
-    repeated :attr:`by_samples`, and advantages of sessions follow :attr:`continued_R`.
+    The record uses :attr:`by_tokens`, plan and workers :attr:`by_outputs`, the mask of repeated
+    tokens :attr:`by_samples`, and advantages of sessions :attr:`continued_R`.
 
     Args:
         batch: real rows in TransferQueue.

@@ -142,6 +142,9 @@ def _put_fsdp2(config: DictConfig) -> None:
             for name in (mine.keys() & fsdp2.keys()) - OF_ENGINE:
                 fsdp2[name] = mine[name]
             OmegaConf.update(config, section, fsdp2, merge=False)
+    for section in (MODEL, "critic.model"):
+        if rank := OmegaConf.select(config, f"{section}.lora.rank"):  # Megatron's name of it
+            OmegaConf.update(config, f"{section}.lora_rank", rank)
 
 
 def shrunk(config: dict[str, Any]) -> dict[str, Any]:
