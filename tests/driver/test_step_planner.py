@@ -100,7 +100,7 @@ def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, mes
         ),
         (
             [{"micro_batch": torch.tensor(1.0)}] * 2,
-            "'micro_batch': rows have it, as torch.float32 of",
+            "'micro_batch': rows have it, as torch.float32, but",
         ),
         ([{}, {"micro_batch": "a word"}], "'micro_batch': rows have it, as no tensor, but"),
         (
@@ -112,6 +112,19 @@ def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, mes
 )
 def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, message):
     refused(padded_trainer(), put_some_fields([(5, 3), (6, 5)], rows), f"^field {message}")
+
+
+def test_a_columns_dtype_is_taken_by_whichever_row_of_the_queue_has_it():
+    put_some_fields([(5, 3)], [{"is_padding": torch.tensor(0.0)}])
+    batch = put_rows([(5, 3), (7, 2)], ["b_0_0", "b_1_0"])
+    refused(padded_trainer(), batch, "^field 'is_padding': rows have it, as torch.float32")
+
+
+def test_values_of_other_rows_keep_no_column_from_a_row():
+    put_some_fields([(5, 3)], [{"micro_batch": torch.ones(8).long()}])
+    batch = put_rows([(5, 3), (7, 2)], ["b_0_0", "b_1_0"])
+    put_columns(batch, micro_batch=[torch.ones(1).long()] * 2)
+    padded_trainer()._balance_batch(batch, {})
 
 
 def test_a_field_without_a_role_is_refused_though_no_pad_is_needed():

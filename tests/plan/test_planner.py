@@ -95,6 +95,9 @@ def test_the_setting_for_fewer_pads_is_named_where_they_outnumber_the_rows():
     assert "fewer ranks" in hint
     assert "use_dynamic_bsz" not in hint
     assert "raise" not in hint
+    by_lcm = plan_batch(batch([10] * 3), lcm_job(actor=8)).hint
+    assert "another strategy" in by_lcm
+    assert "ranks," not in by_lcm
 
 
 @pytest.mark.parametrize(
