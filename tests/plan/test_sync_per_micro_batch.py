@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
-from verl_padding.plan.packing.packing_units import PackingUnits
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
 from verl_padding.plan.packing.pads import fit
-from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker
+from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker, fastest_cut
 
 EXAMPLES = settings(max_examples=200)
 
@@ -89,6 +90,33 @@ def test_small_mini_batches_are_packed_almost_as_well_as_can_be():
     )
     assert np.mean(over) < 1.005
     assert max(over) < 1.06
+
+
+def test_of_cuts_of_trees_about_the_fastest_is_taken_where_ranks_meet_once():
+    rng = np.random.default_rng(0)
+    n_several, over = 0, []
+    for _ in range(300):
+        ids = []
+        for _ in range(rng.integers(1, 5)):
+            start = rng.integers(0, 9, 1000)
+            for _ in range(rng.integers(1, 5)):
+                shared, own = rng.integers(0, 500, 2)
+                ids.append(np.append(start[:shared], rng.integers(0, 9, own + 1)))
+        call = Pass(dp_size=int(rng.integers(1, 4)), token_budget=1000, sync_point="mini_batch")
+        costs = CallCosts(
+            call=call,
+            tokens_R=np.array([len(each) for each in ids]),
+            cost_model=attention_cost,
+            pad_tokens=2,
+            forest=Forest.from_tokens(ids),
+        )
+        groupings = candidate_groupings(costs, range(len(ids)), None)
+        cuts = [MicroStepPacker(costs, units).cut() for units in groupings]
+        n_several += len(set(map(costs.step_time, cuts))) > 1
+        got = costs.step_time(fastest_cut(costs, range(len(ids)), None))
+        over.append(got / min(map(costs.step_time, cuts)))
+    assert n_several > 50
+    assert max(over) < 1.05  # 1.08 by the bound of ranks that meet in each micro-batch
 
 
 @st.composite
