@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from tests.on_cpu.dry_run.own_jobs import dry_run_of
+from tests.support.verl_config import DYNAMIC
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
@@ -71,11 +72,10 @@ def test_a_reduced_job_keeps_the_algorithm_and_writes_no_file_of_the_user(own, t
 
 
 def test_an_adapter_of_megatron_is_one_of_the_engine_in_its_place(own, tmp_path):
-    rank = "actor_rollout_ref.model.lora.rank=8"
-    job = [each for each in own.overrides("model_engine=megatron", rank) if each != "+local=cpu"]
-    small, _ = reduced(
-        compose_job(JobArguments(overrides=tuple(job))), model=tmp_path / "model", folder=tmp_path
-    )
+    mine = [*DYNAMIC, "model_engine=megatron", "actor_rollout_ref.model.lora.rank=8"]
+    job = [each for each in own.overrides(*mine) if each != "+local=cpu"]
+    config = compose_job(JobArguments(overrides=(*job, "actor_rollout_ref.rollout.name=vllm")))
+    small, _ = reduced(config, model=tmp_path / "model", folder=tmp_path)
     assert small.actor_rollout_ref.model.lora_rank == 8
     check_job(small)
 
