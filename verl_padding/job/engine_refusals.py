@@ -238,8 +238,8 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
         # FSDP's engines start from the adapter of a path, if they make one.
         if path and not (is_fsdp and rank in ranks):
             unread = [*unread, LORA_PATH]
-        for name in unread:
-            value = OmegaConf.select(model, name)
+        if unread:
+            name, value = unread[0], OmegaConf.select(model, unread[0])
             by_rank = is_fsdp or name != LORA_PATH
             fix = f"{rank} to its rank" if by_rank else "lora.adapter_path in its place"
             refuse(
