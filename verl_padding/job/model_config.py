@@ -37,8 +37,8 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
         of_model = AutoConfig.from_pretrained(copy_to_local(path), trust_remote_code=remote)
     # The last one is verl's, at a / at the end.
     except (OSError, ValueError, AssertionError) as error:
-        what = f"the config of {section}.{setting}={path} cannot be read ({error})"
-        raise PaddingConfigError(f"{what}. Correct the path.") from error
+        why = f"its config cannot be read ({error})"
+        raise PaddingConfigError(f"{section}.{setting}={path}: {why}. Correct the path.") from error
     own = model.get("override_config") or OmegaConf.create({})
     override = OmegaConf.to_container(own, resolve=True)
     assert isinstance(override, dict)

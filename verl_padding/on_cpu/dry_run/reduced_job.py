@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_padding import configs
+from verl_padding.job.blocker import refuse
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.runs.run_files import ROLLOUTS
 
@@ -85,6 +86,10 @@ def reduced(
         folder: where all that the job writes goes.
         attention: implementation that the model has on a CPU.
     """
+    if OmegaConf.is_missing(config, f"{ROLLOUT}.name"):
+        refuse(
+            f"{ROLLOUT}.name=None", "verl takes a rollout's name", "Set it, to vllm for example."
+        )
     config = config.copy()
     left_out = [setting for setting in LEFT_OUT if OmegaConf.select(config, setting)]
     critic = OmegaConf.select(config, "critic.model.path")
@@ -200,6 +205,8 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
     config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
+    if not hf.architectures:
+        raise ValueError("its config.json has no architectures, which verl reads")
     name = hf.architectures[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
