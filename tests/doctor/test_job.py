@@ -110,7 +110,8 @@ def test_a_job_without_a_mistake_is_found_to_have_none(found):
     changes = {LOOPS: "agent.yaml", LOOP: "mine", f"{REWARD}.path": "code_of_mine.py"}
     named = {f"{REWARD}.name": "compute_score", f"{SAMPLER}.path": "pkg://code_of_mine"}
     assert found({}) == {}
-    assert found(changes | named | {f"{SAMPLER}.name": "Mine"}) == {}
+    by_its_loop = {f"{SAMPLER}.name": "Mine", f"{TURNS}.format": "registered_by_the_loop"}
+    assert found(changes | named | by_its_loop) == {}
 
 
 MISTAKES = [

@@ -44,8 +44,9 @@ def choices(config: DictConfig) -> dict[str, Collection[str]]:
         "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
         f"{AGENT}.default_agent_loop": agent_loops(config),
         f"{ROLLOUT}.name": [name for name, _ in _ROLLOUT_REGISTRY],
-        f"{ROLLOUT}.multi_turn.format": ToolParser._registry,
     }
+    if not own_agent_loops(config):  # whose modules may register parsers
+        found[f"{ROLLOUT}.multi_turn.format"] = ToolParser._registry
     if config.reward.reward_manager.source == "register":
         found["reward.reward_manager.name"] = REWARD_MANAGER
     return found

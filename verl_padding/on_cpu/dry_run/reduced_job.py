@@ -86,7 +86,7 @@ def reduced(
         folder: where all that the job writes goes.
         attention: implementation that the model has on a CPU.
     """
-    if OmegaConf.is_missing(config, f"{ROLLOUT}.name"):
+    if OmegaConf.is_missing(config.actor_rollout_ref.rollout, "name"):
         refuse(
             f"{ROLLOUT}.name=None", "verl takes a rollout's name", "Set it, to vllm for example."
         )
