@@ -6,20 +6,24 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from verl_padding.doctor.files import AGENT, meant, own_agent_loops
+from verl_padding.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, meant, own_agent_loops
 from verl_padding.doctor.finding import Finding, wrong
 from verl_padding.doctor.keys import verls_code
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def import_what_the_job_names(config: DictConfig) -> None:
+def import_external_lib(config: DictConfig) -> Iterator[Finding]:
     """Imports the modules of ``external_lib``, as verl does with a model's config: they may
     register names."""
     from verl.utils.import_utils import import_external_libs
 
-    named = OmegaConf.select(config, "actor_rollout_ref.model.external_lib")
-    import_external_libs(list(named) if isinstance(named, ListConfig) else named)
+    named = OmegaConf.select(config, EXTERNAL_LIB)
+    try:
+        import_external_libs(list(named) if isinstance(named, ListConfig) else named)
+    except Exception as error:  # of the user's module
+        why = f"{named}: cannot be imported ({type(error).__name__}: {error})"
+        yield wrong(EXTERNAL_LIB, f"{why}. {FIX_MODULE}")
 
 
 def agent_loops(config: DictConfig) -> list[str]:

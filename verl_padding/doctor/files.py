@@ -19,8 +19,10 @@ from verl_padding.job.blocker import refuse
 
 AGENT = "actor_rollout_ref.rollout.agent"
 WRITTEN = "save_path"
+EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 MODULES = ("external_lib", "custom_backend_module")
-"""Settings that name modules, for verl to import."""
+"""Names of settings that name modules, for verl to import; it is :data:`EXTERNAL_LIB` that the
+doctor imports, too."""
 CONFIG_FILES = (".yaml", ".yml", ".json", ".py")
 
 
@@ -45,7 +47,7 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
             yield wrong(key, "not set, and it has no default. Set it.")
         elif not isinstance(value, str | list | ListConfig) or not value:
             continue
-        elif name in MODULES:
+        elif name in MODULES and key != EXTERNAL_LIB:
             modules = [value] if isinstance(value, str) else value
             yield from (
                 wrong(key, f"{module}: there is no such module. {FIX_MODULE}")

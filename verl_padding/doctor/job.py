@@ -8,7 +8,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_padding.doctor.choices import import_what_the_job_names, unknown_choices
+from verl_padding.doctor.choices import import_external_lib, unknown_choices
 from verl_padding.doctor.data import data_findings
 from verl_padding.doctor.files import files_and_modules
 from verl_padding.doctor.finding import Finding, hint, ok, run_check, warning, wrong
@@ -74,10 +74,7 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     yield from unread_keys(config, verls)
     yield from values_of_other_kinds(config, verls)
     yield from _refusals(files_and_modules(config))
-    try:
-        import_what_the_job_names(config)
-    except ImportError:  # a module that is not there has been found
-        return
+    yield from import_external_lib(config)
     yield from unknown_choices(config)
     yield from _one_session(config)
     tokenizer = yield from _model(config)

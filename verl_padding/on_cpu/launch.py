@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from verl_padding.on_cpu import job_supervisor
 from verl_padding.runs.run_files import LOG, METRICS
@@ -36,6 +36,28 @@ def run_local_job(overrides: Sequence[str], *, local: str = "cpu", **options: An
     return run_command(
         [sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}", *overrides], **options
     )
+
+
+class _Deadline:
+    """Ends a job at a time, which may be set anew, by closing what its supervisor listens to."""
+
+    def __init__(self, stdin: IO[str]):
+        self.is_over = False
+        self._stdin = stdin
+        self._timer: threading.Timer | None = None
+
+    def set(self, seconds: float | None) -> None:
+        """Sets it, from now; None for none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if seconds:
+            self._timer = threading.Timer(seconds, self._end)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._stdin.close()
 
 
 def run_command(
@@ -82,37 +104,25 @@ def run_command(
     stdin = supervisor.stdin
     assert stdin is not None
     assert supervisor.stdout is not None
-    is_over = threading.Event()
-
-    def end() -> None:
-        is_over.set()
-        stdin.close()
-
-    def clock(seconds: float) -> threading.Timer:
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        return timer
-
-    timer = timeout_s and clock(START_S if timed_from else timeout_s)
+    deadline = _Deadline(stdin)
+    deadline.set(START_S if timeout_s and timed_from else timeout_s)
     try:
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
-                if timer and timeout_s and timed_from and timed_from in line:
-                    timer.cancel()
-                    timer, timed_from = clock(timeout_s), None
+                if timed_from and timed_from in line:
+                    deadline.set(timeout_s)
+                    timed_from = None
                 on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
-        if timer:
-            timer.cancel()
+        deadline.set(None)
         stdin.close()
         while supervisor.poll() is None:
             # A second Ctrl-C does not help: leaving now would leave the job's processes.
             with contextlib.suppress(KeyboardInterrupt):
                 supervisor.wait()
-    return TIMED_OUT if is_over.is_set() else code
+    return TIMED_OUT if deadline.is_over else code
 
 
 def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
