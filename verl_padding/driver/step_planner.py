@@ -157,6 +157,7 @@ class StepPlanner:
             batch,
             plan,
             template,
+            denominator=self.job.padding.denominator,
             loss_weightings=self._loss_weightings,
             branches=branches,
             # Rows of a single call have other numbers than those of the step.

@@ -15,17 +15,9 @@ from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan.plural import plural
-from verl_padding.verl_fixes import position_ids, text_without_image
-from verl_padding.worker import (
-    log_probs,
-    micro_batch_clock,
-    mini_batches,
-    packed_attention,
-    plan_packer,
-)
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS, find_blockers
-from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.worker_check import check_in_worker
 
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
@@ -103,32 +95,17 @@ def dp_size(worker_group: Any, mesh_name: str) -> int:
 
 
 def wrap_worker_groups(trainer: Any, job: VerlJob, step_for: StepFor) -> list[PaddedWorkerGroup]:
-    """Wraps the worker groups of a trainer, after its set-up, and puts into their workers what
-    padded calls need.
+    """Checks the workers of a trainer after its set-up, and wraps its worker groups.
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
-    padding = job.padding
     named = {name: getattr(trainer, name, None) for name in WORKER_GROUPS.values()}
     groups = {name: group for name, group in named.items() if group is not None}
-    each_group = {id(group): group for group in groups.values()}
-    for group in each_group.values():
-        block_savings(job, group.execute_with_func_generator(find_blockers(job.savings.on)))
-    changes = [wrap_worker_loss(padding.denominator)]
-    # Packed attention before the plan's packer: where rows share, that wraps it.
-    installed = (mini_batches, packed_attention, log_probs)
-    changes += [each.install_in_worker for each in installed]
-    if job.has_vision:
-        changes += [position_ids.install_in_worker, text_without_image.install_in_worker]
-    if job.savings.is_on(PACKER):
-        changes.append(plan_packer.install(shares=job.shares))
-    if padding.timing:
-        changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}
-    for number, group in each_group.items():
-        for change in changes:
-            group.execute_with_func_generator(change)
-        wrapped[number] = PaddedWorkerGroup(group, step_for)
+    for group in {id(group): group for group in groups.values()}.values():
+        group.execute_with_func_generator(check_in_worker)
+        block_savings(job, group.execute_with_func_generator(find_blockers(job.savings.on)))
+        wrapped[id(group)] = PaddedWorkerGroup(group, step_for)
     for name, group in groups.items():
         setattr(trainer, name, wrapped[id(group)])
     return list(wrapped.values())
