@@ -106,10 +106,15 @@ class PaddedTrainer(RepairedTrainer):
         return computed
 
     def _compute_metrics(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        timing_raw: dict[str, float],
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        super()._compute_metrics(batch, metrics, *args, **kwargs)
-        self.steps.compute_metrics(metrics)
+        super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
+        self.steps.compute_metrics(metrics, timing_raw)
 
     def _save_checkpoint(self) -> None:
         with self.steps.rows_set_aside():

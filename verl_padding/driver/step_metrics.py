@@ -5,11 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
+from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
-from verl_padding.plan import BatchPlan
+from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
@@ -95,14 +100,42 @@ def _unshared(figures: LayoutFigures) -> int:
     return round(figures.computed_tokens * figures.sharing_factor)
 
 
+def layout_of_ranks(plan: BatchPlan) -> Layout | None:
+    """The layout by which verl's metrics count what ranks get: that of the actor's update, or of
+    another call in a step without; None while a warm-up trains nothing and no pass runs."""
+    return plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()), None)
+
+
+def performance_metrics(
+    rows_of: Sequence[TrainedRows],
+    pad_tags: Sequence[Mapping[str, Any]],
+    timing_raw: dict[str, float],
+    n_gpus: int,
+) -> dict[str, float]:
+    """verl's metrics of throughput and of time per token: of the rows of each local update, and of
+    pads with these tags.
+
+    Args:
+        timing_raw: verl's timers of the global step.
+    """
+    tokens_R = [n for rows in rows_of for n in rows.tokens_R.tolist()]
+    response_R = [n for rows in rows_of for n in rows.response_R.tolist()]
+    tokens = torch.tensor([*tokens_R, *(tag["seq_len"] for tag in pad_tags)])
+    response = torch.tensor([*response_R, *(tag["response_len"] for tag in pad_tags)])
+    lengths = {"prompt_length": tokens - response, "response_length": response}
+    batch = DataProto(
+        batch=TensorDict(lengths, len(tokens)), meta_info={"global_token_num": tokens.tolist()}
+    )
+    per_token = compute_timing_metrics(batch, timing_raw)
+    return {**per_token, **compute_throughout_metrics(batch, timing_raw, n_gpus)}
+
+
 def rank_token_metrics(
     plan: BatchPlan, tokens_R: Sequence[int], pad_length: int, prefix: str
 ) -> dict[str, float]:
-    """verl's metrics of what a rank gets, by the layout of the actor's update, or of another call
-    in a step without."""
-    if not plan.layouts:  # while a warm-up trains nothing and no pass runs
+    """verl's metrics of what a rank gets."""
+    if (layout := layout_of_ranks(plan)) is None:
         return {}
-    layout = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
     lengths = [tokens_R[row] if row < len(tokens_R) else pad_length for row in layout.order]
     partitions = np.arange(len(lengths)).reshape(layout.dp_size, -1).tolist()
     return dict(log_seqlen_unbalance(lengths, partitions, prefix=prefix))

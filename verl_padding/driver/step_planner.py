@@ -3,13 +3,19 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from verl.utils.profiler import simple_timer
 
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver.step_metrics import plan_metrics, rank_token_metrics, saved_metrics
+from verl_padding.driver.step_metrics import (
+    layout_of_ranks,
+    plan_metrics,
+    rank_token_metrics,
+    saved_metrics,
+)
 from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
@@ -235,6 +241,12 @@ class PlannedStep:
     def pads(self) -> list[KVBatchMeta]:
         """The pads of each of its plans."""
         return [padded.pads for padded in self._plans]
+
+    @property
+    def counted_pad_tags(self) -> list[dict[str, Any]]:
+        """Tags of the pads that ``global_seqlen/*`` counts: by the plan of all rows."""
+        layout = layout_of_ranks(self._padded.plan)
+        return list(self._padded.pads.tags[: layout.n_pads if layout else 0])
 
     @property
     def plan(self) -> BatchPlan:
