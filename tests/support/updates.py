@@ -244,7 +244,8 @@ def update_both(
     padded = padded or upsample(
         batch, plan, template, branches=True if plan.sharing == "on" else None
     )
-    group = padded_group(padded_ranks, padded)
+    counted = []
+    group = padded_group(padded_ranks, padded, lambda call, tokens: counted.append(tokens))
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(
         getattr(group, method)(
@@ -253,6 +254,8 @@ def update_both(
     )
     strip(padded.pads)
 
+    computed = plan.figures[update].computed_tokens + layout.n_pads * padded.pad_length
+    assert counted == [EPOCHS * computed], "tokens that reached the models"
     assert len(got["lr"]) == 1, (
         "the scheduler takes its step after the last mini-batch of the last epoch"
     )

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,16 +17,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VENDOR
 from verl_padding.pads.columns import MINI_BATCH, cut_into
 from verl_padding.plan import Layout
-from verl_padding.worker.padded_engine import padded
-
-
-class Engine(SimpleNamespace):
-    """Of two ranks; it has nothing to train."""
-
-    engine_config = SimpleNamespace()
-
-    def train_batch(self, data, loss_function):
-        return {}
+from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS
 
 
 class Watched(Rank):
@@ -38,13 +28,11 @@ class Watched(Rank):
             dp_rank=1, dp_size=2, answers=True, numbers=lambda data: data["number"].tolist()
         )
         self.scheduler_moves: list[bool] = []
-        self.engine = padded(Engine)(**vars(self.engine))
 
     def train_batch(self, data: TensorDict) -> TensorDict:
-        # As verl's own does it.
-        self.engine.train_batch(data, loss_function=None)
+        output = super().train_batch(data)
         self.scheduler_moves.append(tu.get(data, "update_lr_scheduler"))
-        return super().train_batch(data)
+        return output
 
 
 def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, **said) -> TensorDict:
@@ -69,6 +57,7 @@ def test_verl_trains_on_the_mini_batches_in_each_epoch(cell_rows_M, epochs):
     rank = Watched()
     for _ in range(2):  # calls
         rank.mini_batches, rank.scheduler_moves = [], []
+        rank.engine.done.clear()
         output = rank.train_mini_batch(rows_of_a_rank(cell_rows_M, epochs=epochs))
         starts = [sum(cell_rows_M[:number]) for number in range(len(cell_rows_M))]
         want = [
@@ -78,6 +67,7 @@ def test_verl_trains_on_the_mini_batches_in_each_epoch(cell_rows_M, epochs):
         assert rank.mini_batches == want * epochs
         assert rank.scheduler_moves == [False] * (len(want) * epochs - 1) + [True]
         assert tu.get(output, "metrics")["rows"] == [*cell_rows_M] * epochs
+        assert rank.engine.done == {STEPS: len(want) * epochs, SCHEDULER_STEPS: 1}
 
 
 def test_a_call_that_no_plan_has_cut_is_verls():

@@ -2,6 +2,7 @@
 step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.plan import BatchPlan, Layout
-from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 REPORTED = {
@@ -66,38 +66,38 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
     return metrics
 
 
+@dataclass
+class CallTokens:
+    """Tokens of real rows in a worker call, over all times that a step has made it."""
+
+    computed: int = 0
+    """Those that reached the models, as workers have counted them."""
+    of_rows: int = 0
+    """Those of the rows, each with all of its own, in each epoch."""
+    epochs: int = 0
+
+
 def saved_metrics(
-    plan: BatchPlan,
-    *,
-    epochs: Mapping[str, int],
-    with_all_rows: LayoutFigures | None,
-    has_pass: bool,
+    calls: Mapping[str, CallTokens], *, of_all_rows: int, has_pass: bool
 ) -> dict[str, float]:
-    """Tokens of real rows that the calls of a plan compute, and those that they need not.
+    """Tokens of real rows that the calls of a step have computed, and those that they need not.
 
     Args:
-        epochs: how often each call goes over its rows.
-        with_all_rows: of the actor's update, if there is one, before rows were left out.
-        has_pass: whether a pass computes old log-probs, or none could be left out.
+        of_all_rows: tokens of all rows of the step, those that an update leaves out among them.
+        has_pass: whether a pass has computed old log-probs, or none could be left out.
     """
     # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100 are
     # computed, 60 and 40 saved.
-    computed = sum(epochs[call] * each.computed_tokens for call, each in plan.figures.items())
-    unshared = {call: epochs[call] * _unshared(each) for call, each in plan.figures.items()}
-    of_all = _unshared(with_all_rows) if with_all_rows else 0
-    idle = epochs[ACTOR] * of_all - unshared[ACTOR] if with_all_rows else 0
-    shared = sum(unshared.values()) - computed
-    of_pass = 0 if has_pass else of_all
+    computed = sum(each.computed for each in calls.values())
+    shared = sum(each.of_rows for each in calls.values()) - computed
+    update = calls.get(ACTOR, CallTokens())
+    idle = update.epochs * of_all_rows - update.of_rows
+    of_pass = 0 if has_pass else of_all_rows
     return {
         names.ALL_COMPUTED_TOKENS: computed,
         **dict(zip(names.SAVED_TOKENS, (shared, idle, of_pass), strict=True)),
         names.SAVED_PASSES: int(not has_pass),
     }
-
-
-def _unshared(figures: LayoutFigures) -> int:
-    """Tokens of the rows that a call computes, each row with all of its own."""
-    return round(figures.computed_tokens * figures.sharing_factor)
 
 
 def layout_of_ranks(plan: BatchPlan) -> Layout | None:

@@ -107,6 +107,8 @@ class TrainingSteps:
             step.close(failed=True)
             raise
         step.close()
+        if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
+            self.current.tokens |= step.tokens
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:

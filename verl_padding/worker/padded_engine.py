@@ -19,7 +19,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.pads.columns import DENOMINATOR, MINI_BATCH, OPTIMIZER_STEPS, read_column
 from verl_padding.prefix_sharing.engine import SharingEngine
-from verl_padding.prefix_sharing.row_inputs import TOKENS
+from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
 from verl_padding.verl_fixes.position_ids import fix_all_position_ids
 from verl_padding.verl_fixes.text_without_image import give_features_alone
 from verl_padding.worker import log_probs
@@ -27,6 +27,7 @@ from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
 from verl_padding.worker.packed_attention import pack_rows
 from verl_padding.worker.plan_packer import micro_batches_of_plan
+from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS, TOKENS
 
 if TYPE_CHECKING:
     from verl.workers.engine.base import BaseEngine as VerlEngine
@@ -47,7 +48,7 @@ class PaddedEngine(VerlEngine):
         super().__init__(*args, **kwargs)
         self.clock = MicroBatchClock(self)
         self.done: Counter[str] = Counter()
-        """What the engine has done since it was asked last."""
+        """What the engine has done since a call began (``work_done.py``)."""
 
     def initialize(self) -> None:
         """Builds the model, also where a worker starts over."""
@@ -72,11 +73,11 @@ class PaddedEngine(VerlEngine):
         return super().train_batch(data, loss_function)
 
     def optimizer_step(self) -> Any:
-        self.done["optimizer_steps"] += 1
+        self.done[STEPS] += 1
         return super().optimizer_step()
 
     def lr_scheduler_step(self) -> Any:
-        self.done["scheduler_steps"] += 1
+        self.done[SCHEDULER_STEPS] += 1
         return super().lr_scheduler_step()
 
     def forward_backward_batch(
@@ -93,7 +94,7 @@ class PaddedEngine(VerlEngine):
         return super().forward_step(self.clock.micro_batch(micro_batch), *args, **kwargs)
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
-        self.done["tokens"] += len(micro_batch[TOKENS].values())
+        self.done[TOKENS] += len(micro_batch[INPUT_IDS].values())
         return super().prepare_model_inputs(micro_batch)
 
 
