@@ -1,12 +1,15 @@
 """The value of each metric under ``padding/`` on a plan and on laps made by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.support.drawn_jobs import forest_of_chains
-from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
+from verl_padding.driver.step_metrics import plan_metrics, saved_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
+from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.mini_batch_costs import score_layout
 
@@ -87,23 +90,22 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
         )
         for call, cells in CELLS.items()
     }
-    figures = {
-        call: score_layout(
-            layout,
-            CallCosts(
-                call=CALLS[call],
-                tokens_R=np.array(TOKENS),
-                cost_model=COST_MODELS["tokens"],
-                pad_tokens=PAD_TOKENS,
-                forest=None if chains is None else forest_of_chains(TOKENS, chains),
-            ),
-        )
-        for call, layout in layouts.items()
-    }
+    figures = {call: figures_of(call, layout, chains) for call, layout in layouts.items()}
     sharing = "off" if chains is None else "on"
     return BatchPlan(
         n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures
     )
+
+
+def figures_of(call: str, layout: Layout, chains: list[int] | None) -> LayoutFigures:
+    costs = CallCosts(
+        call=CALLS[call],
+        tokens_R=np.array(TOKENS),
+        cost_model=COST_MODELS["tokens"],
+        pad_tokens=PAD_TOKENS,
+        forest=None if chains is None else forest_of_chains(TOKENS, chains),
+    )
+    return score_layout(layout, costs)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,43 @@ def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
 def test_what_is_shared_is_counted_by_micro_batch():
     told = plan_metrics(hand_made("plan", CHAINS), TOKENS, PAD_TOKENS)
     assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
+
+
+def test_what_is_saved_is_counted_over_the_epochs_of_each_call():
+    epochs = {ACTOR: 3, CRITIC: 2, LOG_PROB: 1}
+    plan = hand_made("plan", CHAINS)
+    told = saved_metrics(plan, epochs=epochs, with_all_rows=plan.figures[ACTOR], has_pass=True)
+    assert told == {
+        "padding/computed_tokens/total": 3 * 105 + 2 * 95 + 100,
+        "padding/saved/shared_tokens/total": 3 * 0 + 2 * 10 + 5,
+        "padding/saved/zero_advantage_tokens/total": 0,
+        "padding/saved/old_log_prob_tokens/total": 0,
+        "padding/saved/passes/total": 0,
+    }
+
+
+def test_rows_and_a_pass_that_are_left_out_are_counted_with_all_tokens():
+    # The update of all five rows is that of the critic above; then it leaves out rows 3 and 4.
+    all_rows = hand_made("plan", CHAINS).figures[CRITIC]
+    layout = Layout(
+        n_rows=5,
+        cells=(((0, 1), (2, 5)),),
+        micro_batch_rows=(((2,), (2,)),),
+        left_out=((3, 4),),
+    )
+    plan = replace(
+        hand_made("plan", CHAINS),
+        layouts={ACTOR: layout},
+        figures={ACTOR: figures_of(ACTOR, layout, CHAINS)},
+    )
+    told = saved_metrics(plan, epochs={ACTOR: 2}, with_all_rows=all_rows, has_pass=False)
+    assert told == {
+        "padding/computed_tokens/total": 2 * (20 + 30),
+        "padding/saved/shared_tokens/total": 2 * 10,
+        "padding/saved/zero_advantage_tokens/total": 2 * (40 + 5),
+        "padding/saved/old_log_prob_tokens/total": 105,  # made once, whatever the epochs
+        "padding/saved/passes/total": 1,
+    }
 
 
 def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
