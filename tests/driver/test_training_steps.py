@@ -74,11 +74,9 @@ def test_steps_without_a_trained_token_are_counted(monkeypatch):
 def put_sessions(step, sessions):
     """Rows of these tokens, a prompt of each session; the last token is the response."""
     rows = [torch.tensor(row) for session in sessions for row in session]
-    keys = [
-        f"{ordered_uid(step, place)}_0_{row}"
-        for place, session in enumerate(sessions)
-        for row in range(len(session))
-    ]
+    uids = [ordered_uid(step, place) for place in range(len(sessions))]
+    pairs = zip(uids, sessions, strict=True)
+    keys = [f"{uid}_0_{row}" for uid, session in pairs for row in range(len(session))]
     fields = {
         "input_ids": rows,
         "prompts": [row[:-1] for row in rows],

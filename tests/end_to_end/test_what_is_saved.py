@@ -20,7 +20,7 @@ from verl_padding.record.step_file import FOLDER, RecordedStep, read_savings, re
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
-RANKS, SESSIONS, BUDGET = 2, 3, 64
+RANKS, SESSIONS, BUDGET = 2, 3, 48
 OPTIMIZER = (f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",)
 
 
