@@ -183,35 +183,47 @@ def trajectory_places(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return places
 
 
+def gae(values: Sequence[float], reward: float) -> list[float]:
+    """Of each action of a session that earns ``reward`` with the last one."""
+    gains: list[float] = []
+    following = 0.0
+    for value in reversed(values):
+        earned = 0.0 if gains else reward
+        later = gains[-1] if gains else 0.0
+        gains.append(earned + GAMMA * following - value + GAMMA * LAM * later)
+        following = value
+    return gains[::-1]
+
+
 def test_advantages_are_those_of_the_actions_of_whole_sessions(prompt):
     for step in range(1, STEPS + 1):
         rows = torch.load(prompt.folder / PROBE / f"batch_{step}.pt", weights_only=False)
-        got, sums = [], []  # of each trained token of each row; of each action once
+        pairs, gains = [], []  # of each trained token of each row; of each action once
         for _, keys in groupby(rows, key=lambda key: key.rpartition("_")[0]):
             session = [rows[key] for key in keys]
-            places = trajectory_places(session)
-            values: dict[int, float] = {}
-            for row, at in zip(session, places, strict=True):
-                for place in row["response_mask"].nonzero().flatten().tolist():
-                    values.setdefault(at[place], float(row["values"][place]))
-            advantage, following, of_place = 0.0, 0.0, {}
-            for place in sorted(values, reverse=True):
-                reward = 0.0 if of_place else float(session[-1]["rm_scores"].sum())
-                change = reward + GAMMA * following - values[place]
-                advantage = change + GAMMA * LAM * advantage
-                following, of_place[place] = values[place], advantage
-            sums += of_place.values()
-            for row, at in zip(session, places, strict=True):
-                for place in row["response_mask"].nonzero().flatten().tolist():
-                    want = of_place[at[place]]
-                    assert float(row["returns"][place]) == pytest.approx(
-                        want + values[at[place]], rel=RELATIVE_METRIC, abs=1e-6
-                    )
-                    got.append((float(row["advantages"][place]), want))
-        assert len(got) > len(sums), "actions were meant to stand in several rows"
-        mean, deviation = statistics.mean(sums), statistics.stdev(sums)
-        for advantage, want in got:
-            assert advantage == pytest.approx((want - mean) / deviation, rel=1e-4, abs=1e-5)
+            trained = [
+                (row, place, token)
+                for row, places in zip(session, trajectory_places(session), strict=True)
+                for token, place in enumerate(places)
+                if row["response_mask"][token]
+            ]
+            value_of: dict[int, float] = {}
+            for row, place, token in trained:
+                value_of.setdefault(place, float(row["values"][token]))
+            actions = sorted(value_of)
+            of_session = gae(
+                [value_of[place] for place in actions], float(session[-1]["rm_scores"].sum())
+            )
+            gains += of_session
+            gain_of = dict(zip(actions, of_session, strict=True))
+            for row, place, token in trained:
+                want = gain_of[place] + value_of[place]
+                assert float(row["returns"][token]) == pytest.approx(want, rel=1e-5, abs=1e-6)
+                pairs.append((float(row["advantages"][token]), gain_of[place]))
+        assert len(pairs) > len(gains), "actions were meant to stand in several rows"
+        mean, deviation = statistics.mean(gains), statistics.stdev(gains)
+        for advantage, gain in pairs:
+            assert advantage == pytest.approx((gain - mean) / deviation, rel=1e-4, abs=1e-5)
 
 
 def test_a_prompt_job_gives_both_ranks_all_rows_and_no_more_pads(prompt):
