@@ -71,63 +71,6 @@ def test_steps_without_a_trained_token_are_counted(monkeypatch):
     assert counts == [1, 1, 0]
 
 
-def put_sessions(step, sessions):
-    """Rows of these tokens, a prompt of each session; the last token is the response."""
-    rows = [torch.tensor(row) for session in sessions for row in session]
-    uids = [ordered_uid(step, place) for place in range(len(sessions))]
-    pairs = zip(uids, sessions, strict=True)
-    keys = [f"{uid}_0_{row}" for uid, session in pairs for row in range(len(session))]
-    fields = {
-        "input_ids": rows,
-        "prompts": [row[:-1] for row in rows],
-        "responses": [row[-1:] for row in rows],
-    }
-    return put_rows([(len(row) - 1, 1) for row in rows], keys, **fields)
-
-
-ONE_RANK = ("trainer.n_gpus_per_node=1", "padding.packer=plan", "padding.sharing=on")
-
-
-def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, caplog):
-    # Of a step's first local update 3 + 2 of 8 + 5 tokens are shared, of its second 3 of 7; each
-    # in a pass and in two epochs.
-    stock = get_trainer_cls("sync")
-    updates = iter(
-        [[[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6], [5, 6, 4]]], [[[7, 8, 9], [7, 8, 9, 1]]]] * 2
-    )
-    trainer = padded_trainer(*ONE_RANK, "actor_rollout_ref.actor.ppo_epochs=2", dp_size=1)
-    trainer.parameter_sync_step, trainer.prepare_step = 2, dict
-
-    def step_once(self, metrics, *_):
-        batch = put_sessions(7, next(updates))
-        self._balance_batch(batch, metrics)
-        return batch
-
-    monkeypatch.setattr(stock, "_step_once", step_once)
-    monkeypatch.setattr(stock, "fit", lambda self, _: [self.step(each, {}) for each in logged])
-    logged = [{}, {}]
-    trainer.fit(None)
-    for metrics in logged:
-        assert metrics["padding/computed_tokens/total"] == 3 * (5 + 3 + 4)
-        assert metrics["padding/saved/shared_tokens/total"] == 3 * (3 + 2 + 3)
-    assert "saved 48 of 120 tokens (40%): 48 shared" in caplog.messages[-1]
-
-
-@pytest.mark.parametrize(("family", "n_tokens"), [("llama", 7 + 3), ("diffllama", 9 + 3)])
-def test_rows_that_part_share_as_the_model_has_shown_at_first(family, n_tokens):
-    """diffllama's attention has masks of its own, which trees leave out. Of three tokens that two
-    rows begin with before they part, the last is computed in both."""
-    worker = SimpleNamespace(actor=training_worker(family, torch.float32, shares=True))
-    trainer = padded_trainer(*ONE_RANK, dp_size=1)
-    trainer.actor_rollout_wg._worker_group.execute_with_func_generator = lambda ask: ask(worker)
-    trainer.steps.has_probed = False
-    metrics: dict[str, float] = {}
-    trainer._balance_batch(
-        put_sessions(7, [[[5, 6, 7, 8], [5, 6, 7, 9, 9]], [[5, 6], [5, 6, 4]]]), metrics
-    )
-    assert metrics["padding/actor/computed_tokens/total"] == n_tokens
-
-
 @pytest.mark.parametrize(
     ("error", "half_way"),
     [
@@ -221,3 +164,60 @@ def test_pads_that_stay_are_cleared_with_a_warning_at_the_next_start(monkeypatch
         set_up(padded_trainer())
     assert not queue_content()
     assert f"cleared {len(left)} keys" in caplog.text
+
+
+def put_sessions(step, sessions):
+    """Rows of these tokens, a prompt of each session; the last token is the response."""
+    rows = [torch.tensor(row) for session in sessions for row in session]
+    uids = [ordered_uid(step, place) for place in range(len(sessions))]
+    pairs = zip(uids, sessions, strict=True)
+    keys = [f"{uid}_0_{row}" for uid, session in pairs for row in range(len(session))]
+    fields = {
+        "input_ids": rows,
+        "prompts": [row[:-1] for row in rows],
+        "responses": [row[-1:] for row in rows],
+    }
+    return put_rows([(len(row) - 1, 1) for row in rows], keys, **fields)
+
+
+ONE_RANK = ("trainer.n_gpus_per_node=1", "padding.packer=plan", "padding.sharing=on")
+
+
+def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, caplog):
+    # Of a step's first local update 3 + 2 of 8 + 5 tokens are shared, of its second 3 of 7; each
+    # in a pass and in two epochs.
+    stock = get_trainer_cls("sync")
+    updates = iter(
+        [[[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6], [5, 6, 4]]], [[[7, 8, 9], [7, 8, 9, 1]]]] * 2
+    )
+    trainer = padded_trainer(*ONE_RANK, "actor_rollout_ref.actor.ppo_epochs=2", dp_size=1)
+    trainer.parameter_sync_step, trainer.prepare_step = 2, dict
+
+    def step_once(self, metrics, *_):
+        batch = put_sessions(7, next(updates))
+        self._balance_batch(batch, metrics)
+        return batch
+
+    monkeypatch.setattr(stock, "_step_once", step_once)
+    monkeypatch.setattr(stock, "fit", lambda self, _: [self.step(each, {}) for each in logged])
+    logged = [{}, {}]
+    trainer.fit(None)
+    for metrics in logged:
+        assert metrics["padding/computed_tokens/total"] == 3 * (5 + 3 + 4)
+        assert metrics["padding/saved/shared_tokens/total"] == 3 * (3 + 2 + 3)
+    assert "saved 48 of 120 tokens (40%): 48 shared" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(("family", "n_tokens"), [("llama", 7 + 3), ("diffllama", 9 + 3)])
+def test_rows_that_part_share_as_the_model_has_shown_at_first(family, n_tokens):
+    """diffllama's attention has masks of its own, which trees leave out. Of three tokens that two
+    rows begin with before they part, the last is computed in both."""
+    worker = SimpleNamespace(actor=training_worker(family, torch.float32, shares=True))
+    trainer = padded_trainer(*ONE_RANK, dp_size=1)
+    trainer.actor_rollout_wg._worker_group.execute_with_func_generator = lambda ask: ask(worker)
+    trainer.steps.has_probed = False
+    metrics: dict[str, float] = {}
+    trainer._balance_batch(
+        put_sessions(7, [[[5, 6, 7, 8], [5, 6, 7, 9, 9]], [[5, 6], [5, 6, 4]]]), metrics
+    )
+    assert metrics["padding/actor/computed_tokens/total"] == n_tokens
