@@ -1,0 +1,62 @@
+"""Copies of verl's source in which something has another name."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import copytree
+
+from verl_padding.job.verl_source import VerlSource, installed_verl
+
+SEVEN = (
+    "_init_tokenizer",
+    "_build_replay_buffer",
+    "_fetch_one_gen_batch",
+    "_compute_ref_log_prob",
+    "_compute_advantage",
+    "_compute_metrics",
+    "_save_checkpoint",
+)
+"""Methods of verl's trainer that the padded ones override, and without which a job would run on."""
+DENOMINATORS = ("global_batch_size", "batch_num_tokens")
+TRAIN_BATCH = "self.train_batch(mini_batch_td)"
+THROUGH_THE_CLASS = "TrainingWorker.train_batch(self, mini_batch_td)"
+
+
+def copy_of_verl(folder: Path) -> VerlSource:
+    """verl as it is installed, in ``folder/verl``."""
+    copytree(
+        installed_verl().root,
+        folder / "verl",
+        ignore=lambda _, names: [name for name in names if name.endswith((".pyc", ".so"))],
+    )
+    return VerlSource(folder / "verl")
+
+
+def rename(verl: VerlSource, name_of: Mapping[str, str], *files: str) -> int:
+    """Renames words in files of a copy, by default in all; how many there were."""
+    word = re.compile(r"\b(" + "|".join(map(re.escape, name_of)) + r")\b")
+    paths = [verl.root / file for file in files] or [*verl.root.rglob("*.py")]
+    renamed = 0
+    for path in paths:
+        text, n = word.subn(lambda match: name_of[match[1]], path.read_text())
+        path.write_text(text)
+        renamed += n
+    return renamed
+
+
+def without_seven_methods(folder: Path) -> VerlSource:
+    """verl whose trainer calls :data:`SEVEN` by other names."""
+    verl = copy_of_verl(folder)
+    assert rename(verl, {name: f"{name}_of_step" for name in SEVEN}) >= 2 * len(SEVEN)
+    return verl
+
+
+def without_denominators(folder: Path) -> VerlSource:
+    """verl whose losses read other denominators, and whose workers call ``train_batch`` through
+    their class."""
+    verl = copy_of_verl(folder)
+    assert rename(verl, {name: f"whole_{name}" for name in DENOMINATORS}) >= 10
+    workers = verl.root / "workers/engine_workers.py"
+    assert workers.read_text().count(TRAIN_BATCH) == 1
+    workers.write_text(workers.read_text().replace(TRAIN_BATCH, THROUGH_THE_CLASS))
+    return verl
