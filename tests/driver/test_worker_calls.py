@@ -289,3 +289,16 @@ def test_workers_get_once_what_their_job_needs(settings, has_vision, wanted):
     made = [function for function in changes if function not in installed]
     assert [function for function in changes if function in installed] == installed * 2
     assert len(made) == 4
+
+
+def test_a_call_that_no_plan_knows_is_refused_if_it_brings_rows(workers):
+    """As data, all of it reaches the workers; what is no call stays itself."""
+    workers.warm_up = lambda data, rounds=1: (data, rounds)
+    _, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    for args, kwargs in (((batch,), {}), ((), {"data": batch, "rounds": 2})):
+        with pytest.raises(PaddingDataError, match=f"{len(LENGTHS)} rows"):
+            group.warm_up(*args, **kwargs)
+    assert group.warm_up({"learning_rate": 1}, rounds=3) == ({"learning_rate": 1}, 3)
+    assert group.world_size == 2
+    assert not workers.sent

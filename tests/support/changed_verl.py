@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 
 from verl_padding.job.verl_source import VerlSource, installed_verl
 
+PARTS = ("trainer", "workers", "utils", "version")
 SEVEN = (
     "_init_tokenizer",
     "_build_replay_buffer",
@@ -22,14 +23,13 @@ TRAIN_BATCH = "self.train_batch(mini_batch_td)"
 THROUGH_THE_CLASS = "TrainingWorker.train_batch(self, mini_batch_td)"
 
 
-def copy_of_verl(folder: Path) -> VerlSource:
-    """verl as it is installed, in ``folder/verl``."""
-    copytree(
-        installed_verl().root,
-        folder / "verl",
-        ignore=lambda _, names: [name for name in names if name.endswith((".pyc", ".so"))],
-    )
-    return VerlSource(folder / "verl")
+def copy_of_verl(folder: Path, *, can_run: bool = False) -> VerlSource:
+    """verl as it is installed, in ``folder/verl``; the parts that have facts, or all that it needs
+    to run."""
+    root = folder / "verl"
+    for part in [""] if can_run else PARTS:
+        copytree(installed_verl().root / part, root / part, ignore=ignore_patterns("*.pyc"))
+    return VerlSource(root)
 
 
 def rename(verl: VerlSource, name_of: Mapping[str, str], *files: str) -> int:
@@ -44,9 +44,9 @@ def rename(verl: VerlSource, name_of: Mapping[str, str], *files: str) -> int:
     return renamed
 
 
-def without_seven_methods(folder: Path) -> VerlSource:
+def without_seven_methods(folder: Path, *, can_run: bool = False) -> VerlSource:
     """verl whose trainer calls :data:`SEVEN` by other names."""
-    verl = copy_of_verl(folder)
+    verl = copy_of_verl(folder, can_run=can_run)
     assert rename(verl, {name: f"{name}_of_step" for name in SEVEN}) >= 2 * len(SEVEN)
     return verl
 

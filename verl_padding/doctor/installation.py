@@ -39,15 +39,18 @@ def verl() -> Iterator[Finding]:
         return  # reported as a version that is missing
     from verl_padding.job.verl_check import missing_facts, untried_verl
     from verl_padding.job.verl_facts import FACTS
+    from verl_padding.job.verl_source import installed_verl
 
-    for fact, line in missing_facts().items():
+    missing = missing_facts(installed_verl())
+    for fact, line in missing.items():
         if fact.needed_by:
-            yield warning("verl", f"{line}. Jobs that need it are refused ({fact.needed_by}).")
+            yield warning("verl", f"{line}. A job that needs it is refused ({fact.needed_by}).")
         else:
             yield wrong("verl", f"{line}. No padded job runs.")
     if untried := untried_verl():
         yield warning("verl", untried)
-    yield ok("verl", f"{len(FACTS) - len(missing_facts())} of {len(FACTS)} facts hold")
+    subject = f"verl {installed_verl().version}"
+    yield ok(subject, f"has {len(FACTS) - len(missing)} of {len(FACTS)} things that padding needs")
 
 
 def _installed(name: str) -> str | None:

@@ -22,10 +22,9 @@ FIX = f"Install verl=={TRIED[-1]}, or leave +padding out."
 
 
 @cache
-def missing_facts(source: VerlSource | None = None) -> dict[Fact, str]:
-    """The facts that do not hold in verl's source, by default that of the installed one, each with
-    a line that says what is missing, and what would happen."""
-    source = source or installed_verl()
+def missing_facts(source: VerlSource) -> dict[Fact, str]:
+    """The facts that do not hold in verl's source, each with a line that says what is missing, and
+    what would happen."""
     missing = {fact: fact.what_is_missing(source) for fact in FACTS}
     return {
         fact: f"{what}: {fact.without}" + ", without a word" * fact.is_silent
@@ -34,12 +33,19 @@ def missing_facts(source: VerlSource | None = None) -> dict[Fact, str]:
     }
 
 
+def _missing(strategies: Collection[str]) -> list[tuple[Fact, str]]:
+    """Of the installed verl, without facts about engines of other strategies."""
+    return [
+        (fact, line)
+        for fact, line in missing_facts(installed_verl()).items()
+        if not fact.engine or any(each.startswith(fact.engine) for each in strategies)
+    ]
+
+
 def check_verl(config: DictConfig, strategies: Collection[str] = ()) -> None:
     """Refuses a job that needs a fact which does not hold: of the core, of one of the strategies of
     its engines, or of a setting of its config. Savings are turned off elsewhere."""
-    missing = [
-        (fact, line) for fact, line in missing_facts().items() if _concerns(fact, strategies)
-    ]
+    missing = _missing(strategies)
     if core := [line for fact, line in missing if not fact.needed_by]:
         refuse(f"verl=={installed_verl().version}", "; ".join(core), FIX)
     for fact, line in missing:
@@ -52,23 +58,18 @@ def check_verl(config: DictConfig, strategies: Collection[str] = ()) -> None:
 
 def check_vision(model: str) -> None:
     """Refuses a model with a vision tower if what it needs of verl is not there."""
-    for fact, line in missing_facts().items():
+    for fact, line in _missing(()):
         if fact.needed_by == VISION:
             refuse(model, line, FIX)
 
 
 def saving_blockers(saving: str, strategies: Collection[str]) -> Iterator[Blocker]:
     """What a saving needs of verl and does not find, in a job with engines of these strategies."""
-    for fact, line in missing_facts().items():
-        if fact.needed_by == f"padding.{saving}" and _concerns(fact, strategies):
+    for fact, line in _missing(strategies):
+        if fact.needed_by == f"padding.{saving}":
             yield Blocker(f"verl=={installed_verl().version}", line, FIX)
 
 
-def _concerns(fact: Fact, strategies: Collection[str]) -> bool:
-    return not fact.engine or any(each.startswith(fact.engine) for each in strategies)
-
-
-@cache
 def untried_verl() -> str:
     """What is to be said of a release of verl that was not tried; empty of one that was."""
     if (version := installed_verl().version) in TRIED:
