@@ -22,8 +22,8 @@ FLOORS = (
         "config",
         "job",
         "prefix_sharing",
-        "worker",
         "verl_fixes",
+        "worker",
         "driver",
         "stock",
         "runs",
@@ -33,7 +33,7 @@ FLOORS = (
 )
 """Modules and packages of the top floor, each above those that it may import."""
 DOORS = {
-    "verl_fixes": {"driver/mixin.py", "driver/worker_calls.py", "entry/import_hooks.py"},
+    "verl_fixes": {"driver/mixin.py", "worker/padded_engine.py", "entry/import_hooks.py"},
     "on_cpu": {"entry/import_hooks.py"},
 }
 """What is not the plug-in itself -> the modules that may import it, beside the commands of

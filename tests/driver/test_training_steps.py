@@ -10,9 +10,11 @@ from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.driver.test_zero_advantage_rows import ONE_STEP
+from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
+from verl_padding.job.calls import ACTOR
 from verl_padding.pads.prompt_order import ordered_uid
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -68,6 +70,47 @@ def test_steps_without_a_trained_token_are_counted(monkeypatch):
         counts.append(metrics["padding/actor/idle_steps/total"])
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
     assert counts == [1, 1, 0]
+
+
+IDLE = ("padding.zero_advantage_rows=skip", *ONE_STEP)
+SHARES = ("padding.packer=plan", "padding.sharing=on")
+TIMING = {"step": 4.0, "gen": 1.0, "update_actor": 2.0, "old_log_prob": 0.5}
+
+
+@pytest.mark.parametrize("overrides", [(), ("padding.strategy=lcm",), SHARES, IDLE])
+@pytest.mark.parametrize("local_updates", [1, 2])
+def test_performance_counts_pads_and_accuracy_does_not(overrides, local_updates, monkeypatch):
+    trainer, lengths = padded_trainer(*overrides), [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
+    trainer.prepare_step, trainer.parameter_sync_step = dict, local_updates
+    pads = []
+
+    def update(self, metrics, *_):
+        keys = [f"{ordered_uid(7, place + len(pads))}_0_0" for place in range(len(lengths))]
+        batch = self._balance_batch(put_rows(lengths, keys), metrics)
+        # The second row is idle.
+        ones = [torch.ones(response) * (row != 1) for row, (_, response) in enumerate(lengths)]
+        put_columns(batch, advantages=ones, returns=ones)
+        if overrides is IDLE:
+            self.steps.current.padded_for(ACTOR)
+        pads.append(metrics["padding/actor/pad_rows/total"])
+        return batch
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", update)
+    metrics = {}
+    batch = trainer.step(metrics, {})
+    trainer._compute_metrics(batch, metrics, TIMING, global_steps=7, epoch=0)
+    n_pads = sum(pads)
+    assert n_pads > 0
+    # A pad has one prompt token and one response token.
+    tokens = 66 * local_updates + 2 * n_pads
+    assert metrics["global_seqlen/mean"] * 2 * local_updates == tokens
+    assert metrics["perf/total_num_tokens"] == tokens
+    assert metrics["perf/throughput"] == tokens / (4.0 * 2)
+    assert metrics["timing_per_token_ms/update_actor"] == 2000 / tokens
+    assert metrics["timing_per_token_ms/gen"] == 1000 / (24 * local_updates + n_pads)
+    assert metrics["response_length/mean"] == pytest.approx(24 / 5)
+    assert metrics["response_length/min"] == 1
+    assert metrics["num_turns/min"] == 2
 
 
 @pytest.mark.parametrize(

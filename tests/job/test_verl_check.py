@@ -53,7 +53,7 @@ def test_an_unchanged_copy_of_verl_passes(overrides, installed):
     ("change", "names"),
     [
         (without_seven_methods, SEVEN),
-        (without_denominators, (*DENOMINATORS, "self.train_batch")),
+        (without_denominators, (*DENOMINATORS, "self.engine.train_batch(")),
     ],
 )
 def test_a_verl_that_has_changed_is_refused_with_all_that_is_missing(

@@ -20,7 +20,7 @@ from verl_padding.job.verl_source import VerlSource, installed_verl
 NEW = "_by_another_name"
 PIECES = [(fact, piece) for fact in FACTS if isinstance(fact, Code) for piece in fact.code]
 WORLDS = {fact.kind: fact for fact in FACTS if isinstance(fact, ClosedWorld)}
-OVERRIDES, CALLS, LOSS, POSITIONS, POLICIES, ESTIMATORS = WORLDS
+OVERRIDES, CALLS, POSITIONS, POLICIES, ESTIMATORS = WORLDS
 
 
 def test_each_fact_holds_in_the_verl_that_is_installed():
@@ -84,7 +84,6 @@ def test_a_new_name_among_all_of_a_kind_is_missed(kind, part_of_verl, tmp_path):
             "\n    def on_step_begin(self):\n        self.critic_wg.warm_up(self.batch)\n",
             "critic_wg.warm_up",
         ),
-        (LOSS, "workers/annealing.py", "def f(w):\n    w.set_loss_fn(g)\n", "workers/annealing.py"),
         (
             POSITIONS,
             "workers/engine/utils.py",

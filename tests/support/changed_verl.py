@@ -19,8 +19,8 @@ SEVEN = (
 )
 """Methods of verl's trainer that the padded ones override, and without which a job would run on."""
 DENOMINATORS = ("global_batch_size", "batch_num_tokens")
-TRAIN_BATCH = "self.train_batch(mini_batch_td)"
-THROUGH_THE_CLASS = "TrainingWorker.train_batch(self, mini_batch_td)"
+TRAIN_BATCH = "self.engine.train_batch(data, loss"
+THROUGH_THE_CLASS = "type(self.engine).train_batch(self.engine, data, loss"
 
 
 def copy_of_verl(folder: Path, *, can_run: bool = False) -> VerlSource:

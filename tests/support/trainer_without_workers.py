@@ -49,6 +49,7 @@ def padded_trainer(*overrides, dp_size=2):
         execute_with_func_generator=lambda function: DataProto(),
         _dispatch_info={"actor": list(range(dp_size))},
     )
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     trainer.steps = TrainingSteps(trainer, trainer._job)
     trainer.receipts = _NothingExpected(trainer)
     trainer.steps.has_probed = True  # there is no model whose rows could leak

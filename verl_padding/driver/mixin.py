@@ -143,7 +143,7 @@ class PaddedTrainer(RepairedTrainer):
     ) -> None:
         self.receipts.end_step(saved="save_checkpoint" in timing_raw)
         super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
-        self.steps.compute_metrics(metrics)
+        self.steps.compute_metrics(metrics, timing_raw)
 
     @leaves_receipt
     def _save_checkpoint(self) -> None:

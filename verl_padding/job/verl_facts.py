@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from verl_padding.job.calls import CALLS
 from verl_padding.job.fact import ClosedWorld, Code, Fact
 from verl_padding.job.savings import PACKER, SHARING
+from verl_padding.job.vendor import VARIABLE
 from verl_padding.job.verl_losses import ESTIMATORS, POLICY_LOSSES
 from verl_padding.job.verl_source import VerlSource
 
@@ -170,21 +171,24 @@ FACTS: tuple[Fact, ...] = (
     Code(
         file=WORKERS,
         name="TrainingWorker.train_mini_batch",
-        code=("'epochs'", "dataloader_kwargs=", "update_lr_scheduler=", "self.train_batch("),
-        without="mini-batches would not be those of the plan, and the learning rate's scheduler "
-        "would not step",
+        code=("'epochs'", "dataloader_kwargs="),
+        without="mini-batches would not be those of the plan",
     ),
     Code(
         file=WORKERS,
         name="TrainingWorker.train_batch",
-        code=("'update_lr_scheduler'", "self.engine.train_batch(", "loss_function=self.loss_fn"),
-        without="the loss would see pads, or the learning rate's scheduler would not step",
+        code=(
+            "self.engine.train_batch(",
+            "'update_lr_scheduler'",
+            "self.engine.lr_scheduler_step(",
+        ),
+        without="steps would not be those of the plan, or the learning rate's scheduler would stay",
     ),
     Code(
         file=WORKERS,
         name="TrainingWorker.infer_batch",
-        code=("'no_lora_adapter'",),
-        without="the reference would be asked with its adapter",
+        code=("self.engine.infer_batch(", "'no_lora_adapter'"),
+        without="passes would not be those of the plan, or those of a reference with its adapter",
     ),
     *(
         Code(
@@ -198,12 +202,6 @@ FACTS: tuple[Fact, ...] = (
             ("compute_ref_log_prob", "ref", "infer_batch"),
             ("update_actor", "actor", "train_mini_batch"),
         )
-    ),
-    ClosedWorld(
-        kind="files that set a worker's loss",
-        found=lambda source: source.files_with("set_loss_fn", "trainer/ppo/v1", "workers"),
-        known={BASE, WORKERS},
-        without="the loss might see pads",
     ),
     *(
         Code(
@@ -224,6 +222,25 @@ FACTS: tuple[Fact, ...] = (
         name="append_to_dict",
         code=("val.init_list(", "data[new_key].append("),
         without="metrics of micro-batches would be counted with equal weights",
+    ),
+    Code(
+        file=f"{ENGINES}/base.py",
+        name="EngineRegistry.get_engine_cls",
+        code=(f"'{VARIABLE}'",),
+        without="workers would have verl's own engines",
+        is_silent=False,
+    ),
+    *(
+        Code(
+            file=f"{ENGINES}/base.py",
+            name=f"BaseEngine.{method}",
+            code=code,
+            without="losses would see pads, and no micro-batch would be that of the plan",
+        )
+        for method, code in (
+            ("train_batch", ("self.forward_backward_batch(", "self.optimizer_step(")),
+            ("infer_batch", ("self.forward_backward_batch(",)),
+        )
     ),
     *_engine_facts("fsdp", "FSDPEngine"),
     *_engine_facts("megatron", "MegatronEngine"),
