@@ -276,6 +276,19 @@ def test_a_group_that_is_two_roles_is_wrapped_once():
     assert trainer.actor_rollout_wg is trainer.ref_policy_wg is not trainer.critic_wg
 
 
+def test_a_call_that_no_plan_knows_is_refused_if_it_brings_rows(workers):
+    """As data, all of it reaches the workers; what is no call stays itself."""
+    workers.warm_up = lambda data, rounds=1: (data, rounds)
+    _, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    for args, kwargs in (((batch,), {}), ((), {"data": batch, "rounds": 2})):
+        with pytest.raises(PaddingDataError, match=f"{len(LENGTHS)} rows"):
+            group.warm_up(*args, **kwargs)
+    assert group.warm_up({"learning_rate": 1}, rounds=3) == ({"learning_rate": 1}, 3)
+    assert group.world_size == 2
+    assert not workers.sent
+
+
 @pytest.mark.parametrize("done", [{STEPS: 1, SCHEDULER_STEPS: 1}, {STEPS: 2}, {}])
 def test_an_update_whose_workers_have_not_done_as_planned_ends_the_job(done, workers, monkeypatch):
     _, group = trainer_with(workers)

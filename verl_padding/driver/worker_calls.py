@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import ray
+from wrapt import FunctionWrapper
 
 from verl_padding.driver.step_planner import PlannedStep
 from verl_padding.errors import PaddingDataError, PaddingError
@@ -41,7 +42,8 @@ class PaddedWorkerGroup:
     """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
     So verl's trainer methods run as they are, and only a worker call can see a pad. Everything else
-    goes through to the worker group, and so does a batch that is not in TransferQueue. A call
+    goes through to the worker group, and so does a batch that is not in TransferQueue; another call
+    that brings rows is refused. A call
     outside of a step, or with other rows than the step has planned for it, gets a plan and pads of
     its own, which are gone when it returns. After each call, workers tell what they have done.
     """
@@ -51,8 +53,9 @@ class PaddedWorkerGroup:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
-        call = CALL_OF_METHOD.get(name)
-        return target if call is None else partial(self._call, call, target)
+        if name in CALL_OF_METHOD:
+            return partial(self._call, CALL_OF_METHOD[name], target)
+        return FunctionWrapper(target, _refuse_rows) if callable(target) else target
 
     def _call(
         self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any
@@ -75,6 +78,18 @@ class PaddedWorkerGroup:
             is_batch = isinstance(output, KVBatchMeta)
             _check_answers(call.name, [output] if is_batch else answers, sent)
             return padded.real_output(output, batch) if is_batch else output
+
+
+def _refuse_rows(target: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes a call that is not planned, unless it brings rows in TransferQueue."""
+    if rows := [each for each in (*args, *kwargs.values()) if isinstance(each, KVBatchMeta)]:
+        name = getattr(target, "__name__", type(target).__name__)
+        raise PaddingDataError(
+            f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would come to "
+            f"workers without pads, as no plan knows this call ({', '.join(CALL_OF_METHOD)} are "
+            "known). Send it what it reads of the rows, as a TensorDict, or train without +padding."
+        )
+    return target(*args, **kwargs)
 
 
 def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None:

@@ -9,10 +9,13 @@ from omegaconf import DictConfig
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.role_engine import has_critic
+from verl_padding.job.verl_source import installed_verl
 from verl_padding.plan import padded_rows
 
-VERL_PAD_TOKENS = 128
-"""Tokens of a pad of verl 0.9 (``SYNTHETIC_PADDING_SEQ_LEN``)."""
+VERL_PAD_TOKENS = installed_verl().number(
+    "trainer/ppo/padding_utils.py", "SYNTHETIC_PADDING_SEQ_LEN"
+)
+"""Tokens of a pad of verl."""
 
 
 @dataclass(frozen=True, kw_only=True)

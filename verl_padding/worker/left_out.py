@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from verl_padding.job.blocker import Blocker
-from verl_padding.job.known_verl import KNOWN_VERL
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.prefix_sharing.engine import engine_blockers
@@ -51,7 +50,7 @@ def answer_of(found: Collection[tuple[str, Blocker]], **others: Any) -> Any:
 
 def _engine_blockers(engine: Any, savings: Collection[str]) -> NamedBlockers:
     if PACKER in savings and PATCHED not in module_of(engine.stock.forward_backward_batch):
-        why = f"it does not cut micro-batches as the engines of verl {KNOWN_VERL} do"
+        why = "it does not cut micro-batches as verl's engines do"
         fix = "Set padding.packer=verl."
         yield PACKER, Blocker(f"engine={engine.stock.__name__}", why, fix)
     if SHARING in savings:
