@@ -83,7 +83,7 @@ def test_an_update_gets_the_rows_that_have_an_advantage(workers):
     counted = {key: [int(value) for value in has[key]] for key in ("b_0_0", "d_0_0")}
     # Tokens of prompts a and b: 3 + 1 + 2 + 2 + 1; of c and d: 4 + 1 + 1 + 1.
     assert counted == {"b_0_0": [9, 9], "d_0_0": [7, 7]}
-    [of_all] = read_columns(updated, columns.REAL_ROWS)
+    [of_all] = read_columns(updated, columns.LOSS_ROWS)
     assert {key: int(n) for key, n in zip(updated.keys, of_all, strict=True) if key in counted} == {
         "b_0_0": 6,
         "d_0_0": 5,

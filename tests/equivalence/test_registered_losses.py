@@ -1,10 +1,10 @@
 """Every loss that verl registers gives, with pads and untrained rows, what it gives without the
 pads.
 
-The reference is verl's own loss, on one rank, in one call for all real rows, with their number as
-``global_batch_size``. Losses that choose tokens inside a micro-batch depend on how rows are packed:
-theirs is the same micro-batches with the pads taken out. Rows without a trained token count in
-denominators, and change nothing else.
+The reference is verl's own loss, on one rank, in one call for all real rows, with the number of
+those that have a token with a loss as ``global_batch_size``. Losses that choose tokens inside a micro-batch depend on how rows are packed:
+theirs is the same micro-batches with the pads taken out. Rows without a token with a loss change
+nothing; rows whose tokens were rejected count in denominators, and change nothing else.
 """
 
 import inspect
