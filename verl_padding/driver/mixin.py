@@ -87,7 +87,9 @@ class PaddedTrainer(RepairedTrainer):
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> KVBatchMeta:
         with self.steps.local_update(metrics, timing_raw):
-            return super()._step_once(metrics, timing_raw, sample_batch_size)
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+            self.steps.exclude_emptied_rows(batch)
+            return batch
 
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
@@ -101,9 +103,7 @@ class PaddedTrainer(RepairedTrainer):
         return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        computed = super()._compute_advantage(batch, metrics)
-        self.steps.compute_advantages(batch)
-        return computed
+        return self.steps.compute_advantages(batch, metrics, super()._compute_advantage)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any

@@ -282,6 +282,11 @@ class PlannedStep:
         return self._plans[-1].mask_R
 
     @property
+    def rows_with_loss(self) -> list[int]:
+        """Numbers of the real rows that have a token with a loss."""
+        return [row for row, tokens in enumerate(self._padded.loss_tokens_R) if tokens]
+
+    @property
     def weight_R(self) -> list[float]:
         """What the gradient of each row's outputs was multiplied by in the actor's update."""
         return self._plans[-1].weights(ACTOR)

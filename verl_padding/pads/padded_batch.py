@@ -84,7 +84,7 @@ class PaddedBatch:
                 )
             if layout := self.plan.layouts.get(weighting.call):
                 factors[weighting.call] = loss_factors(
-                    layout, self.batch.keys, weight_R, self._loss_tokens_R, weighting
+                    layout, self.batch.keys, weight_R, self.loss_tokens_R, weighting
                 )
         return factors
 
@@ -130,7 +130,7 @@ class PaddedBatch:
         if call == self._own_old_log_probs:
             rows.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE] = True
         of_loss = columns.loss_columns(
-            layout, self._trained_tokens_R, self._loss_tokens_R, factor_R, leaves_out=leaves_out
+            layout, self._trained_tokens_R, self.loss_tokens_R, factor_R, leaves_out=leaves_out
         )
         self._put_columns(call, rows, of_loss)
         rows.extra_info |= columns.cut_into(layout, epochs=rows.extra_info.get("epochs", 1))
@@ -171,7 +171,8 @@ class PaddedBatch:
         return [int(mask.sum()) for mask in self.mask_R]
 
     @cached_property
-    def _loss_tokens_R(self) -> list[int]:
+    def loss_tokens_R(self) -> list[int]:
+        """Tokens with a loss of each real row, whatever the trainer has rejected since."""
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         return tokens_of_masks(self.batch, "loss_mask")
 
