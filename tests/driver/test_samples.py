@@ -176,7 +176,8 @@ ROLES = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("samples", ["row", "session"])
 @pytest.mark.parametrize(
-    "estimator", sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys() - {"gae", "reinforce_plus_plus"})
+    "estimator",
+    sorted(set(ADV_ESTIMATOR_REGISTRY) - VERLS_LIMITS.keys() - {"gae", "reinforce_plus_plus"}),
 )
 @settings(max_examples=10)
 @given(masks=ROLES.filter(bool))

@@ -43,8 +43,8 @@ def metrics_where_gradients_agree(
 ) -> dict:
     """Metrics of the padded layout, whose gradients must be those of verl's own loss on all rows.
 
-    verl's loss is called once for all rows with a loss, on one rank; or, if their packing matters to it, for
-    the micro-batches of the layout, without pads and rows that have no trained token.
+    verl's loss is called once for all rows with a loss, on one rank; or, if their packing matters
+    to it, for the micro-batches of the layout, without pads and rows that have no trained token.
     """
     rows = rows or Rows()
     with_loss = [row for row in range(rows.n_real) if rows.with_loss([row])]

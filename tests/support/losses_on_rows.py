@@ -24,9 +24,9 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 from benchmarks.one_gpu.rows import nested
 from verl_padding.pads.columns import (
     IS_PADDING,
+    LOSS_ROWS,
     LOSS_TOKENS,
     OF_ALL_ROWS,
-    LOSS_ROWS,
     REPORTING_RANKS,
     TRAINED_ROWS,
 )

@@ -236,8 +236,8 @@ def fix_sessions_ending_untrained(
     no trained token.
 
     verl gives all rows of a session the advantage of the last one, from its first trained token;
-    without one, that is 0. Here its function sees, of each session, the reward of its last row, with
-    the KL penalty of the last row that had a trained token, on one token that is trained.
+    without one, that is 0. Here its function sees, of each session, the reward of its last row,
+    with the KL penalty of the last row that had a trained token, on one token that is trained.
 
     Args:
         trained: keys of the rows that had a trained token before any was rejected.
@@ -257,7 +257,9 @@ def fix_sessions_ending_untrained(
     for session in sessions:
         last = session[-1]
         of_kl = next((row for row in reversed(session) if batch.keys[row] in trained), last)
-        reward = reward_R[last] if of_kl == last else score_R[last] + reward_R[of_kl] - score_R[of_kl]
+        reward = (
+            reward_R[last] if of_kl == last else score_R[last] + reward_R[of_kl] - score_R[of_kl]
+        )
         # One trained token stands for all of a session's: GRPO reads but the sum of rewards.
         samples.append({MASK: mask_R[0].new_ones(1), REWARDS: reward[None]})
     first_S = [batch.keys[session[0]] for session in sessions]

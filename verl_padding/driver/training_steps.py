@@ -167,7 +167,7 @@ class TrainingSteps:
         if are_verls:
             batch = by_verl(batch, metrics)
         elif trained:
-            # Of its results all but the advantages are kept: KL penalties, weights, what is rejected.
+            # All of its results but advantages are kept: KL penalties, weights, what is rejected.
             with advantages.estimator_for_any_rows(algorithm):
                 computed = by_verl(select_rows(batch, trained), metrics)
             batch = rows_like(computed, batch.keys, batch.tags)

@@ -56,17 +56,17 @@ def loss_factors(
     """What the gradient of each real row's outputs is multiplied by.
 
     verl divides by R, the rows of the mini-batch that have a token with a loss, or by a configured
-    number N; with ``token-mean`` by T = sum of n_r, the tokens of row r that have a loss; with ``token-sum`` by nothing. So the
-    factor is w_r R / sum of w, w_r, w_r T / sum of w_r n_r, and w_r. Weights of 1 give factors of
-    exactly 1.
+    number N; with ``token-mean`` by T = sum of n_r, the tokens of row r that have a loss; with
+    ``token-sum`` by nothing. So the factor is w_r R / sum of w, w_r, w_r T / sum of w_r n_r, and
+    w_r. Rows without a token with a loss are in no sum. Weights of 1 give factors of exactly 1.
 
     If sessions weigh the same, modes that weigh rows give what they would give if each session of
     the mini-batch were one row. With n_s tokens of a row's session, and S the sum of w_r n_r / n_s,
-    which is the number of sessions with a loss where all w_r are 1, the factor is w_r n_r / n_s R / S with
-    ``seq-mean-token-mean``, and w_r R / S with the others. Where tokens weigh, the weight of a row
-    is w_r / n_s.
+    which is the number of sessions with a loss where all w_r are 1, the factor is w_r n_r / n_s R /
+    S with ``seq-mean-token-mean``, and w_r R / S with the others. Where tokens weigh, the weight of
+    a row is w_r / n_s.
 
-    Rows without a token with a loss are in no sum. Keys, weights and tokens that have a loss are those of the real rows. If all rows of a
+    Keys, weights and tokens that have a loss are those of the real rows. If all rows of a
     mini-batch that have a loss weigh 0, or their weights are too far apart for a factor, a
     PaddingDataError refuses them.
     """

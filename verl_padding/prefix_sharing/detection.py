@@ -195,8 +195,8 @@ class PrefixDetection:
         if mistaken:
             logger.warning(
                 f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} "
-                f"({len(mistaken)} in all) names a row that is not an earlier one of the session with "
-                "which they begin. They continue no row. Correct it in the agent loop."
+                f"({len(mistaken)} in all) names no earlier row of the session that they begin "
+                "with. They continue no row. Correct it in the agent loop."
             )
 
     def _read(self, rows: Sequence[int], names: Sequence[str]) -> TensorDict:

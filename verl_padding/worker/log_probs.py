@@ -45,8 +45,8 @@ def cross_entropy_loss(
     losses (tokens,), None.
 
     Args:
-        inplace_backward: whether the gradient may overwrite logits of half precision. Others may have
-            been kept for the gradient of another loss, as top-k distillation in chunks keeps them.
+        inplace_backward: whether the gradient may overwrite logits of half precision. Others may be
+            kept for the gradient of another loss, as top-k distillation in chunks keeps them.
     """
     return CrossEntropy.apply(logits, labels, inplace_backward), None
 

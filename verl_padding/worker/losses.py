@@ -57,12 +57,13 @@ class RealRowsLoss:
     """Hands ``inner`` the real rows of a micro-batch that have a trained token, with its
     mini-batch's denominators.
 
-    Pads have none, and neither have real rows whose ``response_mask`` is all 0; those that have lost
-    their tokens to a rejection, and have a ``loss_mask``, stay in the denominators. A micro-batch without a trained token gets a zero that depends on the model's
-    output, so that its backward runs the same collectives as on the other ranks; ``inner`` is not
-    called. Beside the inner loss's metrics, every micro-batch reports a count of one, and how full
-    it is. A mini-batch without a trained token reports 0 for verl's policy loss, and for each loss
-    that ``inner`` has reported before.
+    Pads have none, and neither have real rows whose ``response_mask`` is all 0; those that have
+    lost their tokens to a rejection, and have a ``loss_mask``, stay in the denominators. A
+    micro-batch without a trained token gets a zero that depends on the model's output, so that its
+    backward runs the same collectives as on the other ranks; ``inner`` is not called. Beside the
+    inner loss's metrics, every micro-batch reports a count of one, and how full it is. A mini-batch
+    without a trained token reports 0 for verl's policy loss, and for each loss that ``inner`` has
+    reported before.
 
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which
     the gradient of their outputs is multiplied. Loss and metrics are those of rows that weigh the
