@@ -204,10 +204,11 @@ def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
             continue
         settings["adv_estimator"] = name
         of_verl = compute_advantage(samples.select_idxs(some_S), **settings).batch
-        # A mean over trained tokens is no number where there are none.
         trains = of_verl[MASK].any(-1, keepdim=True)
         for result, values in found.items():
-            values[torch.from_numpy(some_S)] = of_verl[result].where(trains, 0)
+            # Such as a mean over the trained tokens of a prompt that has none.
+            is_nothing = of_verl[result].isnan() & ~trains
+            values[torch.from_numpy(some_S)] = of_verl[result].masked_fill(is_nothing, 0)
     return samples.batch.update(found)
 
 

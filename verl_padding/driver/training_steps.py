@@ -22,9 +22,10 @@ from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
+from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import CALLS, LOG_PROB
 from verl_padding.job.modes import SYNC
-from verl_padding.job.savings import saved_line
+from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
@@ -35,6 +36,20 @@ ComputeAdvantage = Callable[[KVBatchMeta, dict[str, Any]], KVBatchMeta]
 """verl's ``_compute_advantage`` of a trainer."""
 TRAIN = "train"
 """verl's name for the queue's partition of training rows."""
+
+
+UPDATING = ("_compute_old_log_prob", "_update_actor", "_step_once")
+"""Methods of verl's trainer that write old log-probs, or update the actor."""
+
+
+def own_updates(trainer: Any) -> Iterator[Blocker]:
+    """What a trainer of one's own may do with old log-probs: write some, or use them twice."""
+    for name in UPDATING:
+        owner = next(each for each in type(trainer).__mro__ if name in vars(each))
+        if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
+            why = "a trainer of one's own may write old log-probs, or update the actor twice"
+            fix = "Set padding.recompute_old_log_probs=True."
+            yield Blocker(f"{owner.__name__}.{name}", why, fix)
 
 
 class TrainingSteps:
@@ -48,6 +63,7 @@ class TrainingSteps:
         self._trainer, self._job, self._config = trainer, job, job.config
         self.current: PlannedStep | None = None
         """The step of the local update that runs."""
+        job.savings.block(OLD_LOG_PROBS, own_updates(trainer))
         self._worker_groups = wrap_worker_groups(trainer, job, self.step_for)
         # Only the model reads it.
         tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]

@@ -11,6 +11,7 @@ from verl_padding.pads import columns
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
 from verl_padding.pads.queue import (
     KVBatchMeta,
+    fields_of_all,
     first_few,
     put_columns,
     put_new_rows,
@@ -127,7 +128,7 @@ class PaddedBatch:
             rows.extra_info[columns.WEIGHS_ROWS] = True
         if leaves_out := call == self._skips_idle:
             rows.extra_info[columns.LEAVES_OUT] = True
-        if call == self._own_old_log_probs:
+        if call == self._own_old_log_probs and not self.has_old_log_probs():
             rows.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE] = True
         of_loss = columns.loss_columns(
             layout, self._trained_tokens_R, self.loss_tokens_R, factor_R, leaves_out=leaves_out
@@ -136,6 +137,10 @@ class PaddedBatch:
         rows.extra_info |= columns.cut_into(layout, epochs=rows.extra_info.get("epochs", 1))
         rows.extra_info.pop("mini_batch_size", None)
         return rows
+
+    def has_old_log_probs(self) -> bool:
+        """Whether the rows have old log-probs by now, of a pass or of a trainer of one's own."""
+        return "old_log_probs" in fields_of_all(self.batch.keys, self.batch.partition_id)
 
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
