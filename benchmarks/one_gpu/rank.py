@@ -142,8 +142,8 @@ def rows_of_call(
         of_call = columns.micro_batch_columns(plan, call)
         if call == "actor":
             trained = [int(row["response_mask"].sum()) for row in fields]
-            all_rows = trained if said.get(columns.LEAVES_OUT) else None
-            of_call |= columns.loss_columns(layout, trained, None, all_rows)
+            leaves_out = bool(said.get(columns.LEAVES_OUT))
+            of_call |= columns.loss_columns(layout, trained, trained, leaves_out=leaves_out)
             to_worker |= columns.cut_into(layout, epochs=1) | {columns.DENOMINATOR: "rows"}
         for name, column in of_call.items():
             data[name] = column

@@ -165,7 +165,8 @@ def cut_as_planned(
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
     pad = pad_of(fields)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
-    columns = loss_columns(layout, trained_R, factor_R) | micro_batch_columns(plan, call)
+    tokens_R = [int(row["loss_mask"].sum()) for row in fields]
+    columns = loss_columns(layout, trained_R, tokens_R, factor_R) | micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches)
     ranks = layout.cells[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])

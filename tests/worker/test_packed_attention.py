@@ -14,9 +14,11 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
 )
 from transformers.masking_utils import causal_mask_function, or_masks, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.support.fresh_processes import run_fresh
 from verl_padding.errors import PaddingConfigError
@@ -184,6 +186,32 @@ def test_layers_that_do_not_hand_position_ids_on_keep_rows_apart(family):
         AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double()
     )
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def stock_configs_of_no_window() -> list[Any]:
+    """Of transformers' types, those whose config says by a number that no layer has a window."""
+    found = []
+    for config in map(CONFIG_MAPPING.__getitem__, CONFIG_MAPPING):
+        try:
+            text = config().get_text_config()
+        except Exception:  # some need arguments
+            continue
+        if getattr(text, "sliding_window", None) in (0, -1, False):
+            found.append(type(text))
+    return found
+
+
+@pytest.mark.parametrize("window", [{}, {"use_sliding_window": True, "max_window_layers": 0}])
+def test_a_window_that_no_layer_has_is_none(window):
+    types = stock_configs_of_no_window()
+    assert Qwen2MoeConfig in types
+    for of_type in types:
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        config = of_type(**SIZES, **experts, shared_expert_intermediate_size=32, **window)
+        torch.manual_seed(0)
+        how = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
+        found, wanted = packed_and_alone(AutoModelForCausalLM.from_config(config, **how).double())
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 QWEN_VL = """

@@ -107,6 +107,7 @@ class PaddedTrainer(RepairedTrainer):
         with self.steps.local_update(metrics, timing_raw):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
             self.receipts.end_local_update()
+            self.steps.exclude_emptied_rows(batch)
             return batch
 
     @leaves_receipt
@@ -128,9 +129,7 @@ class PaddedTrainer(RepairedTrainer):
 
     @leaves_receipt
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        computed = super()._compute_advantage(batch, metrics)
-        self.steps.compute_advantages(batch)
-        return computed
+        return self.steps.compute_advantages(batch, metrics, super()._compute_advantage)
 
     @leaves_receipt
     def _compute_metrics(

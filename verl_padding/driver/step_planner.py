@@ -20,7 +20,7 @@ from verl_padding.driver.step_metrics import (
 from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
-from verl_padding.job.blocker import Blocker
+from verl_padding.job.blocker import Blocker, refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.savings import OLD_LOG_PROBS
@@ -231,6 +231,8 @@ class PlannedStep:
         it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._left_out: list[int] = []
         """The rows that the actor's update left out when it was called last."""
+        self._has_updated = False
+        """Whether an update of the actor has taken its own log-probs for the old policy's."""
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
         self.repeated_tokens = repeated_tokens
@@ -277,7 +279,17 @@ class PlannedStep:
         advantages are known. Until then the plan holds all rows, so that what cannot be planned was
         refused before any pass.
         """
-        if call != ACTOR or not self._planner.job.skips_zero_advantage_rows:
+        job = self._planner.job
+        if call == ACTOR and job.leaves_out_old_log_probs and not self._padded.has_old_log_probs():
+            if self._has_updated:
+                refuse(
+                    f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
+                    "the actor is updated twice in a step, and the second update compares with "
+                    "log-probs from before the first",
+                    "Set it to True.",
+                )
+            self._has_updated = True
+        if call != ACTOR or not job.skips_zero_advantage_rows:
             return self._padded
         left_out = find_zero_advantage_rows(self.batch)
         # An update may be called twice, and a trainer of one's own may change advantages between.
@@ -314,6 +326,11 @@ class PlannedStep:
     def mask_R(self) -> list[torch.Tensor]:
         """Which response tokens of each real row were trained, (response,) each."""
         return self._plans[-1].mask_R
+
+    @property
+    def rows_with_loss(self) -> list[int]:
+        """Numbers of the real rows that have a token with a loss."""
+        return [row for row, tokens in enumerate(self._padded.loss_tokens_R) if tokens]
 
     @property
     def weight_R(self) -> list[float]:

@@ -17,6 +17,7 @@ from verl_padding.job.blocker import refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model, length_blockers
 from verl_padding.job.left_out import old_log_prob_blockers, zero_advantage_blockers
+from verl_padding.job.loss_weightings import packing_blocker
 from verl_padding.job.model_config import (
     BRANCHING_LAYERS,
     LINEAR,
@@ -85,7 +86,11 @@ class VerlJob:
         return engines
 
     def block_what_is_needed(self) -> None:
-        """Blocks the savings that leave out what the job's losses or estimators need."""
+        """Blocks the savings that change the job's losses, or leave out what they or estimators
+        need."""
+        if blocker := packing_blocker(self.config):
+            for saving in (PACKER, SHARING):
+                self.savings.block(saving, [blocker])
         job = self.step_job()
         needed = old_log_prob_blockers(
             self.config,

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from verl_padding.worker.varlen_attention import HALF
+
 CHUNK = 2**26
 """Exponentials that are held at once: 256 MiB in float32, 441 tokens of a vocabulary of 152,000."""
 
@@ -40,7 +42,8 @@ def cross_entropy_loss(
     losses (tokens,), None.
 
     Args:
-        inplace_backward: whether the gradient may overwrite the logits.
+        inplace_backward: whether the gradient may overwrite logits of half precision. Others may be
+            kept for the gradient of another loss, as top-k distillation in chunks keeps them.
     """
     return CrossEntropy.apply(logits, labels, inplace_backward), None
 
@@ -66,7 +69,7 @@ class CrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         log_sums = torch.cat([_exact(logits[chunk]).logsumexp(-1) for chunk in _chunks(logits)])
         ctx.save_for_backward(logits, labels, log_sums)
-        ctx.in_place = in_place
+        ctx.in_place = in_place and logits.dtype in HALF
         return log_sums - _exact(logits.gather(-1, labels[:, None])[:, 0])
 
     @staticmethod

@@ -176,6 +176,15 @@ def positions_unless_masked(
     return (at - begins).to(torch.int32)[None]
 
 
+def _has_window(module: nn.Module) -> bool:
+    """Whether a layer of attention sees a part of the tokens before it alone, by its config."""
+    config: Any = module.config
+    types = getattr(config, "layer_types", None)
+    is_sliding = types is None or types[module.layer_idx] == "sliding_attention"
+    # transformers' Qwen2-MoE says 0 where no layer has one.
+    return is_sliding and bool(getattr(config, "sliding_window", None))
+
+
 def attend(
     module: nn.Module,
     query: torch.Tensor,
@@ -196,10 +205,7 @@ def attend(
             module, query, key, value, attention_mask, **given
         )
         return masked
-    if (
-        "sliding_window" not in kwargs
-        and getattr(module.config, "sliding_window", None) is not None
-    ):
+    if "sliding_window" not in kwargs and _has_window(module):
         raise PaddingError(
             f"attn_implementation=sdpa: {type(module).__name__} has its sliding window in a mask "
             "alone, which torch's kernels do without. Set "
