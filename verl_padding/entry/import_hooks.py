@@ -80,6 +80,7 @@ def _load_critics_by_config(transformer_impl: ModuleType) -> None:
 def _register_config_group(_: ModuleType) -> None:
     from hydra.core.plugins import Plugins
 
+    import verl_padding.configs  # noqa: F401  (Hydra passes a folder over that is not there)
     from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
 
     Plugins.instance().register(VerlPaddingSearchPath)
