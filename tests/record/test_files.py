@@ -45,7 +45,7 @@ ODD_FILES = {
     "aliases": write_bytes(ALIASES),
     "a tag": write_bytes(b"trainer: !!python/object/apply:os.getcwd []\n"),
     "sizes of texts": write_bytes(
-        b"trainer: {n_gpus_per_node: x, nnodes: 999999999999}\nactor_rollout_ref: {rollout: {n: 1}}\n"
+        b"trainer: {n_gpus_per_node: x, nnodes: 999999999}\nactor_rollout_ref: {rollout: {n: 1}}"
     ),
 }
 

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from verl_padding.errors import PaddingDataError
 from verl_padding.record.data_errors import as_data_error
 
-MAX_BYTES, MAX_LINE_BYTES, MAX_TEXT_BYTES = 1 << 32, 1 << 26, 1 << 20
+MAX_BYTES, MAX_LINE_BYTES, MAX_TEXT_BYTES = 1 << 32, 1 << 26, 1 << 22
 """Most bytes of a file of lines, of one of its lines, and of a file that is read as a whole."""
 MAX_DIGITS, MAX_NUMBER = 18, 1e300
 """Of an integer, which so fits int64, and of any number, so that sums of them are finite."""

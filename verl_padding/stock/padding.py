@@ -27,7 +27,7 @@ class StockRule:
 
     @classmethod
     def of_config(cls, config: DictConfig) -> Self:
-        """The rule for a job without model parallelism; a ValueError if one of its sizes is none."""
+        """The rule for a job without model parallelism; a ValueError if a size of it is none."""
         n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
         sizes = [n, trainer.n_gpus_per_node, trainer.nnodes]
         sizes.append(config.actor_rollout_ref.actor.ppo_mini_batch_size)
