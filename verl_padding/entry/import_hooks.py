@@ -90,6 +90,7 @@ if os.environ.get(VARIABLE) == VENDOR:
 def _register_config_group(_: ModuleType) -> None:
     from hydra.core.plugins import Plugins
 
+    import verl_padding.configs  # noqa: F401  (Hydra passes a folder over that is not there)
     from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
 
     Plugins.instance().register(VerlPaddingSearchPath)

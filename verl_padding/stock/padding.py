@@ -30,8 +30,14 @@ class StockRule:
 
     @classmethod
     def of_config(cls, config: DictConfig) -> Self:
-        """The rule for a job without model parallelism."""
+        """The rule for a job without model parallelism; a ValueError if a size of it is none."""
         n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
+        sizes = [n, trainer.n_gpus_per_node, trainer.nnodes]
+        sizes.append(config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        if has_critic(config):
+            sizes.append(config.critic.ppo_mini_batch_size)
+        if any(type(size) is not int or size < 1 for size in sizes):
+            raise ValueError(f"sizes of {sizes}")
         return cls(
             dp_size=trainer.n_gpus_per_node * trainer.nnodes,
             actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,
