@@ -7,6 +7,7 @@ is a KL of 0, a perplexity of 1, and one more sample of its prompt; so they get 
 from collections.abc import Collection, Sequence
 
 import torch
+from tensordict import TensorDict
 
 from verl_padding.driver.advantages import MASK, RESULTS, REWARDS, SCORES
 from verl_padding.pads.queue import (
@@ -48,7 +49,8 @@ def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None
     rest = sorted({*range(len(batch))} - {*trained})
     if not rest:
         return
-    names, like = RESULTS, {}
+    names: tuple[str, ...] = RESULTS
+    like = TensorDict()
     if trained:
         of_verl = (*RESULTS, REWARDS, WEIGHTS)
         like = read_fields([batch.keys[trained[0]]], batch.partition_id, of_verl)

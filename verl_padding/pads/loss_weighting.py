@@ -112,7 +112,7 @@ def _factors(keys: Sequence[str], w: Floats, n: Floats, weighting: LossWeighting
         if weighting.mode == TOKEN_MEAN:
             return w * _over(n.sum(), (w * n).sum())
         if weighting.mode != TOKEN_SUM and weighting.by_rows:
-            return w * _over(np.count_nonzero(n), counts.sum())
+            return w * _over((n > 0).sum(), counts.sum())
     return w
 
 
