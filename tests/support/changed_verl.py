@@ -20,7 +20,7 @@ SEVEN = (
 """Methods of verl's trainer that the padded ones override, and without which a job would run on."""
 DENOMINATORS = ("global_batch_size", "batch_num_tokens")
 TRAIN_BATCH = "self.engine.train_batch(data, loss"
-THROUGH_THE_CLASS = "type(self.engine).train_batch(self.engine, data, loss"
+THROUGH_THE_CLASS = "BaseEngine.train_batch(self.engine, data, loss"
 
 
 def copy_of_verl(folder: Path, *, can_run: bool = False) -> VerlSource:
@@ -52,8 +52,8 @@ def without_seven_methods(folder: Path, *, can_run: bool = False) -> VerlSource:
 
 
 def without_denominators(folder: Path) -> VerlSource:
-    """verl whose losses read other denominators, and whose workers call ``train_batch`` through
-    their class."""
+    """verl whose losses read other denominators, and whose workers call an engine's ``train_batch``
+    through its class."""
     verl = copy_of_verl(folder)
     assert rename(verl, {name: f"whole_{name}" for name in DENOMINATORS}) >= 10
     workers = verl.root / "workers/engine_workers.py"
