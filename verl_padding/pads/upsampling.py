@@ -77,17 +77,7 @@ def upsample(
             ``length`` leaves no prompt token. The batch and the queue stay as they were.
         TypeError: the batch is anything else.
     """
-    for name, value, least in (
-        ("multiple", multiple, 1),
-        ("eos_token_id", eos_token_id, 0),
-        ("length", 0 if length is None else length, 0),
-    ):
-        # bool is an int to Python, not to a user.
-        if not isinstance(value, int | np.integer) or value is True or value < least:
-            raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
-    for name, role in (roles or {}).items():
-        if not isinstance(role, FieldRole):
-            raise PaddingDataError(f"roles[{name!r}]={role!r}: give FieldRole(Role.RESPONSE), say.")
+    _check_arguments(multiple, eos_token_id, length, roles or {})
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
@@ -101,6 +91,22 @@ def upsample(
         image=shown,
     )
     return _append_pads(batch, -len(batch) % multiple, template)
+
+
+def _check_arguments(
+    multiple: object, eos_token_id: object, length: object, roles: Mapping[str, object]
+) -> None:
+    for name, value, least in (
+        ("multiple", multiple, 1),
+        ("eos_token_id", eos_token_id, 0),
+        ("length", 0 if length is None else length, 0),
+    ):
+        # bool is an int to Python, not to a user.
+        if not isinstance(value, int | np.integer) or value is True or value < least:
+            raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
+    for name, role in roles.items():
+        if not isinstance(role, FieldRole):
+            raise PaddingDataError(f"roles[{name!r}]={role!r}: give FieldRole(Role.RESPONSE), say.")
 
 
 def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:
