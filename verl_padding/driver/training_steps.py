@@ -216,7 +216,10 @@ class TrainingSteps:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         with simple_timer(names.ROWS_SECONDS, metrics):
-            rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
+            rows_of = [
+                TrainedRows.read(update.batch, update.mask_R, update.prefixes.continued_R)
+                for update in self._updates
+            ]
             metrics.update(batch_metrics.row_metrics(rows_of))
             # In the place of what verl's trainer has computed just before, of real rows alone.
             pad_tags = [tag for update in self._updates for tag in update.counted_pad_tags]

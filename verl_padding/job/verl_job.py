@@ -26,6 +26,7 @@ from verl_padding.job.model_config import (
     kinds_of_layers,
     read_model_config,
 )
+from verl_padding.job.model_operations import model_cost
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     CRITIC_MODEL,
@@ -305,7 +306,7 @@ class VerlJob:
         for section in sorted({engine.model_section for engine in self.engines.values()}):
             try:
                 model = read_model_config(self.config, section)
-                costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)
+                costs[section] = model_cost(model, lm_head=section != CRITIC_MODEL)
             except (PaddingConfigError, PlanError) as error:
                 why = f"{error} ({section}.path={OmegaConf.select(self.config, section).path})"
                 refuse("padding.cost_model='model'", why, "Or set padding.cost_model=attention.")
