@@ -174,7 +174,7 @@ def report(
     typer.echo(f"The page is {out}, {out.stat().st_size / 1e6:.1f} MB.")
 
 
-@app.command(hidden=True)
+@app.command()
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
     family: Annotated[
@@ -201,7 +201,9 @@ def dry_run(
         list[str] | None,
         typer.Option(help="A reply of the model, beside random text and tool calls; repeatable."),
     ] = None,
-    timeout: Annotated[int, typer.Option(min=1, help="Maximum seconds of the step.")] = 300,
+    timeout: Annotated[
+        int, typer.Option(min=1, help="Maximum seconds of the step, after the start.")
+    ] = 300,
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.

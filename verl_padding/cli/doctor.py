@@ -26,6 +26,7 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
         findings += run_check("plug-in", plug_in())
         if arguments is not None:
             findings += run_check("job", check_job_of(arguments))
+    findings = list(dict.fromkeys(findings))
     console.print(_table(each for each in findings if each.verdict != "hint"))
     if hints := [each for each in findings if each.verdict == "hint"]:
         console.print("\nWhat the job could also have:")
@@ -45,7 +46,7 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
     message = "Nothing wrong was found"
     if warnings := sum(finding.verdict == "warning" for finding in findings):
-        message += f", beside {plural(warnings, 'warning')}"
+        message = f"{plural(warnings, 'warning')}: the job can start, but may not do what is meant"
     if PADDING_OFF in findings:
         message += ", but the job trains without padding"
     next_step = "verl-padding dry-run runs your data, agent, rewards and a step on this machine."

@@ -2,10 +2,12 @@
 
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from difflib import get_close_matches
 from warnings import catch_warnings
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,6 +20,10 @@ from verl_padding.job.composition import (
     code_named_by_files,
     compose_job,
 )
+from verl_padding.job.misspelt_flag import FLAG
+
+FLAGGED = f"+{FLAG}=prompt"
+FIX_NEW = "Correct it, or put a + before a key that your own code reads."
 
 
 @contextmanager
@@ -56,8 +62,9 @@ def compose_or_refuse(arguments: JobArguments, *, has_job: bool = True) -> DictC
                 named = dict(code_named_by_files(config, arguments))
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        meant = _what_was_meant(str(error), arguments.overrides)
         fix = "Correct them, unless verl-padding doctor finds the plug-in broken."
-        raise PaddingConfigError(f"overrides: {why}. {fix}") from error
+        raise PaddingConfigError(meant or f"overrides: {why}. {fix}") from error
     for setting, value in named.items():
         why = f"{setting}={value}: a file says so, and the command line does not"
         if not setting.endswith(REMOTE_CODE):
@@ -65,3 +72,33 @@ def compose_or_refuse(arguments: JobArguments, *, has_job: bool = True) -> DictC
         OmegaConf.update(config, setting, False)
         sys.stderr.write(f"{why}: off. Add it there if you trust the model's code.\n")
     return config
+
+
+def _keys(config: DictConfig, above: str = "") -> Iterator[str]:
+    """Full keys of all sections and settings."""
+    for name in map(str, config):
+        yield f"{above}{name}"
+        if isinstance(section := config._get_node(name), DictConfig) and section:
+            yield from _keys(section, f"{above}{name}.")
+
+
+def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
+    """What to say in the place of Hydra's advice to append a key, which is right for none that is
+    misspelt, and to override a group, which command lines cannot."""
+    if found := re.search(r"Could not override '(\S+?)'", error):
+        key = found[1]
+        given = next(each for each in overrides if each.partition("=")[0] == key)
+        with as_a_job_would_start():
+            known = list(_keys(compose_job(JobArguments(overrides=(FLAGGED,)))))
+        ends = [each for each in known if each.endswith(f".{key}")]
+        close = ends or get_close_matches(key, known, cutoff=0.7)
+        meant = [f"+{FLAG}" if each == FLAG else each for each in close]
+        fix = f"Did you mean {' or '.join(meant)}?" if meant else FIX_NEW
+        return f"{given}: verl and verl_padding have no such key. {fix}"
+    if found := re.search(r"Multiple values for (\S+)\. To", error):
+        group = found[1]
+        given = ", ".join(each for each in overrides if each.lstrip("+").startswith(f"{group}="))
+        return f"{given}: a job has one of them. Leave all but one out."
+    if found := re.search(r"force-add of config groups is not supported: '\+(\S+)'", error):
+        return f"+{found[1]}: a config group is added with one +. Set {found[1]}."
+    return None

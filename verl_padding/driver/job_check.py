@@ -28,13 +28,12 @@ def check_job(config: DictConfig) -> VerlJob:
 
     check_verl(config)
     padding = PaddingConfig.from_section(config.get("padding"))
-    if not config.trainer.use_v1 or config.get("async_training") is not None:
-        refuse(
-            f"trainer.use_v1={config.trainer.use_v1}",
-            "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous "
-            "one (async_training)",
-            "Set trainer.use_v1=True and a trainer.v1.trainer_mode.",
-        )
+    trainers = "padded trainers extend verl's v1 trainers"
+    if (of_another := config.get("async_training")) is not None:
+        why = f"{trainers}, not the fully asynchronous one"
+        refuse(f"async_training={of_another}", why, "Leave it out.")
+    if not config.trainer.use_v1:
+        refuse("trainer.use_v1=False", f"{trainers}, not the older one", "Set it to True.")
     name = config.trainer.v1.trainer_mode
     # The mode that a padded trainer extends; by its name where it is one of verl's.
     mode = getattr(TRAINER_REGISTRY.get(name), "extends", None) or stock_mode(name)

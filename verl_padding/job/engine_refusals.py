@@ -79,8 +79,8 @@ def sharing_blockers(engines: Iterable[RoleEngine], savings: Savings) -> Iterato
         ]
     for engine in engines:
         if engine.strategy not in FSDP:
-            setting, fix = f"{engine.section}.strategy={engine.strategy}", f"Set it to {FSDP[0]}."
-            yield Blocker(setting, "only FSDP's engines share", fix)
+            setting = f"{engine.section}.strategy={engine.strategy}"
+            yield Blocker(setting, "only FSDP's engines share", "Set model_engine=dp.")
         if not engine.config.use_remove_padding:
             setting = f"{engine.model_section}.use_remove_padding=False"
             yield Blocker(setting, "only packed rows share", "Set it to True.")

@@ -44,7 +44,7 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
         raise
     except Exception as error:  # of any kind, by what is in the file
         why = shorten(f"{type(error).__name__}: {error}", 500)
-        what = f"the config of {section}.{setting}={path} cannot be read ({why})"
+        what = f"{section}.{setting}={path}: its config cannot be read ({why})"
         raise PaddingConfigError(f"{what}. Correct the path.") from error
     own = model.get("override_config") or OmegaConf.create({})
     override = OmegaConf.to_container(own, resolve=True)

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_padding import configs
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.blocker import refuse
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.runs.run_files import ROLLOUTS
 
@@ -86,9 +87,10 @@ def reduced(
         folder: where all that the job writes goes.
         attention: implementation that the model has on a CPU.
     """
-    if OmegaConf.is_missing(config.actor_rollout_ref.rollout, "name"):
-        why = "not set, and verl has no default for it"
-        raise PaddingConfigError(f"{ROLLOUT}.name: {why}. Set it to vllm or sglang.")
+    if OmegaConf.is_missing(config, f"{ROLLOUT}.name"):
+        refuse(
+            f"{ROLLOUT}.name=None", "verl takes a rollout's name", "Set it, to vllm for example."
+        )
     config = config.copy()
     left_out = [setting for setting in LEFT_OUT if OmegaConf.select(config, setting)]
     critic = OmegaConf.select(config, "critic.model.path")
