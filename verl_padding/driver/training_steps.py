@@ -10,13 +10,14 @@ from verl.utils.profiler import simple_timer
 
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
+from verl_padding.driver.planned_step import PlannedStep, UpdateNumber
 from verl_padding.driver.samples import (
     put_results_of_untrained,
     rows_that_train,
     sample_rows,
     select_rows,
 )
-from verl_padding.driver.step_planner import PlannedStep, StepPlanner, UpdateNumber
+from verl_padding.driver.step_planner import StepPlanner
 from verl_padding.driver.step_record import write_record
 from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows

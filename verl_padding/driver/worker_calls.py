@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from wrapt import FunctionWrapper
 
-from verl_padding.driver.step_planner import PlannedStep
+from verl_padding.driver.planned_step import PlannedStep
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING

@@ -82,37 +82,46 @@ def run_command(
     stdin = supervisor.stdin
     assert stdin is not None
     assert supervisor.stdout is not None
-    is_over = threading.Event()
-
-    def end() -> None:
-        is_over.set()
-        stdin.close()
-
-    def clock(seconds: float) -> threading.Timer:
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        return timer
-
-    timer = timeout_s and clock(START_S if timed_from else timeout_s)
+    limit = _TimeLimit(stdin.close)
+    if timeout_s:
+        limit.start(START_S if timed_from else timeout_s)
     try:
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
-                if timer and timeout_s and timed_from and timed_from in line:
-                    timer.cancel()
-                    timer, timed_from = clock(timeout_s), None
+                if timeout_s and timed_from and timed_from in line:
+                    limit.start(timeout_s)
+                    timed_from = None
                 on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
-        if timer:
-            timer.cancel()
+        limit.stop()
         stdin.close()
         while supervisor.poll() is None:
             # A second Ctrl-C does not help: leaving now would leave the job's processes.
             with contextlib.suppress(KeyboardInterrupt):
                 supervisor.wait()
-    return TIMED_OUT if is_over.is_set() else code
+    return TIMED_OUT if limit.is_over else code
+
+
+class _TimeLimit:
+    """Calls `end` when the seconds of its last start are over."""
+
+    def __init__(self, end: Callable[[], object]):
+        self._end, self._timer, self.is_over = end, threading.Timer(0, end), False
+
+    def start(self, seconds: float) -> None:
+        self.stop()
+        self._timer = threading.Timer(seconds, self._ring)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        self.is_over = True
+        self._end()
 
 
 def job_environment(scratch: Path, folder: Path) -> dict[str, str]:
