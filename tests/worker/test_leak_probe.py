@@ -16,7 +16,6 @@ from verl.utils import tensordict_utils as tu
 from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
 from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
-from verl_padding.prefix_sharing.engine import keep_rows_apart
 from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS
@@ -137,17 +136,15 @@ HYBRIDS = {"qwen3_next": LEAKING["qwen3_next"], "qwen3_5_text": QWEN3_5}
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_linear_attention_that_takes_rows_one_by_one_passes(family, dtype):
     for shares in (False, True):
-        of = training_worker(family, dtype, shares=shares, **HYBRIDS[family])
-        # Methods are wrapped in the class of an engine: in one of its own.
-        of.engine.__class__ = type("Apart", (type(of.engine),), {})
-        packed_attention.install_in_worker(SimpleNamespace(actor=of))
+        of = training_worker(family, dtype, shares=True, **HYBRIDS[family])
+        packed_attention.pack_rows(of.engine)
         assert probe(of, shares=shares)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_linear_attention_that_loses_a_state_may_not_branch(dtype, monkeypatch):
     of = training_worker("qwen3_5_text", dtype, shares=True, **QWEN3_5)
-    keep_rows_apart(of.engine)
+    of.engine.keep_rows_apart()
     with torch.no_grad():
         for name, weight in of.engine.module.named_parameters():
             if name.endswith("A_log"):

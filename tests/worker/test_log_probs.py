@@ -13,7 +13,7 @@ from verl_padding.worker import log_probs
 from verl_padding.worker.log_probs import (
     cross_entropy_loss,
     entropy_from_logits,
-    install_in_worker,
+    install,
     use_chunks,
 )
 from verl_padding.worker.varlen_attention import HALF
@@ -112,7 +112,7 @@ def test_verl_takes_them_where_it_has_no_kernel(kernel):
 def test_an_engine_that_has_started_takes_them_unless_verls_are_chunked(in_chunks):
     config = SimpleNamespace(entropy_from_logits_with_chunking=in_chunks)
     engine = SimpleNamespace(engine_config=config, compute_entropy_from_logits=None)
-    install_in_worker(SimpleNamespace(engine=engine))
+    install(engine)
     assert engine.compute_entropy_from_logits is (None if in_chunks else entropy_from_logits)
 
 

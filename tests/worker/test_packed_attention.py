@@ -25,7 +25,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import PACKED
 from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.packed_attention import (
-    install_in_worker,
+    pack_rows,
     positions_unless_masked,
     use_packed_attention,
 )
@@ -131,14 +131,14 @@ def test_tokens_of_an_image_see_each_other():
     assert both[0].equal(both[1])
 
 
-def worker_of(model: torch.nn.Module, **engine: Any) -> Any:
-    engine = {
+def engine_of(model: torch.nn.Module, **config: Any) -> Any:
+    config = {
         "strategy": "fsdp2",
         "use_remove_padding": True,
         "ulysses_sequence_parallel_size": 1,
-    } | engine
+    } | config
     return SimpleNamespace(
-        engine=SimpleNamespace(module=model), engine_config=SimpleNamespace(**engine)
+        module=model, engine_config=SimpleNamespace(**config), keep_rows_apart=lambda: None
     )
 
 
@@ -146,12 +146,10 @@ def test_ranks_that_share_a_row_are_refused_without_an_exchange():
     def sdpa(config):
         return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
-    install_in_worker(
-        worker_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2)
-    )
-    install_in_worker(worker_of(sdpa(KEPT["a soft cap"])))
+    pack_rows(engine_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2))
+    pack_rows(engine_of(sdpa(KEPT["a soft cap"])))
     with pytest.raises(PaddingConfigError, match="ulysses_sequence_parallel_size=2"):
-        install_in_worker(worker_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
+        pack_rows(engine_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
 
 
 def packed_and_alone(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -222,8 +220,7 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl_padding.worker.packed_attention import use_packed_attention
-from verl_padding.verl_fixes.text_without_image import install_in_worker
-from types import SimpleNamespace
+from verl_padding.verl_fixes.text_without_image import give_features_alone
 text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
 text |= dict(num_attention_heads=4, num_key_value_heads=2)
 text |= dict(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})
@@ -243,7 +240,7 @@ def logits(*rows):
         return output.logits[0].float()
 alone = torch.cat([logits(row) for row in rows])
 apply_monkey_patch(model, ulysses_sp_size=1, use_remove_padding=True)
-install_in_worker(SimpleNamespace(actor=SimpleNamespace()))
+give_features_alone(model)
 use_packed_attention(model)
 for found in (logits(*rows), torch.cat([logits(row) for row in rows])):
     assert (found - alone).norm() < 0.02 * alone.norm(), (found - alone).norm() / alone.norm()

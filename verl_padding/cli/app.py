@@ -147,8 +147,10 @@ def plan(
     from verl_padding.cli.plan import job_to_plan, show_plan
 
     sizes = {"dp": dp, "mini_batch": mini_batch, "n": n, "budget": budget}
-    job = job_to_plan(rows, job_arguments(overrides), **sizes)
-    show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
+    job, of_run = job_to_plan(rows, job_arguments(overrides), **sizes)
+    show_plan(
+        rows, job, of_run=of_run, tokenizer=tokenizer, compare=compare, as_json=json, page=page
+    )
 
 
 @app.command()
@@ -172,7 +174,7 @@ def report(
     typer.echo(f"The page is {out}, {out.stat().st_size / 1e6:.1f} MB.")
 
 
-@app.command(hidden=True)
+@app.command()
 def tiny_model(
     folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
     family: Annotated[
@@ -199,7 +201,9 @@ def dry_run(
         list[str] | None,
         typer.Option(help="A reply of the model, beside random text and tool calls; repeatable."),
     ] = None,
-    timeout: Annotated[int, typer.Option(min=1, help="Maximum seconds of the step.")] = 300,
+    timeout: Annotated[
+        int, typer.Option(min=1, help="Maximum seconds of the step, after the start.")
+    ] = 300,
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_padding.doctor.finding import Finding, Verdict, run_check
-from verl_padding.doctor.installation import choose_platform, plug_in, versions
+from verl_padding.doctor.installation import choose_platform, plug_in, verl, versions
 from verl_padding.doctor.job import PADDING_OFF, check_job_of
 from verl_padding.doctor.job_config import as_a_job_would_start
 from verl_padding.job.composition import JobArguments
@@ -21,10 +21,12 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     something is wrong, else 0."""
     with as_a_job_would_start(), console.status("checking"):
         findings = run_check("versions", versions())
+        findings += run_check("verl", verl())
         choose_platform()
         findings += run_check("plug-in", plug_in())
         if arguments is not None:
             findings += run_check("job", check_job_of(arguments))
+    findings = list(dict.fromkeys(findings))
     console.print(_table(each for each in findings if each.verdict != "hint"))
     if hints := [each for each in findings if each.verdict == "hint"]:
         console.print("\nWhat the job could also have:")
@@ -44,7 +46,7 @@ def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
         return Text("Nothing wrong was found. Give a job's overrides to check it too.")
     message = "Nothing wrong was found"
     if warnings := sum(finding.verdict == "warning" for finding in findings):
-        message += f", beside {plural(warnings, 'warning')}"
+        message = f"{plural(warnings, 'warning')}: the job can start, but may not do what is meant"
     if PADDING_OFF in findings:
         message += ", but the job trains without padding"
     next_step = "verl-padding dry-run runs your data, agent, rewards and a step on this machine."

@@ -24,7 +24,7 @@ def dry_run(
 
     Args:
         replies: of the model in sessions, among noise and calls of tools.
-        timeout_s: seconds that the step may take.
+        timeout_s: seconds that the step may take, after the start of the job.
     """
     os.environ["VERL_PLATFORM"] = "cpu"  # verl reads it when it is imported
     sys.path.insert(0, os.getcwd())
@@ -49,7 +49,7 @@ def dry_run(
         _print_lines(console, "step", lines)
     except PaddingError as refusal:
         console.print(Text(str(refusal), style="red"), soft_wrap=True)
-        if isinstance(refusal, DryRunError):
+        if isinstance(refusal, DryRunError) and refusal.details:
             console.print(Text.from_ansi(refusal.details), soft_wrap=True)
         return 1
     console.print(Text("The dry run went well.", style="green"))

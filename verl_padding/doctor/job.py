@@ -1,15 +1,22 @@
 """All that is checked in a job, the cheap things first."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from verl_padding.doctor.finding import Finding, hint, ok, warning, wrong
+from verl_padding.doctor.choices import import_what_the_job_names, unknown_choices
+from verl_padding.doctor.data import data_findings
+from verl_padding.doctor.files import files_and_modules
+from verl_padding.doctor.finding import Finding, hint, ok, run_check, warning, wrong
 from verl_padding.doctor.job_config import compose_or_refuse
+from verl_padding.doctor.keys import unread_keys, values_of_other_kinds
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
+from verl_padding.job.verl_losses import ESTIMATORS
 from verl_padding.plan import STRATEGIES, Job, PlanError
 from verl_padding.plan.plural import plural
 
@@ -30,29 +37,104 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
 
     try:
         config = compose_or_refuse(arguments)
-        yield from _missing_files(config)
+        verls = compose_or_refuse(JobArguments())
+        yield from run_check("settings", _refusals(startup(config, verls)))
         if not asks_for_padding(config):
+            yield from _refusals(verls_own_check(config))
             yield PADDING_OFF
             return
         verl_job = check_job(config)
         for change in replace_old_settings(config.get("padding") or {})[1]:
             yield warning("padding", change)
+        yield from _refusals(verls_own_check(config))
         yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from _summary(verl_job)
         yield from _budgets(config, verl_job.step_job())
+        yield from _ulysses(verl_job)
     except (PaddingError, PlanError) as refusal:
-        subject, _, message = str(refusal).partition(": ")
-        yield wrong(subject, message)
+        yield _refused(refusal)
 
 
-def _missing_files(config: DictConfig) -> Iterator[Finding]:
-    if OmegaConf.select(config, "data.custom_cls.path") is not None:
-        return  # a data set of the user's own may read the setting in its own way
-    for setting in ("data.train_files", "data.val_files"):
-        files = OmegaConf.select(config, setting)
-        for file in [files] if isinstance(files, str) else files or []:
-            if "://" not in file and not Path(file).expanduser().exists():
-                yield warning(setting, f"{file}: there is no such file here. verl opens it.")
+def _refusals(findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Findings, and a refusal among them as one."""
+    try:
+        yield from findings
+    except (PaddingError, PlanError) as refusal:
+        yield _refused(refusal)
+
+
+def _refused(refusal: Exception) -> Finding:
+    subject, _, message = str(refusal).partition(": ")
+    return wrong(subject, message)
+
+
+def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
+    """What would end verl's job in its first minutes, or change nothing in silence; ``verls`` is
+    the config without overrides."""
+    yield from unread_keys(config, verls)
+    yield from values_of_other_kinds(config, verls)
+    yield from _refusals(files_and_modules(config))
+    try:
+        import_what_the_job_names(config)
+    except ImportError:  # a module that is not there has been found
+        return
+    yield from unknown_choices(config)
+    yield from _one_session(config)
+    tokenizer = yield from _model(config)
+    yield from data_findings(config, tokenizer)
+
+
+def verls_own_check(config: DictConfig) -> Iterator[Finding]:
+    """What verl's command checks before it starts Ray."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    try:
+        validate_config(config, need_reference_policy(config), need_critic(config))
+        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # by the workers' constructors
+    except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
+        yield wrong("verl", f"its check of the config: {error}. Correct the settings.")
+
+
+def _one_session(config: DictConfig) -> Iterator[Finding]:
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    if n == 1 and estimator in ESTIMATORS and ESTIMATORS[estimator].has_groups:
+        why = f"algorithm.adv_estimator={estimator} compares the sessions of a prompt"
+        yield warning("actor_rollout_ref.rollout.n", f"1: {why}. Raise it, or choose another.")
+
+
+def _model(config: DictConfig) -> Generator[Finding, None, Any]:
+    """Reads a model's folder as verl does; returns its tokenizer, None if there is none."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    section = config.actor_rollout_ref.model
+    if not Path(section.path).expanduser().is_dir():
+        return None  # of the hub; or missing, which has been found
+    try:
+        return omega_conf_to_dataclass(section).tokenizer
+    except Exception as error:  # of transformers, or code that comes with the model
+        why = " ".join(str(error.__cause__ or error).split())
+        yield wrong("actor_rollout_ref.model.path", f"{section.path}: {why}. Correct the folder.")
+        return None
+
+
+def _ulysses(verl_job: "VerlJob") -> Iterator[Finding]:
+    """Whether the ranks of a row can share its heads out, as verl's ``apply_monkey_patch`` asks."""
+    from verl_padding.job.model_config import read_model_config
+
+    for engine in verl_job.engines.values():
+        ranks, section = engine.size("Ulysses"), engine.model_section
+        path = OmegaConf.select(verl_job.config, section).path
+        if ranks == 1 or not Path(path).expanduser().is_dir():
+            continue
+        model = read_model_config(verl_job.config, section)
+        text = model.get("text_config") or model
+        heads = text["num_attention_heads"]
+        keys = text.get("num_key_value_heads") or heads
+        if heads % ranks or (keys % ranks and ranks % keys):
+            why = f"{ranks} Ulysses ranks do not divide {heads} heads, {keys} of keys, of {path}"
+            fix = f"Set it to a divisor of {heads}."
+            yield wrong(f"{engine.section}.ulysses_sequence_parallel_size", f"{why}. {fix}")
 
 
 def _summary(verl_job: "VerlJob") -> Iterator[Finding]:

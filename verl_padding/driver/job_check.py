@@ -13,6 +13,7 @@ from verl_padding.job.blocker import refuse
 from verl_padding.job.engine_refusals import check_adapters
 from verl_padding.job.loss_weightings import check_losses
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
+from verl_padding.job.verl_check import check_verl
 from verl_padding.job.verl_job import VerlJob
 
 
@@ -25,14 +26,14 @@ def check_job(config: DictConfig) -> VerlJob:
     # Importing it makes the padded trainers, which import this module.
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
+    check_verl(config)
     padding = PaddingConfig.from_section(config.get("padding"))
-    if not config.trainer.use_v1 or config.get("async_training") is not None:
-        refuse(
-            f"trainer.use_v1={config.trainer.use_v1}",
-            "padded trainers extend verl's v1 trainers, not the older nor the fully asynchronous "
-            "one (async_training)",
-            "Set trainer.use_v1=True and a trainer.v1.trainer_mode.",
-        )
+    trainers = "padded trainers extend verl's v1 trainers"
+    if (of_another := config.get("async_training")) is not None:
+        why = f"{trainers}, not the fully asynchronous one"
+        refuse(f"async_training={of_another}", why, "Leave it out.")
+    if not config.trainer.use_v1:
+        refuse("trainer.use_v1=False", f"{trainers}, not the older one", "Set it to True.")
     name = config.trainer.v1.trainer_mode
     # The mode that a padded trainer extends; by its name where it is one of verl's.
     mode = getattr(TRAINER_REGISTRY.get(name), "extends", None) or stock_mode(name)
@@ -51,6 +52,7 @@ def check_job(config: DictConfig) -> VerlJob:
     check_baseline(config, padding)
     # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
     job.block_what_is_needed()
+    check_verl(config, {engine.strategy for engine in job.engines.values()})
     check_adapters(config, job.mode, job.engines.values())
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.

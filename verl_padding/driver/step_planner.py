@@ -3,18 +3,25 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from verl.utils.profiler import simple_timer
 
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver.step_metrics import plan_metrics, rank_token_metrics, saved_metrics
+from verl_padding.driver.step_metrics import (
+    CallTokens,
+    layout_of_ranks,
+    plan_metrics,
+    rank_token_metrics,
+    saved_metrics,
+)
 from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
 from verl_padding.job.blocker import Blocker, refuse
-from verl_padding.job.calls import ACTOR, CALL_BY_NAME
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
@@ -157,6 +164,7 @@ class StepPlanner:
             batch,
             plan,
             template,
+            denominator=self.job.padding.denominator,
             loss_weightings=self._loss_weightings,
             branches=branches,
             # Rows of a single call have other numbers than those of the step.
@@ -231,11 +239,19 @@ class PlannedStep:
         """Tokens that an earlier row trains, where they are masked."""
         self.seconds = seconds
         """Metric -> seconds that planning and its parts took."""
+        self.tokens: dict[str, CallTokens] = {}
+        """Of each call that was made, for rows of the step."""
 
     @property
     def pads(self) -> list[KVBatchMeta]:
         """The pads of each of its plans."""
         return [padded.pads for padded in self._plans]
+
+    @property
+    def counted_pad_tags(self) -> list[dict[str, Any]]:
+        """Tags of the pads that ``global_seqlen/*`` counts: by the plan of all rows."""
+        layout = layout_of_ranks(self._padded.plan)
+        return list(self._padded.pads.tags[: layout.n_pads if layout else 0])
 
     @property
     def plan(self) -> BatchPlan:
@@ -288,6 +304,24 @@ class PlannedStep:
             self.put_pads()
         return self._plans[-1]
 
+    def note_work(self, call: str, tokens: int) -> None:
+        """Notes the tokens that reached the models in a call, of pads too, and says so in the log
+        where the plan has others: then it is slower than planned, or takes more memory."""
+        padded = self._plans[-1] if call == ACTOR else self._padded
+        layout, figures = padded.plan.layouts[call], padded.plan.figures[call]
+        epochs, noted = self._planner.job.epochs(call), self.tokens.setdefault(call, CallTokens())
+        computed = tokens - epochs * layout.n_pads * padded.pad_length
+        noted.computed += computed
+        noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
+        noted.epochs += epochs
+        if computed != (planned := epochs * figures.computed_tokens):
+            self._planner.log_once(
+                f"step {self.number.global_step}: {computed:,} tokens reached the models in worker "
+                f"call {call!r}, where the plan has {planned:,}. Metrics of what is saved have the "
+                "former.",
+                about="computed tokens",
+            )
+
     @property
     def mask_R(self) -> list[torch.Tensor]:
         """Which response tokens of each real row were trained, (response,) each."""
@@ -319,12 +353,12 @@ class PlannedStep:
         """The same once the updates were made, with what was computed and left out, and with the
         optimizer steps whose rows have no trained token."""
         job, layouts = self._planner.job, self.plan.layouts
-        with_all_rows = self._padded.plan.figures.get(ACTOR)
         saved = saved_metrics(
-            self.plan,
-            epochs={call: job.epochs(call) for call in layouts},
-            with_all_rows=with_all_rows,
-            has_pass=not job.leaves_out_old_log_probs or with_all_rows is None,
+            self.tokens,
+            of_all_rows=sum(tokens_of_tags(self.batch.keys, self.batch.tags)),
+            has_pass=not job.leaves_out_old_log_probs
+            or LOG_PROB in self.tokens
+            or ACTOR not in layouts,
         )
         made = {call: self._plans[-1] if call == ACTOR else self._padded for call in layouts}
         idle = {

@@ -132,6 +132,8 @@ class TrainingSteps:
             step.close(failed=True)
             raise
         step.close()
+        if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
+            self.current.tokens |= step.tokens
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
@@ -210,12 +212,19 @@ class TrainingSteps:
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch
 
-    def compute_metrics(self, metrics: dict[str, Any]) -> None:
+    def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         with simple_timer(names.ROWS_SECONDS, metrics):
-            rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
+            rows_of = [
+                TrainedRows.read(update.batch, update.mask_R, update.prefixes.continued_R)
+                for update in self._updates
+            ]
             metrics.update(batch_metrics.row_metrics(rows_of))
+            # In the place of what verl's trainer has computed just before, of real rows alone.
+            pad_tags = [tag for update in self._updates for tag in update.counted_pad_tags]
+            n_gpus = self._trainer._get_n_gpus_for_throughput()
+            metrics.update(step_metrics.performance_metrics(rows_of, pad_tags, timing_raw, n_gpus))
             counts = batch_metrics.session_counts(
                 rows_of,
                 prompts=self._config.data.train_batch_size,

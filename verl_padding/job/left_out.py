@@ -89,7 +89,8 @@ def old_log_prob_blockers(
 def _if_set(config: DictConfig, settings: Sequence[str], why: str) -> Iterator[Blocker]:
     for setting in settings:
         if value := OmegaConf.select(config, setting):
-            fix = "False" if value is True else "0" if isinstance(value, float) else "null"
+            number = 0 if isinstance(value, int | float) else "null"
+            fix = False if isinstance(value, bool) else number
             yield Blocker(f"{setting}={value}", why, f"Set it to {fix}.")
 
 

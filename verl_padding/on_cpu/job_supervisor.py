@@ -9,7 +9,6 @@ Elsewhere only attached processes are found.
 import contextlib
 import ctypes
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -20,20 +19,16 @@ GRACE_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def supervise(command: list[str], *, scratch: str, timeout_s: float) -> int:
-    """Runs `command` until it ends, standard input is closed or `timeout_s` (0 for none) is over;
-    deletes `scratch`.
+def supervise(command: list[str], *, scratch: str) -> int:
+    """Runs `command` until it ends or standard input is closed; deletes `scratch`.
 
-    Returns its exit code; 128 + n if signal n (SIGALRM after the timeout) ended it.
+    Returns its exit code; 128 + n if signal n ended it.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     job = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     threading.Thread(target=_end_with_launcher, daemon=True).start()
-    try:
-        code = job.wait(timeout_s or None)
-    except subprocess.TimeoutExpired:
-        code = -signal.SIGALRM
+    code = job.wait()
     end_descendants()
     shutil.rmtree(scratch, ignore_errors=True)
     return code if code >= 0 else 128 - code
@@ -60,5 +55,5 @@ def end_descendants() -> None:
 
 
 if __name__ == "__main__":
-    scratch, timeout_s, *command = sys.argv[1:]
-    sys.exit(supervise(command, scratch=scratch, timeout_s=float(timeout_s)))
+    scratch, *command = sys.argv[1:]
+    sys.exit(supervise(command, scratch=scratch))

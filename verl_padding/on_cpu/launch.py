@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _DROPPED = {
     "MASTER_PORT",
 }
 TIMED_OUT = 128 + signal.SIGALRM
+START_S = 600.0
+"""Seconds that a job may take until the time runs that its caller allows."""
 
 
 def run_local_job(overrides: Sequence[str], *, local: str = "cpu", **options: Any) -> int:
@@ -41,6 +44,7 @@ def run_command(
     folder: Path,
     on_line: Callable[[str], object] = lambda _: None,
     timeout_s: float | None = None,
+    timed_from: str | None = None,
     cwd: Path | None = None,
 ) -> int:
     """Runs a command that starts a job, and returns its exit code; 128 + n if signal n ended it,
@@ -54,6 +58,8 @@ def run_command(
         folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl``
             there, a line a step.
         on_line: is called with each line of the output, without the newline.
+        timed_from: a text of the output, from which on the time runs; None for the start. To get
+            that far, a job has :data:`START_S`.
         cwd: the working directory; `folder` if None.
     """
     folder = folder.resolve()
@@ -62,7 +68,7 @@ def run_command(
     # long.
     scratch = tempfile.mkdtemp(prefix="verl-", dir="/tmp" if os.path.isdir("/tmp") else None)
     supervisor = subprocess.Popen(
-        [sys.executable, "-m", job_supervisor.__name__, scratch, str(timeout_s or 0), *command],
+        [sys.executable, "-m", job_supervisor.__name__, scratch, *command],
         cwd=cwd or folder,
         env=job_environment(Path(scratch), folder),
         # The supervisor ends the job when it closes: at this call's end, or if this process dies.
@@ -73,21 +79,40 @@ def run_command(
         errors="replace",
         start_new_session=True,  # Ctrl-C must reach us, not the job: we end it in order
     )
-    assert supervisor.stdin is not None
+    stdin = supervisor.stdin
+    assert stdin is not None
     assert supervisor.stdout is not None
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        stdin.close()
+
+    def clock(seconds: float) -> threading.Timer:
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    timer = timeout_s and clock(START_S if timed_from else timeout_s)
     try:
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
+                if timer and timeout_s and timed_from and timed_from in line:
+                    timer.cancel()
+                    timer, timed_from = clock(timeout_s), None
                 on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
-        supervisor.stdin.close()
+        if timer:
+            timer.cancel()
+        stdin.close()
         while supervisor.poll() is None:
             # A second Ctrl-C does not help: leaving now would leave the job's processes.
             with contextlib.suppress(KeyboardInterrupt):
                 supervisor.wait()
-    return code
+    return TIMED_OUT if is_over.is_set() else code
 
 
 def job_environment(scratch: Path, folder: Path) -> dict[str, str]:

@@ -52,6 +52,8 @@ COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.from
 )
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
+DENOMINATOR = "denominator"
+"""Key of an update's ``extra_info``: ``padding.denominator``."""
 WEIGHS_ROWS = "weighs_rows"
 """Key of ``extra_info`` of an update whose rows weigh differently. Without it no loss reads
 :data:`LOSS_FACTOR`: a row may have that from an earlier update, while the pads of this one have

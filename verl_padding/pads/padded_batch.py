@@ -47,6 +47,7 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
+        denominator: str = "rows",
         loss_weightings: Sequence[LossWeighting] = (),
         branches: bool | None = None,
         timed: bool = False,
@@ -61,7 +62,7 @@ class PaddedBatch:
         """All pads of the plan, whether they have been put or not."""
         self.pad_length = template.length
         self._template = template
-        self._branches, self._timed = branches, timed
+        self._denominator, self._branches, self._timed = denominator, branches, timed
         self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
         leaving_out = {call for call, layout in plan.layouts.items() if any(layout.left_out)}
         assert leaving_out <= {skips_idle}, (
@@ -112,7 +113,7 @@ class PaddedBatch:
         columns.
 
         A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
-        ``mini_batch_size`` and ``shuffle`` (:mod:`~verl_padding.worker.mini_batches`): the cells of
+        ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the cells of
         one mini-batch alone are of one size.
         """
         layout = self.plan.layouts[call]
@@ -123,6 +124,7 @@ class PaddedBatch:
             pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
             put_columns(pads, self._new_fields(layout.n_pads))
         rows = self._rows_of(layout, batch)
+        rows.extra_info[columns.DENOMINATOR] = self._denominator
         factor_R = self._factors.get(call)
         if factor_R is not None:
             rows.extra_info[columns.WEIGHS_ROWS] = True

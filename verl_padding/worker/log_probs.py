@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from verl_padding.worker.training_workers import for_training_workers
 from verl_padding.worker.varlen_attention import HALF
 
 CHUNK = 2**26
@@ -26,14 +25,12 @@ def use_chunks(torch_functional: Any) -> None:
         torch_functional.entropy_from_logits = entropy_from_logits
 
 
-@for_training_workers
-def install_in_worker(role: str, training_worker: Any) -> None:
-    """For verl's ``execute_with_func_generator``."""
+def install(engine: Any) -> None:
+    """Has an engine compute log-probs and entropies so, unless its config chooses a way."""
     from verl.utils import torch_functional
 
     use_chunks(torch_functional)
-    engine = training_worker.engine
-    takes_verls = not engine.engine_config.entropy_from_logits_with_chunking
+    takes_verls = not getattr(engine.engine_config, "entropy_from_logits_with_chunking", True)
     if torch_functional.entropy_from_logits is entropy_from_logits and takes_verls:
         engine.compute_entropy_from_logits = entropy_from_logits
 

@@ -26,7 +26,7 @@ from verl_padding.config import Denominator
 from verl_padding.job.verl_losses import POLICY_LOSSES
 from verl_padding.pads import columns
 from verl_padding.prefix_sharing.tree import computed_rows
-from verl_padding.worker.training_workers import for_training_workers, token_budget
+from verl_padding.worker.training_workers import token_budget
 
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
@@ -157,18 +157,6 @@ class RealRowsLoss:
         return {
             name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
         }
-
-
-def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: wraps each worker's loss, in the worker."""
-
-    @for_training_workers
-    def wrap(role: str, training_worker: Any) -> None:
-        if role != "ref":
-            assert training_worker.loss_fn is not None, "the worker has no loss yet"
-            training_worker.set_loss_fn(RealRowsLoss(training_worker.loss_fn, denominator))
-
-    return wrap
 
 
 def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric]:

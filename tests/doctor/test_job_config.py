@@ -1,0 +1,30 @@
+"""What is said where Hydra refuses a job's overrides."""
+
+import pytest
+
+from verl_padding.doctor.job_config import compose_or_refuse
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.composition import JobArguments
+
+FLAG = "+padding=prompt"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "meant"),
+    [
+        ((FLAG, "padding.weigthing=session"), "padding.weighting"),
+        (("paddng=fast",), r"\+padding"),
+        (("padding=fast",), r"\+padding"),
+        (("++padding=fast",), r"Set \+padding=fast"),
+        ((FLAG, "+padding=fast"), r"\+padding=prompt, \+padding=fast"),
+        (("data.max_prompt_lenght=64",), "data.max_prompt_length"),
+        (("ppo_mini_batch_size=4",), "actor_rollout_ref.actor.ppo_mini_batch_size"),
+        (("no.such.key.at.all=4",), "Correct it"),
+        (("+padding=fst",), "lcm"),
+    ],
+)
+def test_an_override_that_hydra_refuses_is_shown_with_what_was_meant(overrides, meant):
+    with pytest.raises(PaddingConfigError, match=meant) as refusal:
+        compose_or_refuse(JobArguments(overrides=overrides))
+    assert overrides[-1].partition("=")[0].lstrip("+") in str(refusal.value)
+    assert "To append" not in str(refusal.value)

@@ -1,0 +1,83 @@
+"""Names that a job chooses by, asked of verl's own registries and functions."""
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from verl_padding.doctor.files import AGENT, meant, own_agent_loops
+from verl_padding.doctor.finding import Finding, wrong
+from verl_padding.doctor.keys import verls_code
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def import_what_the_job_names(config: DictConfig) -> None:
+    """Imports the modules of ``external_lib``, as verl does with a model's config: they may
+    register names."""
+    from verl.utils.import_utils import import_external_libs
+
+    named = OmegaConf.select(config, "actor_rollout_ref.model.external_lib")
+    import_external_libs(list(named) if isinstance(named, ListConfig) else named)
+
+
+def agent_loops(config: DictConfig) -> list[str]:
+    """Names of the agent loops that a job's workers will know."""
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    return [*_agent_loop_registry, *(loop["name"] for loop in own_agent_loops(config))]
+
+
+def choices(config: DictConfig) -> dict[str, Collection[str]]:
+    """Setting -> names that verl has for it, those that a job registers among them."""
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+    from verl.utils.tracking import Tracking
+    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+
+    found = {
+        "trainer.logger": Tracking.supported_backend,
+        "trainer.resume_mode": re.findall(r'resume_mode == "(\w+)"', verls_code()),
+        "algorithm.adv_estimator": [str(name) for name in ADV_ESTIMATOR_REGISTRY],
+        "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
+        f"{AGENT}.default_agent_loop": agent_loops(config),
+        f"{ROLLOUT}.name": [name for name, _ in _ROLLOUT_REGISTRY],
+        f"{ROLLOUT}.multi_turn.format": ToolParser._registry,
+    }
+    if config.reward.reward_manager.source == "register":
+        found["reward.reward_manager.name"] = REWARD_MANAGER
+    return found
+
+
+def unknown_choices(config: DictConfig) -> Iterator[Finding]:
+    """Names that verl does not know, and would find out only in the first step."""
+    for setting, names in choices(config).items():
+        value = OmegaConf.select(config, setting, throw_on_missing=False)
+        for name in value if isinstance(value, ListConfig) else [value]:
+            if name is not None and name not in names:
+                why = f"{name}: verl does not know it, nor is it registered by the job"
+                yield wrong(setting, f"{why}. {meant(str(name), names)}")
+    for setting, ask in _asked(config).items():
+        value = OmegaConf.select(config, setting)
+        try:
+            ask(value)
+        except (NotImplementedError, AssertionError) as refusal:
+            why = f"verl does not know it {refusal}".rstrip()
+            yield wrong(setting, f"{value}: {why}. Correct it.")
+
+
+def _asked(config: DictConfig) -> dict[str, Callable[[Any], object]]:
+    """Setting -> verl's function that takes its value."""
+    import torch
+    from verl.trainer.ppo.core_algos import get_kl_controller, kl_penalty
+
+    zero, found = torch.zeros(1), {}
+    if config.actor_rollout_ref.actor.use_kl_loss:
+        found["actor_rollout_ref.actor.kl_loss_type"] = lambda name: kl_penalty(zero, zero, name)
+    if config.algorithm.use_kl_in_reward:
+        found["algorithm.kl_penalty"] = lambda name: kl_penalty(zero, zero, name)
+        controller = config.algorithm.kl_ctrl
+        found["algorithm.kl_ctrl.type"] = lambda _: get_kl_controller(controller)
+    return found

@@ -1,0 +1,171 @@
+"""What a job's files of data hold: columns, enough prompts, agent loops, prompts that the chat
+template takes."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.doctor.choices import agent_loops
+from verl_padding.doctor.files import AGENT, meant, own_agent_loops
+from verl_padding.doctor.finding import Finding, warning, wrong
+from verl_padding.plan.plural import plural
+
+TRAIN, VALIDATION = "data.train_files", "data.val_files"
+READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
+"""End of a file's name -> the reader that verl takes."""
+REWARD = "reward.custom_reward_function.path"
+
+
+def data_findings(config: DictConfig, tokenizer: Any | None) -> Iterator[Finding]:
+    """Reads as many rows as a batch takes.
+
+    Args:
+        tokenizer: the model's, None where it is not here.
+    """
+    if OmegaConf.select(config, "data.custom_cls.path") is not None:
+        return  # a data set of the user's own may read the setting in its own way
+    for setting in (TRAIN, VALIDATION):
+        files = OmegaConf.select(config, setting)
+        files = [files] if isinstance(files, str) else files or []
+        if any("://" in file for file in files):
+            continue
+        rows: list[Mapping[str, Any]] = []
+        needed = config.data.train_batch_size if setting == TRAIN else 1
+        unread = False
+        for file in files:
+            try:
+                rows += islice(_rows(file), max(needed - len(rows), 0))
+            except FileNotFoundError:
+                yield wrong(setting, f"{file}: there is no such file here. Correct the path.")
+                unread = True
+            except Exception as error:  # of the libraries that verl reads it with
+                why = " ".join(str(error).split())
+                yield wrong(setting, f"{file}: cannot be read ({why}). Correct the file.")
+                unread = True
+        if rows:
+            yield from _columns(config, setting, rows[0])
+            yield from _agents(config, setting, rows)
+            if config.data.prompt_key in rows[0] and tokenizer is not None:
+                yield from _prompts(config, setting, rows, tokenizer)
+        if len(rows) < needed and not unread:
+            why = f"{plural(len(rows), 'prompt')}, fewer than data.train_batch_size={needed}"
+            yield wrong(setting, f"{', '.join(files)}: {why}. Give more, or lower it.")
+
+
+def _rows(file: str) -> Iterator[Mapping[str, Any]]:
+    import datasets
+
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(file)
+    if path.suffix not in READERS:
+        raise ValueError(f"verl reads {', '.join(READERS)}")
+    datasets.disable_progress_bars()
+    return iter(
+        datasets.load_dataset(
+            READERS[path.suffix], data_files=str(path), split="train", streaming=True
+        )
+    )
+
+
+def _columns(config: DictConfig, setting: str, row: Mapping[str, Any]) -> Iterator[Finding]:
+    """Columns that verl reads, and the user's agent loops may not."""
+    if config.data.prompt_key not in row:
+        fix = f"Set data.prompt_key. {meant(config.data.prompt_key, row.keys())}"
+        yield wrong(setting, f"no column {config.data.prompt_key!r} (data.prompt_key). {fix}")
+    # A loop of the user's may give rewards itself.
+    if OmegaConf.select(config, REWARD) is None and own_agent_loops(config):
+        return
+    read = _columns_of_rewards(config)
+    for column in read - row.keys():
+        yield wrong(setting, f"no column {column!r}, which the reward manager reads. Add it.")
+    if read <= row.keys():
+        yield from _rewards(config, row)
+
+
+def _columns_of_rewards(config: DictConfig) -> set[str]:
+    """What the job's reward manager reads of a row without asking whether it is there."""
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    settings = config.reward.reward_manager
+    manager = REWARD_MANAGER.get(settings.name) if settings.source == "register" else None
+    if manager is None or config.reward.reward_model.enable:
+        return set()
+    source = ast.parse(textwrap.dedent(inspect.getsource(manager.run_single)))
+    return {
+        str(node.slice.value)
+        for node in ast.walk(source)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "non_tensor_batch"
+        and isinstance(node.slice, ast.Constant)
+    }
+
+
+def _rewards(config: DictConfig, row: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether verl has a reward for a row where the job has none."""
+    from verl.utils.reward_score import default_compute_score
+
+    if OmegaConf.select(config, REWARD) or config.reward.reward_model.enable:
+        return
+    source = row.get("data_source")
+    try:
+        # No reward takes None for a solution, but verl says first if it has none for the source.
+        default_compute_score(source, None, None)
+    except NotImplementedError:
+        why = f"verl has no reward for data_source={source!r}"
+        yield wrong(REWARD, f"None: {why}. Set it to a file with your reward function.")
+    except (TypeError, AttributeError, ImportError):
+        return
+
+
+def _agents(config: DictConfig, setting: str, rows: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    """The agent loops that rows choose."""
+    loops = agent_loops(config)
+    named = {row["agent_name"] for row in rows if "agent_name" in row}
+    for name in sorted(map(str, named - set(loops))):
+        why = f"agent_name={name!r} is no agent loop of the job ({AGENT}.agent_loop_config_path)"
+        yield wrong(setting, f"{why}. {meant(name, loops)}")
+
+
+def _prompts(
+    config: DictConfig, setting: str, rows: list[Mapping[str, Any]], tokenizer: Any
+) -> Iterator[Finding]:
+    """Whether the chat template takes a prompt, and prompts are short enough."""
+    longest = config.data.max_prompt_length
+    options = config.data.get("apply_chat_template_kwargs") or {}
+    if not isinstance(rows[0][config.data.prompt_key], list):
+        why = f"{config.data.prompt_key!r} is no list of messages (role and content)"
+        yield wrong(setting, f"{why}. Make it one.")
+        return
+    texts = [row for row in rows if not any(row.get(key) for key in _kinds_of_images(config))]
+    try:
+        lengths = [
+            len(
+                tokenizer.apply_chat_template(
+                    row[config.data.prompt_key],
+                    **{**options, "add_generation_prompt": True, "return_dict": False},
+                )
+            )
+            for row in texts
+        ]
+    except Exception as error:  # of the template, or of a tokenizer without one
+        why = " ".join(str(error).split())
+        yield wrong(
+            setting, f"the model's chat template does not take a prompt ({why}). Correct it."
+        )
+        return
+    if long := sum(length > longest for length in lengths):
+        why = f"{long} of {plural(len(lengths), 'prompt')} are longer, up to {max(lengths)} tokens"
+        say = wrong if long == len(lengths) and config.data.filter_overlong_prompts else warning
+        yield say("data.max_prompt_length", f"{longest}: {why}. Raise it, or drop them.")
+
+
+def _kinds_of_images(config: DictConfig) -> list[str]:
+    return [config.data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio")]
