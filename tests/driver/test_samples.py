@@ -204,7 +204,8 @@ def test_a_role_never_ends_a_job_however_few_its_samples_are(estimator, samples,
 
 
 def test_verl_counts_samples_without_the_emptied_rows_of_a_step():
-    keys = [f"{ordered_uid(7, 0)}_{session}_{index}" for session in (0, 1) for index in (0, 1)]
+    uid = ordered_uid(7, 0)
+    keys = [f"{uid}_{session}_{index}" for session in (0, 1) for index in (0, 1)]
     masks = dict(zip(keys, ([1], [0], [0], [0, 0]), strict=True))
     trainer, metrics = padded_trainer(), {}
     batch = put(masks, rewards={session_of_key(key): 1.0 for key in keys})

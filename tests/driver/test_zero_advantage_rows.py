@@ -6,6 +6,7 @@ import torch
 from tests.driver.test_worker_calls import CRITIC, Workers, trainer_with
 from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.pads import columns
@@ -155,14 +156,14 @@ def test_an_update_takes_its_own_log_probs_where_there_are_no_others(recompute, 
 
 
 @pytest.mark.parametrize("method", ["_compute_old_log_prob", "_update_actor", "_step_once"])
-def test_a_trainer_that_updates_in_its_own_way_keeps_the_pass(method, workers):
-    trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=auto", *ONE_STEP)
+def test_a_trainer_that_updates_in_its_own_way_keeps_the_pass(method):
+    trainer = padded_trainer("padding.recompute_old_log_probs=auto", *ONE_STEP)
     assert trainer._job.leaves_out_old_log_probs
     own = {method: lambda self, *args: None, "__module__": "mine"}
     trainer.__class__ = type("Own", (type(trainer),), own)
     TrainingSteps(trainer, trainer._job)
     assert not trainer._job.leaves_out_old_log_probs
-    trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP)
+    trainer = padded_trainer("padding.recompute_old_log_probs=false", *ONE_STEP)
     trainer.__class__ = type("Own", (type(trainer),), own)
     with pytest.raises(PaddingConfigError, match=rf"recompute_old_log_probs=False: Own\.{method}"):
         TrainingSteps(trainer, trainer._job)
