@@ -126,3 +126,8 @@ def test_a_model_whose_vision_is_not_known_is_refused_before_any_worker(tmp_path
     ):
         trainers[0]._init_tokenizer()
     trainers[1]._init_tokenizer()
+
+
+def test_no_trainer_is_made_of_a_job_with_a_flag_that_is_misspelt():
+    with pytest.raises(PaddingConfigError, match=r"\+paddng=fast: .*\+padding=fast"):
+        get_trainer_cls("sync")(job("sync", "+paddng=fast"))

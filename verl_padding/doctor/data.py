@@ -83,7 +83,7 @@ def _columns(config: DictConfig, setting: str, row: Mapping[str, Any]) -> Iterat
     if OmegaConf.select(config, REWARD) is None and own_agent_loops(config):
         return
     read = _columns_of_rewards(config)
-    for column in read - row.keys():
+    for column in sorted(read - row.keys()):
         yield wrong(setting, f"no column {column!r}, which the reward manager reads. Add it.")
     if read <= row.keys():
         yield from _rewards(config, row)

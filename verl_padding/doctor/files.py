@@ -31,7 +31,9 @@ def settings_in_use(config: DictConfig) -> dict[str, Any]:
     unused = [] if need_critic(config) else ["critic."]
     if config.trainer.resume_mode != "resume_path":
         unused.append("trainer.resume_from_path")
-    return {key: value for key, value in leaves(config) if not key.startswith(tuple(unused))}
+    return {
+        key: value for key, value in leaves(config).items() if not key.startswith(tuple(unused))
+    }
 
 
 def files_and_modules(config: DictConfig) -> Iterator[Finding]:
@@ -41,7 +43,7 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
         section, _, name = key.rpartition(".")
         if value == MISSING:
             yield wrong(key, "not set, and it has no default. Set it.")
-        elif not isinstance(value, str | ListConfig) or not value:
+        elif not isinstance(value, str | list | ListConfig) or not value:
             continue
         elif name in MODULES:
             modules = [value] if isinstance(value, str) else value

@@ -4,14 +4,14 @@ Hydra takes any key behind a +, so a flag that is misspelt changes nothing, in s
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, warning, wrong
 from verl_padding.job.misspelt_flag import FLAG, meant_by
@@ -22,39 +22,50 @@ KINDS = {bool: "true or false", int: "a number", float: "a number"}
 """Type of a value in verl's own config -> what a job's has to be."""
 
 
-def leaves(config: DictConfig, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Full key and value of each setting, MISSING for one that has to be given; none of a section
-    that is switched off."""
+def leaves(config: DictConfig) -> dict[str, Any]:
+    """Full key and value of each setting, ``???`` for one that has to be given; none of a section
+    that is switched off, and none of a key that has another one's value."""
+    written = _leaves(_plain(config), "")
+    return {
+        key: OmegaConf.select(config, key) if "${" in str(value) else value
+        for key, value in written
+        if not str(value).startswith("${oc.select:")
+    }
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(config)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _leaves(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
     if config.get("enable", config.get("enabled")) is False and above != TOOLS:
         return
-    for name in map(str, config):
-        key = f"{above}{name}"
-        if str(config._get_node(name)).startswith("${oc.select:"):
-            continue  # another setting's value, which has its own key
-        if OmegaConf.is_missing(config, name):
-            yield key, MISSING
-        elif isinstance(value := config[name], DictConfig):
-            yield from leaves(value, f"{key}.")
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
         else:
-            yield key, value
+            yield f"{above}{name}", value
 
 
-def unread_keys(config: DictConfig, verls: DictConfig, above: str = "") -> Iterator[Finding]:
+def unread_keys(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     """Names keys that are not in verl's own config and that its code does not read: at the top, all
     of them; below, those that are nearly one that is."""
-    names = list(map(str, verls))
-    for name in map(str, config):
+    yield from _unread(_plain(config), _plain(verls), "")
+
+
+def _unread(config: Mapping[str, Any], verls: Mapping[str, Any], above: str) -> Iterator[Finding]:
+    for name, value in config.items():
         key = f"{above}{name}"
-        value = None if OmegaConf.is_missing(config, name) else config[name]
-        if name in names:
-            own = None if OmegaConf.is_missing(verls, name) else verls[name]
-            if isinstance(value, DictConfig) and isinstance(own, DictConfig):
-                yield from unread_keys(value, own, f"{key}.")
+        if name in verls:
+            if isinstance(value, Mapping) and isinstance(verls[name], Mapping):
+                yield from _unread(value, verls[name], f"{key}.")
         elif key != FLAG:
             meant = None if above else meant_by(key, value)
-            if meant is None and _is_read(name, at_the_top=not above):
+            if meant is None and _is_read(str(name), at_the_top=not above):
                 continue
-            if close := get_close_matches(name, names, n=1, cutoff=0.8):
+            if close := get_close_matches(str(name), map(str, verls), n=1, cutoff=0.8):
                 meant = meant or above + close[0]
             why = f"{value}: neither verl nor verl_padding reads this key"
             if meant:
@@ -66,8 +77,8 @@ def unread_keys(config: DictConfig, verls: DictConfig, above: str = "") -> Itera
 def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     """Texts where verl has a number, or a truth value: ``no`` is a text to Hydra, and true to
     Python."""
-    own = dict(leaves(verls))
-    for key, value in leaves(config):
+    own = leaves(verls)
+    for key, value in leaves(config).items():
         kind = KINDS.get(type(own.get(key)))
         if kind and isinstance(value, str):
             yield wrong(key, f"{value}: a text, where verl has {own[key]}. Set it to {kind}.")

@@ -28,6 +28,6 @@ def meant_by(key: str, value: Any) -> str | None:
 def refuse_misspelt_flag(config: Mapping[Any, Any]) -> None:
     """Refuses a config with such a key, which changes nothing, and without the flag."""
     for key, value in config.items():
-        if meant := meant_by(str(key), value):
+        if key != FLAG and (meant := meant_by(str(key), value)):
             why = "neither verl nor verl_padding reads this key"
             refuse(f"+{key}={value}", why, f"Did you mean {meant}?")

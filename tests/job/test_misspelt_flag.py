@@ -1,0 +1,26 @@
+"""A flag that is misspelt ends a job that would train without padding."""
+
+import pytest
+
+from tests.support.verl_config import compose_job
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.misspelt_flag import refuse_misspelt_flag
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("+paddng=fast", r"\+padding=fast"),
+        ("+Padding=rows", r"\+padding=rows"),
+        ("+pad=prompt", r"\+padding=prompt"),
+        ("+packer=plan", "padding.packer=plan"),
+        ("+paddding.strategy=rows", "padding"),
+    ],
+)
+def test_a_key_that_looks_like_the_flag_is_refused(override, meant):
+    with pytest.raises(PaddingConfigError, match=f"Did you mean {meant}"):
+        refuse_misspelt_flag(compose_job(override))
+
+
+def test_keys_of_verl_and_of_users_are_let_be():
+    refuse_misspelt_flag(compose_job("+padding=fast", "+local=cpu", "+mine.padding=rows"))
