@@ -67,18 +67,7 @@ def run_command(
     # Ray puts Unix sockets below it, whose paths must stay under 107 characters, and TMPDIR may be
     # long.
     scratch = tempfile.mkdtemp(prefix="verl-", dir="/tmp" if os.path.isdir("/tmp") else None)
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", job_supervisor.__name__, scratch, *command],
-        cwd=cwd or folder,
-        env=job_environment(Path(scratch), folder),
-        # The supervisor ends the job when it closes: at this call's end, or if this process dies.
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C must reach us, not the job: we end it in order
-    )
+    supervisor = _start(command, scratch, folder, cwd or folder)
     stdin = supervisor.stdin
     assert stdin is not None
     assert supervisor.stdout is not None
@@ -102,6 +91,22 @@ def run_command(
             with contextlib.suppress(KeyboardInterrupt):
                 supervisor.wait()
     return TIMED_OUT if limit.is_over else code
+
+
+def _start(command: Sequence[str], scratch: str, folder: Path, cwd: Path) -> subprocess.Popen[str]:
+    """A command below a supervisor, which ends the job when its standard input closes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", job_supervisor.__name__, scratch, *command],
+        cwd=cwd,
+        env=job_environment(Path(scratch), folder),
+        # The supervisor ends the job when it closes: at this call's end, or if this process dies.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C must reach us, not the job: we end it in order
+    )
 
 
 class _TimeLimit:
