@@ -10,11 +10,12 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.vendor import VARIABLE, VENDOR
 
 
-def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
+def start_actor(model: Path, n_ranks: int, *overrides: str, padded: bool = True) -> RayWorkerGroup:
     """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's
-    weights."""
+    weights; ``padded``: with the engine of a padded job."""
     said = (
         *on_a_cpu(overrides),
         f"actor_rollout_ref.model.path={model}",
@@ -29,7 +30,7 @@ def start_actor(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
         "role": "actor",
         "distillation_config": config.distillation,
     }
-    workers = start(n_ranks, ActorRolloutRefWorker, **of_worker)
+    workers = start(n_ranks, ActorRolloutRefWorker, padded, **of_worker)
     workers.init_model()
     return workers
 
@@ -39,12 +40,13 @@ def on_a_cpu(overrides: Sequence[str]) -> list[str]:
     return [] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]
 
 
-def start(n_ranks: int, worker: type, **of_worker: Any) -> RayWorkerGroup:
+def start(n_ranks: int, worker: type, padded: bool, **of_worker: Any) -> RayWorkerGroup:
     """A group of workers of a class, with what its constructor takes."""
     return RayWorkerGroup(
         resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
         ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(worker), **of_worker),
         device_name="cpu",
+        worker_env={VARIABLE: VENDOR} if padded else {},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,15 @@ from verl_padding.driver.worker_calls import PaddedWorkerGroup
 from verl_padding.pads.padded_batch import PaddedBatch
 
 
-def padded_group(worker_group: Any, padded: PaddedBatch) -> PaddedWorkerGroup:
-    """The worker group as a step's calls find it."""
-    step: Any = SimpleNamespace(padded_for=lambda call: padded)
+def padded_group(
+    worker_group: Any,
+    padded: PaddedBatch,
+    note_work: Callable[[str, int], None] = lambda call, tokens: None,
+) -> PaddedWorkerGroup:
+    """The worker group as a step's calls find it.
+
+    Args:
+        note_work: gets each call, and the tokens that reached its models.
+    """
+    step: Any = SimpleNamespace(padded_for=lambda call: padded, note_work=note_work)
     return PaddedWorkerGroup(worker_group, lambda call, batch: nullcontext(step))

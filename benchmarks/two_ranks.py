@@ -28,8 +28,6 @@ def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from benchmarks.actor_workers import start_actor, stop
         from benchmarks.one_gpu.rank import make_model
-        from verl_padding.worker import mini_batches, packed_attention
-        from verl_padding.worker.losses import wrap_worker_loss
 
         model = make_model(Path(folder), f"wide {hidden}", kind, 259, "cpu")
         actor = "actor_rollout_ref.actor"
@@ -38,28 +36,20 @@ def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
             f"{actor}.ppo_max_token_len_per_gpu={budget}",
         )
         workers = start_actor(model, RANKS, *budget_settings)
-        # It lets rows that no plan has touched pass: stock verl's side runs verl's own loss.
-        workers.execute_with_func_generator(wrap_worker_loss("rows"))
-        for module in (mini_batches, packed_attention):
-            workers.execute_with_func_generator(module.install_in_worker)
         yield workers
         stop(workers)
 
 
 def start_side(workers: Any, side: Side) -> None:
-    """Gives the workers the model's weights and a new optimizer, and has them compute and cut as a
-    side does."""
+    """Gives the workers the model's weights and a new optimizer: a call says how they compute."""
     from verl.protocol import DataProto
-
-    from verl_padding.worker.plan_packer import install
 
     def start_over(worker: Any) -> Any:
         worker.actor.reset()
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
         return DataProto()
 
-    for setup in (start_over, install(shares=side.sharing == "on")):
-        workers.execute_with_func_generator(setup)
+    workers.execute_with_func_generator(start_over)
 
 
 def cpu_seconds(workers: Any) -> float:

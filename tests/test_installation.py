@@ -1,5 +1,6 @@
 """A wheel has all that a checkout has, and takes all of it away again."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -84,3 +85,28 @@ def test_the_plug_in_is_found_in_a_folder_that_holds_a_checkout(tmp_path):
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == version("verl_padding")
+
+
+COPIED = """
+import sys, verl_padding.plugin, hydra, verl_padding.configs
+import verl_padding.recipes.context_reset.job
+print(*{m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "verl_padding"}, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("lacking", [None, "configs", "recipes"])
+def test_a_copy_on_the_path_is_used_whole_or_refused(lacking, tmp_path):
+    copy = tmp_path / "copy"
+    for part in {"verl_padding", "recipes", "configs"} - {lacking}:
+        shutil.copytree(ROOT / part, copy / part)
+    found = subprocess.run(
+        [sys.executable, "-c", COPIED, "+padding=prompt"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    files = found.stdout.split()
+    assert (found.returncode == 0) == (len(files) > 5) == (lacking is None), found.stderr
+    assert [file for file in files if not file.startswith(str(copy))] == []

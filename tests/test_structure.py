@@ -22,8 +22,8 @@ FLOORS = (
         "config",
         "job",
         "prefix_sharing",
-        "worker",
         "verl_fixes",
+        "worker",
         "driver",
         "stock",
         "runs",
@@ -33,7 +33,7 @@ FLOORS = (
 )
 """Modules and packages of the top floor, each above those that it may import."""
 DOORS = {
-    "verl_fixes": {"driver/mixin.py", "driver/worker_calls.py", "entry/import_hooks.py"},
+    "verl_fixes": {"driver/mixin.py", "worker/padded_engine.py", "entry/import_hooks.py"},
     "on_cpu": {"entry/import_hooks.py"},
 }
 """What is not the plug-in itself -> the modules that may import it, beside the commands of
@@ -168,4 +168,6 @@ def test_the_planner_knows_none_of_them(module):
 
 def test_the_config_can_be_read_without_torch():
     light = ("config.py", "errors.py", "plugin.py", "entry/", "job/", "cli/app.py")
-    assert not [path for path in importers_of("torch") if path.startswith(light)]
+    # One runs a model where a setting asks for it, and imports torch there.
+    importing = {path for path in importers_of("torch") if path.startswith(light)}
+    assert importing == {"job/model_operations.py"}

@@ -5,7 +5,9 @@ For a trainer of your own: :func:`upsample` appends pads to a batch, :func:`stri
 They are imported when first used.
 """
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_padding.version import __version__ as __version__
@@ -19,6 +21,16 @@ __all__ = ["__version__", "plan_batch", "real_rows", "strip", "upsample"]
 _HOME = {"plan_batch": "plan"} | dict.fromkeys(
     ("real_rows", "strip", "upsample"), "pads.upsampling"
 )
+
+# An installed copy has configs and recipes in it, a checkout beside it. Without them, Python would
+# take those of the checkout that pip has installed: two trees in one process.
+_HERE = Path(__file__).parent
+_BESIDE = [_HERE.parent / name for name in ("configs", "recipes")]
+if not (_HERE / "configs").is_dir():
+    if all(folder.is_dir() for folder in _BESIDE):
+        __path__.append(str(_HERE.parent))
+    else:
+        sys.modules |= {f"{__name__}.{folder.name}": None for folder in _BESIDE}  # type: ignore
 
 
 def __getattr__(name: str) -> Any:

@@ -45,8 +45,8 @@ class PaddingConfig:
     rollout.n rows, pads included, as in verl. With ``prompt`` and ``rows``, a batch takes the
     configured number of optimizer steps; with ``lcm``, the number follows from the rows."""
     denominator: Denominator = "rows"
-    """What the seq-mean loss modes divide by. ``rows``: the number of real rows of the mini-batch.
-    ``nominal``: ppo_mini_batch_size x rollout.n, as in verl."""
+    """What the seq-mean loss modes divide by. ``rows``: the number of rows of the mini-batch that
+    have a token with a loss. ``nominal``: ppo_mini_batch_size x rollout.n, as in verl."""
     weighting: Literal["row", "session"] = "row"
     """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or
     each ``session``, which weighs what it would weigh in one row. A row's field ``loss_weight``

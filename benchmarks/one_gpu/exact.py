@@ -19,7 +19,8 @@ from verl_padding.pads.columns import LEAVES_OUT
 from verl_padding.plan import BatchPlan, Sharing
 from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS
-from verl_padding.worker.plan_packer import follow_plan, install
+from verl_padding.worker.losses import RealRowsLoss
+from verl_padding.worker.plan_packer import follow_plan
 
 KINDS = ("qwen3", "qwen2", "qwen3_5_text")
 DTYPES = ("fp32", "bf16")
@@ -97,7 +98,8 @@ class Case:
             yield from follow_plan(prepare_micro_batches)(of_rank)[0]
 
     def gradient(self, micro_batches: Iterable[TensorDict]) -> torch.Tensor:
-        engine, loss = self._worker.actor.engine, self._worker.actor.loss_fn
+        engine = self._worker.actor.engine
+        loss = RealRowsLoss(self._worker.actor.loss_fn, "rows")
         with engine.train_mode():
             for data in micro_batches:
                 value, _ = engine.forward_step(data, loss, forward_only=False)
@@ -116,7 +118,6 @@ class Case:
 
         yield "rows alone", off(own)
         for sharing in ("off", "on"):
-            install(shares=sharing == "on")(self._worker)
             plan = self._plan(sharing, RANKS)
             found, of_plan = self.gradient(self.as_planned(plan)), plan.figures["actor"]
             yield (
@@ -124,7 +125,7 @@ class Case:
                 off(found, pads=of_plan.pads, sharing_factor=of_plan.sharing_factor),
             )
         for name in ("use_kl_loss", "entropy_coeff"):  # which have a gradient in every row
-            config = self._worker.actor.loss_fn.inner.keywords["config"]
+            config = self._worker.actor.loss_fn.keywords["config"]
             object.__setattr__(config, name, 0)  # verl's configs are frozen
         computed, skipped = (
             self.gradient(self.as_planned(self._plan("on", 1, idle), **{LEAVES_OUT: bool(idle)}))

@@ -1,5 +1,6 @@
 """One rank of verl's actor worker, with its FSDP2 engine, in this process."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,10 @@ from tensordict import TensorDict
 
 from benchmarks.one_gpu.rows import SAID, Row, micro_batch_of, pad_of
 from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.pads import columns
 from verl_padding.plan import BatchPlan
-from verl_padding.worker import log_probs, mini_batches, packed_attention
-from verl_padding.worker.losses import wrap_worker_loss
 
 SIZES = {
     "small": (128, 256, 2, 4, 2, True),
@@ -81,8 +81,11 @@ def linear_layers(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: str) -> Any:
-    """verl's actor worker with what a padded job puts into it; its learning rate is 0."""
+    """verl's actor worker with the engine of a padded job; its learning rate is 0."""
+    os.environ[VARIABLE] = VENDOR
     from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from verl_padding.worker.padded_engine import register_padded_engines
 
     actor, rollout, of_model = (
         f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model")
@@ -112,13 +115,11 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
         *overrides,
     )
     config = compose_job(JobArguments(overrides=said))
+    register_padded_engines()
     worker = ActorRolloutRefWorker(
         config=config.actor_rollout_ref, role="actor", distillation_config=config.distillation
     )
     worker.init_model()
-    installed = (mini_batches, packed_attention, log_probs)
-    for change in (wrap_worker_loss("rows"), *(each.install_in_worker for each in installed)):
-        change(worker)
     return worker
 
 
@@ -141,9 +142,9 @@ def rows_of_call(
         of_call = columns.micro_batch_columns(plan, call)
         if call == "actor":
             trained = [int(row["response_mask"].sum()) for row in fields]
-            all_rows = trained if said.get(columns.LEAVES_OUT) else None
-            of_call |= columns.loss_columns(layout, trained, None, all_rows)
-            to_worker |= columns.cut_into(layout, epochs=1)
+            leaves_out = bool(said.get(columns.LEAVES_OUT))
+            of_call |= columns.loss_columns(layout, trained, trained, leaves_out=leaves_out)
+            to_worker |= columns.cut_into(layout, epochs=1) | {columns.DENOMINATOR: "rows"}
         for name, column in of_call.items():
             data[name] = column
         to_worker[columns.CUT_BY_PLAN] = True

@@ -19,7 +19,6 @@ from benchmarks.one_gpu.figures import Figures, seconds, timed
 from benchmarks.update_sides import Side
 from verl_padding.pads.columns import LEAVES_OUT, OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.plan import BatchPlan
-from verl_padding.worker.plan_packer import install
 
 KINDS = ("qwen2", "qwen3_5_text")
 SHORTER = {} if find_spec("fla") else {"qwen3_5_text": 1 / 16}
@@ -95,7 +94,6 @@ class Batch:
             )
             for side in SIDES
         }
-        install(shares=True)(worker)
         from verl.workers.utils.padding import response_from_nested
 
         # Of weights that stay as they are: all sides get the same.

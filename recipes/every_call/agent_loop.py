@@ -55,6 +55,7 @@ class EveryCallLoop(AgentLoopBase):
             if outputs and _begins_with(context, outputs[-1]):
                 output.extra_fields[EXTENDS] = len(outputs) - 1
             outputs.append(output)
+            output.num_turns = 2 * len(outputs)  # of the conversation up to here
             reply = self.tokenizer.decode(output.response_ids, skip_special_tokens=True)
             told = task.react(self._answer(reply))
             said = [*messages, {"role": "assistant", "content": reply}]

@@ -1,6 +1,8 @@
 """What a file of rows may hold, and how the command names the line that is not a row."""
 
 import json
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +84,32 @@ def test_rows_that_are_not_a_batch_are_refused_with_their_key(row, cause):
 @pytest.mark.parametrize("ids", [[-1], [True], [[1], [2]], None])
 def test_token_ids_that_are_none_are_refused(ids):
     assert "token ids are whole numbers" in refusal({"prompt": "a", "session": 0, "token_ids": ids})
+
+
+@pytest.mark.parametrize("prompt", [None, True, 1.5, ["a"]])
+def test_a_prompt_is_named_by_a_text_or_a_whole_number(prompt):
+    assert f"prompt={prompt!r}" in refusal({**ROW, "prompt": prompt})
+    assert read({**ROW, "prompt": 7}).rows.prompt_R == ("7",)
+
+
+def test_numbers_that_fit_no_memory_are_refused():
+    for name, value in (("tokens", 10**400), ("token_ids", [10**18])):
+        assert "rows.jsonl" in refusal({"prompt": "a", "session": 0, name: value})
+
+
+def test_rows_without_ids_take_no_memory_for_their_lengths():
+    rows = [{"prompt": "a", "session": 0, "token_ids": [1, 2]}] + [{**ROW, "tokens": 1 << 26}] * 20
+    tracemalloc.start()
+    batch = read(*rows, rows[0])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert shared(batch, (0, 21), (0, 1), (1, 2)) == [2, 0, 0]
+
+
+def test_a_file_without_an_end_is_refused():
+    with pytest.raises(PaddingDataError, match=r"/dev/zero, line 1: "):
+        read_batches(Path("/dev/zero"), None)
 
 
 def shared(batch, *pairs: tuple[int, int]) -> list[int]:

@@ -215,7 +215,7 @@ def test_a_dump_that_cannot_be_read_is_named_and_left_out(text, run):
     (rewards,) = page.packed["curves"]["curves"]["mean reward of a session"].values()
     assert rewards == [[1, pytest.approx((1 + 0.25 + 0) / 3)]]
     note = said[0]
-    assert note.startswith(f"Left out: {run / 'rollouts' / '3.jsonl'}: ")
+    assert note.startswith(f"Left out: {run / 'rollouts' / '3.jsonl'}")
     assert note in page.notes
 
 
@@ -225,9 +225,9 @@ def test_a_record_that_cannot_be_read_is_named_and_left_out(run):
         (run / "steps" / "1.jsonl").write_text(text)
         page, said = report_and_notes(run)
         assert page.packed["step-1"]["name"] == "Step 2"
-        assert [note.split(": ")[1] for note in said if note.startswith("Left out")] == [
-            f"{run}/steps/1.jsonl"
-        ]
+        assert [
+            note.split(": ")[1].split(",")[0] for note in said if note.startswith("Left out")
+        ] == [f"{run}/steps/1.jsonl"]
 
 
 def test_the_savings_of_a_run_and_what_they_saved_are_told(run):
@@ -264,6 +264,18 @@ def test_a_reward_or_a_metric_that_is_not_known_is_shown_as_unknown(unknown, run
     curves = page.packed["curves"]["curves"]
     for name in ("mean reward of a session", "critic/score/mean"):
         assert curves[name] == {str(run): [[1, None], [2, None]]}
+
+
+def test_records_that_are_of_another_run_are_told(run):
+    assert report_and_notes(run)[1] == []
+    texts = {key: text for key, text in TEXTS.items() if key != "b_0_0"}
+    write_dump(run / "rollouts", 1, texts, ROWS)
+    write_steps([step_of(ROWS, step=7)], run / "steps" / "7.jsonl")
+    ahead, other = report_and_notes(run)[1]
+    assert "7.jsonl" in ahead
+    assert "3.jsonl" not in ahead, "a job that is running writes it before the metrics"
+    assert other.startswith(f"{run}/steps/1.jsonl: ")
+    assert "'b_0_0'" in other
 
 
 @needs_a_browser

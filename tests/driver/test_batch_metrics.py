@@ -1,6 +1,10 @@
 """The value of each metric of a step's rows, on rows made by hand."""
 
+from itertools import islice
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.trained_rows import MadeRow, trained_rows
 from verl_padding.driver.batch_metrics import (
@@ -15,7 +19,7 @@ from verl_padding.driver.batch_metrics import (
 
 def test_a_session_counts_once_with_the_score_of_its_last_row():
     first = {
-        "a_0_10": MadeRow(response="." * 5, score=1, turns=2),
+        "a_0_10": MadeRow(prompt="!", response="." * 5, score=1, turns=2),
         "a_0_2": MadeRow(response="." * 3, score=7, turns=4),
         "a_1_0": MadeRow(response="." * 4, score=0, turns=2),
     }
@@ -32,6 +36,49 @@ def test_a_session_counts_once_with_the_score_of_its_last_row():
         "padding/session/rows/p99": pytest.approx(1.98),
         "padding/session/num_turns/mean": 3.0,
     }
+
+
+def test_a_session_of_snapshots_has_the_turns_and_tokens_of_one_row():
+    """Three turns of two tokens and, between them, one of the user: 6 messages and 8 tokens."""
+    whole = {"a_0_0": MadeRow(prompt="??", response="aa.bb.cc", turns=6)}
+    snapshots = {
+        "a_1_0": MadeRow(prompt="??", response="aa", turns=2),
+        "a_1_1": MadeRow(prompt="??", response="aa.bb", turns=4),
+        "a_1_2": MadeRow(prompt="??aa.bb.", response="cc", turns=6),
+    }
+    metrics = session_metrics([trained_rows(whole | snapshots)])
+    assert metrics["padding/session/num_turns/mean"] == 6
+    assert metrics["padding/session/response_length/mean"] == 8
+
+
+@given(st.data())
+def test_session_metrics_do_not_depend_on_how_sessions_are_split(data):
+    def measured(parts):
+        """With rows by the turns of a session at which each begins its response, and ends."""
+        rows = {}
+        for (session, turns), ends in zip(contexts.items(), parts, strict=True):
+            for index, (start, end) in enumerate(ends):
+                before, said = "".join(turns[:start]), "".join(turns[start:end])
+                key = f"{session}_{index}"
+                rows[key] = MadeRow(prompt="??" + before, response=said, turns=2 * end)
+        found = session_metrics([trained_rows(rows)])
+        return {name: value for name, value in found.items() if "/rows/" not in name}
+
+    letters = iter(map(chr, range(100, 1000)))
+    lengths = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+    contexts = {
+        f"{uid}_{number}": ["".join(islice(letters, n)) for n in data.draw(lengths)]
+        for uid in "ab"
+        for number in range(2)
+    }
+    split = []
+    for turns in contexts.values():
+        inner = st.sets(st.integers(1, len(turns)))
+        ends = sorted(data.draw(inner) | {len(turns)})
+        starts = [data.draw(st.integers(0, done)) for done in [0, *ends[:-1]]]
+        split.append(list(zip(starts, ends, strict=True)))
+    whole = [[(0, len(turns))] for turns in contexts.values()]
+    assert measured(split) == measured(whole)
 
 
 def test_each_session_that_brought_no_row_has_failed_or_was_empty():

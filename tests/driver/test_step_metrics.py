@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from tests.support.drawn_jobs import forest_of_chains
-from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
+from verl_padding.driver.step_metrics import CallTokens, plan_metrics, saved_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
+from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.mini_batch_costs import score_layout
 
@@ -87,23 +88,22 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
         )
         for call, cells in CELLS.items()
     }
-    figures = {
-        call: score_layout(
-            layout,
-            CallCosts(
-                call=CALLS[call],
-                tokens_R=np.array(TOKENS),
-                cost_model=COST_MODELS["tokens"],
-                pad_tokens=PAD_TOKENS,
-                forest=None if chains is None else forest_of_chains(TOKENS, chains),
-            ),
-        )
-        for call, layout in layouts.items()
-    }
+    figures = {call: figures_of(call, layout, chains) for call, layout in layouts.items()}
     sharing = "off" if chains is None else "on"
     return BatchPlan(
         n_rows=len(TOKENS), packer=packer, sharing=sharing, layouts=layouts, figures=figures
     )
+
+
+def figures_of(call: str, layout: Layout, chains: list[int] | None) -> LayoutFigures:
+    costs = CallCosts(
+        call=CALLS[call],
+        tokens_R=np.array(TOKENS),
+        cost_model=COST_MODELS["tokens"],
+        pad_tokens=PAD_TOKENS,
+        forest=None if chains is None else forest_of_chains(TOKENS, chains),
+    )
+    return score_layout(layout, costs)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,38 @@ def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
 def test_what_is_shared_is_counted_by_micro_batch():
     told = plan_metrics(hand_made("plan", CHAINS), TOKENS, PAD_TOKENS)
     assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
+
+
+def test_what_is_saved_is_counted_over_all_calls():
+    told = saved_metrics(
+        {
+            ACTOR: CallTokens(computed=3 * 105, of_rows=3 * 105, epochs=3),
+            CRITIC: CallTokens(computed=2 * 95, of_rows=2 * 105, epochs=2),
+            LOG_PROB: CallTokens(computed=100, of_rows=105, epochs=1),
+        },
+        of_all_rows=105,
+        has_pass=True,
+    )
+    assert told == {
+        "padding/computed_tokens/total": 3 * 105 + 2 * 95 + 100,
+        "padding/saved/shared_tokens/total": 3 * 0 + 2 * 10 + 5,
+        "padding/saved/zero_advantage_tokens/total": 0,
+        "padding/saved/old_log_prob_tokens/total": 0,
+        "padding/saved/passes/total": 0,
+    }
+
+
+def test_rows_and_a_pass_that_are_left_out_are_counted_with_all_tokens():
+    # Of five rows, the update leaves out those of 40 and 5 tokens.
+    update = CallTokens(computed=2 * (20 + 30), of_rows=2 * 60, epochs=2)
+    told = saved_metrics({ACTOR: update}, of_all_rows=105, has_pass=False)
+    assert told == {
+        "padding/computed_tokens/total": 2 * (20 + 30),
+        "padding/saved/shared_tokens/total": 2 * 10,
+        "padding/saved/zero_advantage_tokens/total": 2 * (40 + 5),
+        "padding/saved/old_log_prob_tokens/total": 105,  # made once, whatever the epochs
+        "padding/saved/passes/total": 1,
+    }
 
 
 def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():

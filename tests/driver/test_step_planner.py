@@ -14,7 +14,7 @@ from tests.support.rows_in_queue import (
     queue_content,
 )
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.step_planner import UpdateNumber
+from verl_padding.driver.planned_step import UpdateNumber
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.prompt_order import ordered_uid

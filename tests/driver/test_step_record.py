@@ -55,7 +55,8 @@ def trained_step(monkeypatch, *overrides: str, local_updates: int = 1):
     monkeypatch.setattr(stock, "_step_once", update)
     monkeypatch.setattr(stock, "_compute_metrics", lambda *_, **__: None)
     metrics = {}
-    trainer._compute_metrics(trainer.step(metrics, {}), metrics, {}, global_steps=7, epoch=0)
+    batch, timing = trainer.step(metrics, {}), {"step": 2.0}
+    trainer._compute_metrics(batch, metrics, timing, global_steps=7, epoch=0)
     return trainer, metrics
 
 

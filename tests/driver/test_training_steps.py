@@ -10,9 +10,12 @@ from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.driver.test_zero_advantage_rows import ONE_STEP
+from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
+from tests.worker.test_leak_probe import training_worker
 from verl_padding.errors import PaddingDataError
+from verl_padding.job.calls import ACTOR
 from verl_padding.pads.prompt_order import ordered_uid
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -68,6 +71,47 @@ def test_steps_without_a_trained_token_are_counted(monkeypatch):
         counts.append(metrics["padding/actor/idle_steps/total"])
         tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
     assert counts == [1, 1, 0]
+
+
+IDLE = ("padding.zero_advantage_rows=skip", *ONE_STEP)
+SHARES = ("padding.packer=plan", "padding.sharing=on")
+TIMING = {"step": 4.0, "gen": 1.0, "update_actor": 2.0, "old_log_prob": 0.5}
+
+
+@pytest.mark.parametrize("overrides", [(), ("padding.strategy=lcm",), SHARES, IDLE])
+@pytest.mark.parametrize("local_updates", [1, 2])
+def test_performance_counts_pads_and_accuracy_does_not(overrides, local_updates, monkeypatch):
+    trainer, lengths = padded_trainer(*overrides), [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
+    trainer.prepare_step, trainer.parameter_sync_step = dict, local_updates
+    pads = []
+
+    def update(self, metrics, *_):
+        keys = [f"{ordered_uid(7, place + len(pads))}_0_0" for place in range(len(lengths))]
+        batch = self._balance_batch(put_rows(lengths, keys), metrics)
+        # The second row is idle.
+        ones = [torch.ones(response) * (row != 1) for row, (_, response) in enumerate(lengths)]
+        put_columns(batch, advantages=ones, returns=ones)
+        if overrides is IDLE:
+            self.steps.current.padded_for(ACTOR)
+        pads.append(metrics["padding/actor/pad_rows/total"])
+        return batch
+
+    monkeypatch.setattr(get_trainer_cls("sync"), "_step_once", update)
+    metrics = {}
+    batch = trainer.step(metrics, {})
+    trainer._compute_metrics(batch, metrics, TIMING, global_steps=7, epoch=0)
+    n_pads = sum(pads)
+    assert n_pads > 0
+    # A pad has one prompt token and one response token.
+    tokens = 66 * local_updates + 2 * n_pads
+    assert metrics["global_seqlen/mean"] * 2 * local_updates == tokens
+    assert metrics["perf/total_num_tokens"] == tokens
+    assert metrics["perf/throughput"] == tokens / (4.0 * 2)
+    assert metrics["timing_per_token_ms/update_actor"] == 2000 / tokens
+    assert metrics["timing_per_token_ms/gen"] == 1000 / (24 * local_updates + n_pads)
+    assert metrics["response_length/mean"] == pytest.approx(24 / 5)
+    assert metrics["response_length/min"] == 1
+    assert metrics["num_turns/min"] == 2
 
 
 @pytest.mark.parametrize(
@@ -163,3 +207,79 @@ def test_pads_that_stay_are_cleared_with_a_warning_at_the_next_start(monkeypatch
         set_up(padded_trainer())
     assert not queue_content()
     assert f"cleared {len(left)} keys" in caplog.text
+
+
+def put_sessions(step, sessions):
+    """Rows of these tokens, a prompt of each session; the last token is the response."""
+    rows = [torch.tensor(row) for session in sessions for row in session]
+    uids = [ordered_uid(step, place) for place in range(len(sessions))]
+    pairs = zip(uids, sessions, strict=True)
+    keys = [f"{uid}_0_{row}" for uid, session in pairs for row in range(len(session))]
+    fields = {
+        "input_ids": rows,
+        "prompts": [row[:-1] for row in rows],
+        "responses": [row[-1:] for row in rows],
+    }
+    return put_rows([(len(row) - 1, 1) for row in rows], keys, **fields)
+
+
+def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):
+    trainer = padded_trainer(*ONE_RANK, dp_size=1)
+    trainer._balance_batch(put_sessions(7, [[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6]]]), {})
+    step = trainer.steps.current
+    step.note_work(ACTOR, 5 + 2)
+    assert "reached" not in caplog.text
+    step.note_work(ACTOR, 3 + 5 + 2)
+    assert (
+        "10 tokens reached the models in worker call 'actor', where the plan has 7" in caplog.text
+    )
+    metrics = step.final_metrics()
+    assert metrics["padding/computed_tokens/total"] == 7 + 10
+    assert metrics["padding/saved/shared_tokens/total"] == 3
+
+
+ONE_RANK = ("trainer.n_gpus_per_node=1", "padding.packer=plan", "padding.sharing=on")
+
+
+def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, caplog):
+    # Of a step's first local update 3 + 2 of 8 + 5 tokens are shared, of its second 3 of 7; each
+    # in a pass and in two epochs.
+    stock = get_trainer_cls("sync")
+    updates = iter(
+        [[[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6], [5, 6, 4]]], [[[7, 8, 9], [7, 8, 9, 1]]]] * 2
+    )
+    trainer = padded_trainer(*ONE_RANK, "actor_rollout_ref.actor.ppo_epochs=2", dp_size=1)
+    trainer.parameter_sync_step, trainer.prepare_step = 2, dict
+
+    def step_once(self, metrics, *_):
+        batch = put_sessions(7, next(updates))
+        self._balance_batch(batch, metrics)
+        step = self.steps.current
+        for call, epochs in (("log_prob", 1), (ACTOR, 2)):
+            assert step.plan.layouts[call].n_pads == 0
+            step.note_work(call, epochs * step.plan.figures[call].computed_tokens)
+        return batch
+
+    monkeypatch.setattr(stock, "_step_once", step_once)
+    monkeypatch.setattr(stock, "fit", lambda self, _: [self.step(each, {}) for each in logged])
+    logged = [{}, {}]
+    trainer.fit(None)
+    for metrics in logged:
+        assert metrics["padding/computed_tokens/total"] == 3 * (5 + 3 + 4)
+        assert metrics["padding/saved/shared_tokens/total"] == 3 * (3 + 2 + 3)
+    assert "saved 48 of 120 tokens (40%): 48 shared" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(("family", "n_tokens"), [("llama", 7 + 3), ("diffllama", 9 + 3)])
+def test_rows_that_part_share_as_the_model_has_shown_at_first(family, n_tokens):
+    """diffllama's attention has masks of its own, which trees leave out. Of three tokens that two
+    rows begin with before they part, the last is computed in both."""
+    worker = SimpleNamespace(actor=training_worker(family, torch.float32, shares=True))
+    trainer = padded_trainer(*ONE_RANK, dp_size=1)
+    trainer.actor_rollout_wg._worker_group.execute_with_func_generator = lambda ask: ask(worker)
+    trainer.steps.has_probed = False
+    metrics: dict[str, float] = {}
+    trainer._balance_batch(
+        put_sessions(7, [[[5, 6, 7, 8], [5, 6, 7, 9, 9]], [[5, 6], [5, 6, 4]]]), metrics
+    )
+    assert metrics["padding/actor/computed_tokens/total"] == n_tokens

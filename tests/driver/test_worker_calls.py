@@ -3,6 +3,7 @@ batch call."""
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -18,18 +19,13 @@ from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, wrap_worker_groups
-from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR, CALLS
 from verl_padding.job.savings import Savings
 from verl_padding.pads.columns import IS_PADDING, OPTIMIZER_STEPS, read_column
 from verl_padding.pads.template import PadTemplate
-from verl_padding.verl_fixes import position_ids, text_without_image
-from verl_padding.worker import (
-    log_probs,
-    micro_batch_clock,
-    mini_batches,
-    packed_attention,
-)
+from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS, WORK
+from verl_padding.worker.worker_check import check_in_worker
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -37,6 +33,11 @@ LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)]
 KL = ["actor_rollout_ref.actor.use_kl_loss=true"]
 CRITIC = ["algorithm.adv_estimator=gae"]
 BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
+
+
+def work_of(ranks: list[dict[str, int]]) -> Any:
+    """What workers answer that have done this."""
+    return SimpleNamespace(non_tensor_batch={WORK: list(map(Counter, ranks))})
 
 
 class Workers:
@@ -50,7 +51,8 @@ class Workers:
         self.sent = []
 
     def execute_with_func_generator(self, function):
-        function(None)
+        steps = self.sent[-1].extra_info.get(OPTIMIZER_STEPS, ()) if self.sent else ()
+        return work_of([{STEPS: len(steps), SCHEDULER_STEPS: int(bool(steps))}] * 2)
 
     def compute_log_prob(self, data, scale=1.0):
         return self._answer(data)
@@ -247,8 +249,9 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
 
         return answer
 
+    did = work_of([{}] * 2)
     for change in (-1, 1):
-        calls = {"execute_with_func_generator": lambda function: None, call: answer_with(change)}
+        calls = {"execute_with_func_generator": lambda function: did, call: answer_with(change)}
         group = padded_group(SimpleNamespace(**calls), padded)
         with pytest.raises(
             PaddingDataError,
@@ -257,35 +260,44 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
             getattr(group, call)(batch)
 
 
-ALWAYS = [mini_batches, packed_attention, log_probs]
+def test_a_group_that_is_two_roles_is_wrapped_once():
+    asked = []
 
-
-@pytest.mark.parametrize(
-    ("settings", "has_vision", "wanted"),
-    [
-        ({"packer": "verl"}, False, ALWAYS),
-        ({"packer": "verl"}, True, [*ALWAYS, position_ids, text_without_image]),
-        ({"packer": "verl", "timing": True}, False, [*ALWAYS, micro_batch_clock]),
-    ],
-)
-def test_workers_get_once_what_their_job_needs(settings, has_vision, wanted):
-    changes = []
-
-    def change(function):
-        changes.append(function)
+    def ask(function):
+        asked.append(function)
         return SimpleNamespace(non_tensor_batch={})
 
-    actor, critic = (SimpleNamespace(execute_with_func_generator=change) for _ in range(2))
+    actor, critic = (SimpleNamespace(execute_with_func_generator=ask) for _ in range(2))
     # Actor and reference are one object, as verl has it for an actor of adapters.
     trainer = SimpleNamespace(actor_rollout_wg=actor, ref_policy_wg=actor, critic_wg=critic)
-    padding = PaddingConfig(**settings)
-    job = SimpleNamespace(
-        padding=padding, savings=Savings(padding), has_vision=has_vision, shares=False
-    )
+    job = SimpleNamespace(savings=Savings(PaddingConfig()))
     assert len(wrap_worker_groups(trainer, job, step_for=None)) == 2
+    assert len(asked) == 2 * asked.count(check_in_worker) == 4
     assert trainer.actor_rollout_wg is trainer.ref_policy_wg is not trainer.critic_wg
-    installed = [of.install_in_worker for of in wanted]
-    # A search for what blocks savings and a wrapped loss are made anew for each group, or job.
-    made = [function for function in changes if function not in installed]
-    assert [function for function in changes if function in installed] == installed * 2
-    assert len(made) == 4
+
+
+def test_a_call_that_no_plan_knows_is_refused_if_it_brings_rows(workers):
+    """As data, all of it reaches the workers; what is no call stays itself."""
+    workers.warm_up = lambda data, rounds=1: (data, rounds)
+    _, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    for args, kwargs in (((batch,), {}), ((), {"data": batch, "rounds": 2})):
+        with pytest.raises(PaddingDataError, match=f"{len(LENGTHS)} rows"):
+            group.warm_up(*args, **kwargs)
+    assert group.warm_up({"learning_rate": 1}, rounds=3) == ({"learning_rate": 1}, 3)
+    assert group.world_size == 2
+    assert not workers.sent
+
+
+@pytest.mark.parametrize("done", [{STEPS: 1, SCHEDULER_STEPS: 1}, {STEPS: 2}, {}])
+def test_an_update_whose_workers_have_not_done_as_planned_ends_the_job(done, workers, monkeypatch):
+    _, group = trainer_with(workers)
+    batch = put_rows(LENGTHS)
+    content = queue_content()
+    planned = {STEPS: 2, SCHEDULER_STEPS: 1}
+    monkeypatch.setattr(
+        workers, "execute_with_func_generator", lambda function: work_of([planned, done])
+    )
+    with pytest.raises(PaddingError, match=r"rank 1 .*\(2, 1\) are planned"):
+        group.update_actor(batch)
+    assert queue_content() == content

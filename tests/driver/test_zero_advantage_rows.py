@@ -6,6 +6,8 @@ import torch
 from tests.driver.test_worker_calls import CRITIC, Workers, trainer_with
 from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.trainer_without_workers import padded_trainer
+from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.pads import columns
 
@@ -40,7 +42,7 @@ def workers(empty_queue):
     return Workers()
 
 
-def put():
+def put(*, old_log_probs=True):
     scores = [torch.zeros(len(mask)) for mask, _ in ROWS.values()]
     for row, (_, score) in zip(scores, ROWS.values(), strict=True):
         row[-1] = score
@@ -48,7 +50,7 @@ def put():
     old = [torch.zeros(len(mask)) for mask in masks]
     lengths, fields = (
         [(4, len(mask)) for mask in masks],
-        {"rm_scores": scores, "old_log_probs": old},
+        {"rm_scores": scores} | ({"old_log_probs": old} if old_log_probs else {}),
     )
     return put_rows(lengths, list(ROWS), **fields, response_mask=masks, loss_mask=masks)
 
@@ -83,10 +85,10 @@ def test_an_update_gets_the_rows_that_have_an_advantage(workers):
     counted = {key: [int(value) for value in has[key]] for key in ("b_0_0", "d_0_0")}
     # Tokens of prompts a and b: 3 + 1 + 2 + 2 + 1; of c and d: 4 + 1 + 1 + 1.
     assert counted == {"b_0_0": [9, 9], "d_0_0": [7, 7]}
-    [of_all] = read_columns(updated, columns.REAL_ROWS)
+    [of_all] = read_columns(updated, columns.LOSS_ROWS)
     assert {key: int(n) for key, n in zip(updated.keys, of_all, strict=True) if key in counted} == {
-        "b_0_0": 6,
-        "d_0_0": 5,
+        "b_0_0": 5,
+        "d_0_0": 4,
     }
 
 
@@ -101,11 +103,8 @@ def test_a_step_without_advantages_computes_its_shortest_trained_row(workers):
     assert len(workers.sent[0].extra_info[columns.OPTIMIZER_STEPS]) == 2
 
 
-@pytest.mark.parametrize("recompute", [True, False])
-def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers):
-    trainer, group = trainer_with(
-        workers, SKIP, f"padding.recompute_old_log_probs={recompute}", *ONE_STEP
-    )
+def test_the_update_is_planned_by_the_advantages_at_its_call(workers):
+    trainer, group = trainer_with(workers, SKIP, *ONE_STEP)
     batch = put()
     trainer._balance_batch(batch, {})
     trainer._compute_advantage(batch, {})
@@ -125,7 +124,6 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
         assert metrics["global_seqlen_computed/mean"] * 2 == sum(
             tag["seq_len"] for tag in sent.tags
         )
-        assert sent.extra_info.get(columns.OLD_LOG_PROBS_OF_UPDATE, False) == (not recompute)
     assert left_out == len(IDLE) - 2
     put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
     put_columns(
@@ -136,6 +134,39 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(recompute, workers)
     assert trainer.steps.current.metrics()["padding/actor/left_out_rows/total"] == 0
     trainer.steps.current.close()
     assert queue_content().keys() == set(ROWS) < content.keys()
+
+
+@pytest.mark.parametrize("recompute", ["false", "auto"])
+def test_an_update_takes_its_own_log_probs_where_there_are_no_others(recompute, workers):
+    setting = f"padding.recompute_old_log_probs={recompute}"
+    trainer, group = trainer_with(workers, setting, *ONE_STEP)
+    batch = put(old_log_probs=False)
+    trainer._balance_batch(batch, {})
+    trainer._compute_advantage(batch, {})
+    group.update_actor(batch)
+    assert workers.sent[-1].extra_info[columns.OLD_LOG_PROBS_OF_UPDATE]
+    with pytest.raises(PaddingConfigError, match=r"^padding.recompute_old_log_probs="):
+        group.update_actor(batch)
+    # As a trainer of one's own may write them, in a method that it adds.
+    put_columns(batch, old_log_probs=[torch.zeros(len(mask)) for mask, _ in ROWS.values()])
+    for _ in range(2):
+        group.update_actor(batch)
+        assert columns.OLD_LOG_PROBS_OF_UPDATE not in workers.sent[-1].extra_info
+    trainer.steps.current.close()
+
+
+@pytest.mark.parametrize("method", ["_compute_old_log_prob", "_update_actor", "_step_once"])
+def test_a_trainer_that_updates_in_its_own_way_keeps_the_pass(method):
+    trainer = padded_trainer("padding.recompute_old_log_probs=auto", *ONE_STEP)
+    assert trainer._job.leaves_out_old_log_probs
+    own = {method: lambda self, *args: None, "__module__": "mine"}
+    trainer.__class__ = type("Own", (type(trainer),), own)
+    TrainingSteps(trainer, trainer._job)
+    assert not trainer._job.leaves_out_old_log_probs
+    trainer = padded_trainer("padding.recompute_old_log_probs=false", *ONE_STEP)
+    trainer.__class__ = type("Own", (type(trainer),), own)
+    with pytest.raises(PaddingConfigError, match=rf"recompute_old_log_probs=False: Own\.{method}"):
+        TrainingSteps(trainer, trainer._job)
 
 
 def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):

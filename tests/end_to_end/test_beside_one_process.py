@@ -5,8 +5,10 @@ with a denominator that is worked out by hand, from the weights that one process
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,11 @@ ACTOR_SETTINGS = (
     "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
     f"+actor_rollout_ref.actor.optim.{ADAM_EPS}",
 )
+GAMMA, LAM = 0.9, 0.8
 CRITIC_SETTINGS = (
     "algorithm.adv_estimator=gae",
+    f"algorithm.gamma={GAMMA}",
+    f"algorithm.lam={LAM}",
     f"critic.ppo_mini_batch_size={CRITIC_MINI}",
     f"critic.optim.lr={LR}",
     "critic.optim.lr_scheduler_type=cosine",
@@ -79,10 +84,20 @@ def run(folder: Path, *overrides: str, model_kind: TinyModelKind = "qwen2") -> J
 
 @pytest.fixture(scope="module")
 def prompt(tmp_path_factory):
-    """GAE with a critic and a reference; three mini-batches of the actor, two of the critic."""
+    """GAE of whole sessions with a critic and a reference; three mini-batches of the actor, two of
+    the critic."""
     folder = tmp_path_factory.mktemp("prompt")
     critic = make_value_model(make_tiny_model("qwen2", folder / "models"), folder / "critic")
-    return run(folder, "+padding=prompt", *CRITIC_SETTINGS, f"critic.model.path={critic}")
+    return run(
+        folder,
+        "+padding=prompt",
+        "padding.advantages=session",
+        "data.max_response_length=24",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=snapshots",
+        "actor_rollout_ref.rollout.calculate_log_probs=false",
+        *CRITIC_SETTINGS,
+        f"critic.model.path={critic}",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +168,64 @@ def test_a_prompt_job_trains_actor_and_critic_as_one_process(prompt):
     assert_trained_as_by_one_process(critic, critic_steps, CRITIC)
 
 
+def trajectory_places(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Of each row of a session, in order: the place of each response token in what the session has
+    said. A row goes on from the longest earlier one that it begins with."""
+    said = [row["responses"].tolist() for row in rows]
+    places: list[list[int]] = []
+    n_tokens = 0
+    for number, row in enumerate(said):
+        earlier = [each for each in range(number) if row[: len(said[each])] == said[each] != row]
+        goes_on = max((places[each] for each in earlier), key=len, default=[])
+        new = range(n_tokens, n_tokens + len(row) - len(goes_on))
+        places.append([*goes_on, *new])
+        n_tokens += len(new)
+    return places
+
+
+def gae(values: Sequence[float], reward: float) -> list[float]:
+    """Of each action of a session that earns ``reward`` with the last one."""
+    gains: list[float] = []
+    following = 0.0
+    for value in reversed(values):
+        earned = 0.0 if gains else reward
+        later = gains[-1] if gains else 0.0
+        gains.append(earned + GAMMA * following - value + GAMMA * LAM * later)
+        following = value
+    return gains[::-1]
+
+
+def test_advantages_are_those_of_the_actions_of_whole_sessions(prompt):
+    for step in range(1, STEPS + 1):
+        rows = torch.load(prompt.folder / PROBE / f"batch_{step}.pt", weights_only=False)
+        pairs, gains = [], []  # of each trained token of each row; of each action once
+        for _, keys in groupby(rows, key=lambda key: key.rpartition("_")[0]):
+            session = [rows[key] for key in keys]
+            trained = [
+                (row, place, token)
+                for row, places in zip(session, trajectory_places(session), strict=True)
+                for token, place in enumerate(places)
+                if row["response_mask"][token]
+            ]
+            value_of: dict[int, float] = {}
+            for row, place, token in trained:
+                value_of.setdefault(place, float(row["values"][token]))
+            actions = sorted(value_of)
+            of_session = gae(
+                [value_of[place] for place in actions], float(session[-1]["rm_scores"].sum())
+            )
+            gains += of_session
+            gain_of = dict(zip(actions, of_session, strict=True))
+            for row, place, token in trained:
+                want = gain_of[place] + value_of[place]
+                assert float(row["returns"][token]) == pytest.approx(want, rel=1e-5, abs=1e-6)
+                pairs.append((float(row["advantages"][token]), gain_of[place]))
+        assert len(pairs) > len(gains), "actions were meant to stand in several rows"
+        mean, deviation = statistics.mean(gains), statistics.stdev(gains)
+        for advantage, gain in pairs:
+            assert advantage == pytest.approx((gain - mean) / deviation, rel=1e-4, abs=1e-5)
+
+
 def test_a_prompt_job_gives_both_ranks_all_rows_and_no_more_pads(prompt):
     for model, call, prompts in ((ACTOR, "actor", MINI), (CRITIC, "critic", CRITIC_MINI)):
         steps = by_training_step(prompt, model, [PROMPTS // prompts] * STEPS)
@@ -172,13 +245,14 @@ def test_learning_rates_follow_the_cosine_of_training_steps(prompt):
         assert rates == pytest.approx([LR / 2, 0], abs=1e-12)
 
 
-@pytest.mark.slow
 def test_an_lcm_job_trains_as_one_process_and_its_ranks_compute_all_pads(lcm):
     size = MINI * SESSIONS
     real = [lcm.rows[step].real for step in (1, 2)]
     assert real[0] % size
     assert real[LONELY_STEP - 1] == 1, "one rank was meant to have pads alone"
     steps = by_training_step(lcm, ACTOR, [math.ceil(n_rows / size) for n_rows in real])
+    has_image = {bool(row["images"]) for each in steps[0] for row in each.rows}
+    assert has_image == {True, False}, "some rows were meant to have images"
     for step, (taken, n_rows) in enumerate(zip(steps, real, strict=True), start=1):
         assert sum(len(each.rows) for each in taken) == n_rows
         assert all(each.n_rows_D == [size // RANKS] * RANKS for each in taken)
@@ -186,5 +260,5 @@ def test_an_lcm_job_trains_as_one_process_and_its_ranks_compute_all_pads(lcm):
         pads = size * len(taken) - n_rows
         assert [metrics[f"padding/{each}pad_rows/total"] for each in ("", "actor/")] == [pads, pads]
         tokens = sum(len(row["input_ids"]) for each in taken for row in each.rows)
-        assert metrics["perf/total_num_tokens"] == tokens
+        assert metrics["perf/total_num_tokens"] == tokens + metrics["padding/pad_tokens/total"]
     assert_trained_as_by_one_process(actor_of(lcm, "qwen3_vl"), steps, ACTOR)

@@ -112,6 +112,24 @@ def test_nothing_but_a_worker_call_sees_a_pad(grpo):
     assert_no_pad_outside_worker_calls(grpo)
 
 
+def test_performance_counts_all_that_ranks_get_and_accuracy_real_rows(grpo):
+    for step, metrics in grpo.metrics.items():
+        lengths = metrics["padding/real_rows/total"] * (
+            metrics["prompt_length/mean"] + metrics["response_length/mean"]
+        )
+        # A pad has two tokens.
+        tokens = round(lengths) + 2 * metrics["padding/actor/pad_rows/total"]
+        assert metrics["perf/total_num_tokens"] == tokens == 2 * metrics["global_seqlen/mean"]
+        throughput = tokens / (2 * metrics["timing_s/step"])
+        assert metrics["perf/throughput"] == pytest.approx(throughput)
+        assert metrics["timing_per_token_ms/update_actor"] == pytest.approx(
+            1000 * metrics["timing_s/update_actor"] / tokens
+        )
+        assert metrics["critic/score/mean"] == pytest.approx(
+            sum(dumped(grpo, step).values()) / metrics["padding/real_rows/total"]
+        )
+
+
 def test_no_metric_is_nan_and_rollout_and_trainer_agree(grpo):
     assert_finite_and_agreeing(grpo)
 
@@ -181,6 +199,9 @@ def test_an_lcm_job_takes_verls_steps_and_computes_all_pads(tmp_path):
     assert [step.rows for step in steps] == [size] * len(steps)
     pads = [facts.metrics[1][f"padding/{name}pad_rows/total"] for name in ("", "actor/")]
     assert pads == [size * len(steps) - real_rows] * 2
+    tokens = facts.metrics[1]["perf/total_num_tokens"] - 2 * pads[0]
+    mean = facts.metrics[1]["prompt_length/mean"] + facts.metrics[1]["response_length/mean"]
+    assert tokens == pytest.approx(real_rows * mean)
     assert sum(real) == real_rows
     assert max(real) - min(real) <= 1
     assert all(step.moved for step in steps)

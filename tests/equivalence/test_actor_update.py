@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.one_step import padded_group
 from tests.support.engine_shapes import Shape, started
-from tests.support.fsdp2_workers import follow_no_plan, moments_of, start_over, weights_of
+from tests.support.fsdp2_workers import moments_of, start_over, weights_of
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
@@ -40,7 +40,6 @@ from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.upsampling import strip
-from verl_padding.worker.plan_packer import install
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -84,7 +83,6 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_alone(packer, 
     """All rows of the first of three mini-batches, and all that one rank has of the second, are
     masked."""
     start_over(actors, "seq-mean-token-mean")
-    follow(actors[0], packer)
     batch = put_trained_rows()
     plan = plan_of(batch, packer)
     first, second, _ = plan.layouts["actor"].cells
@@ -125,7 +123,6 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     start_over(actors[:1], mode, cut.get("micro_batch_rows"), terms=False)
     start_over(actors[1:], mode, terms=False)
     sharing = cut.get("sharing", "off")
-    actors[0].execute_with_func_generator(install(shares=sharing != "off"))
     batch = put_trained_rows() if sharing == "off" else put_branching_rows()
     rows_M = plan_of(batch, "plan", **cut).layouts["actor"].rows_M
     idle = sorted({*rows_M[0][:1], *rows_M[1], *rows_M[2][:-2]})
@@ -167,7 +164,6 @@ def test_ranks_with_the_updates_own_log_probs_end_as_with_a_pass(actors):
     outcomes = []
     for own in (False, True):
         start_over([ranks], "token-mean")
-        ranks.execute_with_func_generator(install(shares=False))
         batch = put_trained_rows()
         plan = plan_of(batch, "plan", mini_batch=6)
         padded = upsample(batch, plan, TEMPLATE)
@@ -187,17 +183,10 @@ def test_ranks_with_the_updates_own_log_probs_end_as_with_a_pass(actors):
     assert want["actor/ppo_kl"] == [0.0]
 
 
-def follow(padded_ranks, packer):
-    padded_ranks.execute_with_func_generator(
-        install(shares=False) if packer == "plan" else follow_no_plan
-    )
-
-
 @pytest.mark.parametrize("sharing", ["off", "branches"])
 def test_log_probs_come_back_in_row_order(sharing, actors):
     padded_ranks, one_rank = actors
     start_over(actors, "token-mean")
-    padded_ranks.execute_with_func_generator(install(shares=sharing != "off"))
     batch = put_trained_rows() if sharing == "off" else put_branching_rows()
     plan = plan_of(batch, "plan", sharing=sharing)
     assert plan.layouts["log_prob"].n_pads > 0
@@ -223,7 +212,6 @@ def test_log_probs_come_back_in_row_order(sharing, actors):
 @EACH_MODE
 def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
     start_over(actors, mode)
-    follow(actors[0], "plan")
     batch = put_trained_rows()
     copies = put_copies(batch)
     put_weights(batch)
@@ -251,7 +239,6 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
     precision = f"++{FSDP}.mixed_precision.param_dtype={dtype}"
     with started(Shape(), model_of(Shape()), precision, *shape) as ranks:
         for sharing in ("off", "branches"):
-            ranks.execute_with_func_generator(install(shares=sharing != "off"))
             start_over([ranks], "token-mean")
             batch = put_branching_rows()
             plan = plan_of(batch, "plan", sharing=sharing, sync_point=meet)

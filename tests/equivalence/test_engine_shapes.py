@@ -21,7 +21,6 @@ from tests.support.updates import (
     plan_of,
     update_both,
 )
-from verl_padding.worker.plan_packer import install
 
 pytestmark = [
     pytest.mark.ray,
@@ -69,7 +68,6 @@ def test_rows_that_are_padded_to_the_longest_train_as_packed_ones(model_of, one_
     with started(
         shape, model_of(shape), "actor_rollout_ref.model.use_remove_padding=false"
     ) as padded_ranks:
-        padded_ranks.execute_with_func_generator(install(shares=False))
         both = padded_ranks, one_rank_of(shape)
         start_over(both, "token-mean")
         batch = put_trained_rows()

@@ -25,6 +25,7 @@ from tests.equivalence.zero_effect import (
 from tests.support.losses_on_rows import distilling_loss, policy_loss
 from tests.support.rows_in_queue import put_rows
 from tests.support.trainer_without_workers import padded_trainer
+from tests.support.verl_config import compose_job
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -131,3 +132,18 @@ def test_some_estimators_count_pads(estimator, n_rows):
     error = told["stock verl"]["gradient"]
     wrong = isinstance(error, str) or math.isnan(error) or error > 0.5
     assert_still(wrong, f"{estimator} with {NOMINAL - n_rows} pads is off by {error}")
+
+
+def test_a_step_of_pads_alone_moves_weights_by_momentum():
+    """By the betas of verl's config, 0.9 / (1 + 0.9) over the root of 0.999 / (1 + 0.999)."""
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    betas = compose_job().actor_rollout_ref.actor.optim.betas
+    optimizer = torch.optim.AdamW([weight], betas=tuple(betas), weight_decay=0, eps=0)
+    at = [0.0]
+    for gradient in (1.0, 0.0):
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+        at.append(weight.item())
+    share = (at[2] - at[1]) / at[1]
+    assert share == pytest.approx(0.9 / 1.9 / math.sqrt(0.999 / 1.999))
+    assert f"{share:.0%}" == "67%"

@@ -20,7 +20,6 @@ from tests.support.losses_on_rows import (
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job import verl_losses
 from verl_padding.job.verl_losses import losses_that
-from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.worker.losses import CLIP_FRACTIONS, RealRowsLoss
 
 MULTIPLIED = losses_that(lambda loss: loss.is_zero_without_advantage)
@@ -154,7 +153,7 @@ def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
 
 
 @EACH_MODE
-def test_in_token_modes_the_entropy_loss_is_the_entropy_of_the_pass(mode):
+def test_the_entropy_loss_is_the_entropy_of_the_pass(mode):
     for masked in (False, True):
         rows = rows_of(masked=masked)
         _, metrics = run_as_verl_does(
@@ -167,8 +166,7 @@ def test_in_token_modes_the_entropy_loss_is_the_entropy_of_the_pass(mode):
         mask = nested(row["response_mask"] for row in rows.fields).to_padded_tensor(0)
         # verl: PPOTrainer._compute_old_log_prob
         want = agg_loss(loss_mat=entropy, loss_mask=mask, loss_agg_mode=mode, loss_scale_factor=8)
-        same = metrics["actor/entropy_loss"] == pytest.approx(float(want), rel=RELATIVE_FLOAT32)
-        assert same or (masked and mode not in TOKEN_MODES)
+        assert metrics["actor/entropy_loss"] == pytest.approx(float(want), rel=RELATIVE_FLOAT32)
 
 
 @pytest.mark.parametrize("terms", [True, False], ids=["with KL and entropy", "alone"])

@@ -33,7 +33,7 @@ from tests.support.losses_on_rows import critic_loss, in_each_mode, policy_loss
 from tests.support.pages import ROOT
 from tests.support.parting_rows import Tokens, awkward_trees, random_trees
 from verl_padding.prefix_sharing import linear_attention
-from verl_padding.prefix_sharing.engine import BranchesMixedError, keep_rows_apart
+from verl_padding.prefix_sharing.engine import BranchesMixedError
 from verl_padding.prefix_sharing.tree import TREE, PrefixTree
 from verl_padding.worker.losses import normalize_over_mini_batch
 
@@ -62,7 +62,7 @@ def started(kind: type[Whole], model: nn.Module, *, shares: bool = False, **sett
     # As verl's engines find when they start.
     engine.pass_packed_cu_seqlens = "cu_seqlens" in inspect.signature(model.forward).parameters
     if shares:
-        keep_rows_apart(engine)
+        engine.keep_rows_apart()
     return engine
 
 

@@ -39,7 +39,6 @@ from tests.support.updates import (
     update_both,
 )
 from verl_padding.plan import BatchPlan
-from verl_padding.worker.plan_packer import install
 
 pytestmark = [
     pytest.mark.ray,
@@ -172,8 +171,6 @@ def assert_replays_what_was_recorded(
     padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, layer: int
 ) -> None:
     start_over((padded_ranks, one_rank), "token-mean")
-    if packer == "plan":
-        padded_ranks.execute_with_func_generator(install(shares=False))
     want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
     empty_queue()
 

@@ -1,15 +1,18 @@
 """Every loss that verl registers gives, with pads and untrained rows, what it gives without the
 pads.
 
-The reference is verl's own loss, on one rank, in one call for all real rows, with their number as
-``global_batch_size``. Losses that choose tokens inside a micro-batch depend on how rows are packed:
-theirs is the same micro-batches with the pads taken out. Rows without a trained token count in
+The reference is verl's own loss, on one rank, in one call for all real rows, with the number of
+those that have a token with a loss as ``global_batch_size``. Losses that choose tokens inside a
+micro-batch depend on how rows are packed: theirs is the same micro-batches with the pads taken out.
+Rows without a token with a loss change nothing; rows whose tokens were rejected count in
 denominators, and change nothing else.
 """
 
 import inspect
 
 import pytest
+import torch
+from omegaconf import open_dict
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 
@@ -33,6 +36,8 @@ from tests.support.losses_on_rows import (
     policy_loss,
     run_as_verl_does,
 )
+from tests.support.verl_config import compose_job
+from verl_padding.job.loss_weightings import packing_blocker
 from verl_padding.worker.losses import MICRO_BATCHES, RealRowsLoss
 
 # [rank][micro-batch] -> rows; in the last four, 1 and 3 have no trained token.
@@ -100,6 +105,29 @@ def test_so_does_the_value_loss(mode, name_of_layout):
 @EACH_MODE
 def test_rows_whose_tokens_are_all_rejected_are_untrained(mode, name_of_layout):
     assert_trains_alike(policy_loss(mode), name_of_layout, rejected=True)
+
+
+NORMALIZED = RolloutCorrectionConfig(
+    bypass_mode=True, loss_type="reinforce", rollout_is="token", rollout_is_batch_normalize=True
+)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_loss_depends_on_the_packing_where_a_job_may_not_pack(name, normalized):
+    said = {"rollout_correction": NORMALIZED} if normalized and name == "bypass_mode" else {}
+    loss, rows = policy_loss("token-mean", name, **said), Rows()
+    loss = RealRowsLoss(seeded(loss) if name in PACKING_MATTERS else loss, "rows")
+    cuts = [[[0, 1, 2, 3, 4]]], [[[0], [1, 2], [3], [4]]], [[[0, 4], [1]], [[2], [3]]]
+    gradients = [torch.cat(run_as_verl_does(loss, rows, cut, "log_probs")[0]) for cut in cuts]
+    whole, *others = gradients
+    depends = any((each - whole).norm() > 1e-9 * whole.norm() for each in others)
+    config = compose_job(f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
+    with open_dict(config):
+        config.actor_rollout_ref.actor.policy_loss.update(
+            {key: {"rollout_is_batch_normalize": True} for key in said}
+        )
+    assert depends == bool(packing_blocker(config))
 
 
 LOSSES = {

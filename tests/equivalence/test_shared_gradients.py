@@ -32,7 +32,7 @@ from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, po
 from tests.support.sessions_that_grow import grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
-from verl_padding.pads.columns import REAL_ROWS
+from verl_padding.pads.columns import LOSS_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.forest import Forest
@@ -158,7 +158,7 @@ def by_real_rows(loss):
     else of ours."""
 
     def told(model_output, data, dp_group=None):
-        tu.assign_non_tensor(data, global_batch_size=int(data[REAL_ROWS][0]))
+        tu.assign_non_tensor(data, global_batch_size=int(data[LOSS_ROWS][0]))
         return loss(model_output=model_output, data=data, dp_group=dp_group)
 
     return told

@@ -109,17 +109,21 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, m
     assert of_gradient <= tolerance
 
 
+@pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("branches", [8, 32, 128])
-def test_gradients_of_many_branches_add_up_in_float32(branches):
+def test_gradients_of_many_branches_add_up_in_float32(branches, dim):
     exact = (
         torch.randn(branches, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         + 1
     )
-    states = torch.zeros(1, 64, dtype=torch.bfloat16, requires_grad=True)
-    gathered = GatherTokens.apply(states, 0, torch.zeros(branches, dtype=torch.int64))
-    gathered.backward(exact.to(torch.bfloat16))
+    # Attention calls it along the tokens of (1, tokens, heads, head size), where torch's own
+    # index_add_ adds in bfloat16.
+    shape = [1] * dim + [1, 64]
+    states = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True)
+    gathered = GatherTokens.apply(states, dim, torch.zeros(branches, dtype=torch.int64))
+    gathered.backward(exact.to(torch.bfloat16).view_as(gathered))
     want = exact.to(torch.bfloat16).double().sum(0)
-    assert ((states.grad[0].double() - want) / want).abs().max() <= torch.finfo(
+    assert ((states.grad.view(64).double() - want) / want).abs().max() <= torch.finfo(
         torch.bfloat16
     ).eps / 2 * 1.01
 
@@ -135,7 +139,7 @@ def test_a_layer_that_attends_in_another_way_ends_the_job(models, rows):
 
 def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
-    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
     config = Qwen2MoeConfig(**SMALL, **experts, **window)
     model = Qwen2MoeForCausalLM(config)
     with pytest.raises(PaddingError, match=r"sliding window in a mask alone.*eager"):

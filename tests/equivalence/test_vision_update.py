@@ -20,8 +20,6 @@ from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_maker
 from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
 from verl_padding.prefix_sharing.detection import PrefixDetection
-from verl_padding.verl_fixes import position_ids, text_without_image
-from verl_padding.worker import plan_packer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
 
@@ -46,16 +44,10 @@ def actors(request, transfer_queue, tmp_path_factory):
     config = json.loads((model / "config.json").read_text())
     with (
         started(Shape(), model, *job, budget) as padded_ranks,
-        started(Shape(ranks=1), model, *job) as one_rank,
+        # One row a mini-batch is a case of rows of one length.
+        started(Shape(ranks=1), model, *job, padded=True) as one_rank,
     ):
-        both = padded_ranks, one_rank
-        both[0].execute_with_func_generator(
-            plan_packer.install(shares=True)
-        )  # lets pass what no plan has cut
-        for workers in both:  # one row a mini-batch is a case of rows of one length
-            for fix in (position_ids, text_without_image):
-                workers.execute_with_func_generator(fix.install_in_worker)
-        yield request.param, config, *both
+        yield request.param, config, padded_ranks, one_rank
 
 
 def template_for(config: dict, batch: KVBatchMeta) -> PadTemplate:

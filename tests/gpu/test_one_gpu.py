@@ -20,11 +20,12 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("window", [(-1, -1), (63, 63)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("heads_of_keys", [2, 14])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_the_kernel_gives_what_flash_attn_documents(dtype, heads_of_keys, causal, window):
+def test_the_kernel_gives_what_flash_attn_documents(dtype, heads_of_keys, causal, window, scale):
     ends = [
         torch.tensor(each, dtype=torch.int32) for each in ([0, 100, 140, 141], [0, 100, 400, 700])
     ]
@@ -42,6 +43,7 @@ def test_the_kernel_gives_what_flash_attn_documents(dtype, heads_of_keys, causal
             300,
             causal=causal,
             window_size=window,
+            softmax_scale=scale,
         )
         gradients = torch.autograd.grad(out, inputs, weights.to(device, dtype))
         return [each.double().cpu() for each in (out, *gradients)]

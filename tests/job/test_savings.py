@@ -169,6 +169,15 @@ def test_the_block_of_a_job_names_what_is_on_and_what_keeps_the_rest_off(kind, t
         assert [state[:5], *re.findall(r"\S+=\S+(?=: )", state)] == ["off: ", *off[name]]
 
 
+@pytest.mark.parametrize("kind", ["loss clip_cov", "loss kl_cov", "normalized weights"])
+def test_a_loss_that_depends_on_the_packing_is_not_packed(kind):
+    job = fast(*BLOCKING[kind])
+    assert not job.savings.is_on("packer")
+    assert not job.shares
+    assert check_job(compose_job("+padding=prompt", *ONE_STEP, *BLOCKING[kind]))
+    assert not is_admitted("packer", *BLOCKING[kind])
+
+
 def test_an_explicit_value_is_kept_and_shown():
     config = compose_job("+padding=fast", *ONE_STEP, "padding.sharing=off", "padding.packer=plan")
     before = config.copy()

@@ -1,10 +1,19 @@
 """The table of verl's losses and estimators has a line for each that verl registers, and no
 other."""
 
+from copy import deepcopy
 from inspect import signature
 
+import numpy as np
+import pytest
+import torch
+from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.ray_trainer import compute_advantage
 
+from tests.equivalence.test_estimators_beside_pads import CRITIC, VERLS_LIMITS
+from tests.support.verl_config import compose_job
+from verl_padding.driver.advantages import estimate, estimator_settings
 from verl_padding.job.verl_losses import ESTIMATORS, POLICY_LOSSES, verls_own
 
 
@@ -25,6 +34,30 @@ def test_each_loss_and_estimator_that_verl_registers_has_its_line():
 def test_an_estimator_that_groups_reads_which_prompt_a_sample_is_of():
     for name, line in ESTIMATORS.items():
         assert line.has_groups == ("index" in signature(ADV_ESTIMATOR_REGISTRY[name]).parameters)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - VERLS_LIMITS.keys()))
+def test_an_estimator_raises_on_the_few_samples_that_its_line_names(name):
+    line = ESTIMATORS[name]
+
+    def raises(mask: list[list[int]]) -> bool:
+        masks = torch.tensor(mask)
+        fields = {"response_mask": masks, "values": masks * 0.5, "token_level_rewards": masks * 1.0}
+        samples = DataProto.from_single_dict(fields)
+        samples.non_tensor_batch["uid"] = np.array(["p"] * len(mask), dtype=object)
+        algorithm = compose_job(f"algorithm.adv_estimator={name}", *CRITIC.get(name, [])).algorithm
+        estimated = estimate(deepcopy(samples), algorithm)
+        assert estimated["advantages"].isfinite().all()
+        try:
+            found = compute_advantage(samples, **estimator_settings(algorithm)).batch
+        except ValueError:
+            return True
+        assert torch.equal(estimated["advantages"], found["advantages"])
+        return False
+
+    assert raises([[1, 0], [0, 0]]) == line.whitens
+    assert raises([[1, 1]]) == line.needs_two_samples
+    assert not raises([[1, 1], [1, 0]])
 
 
 def one_of_a_users_own():

@@ -57,8 +57,9 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
                 mate for mate in rows if session_of_key(keys[mate]) == session_of_key(keys[row])
             ]
             of_session = sum(tokens[mate] for mate in mates)
-            part = tokens[row] / of_session if of_session else 1 / len(mates)
-            shares[row] = counts[row] = weights[row]
+            part = tokens[row] / of_session if of_session else 0.0
+            shares[row] = weights[row]
+            counts[row] = weights[row] * (tokens[row] > 0)
             if by_session:
                 counts[row] *= part
                 if mode in TOKEN_MODES:
@@ -73,7 +74,7 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
                 sum(shares[row] * tokens[row] for row in rows),
             )
         else:
-            verls, ours = len(rows), sum(counts.values())
+            verls, ours = sum(tokens[row] > 0 for row in rows), sum(counts.values())
         for row in rows:
             want = shares[row] / ours * verls if ours else 0.0
             assert math.isclose(factor_R[row], want, rel_tol=1e-12, abs_tol=0.0)

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 EOS = 3
 TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
-COLUMNS_OF_A_ROW = (columns.LOSS_FACTOR, columns.REAL_ROWS, columns.LOSS_TOKENS, columns.BATCH_ROW)
+COLUMNS_OF_A_ROW = (columns.LOSS_FACTOR, columns.LOSS_ROWS, columns.LOSS_TOKENS, columns.BATCH_ROW)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
 
 
@@ -90,10 +90,10 @@ def test_an_update_carries_the_mini_batch_of_each_row():
         ]
         want = {
             columns.MINI_BATCH: mini_batch,
-            columns.REAL_ROWS: sum(map(len, real_D)),
+            columns.LOSS_ROWS: sum(map(len, real_D)),
             columns.REPORTING_RANKS: sum(map(bool, real_D)),
         }
-        assert want[columns.REAL_ROWS] >= 1
+        assert want[columns.LOSS_ROWS] >= 1
         for name, value in want.items():
             assert {int(data[name][place]) for held in held_D for place in held} == {value}
     assert data[columns.IS_PADDING].any()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 from verl.utils import tensordict_utils as tu
 
 from tests.support.deep_equality import assert_equal
@@ -90,10 +90,31 @@ def without(*names):
     return in_tensordict(rows_of(FIVE)).exclude(*names)
 
 
+def marked(is_padding):
+    return without().set("is_padding", is_padding)
+
+
 REFUSED = {
     "no prompt token": (lambda: without(), {"length": 1}, "^length=1: "),
     "no token": (lambda: without(), {"length": 0}, "^length=0: "),
     "multiple": (lambda: without(), {"multiple": 0}, "^multiple=0: "),
+    "half a multiple": (lambda: without(), {"multiple": 2.5}, "^multiple=2.5: "),
+    "a text as multiple": (lambda: without(), {"multiple": "8"}, "^multiple='8': "),
+    "no token of the end": (lambda: without(), {"eos_token_id": None}, "^eos_token_id=None: "),
+    "half a token": (lambda: without(), {"length": 2.5}, "^length=2.5: "),
+    "a role's name": (lambda: without(), {"roles": {"x": "response"}}, r"^roles\['x'\]="),
+    "two marks a row": (lambda: marked(torch.zeros(5, 2)), {}, "^field 'is_padding'"),
+    "marks of no truth": (lambda: marked(NonTensorStack(*"abcde")), {}, "^field 'is_padding'"),
+    "marks of several lengths": (
+        lambda: marked(torch.nested.as_nested_tensor([torch.zeros(n) for n in (2, 0, 1, 1, 1)])),
+        {},
+        "^field 'is_padding'",
+    ),
+    "masks of other lengths": (
+        lambda: without().set("response_mask", torch.ones(5, 1, dtype=torch.int64)),
+        {},
+        "^field 'response_mask'",
+    ),
     "no prompts": (lambda: without("prompts"), {}, "^row 0: has no field 'prompts'"),
     "no responses": (lambda: without("responses"), {}, "^row 0: has no field 'responses'"),
     "empty prompt": (
@@ -126,3 +147,42 @@ def test_the_verbs_name_what_they_take():
     for verb in (lambda rows: upsample(rows, 2), strip, real_rows):
         with pytest.raises(TypeError, match="TensorDict"):
             verb({"input_ids": torch.zeros(2, 3)})
+        with pytest.raises(TypeError, match="densify"):
+            verb(lazy_stack([TensorDict({"prompts": torch.ones(n)}) for n in (1, 2)]))
+
+
+def test_pads_are_on_the_device_of_a_batch_with_texts():
+    batch = without().to("cpu")
+    assert batch.device == torch.device("cpu")
+    padded = upsample(batch, 8)
+    assert padded.device == batch.device
+    assert {padded.get(name).device for name in padded.keys()} == {batch.device}  # noqa: SIM118
+    assert_same_rows(strip(padded), batch)
+
+
+def test_rows_that_need_no_pads_are_marked_as_well():
+    batch = without()
+    padded = upsample(batch, 5)
+    assert padded["is_padding"].tolist() == [False] * 5
+    assert_same_rows(strip(padded), batch)
+
+
+@settings(max_examples=20)
+@given(lengths=LENGTHS, tried=SHAPES, multiples=st.tuples(st.integers(1, 9), st.integers(1, 9)))
+@example(lengths=FIVE, tried=set(), multiples=(4, 8))
+def test_rows_that_were_padded_before_keep_what_was_noted(lengths, tried, multiples):
+    tried = tried - {"often none", SAID_OTHERWISE}
+    batch = in_tensordict(rows_of(lengths, tried), jagged=False)
+    real = real_rows(upsample(batch, multiples[0], roles=ROLES))
+    assert_same_rows(strip(upsample(real, multiples[1], roles=ROLES)), real)
+    assert_same_rows(strip(real), batch)
+
+
+def test_a_strided_column_stays_one():
+    batch = without()
+    batch["grid"] = torch.nested.as_nested_tensor(
+        [torch.ones(2, 3 + row % 2) for row in range(5)], layout=torch.strided
+    )
+    padded = upsample(batch, 8, roles=ROLES)
+    assert padded["grid"].layout == real_rows(padded)["grid"].layout == torch.strided
+    assert_same_rows(strip(padded), batch)

@@ -78,14 +78,14 @@ def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
     assert computed == tokens_computed([rows[row] for row in some]) + alone
 
 
-@given(TOKEN_ROWS)
-def test_whole_beginnings_share_whole_rows_alone(rows):
-    chains = forest_of(rows).whole_beginnings()
-    numbers, start_I = chains.segments(np.arange(len(rows)))
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), max_size=9, min_size=1), st.data())
+def test_where_whole_rows_are_shared_those_that_none_goes_on_from_are_computed(rows, data):
+    some = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, min_size=1))
+    at, start_I = forest_of(rows).whole_beginnings().segments(np.array(some))
     assert not start_I.any()
-    kept = {tuple(rows[row]) for row in numbers}
-    for row in rows:
-        assert any(tuple(row) == longer[: len(row)] for longer in kept)
+    texts = {tuple(rows[row]) for row in some}
+    longer = {one[:n] for one in texts for n in range(len(one))}
+    assert sorted(tuple(rows[some[place]]) for place in at) == sorted(texts - longer)
 
 
 @given(TOKEN_ROWS, st.data())

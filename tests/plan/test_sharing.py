@@ -5,14 +5,21 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
 
+from benchmarks.one_gpu.rows import nested
 from tests.support.drawn_jobs import batches, forest_of_chains, jobs
-from verl_padding.plan import Job, Pass, PlanError, Rows, Update, plan_batch
+from tests.support.plan_oracles import used
+from verl_padding.pads.columns import DFS_POSITION
+from verl_padding.plan import Job, Layout, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.plan.planner import costs_of, reuses_layout_of
+from verl_padding.prefix_sharing.engine import find_tree
 
 BUDGET = 64
 
@@ -79,7 +86,10 @@ def times(rows: Rows, job: Job) -> dict[str, int]:
 
 
 @settings(max_examples=80)
-@given(rows=batches(max_prompts=4, max_rows=6), job=jobs(pass_cut_as_update=True, sharing="on"))
+@given(
+    rows=batches(max_prompts=4, max_rows=6),
+    job=jobs(pass_cut_as_update=True, sharing="on"),
+)
 def test_no_call_takes_longer_than_without_sharing(rows, job):
     less = replace(job, may_branch=False), replace(job, sharing="off")
     branches, whole, off = (times(rows, each) for each in (job, *less))
@@ -88,26 +98,90 @@ def test_no_call_takes_longer_than_without_sharing(rows, job):
         assert max(branches[name], whole[name]) <= time
 
 
-def test_rows_that_part_take_no_less_of_the_budget_than_is_said():
-    # 64 rollouts of ten tokens, of one prompt of a hundred: all fit into one micro-batch.
-    keys = [f"a_{session}_0" for session in range(64)]
-    forest = Forest.in_order([110] * 64, range(64), [0, *[100] * 63])
-    rows = Rows.from_keys(keys, [110] * 64, forest=forest)
-    for min_branch_tokens, most in ((0, 64), (128, 16)):
-        update = Update(
-            dp_size=1,
-            token_budget=2048,
-            prompts_per_mini_batch=1,
-            min_branch_tokens=min_branch_tokens,
-        )
-        job = Job(
-            strategy="prompt",
-            prompts=1,
-            sessions_per_prompt=64,
-            updates={"actor": update},
-            inference={},
-            packer="plan",
-            sharing="on",
-        )
-        layout = plan_batch(rows, job).layouts["actor"]
-        assert max(len(held) for held in layout.micro_batches(0, 0)) == most
+@pytest.mark.parametrize(
+    ("prompt", "sessions", "budget", "least", "n_rows_K"),
+    [
+        (100, 64, 2048, 0, [64]),  # 110 + 63 x 11 tokens
+        (100, 64, 2048, 128, [16, 16, 16, 16]),  # 110 + 15 x 128
+        # All fit into one micro-batch if nothing is shared: 200 x 20 tokens.
+        (10, 200, 4096, 128, [32, 32, 32, 32, 32, 32, 8]),
+        # Runs of a tree that come into one micro-batch part there.
+        (10, 5, 400, 128, [3, 2]),
+    ],
+)
+def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
+    prompt, sessions, budget, least, n_rows_K
+):
+    """Rollouts of ten tokens, of one prompt."""
+    tokens = [prompt + 10] * sessions
+    forest = Forest.in_order(tokens, range(sessions), [0, *[prompt] * (sessions - 1)])
+    rows = Rows.from_keys([f"a_{session}_0" for session in range(sessions)], tokens, forest=forest)
+    update = Update(
+        dp_size=1, token_budget=budget, prompts_per_mini_batch=1, min_branch_tokens=least
+    )
+    job = Job(
+        strategy="prompt",
+        prompts=1,
+        sessions_per_prompt=sessions,
+        updates={"actor": update},
+        inference={},
+        packer="plan",
+        sharing="on",
+    )
+    layout = plan_batch(rows, job).layouts["actor"]
+    assert list(map(len, layout.micro_batches(0, 0))) == n_rows_K
+
+
+@settings(max_examples=100)
+@given(
+    rows=batches(max_prompts=2, max_sessions=5, max_rows=6, known="forest", max_tokens=60),
+    job=jobs(pass_cut_as_update=True, sharing="on"),
+    least=st.sampled_from([0, 128]),
+)
+def test_no_micro_batch_takes_more_than_the_budget_where_many_rows_part(rows, job, least):
+    calls = {
+        name: {each: replace(call, min_branch_tokens=least) for each, call in of_kind.items()}
+        for name, of_kind in (("updates", job.updates), ("inference", job.inference))
+    }
+    job = replace(job, **calls)
+    layouts = plan_batch(rows, job).layouts
+    for name, call in job.calls():
+        if call.token_budget is not None:
+            for held in micro_batches(layouts[name]):
+                assert used(rows, job, call, held) <= call.token_budget
+
+
+def micro_batches(layout: Layout) -> list[Sequence[int]]:
+    return [held for step in micro_batches_of(layout) for of_rank in step for held in of_rank]
+
+
+@settings(max_examples=100)
+@given(
+    rows=batches(max_prompts=4, max_rows=6, known="forest"),
+    job=jobs(pass_cut_as_update=True, sharing="on"),
+    data=st.data(),
+)
+def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
+    idle = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True))
+    job = replace(
+        job,
+        may_branch=data.draw(st.booleans()),
+        updates={name: replace(call, skips_idle=True) for name, call in job.updates.items()},
+    )
+    plan = plan_batch(replace(rows, idle=tuple(idle)), job)
+    number = {token: n for n, token in enumerate(sorted({t for text in rows.text_R for t in text}))}
+    ids_R = [torch.tensor([number[token] for token in text]) for text in rows.text_R]
+
+    def computed(held: Sequence[int]) -> int:
+        """By the worker's own tree of a micro-batch, which compares the rows' tokens."""
+        fields = {
+            "input_ids": nested([ids_R[row] for row in held]),
+            DFS_POSITION: torch.from_numpy(rows.forest.dfs_position_R[list(held)])[:, None],
+        }
+        return find_tree(TensorDict(fields, len(held)), branches=job.may_branch).tokens
+
+    for name, call in job.calls():
+        if call.token_budget is not None:
+            held_B = micro_batches(plan.layouts[name])
+            real_B = [[row for row in held if row < len(rows)] for held in held_B]
+            assert plan.figures[name].computed_tokens == sum(map(computed, filter(None, real_B)))

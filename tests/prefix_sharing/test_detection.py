@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from tests.support.branching_rows import branching_rows
 from tests.support.rows_in_queue import PARTITION
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
+from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
-from verl_padding.plan.row_keys import session_of_key, uid_of_key
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
 from verl_padding.prefix_sharing import detection
-from verl_padding.prefix_sharing.detection import PrefixDetection
+from verl_padding.prefix_sharing.detection import PrefixDetection, continued_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -154,10 +156,57 @@ def test_a_silent_row_continues_none_in_a_session_that_says_something(extends, l
 )
 def test_a_row_that_does_not_begin_with_the_named_one_continues_none(rows, caplog):
     assert declared(rows, {"p0_0_1": 0}) == [None, None]
-    assert (
-        "of rows p0_0_1 (1 in all) names a row of the session that they do not begin with"
-        in caplog.text
-    )
+    assert "of rows p0_0_1 (1 in all) names no earlier row of the session" in caplog.text
+
+
+@st.composite
+def sessions_in_any_order(draw):
+    """Keys and tokens of the rows of two sessions, of few tokens, so that many begin alike, and
+    what some are said to extend."""
+    keys = [f"a_{n}_{index}" for n in (0, 1) for index in range(draw(st.integers(1, 5)))]
+    keys = draw(st.permutations(keys))
+    tokens = [[1, *draw(st.lists(st.integers(1, 2), max_size=4))] for _ in keys]
+    declared = {}
+    for row, key in enumerate(keys):
+        if key.startswith("a_0") and draw(st.booleans()):
+            mates = [other for other, each in enumerate(keys) if each.startswith("a_0")]
+            declared[row] = draw(st.sampled_from([None, *mates]))
+    return keys, tokens, declared
+
+
+@settings(max_examples=300)
+@given(session=sessions_in_any_order())
+def test_a_row_continues_no_later_row_whatever_is_said(session):
+    keys, tokens, declared = session
+    forest = Forest.from_tokens([np.array(ids) for ids in tokens], list(map(session_of_key, keys)))
+    found = continued_rows(forest, keys, range(len(keys)), declared, {})
+    for row, key in enumerate(keys):
+        begins = [
+            other
+            for other, other_key in enumerate(keys)
+            if session_of_key(other_key) == session_of_key(key)
+            and index_of_key(other_key) < index_of_key(key)
+            and tokens[row][: len(tokens[other])] == tokens[other]
+        ]
+        if any(session_of_key(keys[said]) == session_of_key(key) for said in declared):
+            want = declared.get(row)
+            assert found.get(row) == (want if want in begins else None)
+            continue
+        shorter = [other for other in begins if len(tokens[other]) < len(tokens[row])]
+        longest = max(map(len, (tokens[other] for other in shorter)), default=None)
+        assert (row in found) == bool(shorter)
+        assert not shorter or (found[row] in shorter and len(tokens[found[row]]) == longest)
+
+
+@pytest.mark.parametrize("setting", ["repeated_tokens=once", "advantages=session"])
+def test_a_row_that_is_said_to_extend_a_later_one_is_trained(setting):
+    trainer = padded_trainer(f"padding.{setting}")
+    rows = {"p0_0_0": ([5, 6], [7]), "p0_0_1": ([5], [6])}
+    batch = put_grown_sessions(rows, extra_fields=[{"extends": 1}, {"extends": None}])
+    trainer._balance_batch(batch, {})
+    assert trainer.steps.current.prefixes.continued_R == [None, None]
+    assert trainer.steps.current.prefixes.declaring == {"p0_0"}
+    trainer.steps.current.close()
 
 
 def test_extra_fields_that_are_something_else_say_nothing():

@@ -3,6 +3,7 @@ to run."""
 
 import functools
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import BRANCHES, DFS_POSITION, MICRO_BATCH
-from verl_padding.prefix_sharing.engine import engine_blockers, find_tree, share_in
+from verl_padding.prefix_sharing.engine import engine_blockers, find_tree
 from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.worker.padded_engine import padded
 from verl_padding.worker.plan_packer import follow_plan
 
 CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
@@ -152,6 +154,7 @@ class Engine(FSDPEngineWithLMHead):
 
     def __init__(self):
         self.seen: list[TensorDict] = []
+        self.engine_config, self.module = SimpleNamespace(), torch.nn.Module()
 
     @instead_of_verls_inputs
     def prepare_model_inputs(self, micro_batch):
@@ -202,8 +205,7 @@ def values_of(outputs) -> list[list[float]]:
 
 
 def test_the_engine_computes_tips_and_every_row_gets_its_outputs():
-    engine = Engine()
-    share_in(engine)
+    engine = padded(Engine)()
     micro_batch, weight = cut(CHAIN), torch.tensor(2.0, requires_grad=True)
     outputs = outputs_of(engine, micro_batch, weight)
     of_inputs, of_outputs = engine.seen
@@ -237,8 +239,7 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output):
         def prepare_model_outputs(self, output, output_args, micro_batch, logits_processor_func):
             return {"scores": output}
 
-    engine = Scoring()
-    share_in(engine)
+    engine = padded(Scoring)()
     with pytest.raises(
         PaddingError, match=r"Scoring's 'scores' must be nested, .* that is computed"
     ):
@@ -265,37 +266,29 @@ def test_rows_that_are_not_packed_do_not_share():
     assert TREE not in cut(CHAIN, budget=20, packed=False)
 
 
-def test_methods_are_wrapped_once():
-    engine = Engine()
-    share_in(engine)
-    once = Engine.prepare_model_inputs
-    share_in(engine)
-    assert Engine.prepare_model_inputs is once
-
-
 @pytest.mark.parametrize("name", ["prepare_model_inputs", "prepare_model_outputs", "forward_step"])
 def test_an_engine_that_may_read_fields_which_are_not_compared_is_refused(name):
     def with_adapters(self, *args, **kwargs):
         raise NotImplementedError
 
     refused = type("WithAdapters", (FSDPEngineWithLMHead,), {name: with_adapters})
-    (blocker,) = engine_blockers(object.__new__(refused))
+    (blocker,) = engine_blockers(object.__new__(padded(refused)))
     assert (name in blocker.why, blocker.setting) == (True, "engine=WithAdapters")
     verls = functools.wraps(getattr(FSDPEngineWithLMHead, name))(with_adapters)
     profiled = type("Profiled", (FSDPEngineWithLMHead,), {name: verls})
-    assert not [*engine_blockers(object.__new__(profiled))]
+    assert not [*engine_blockers(object.__new__(padded(profiled)))]
 
 
 @pytest.mark.parametrize(
     "engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead]
 )
 def test_verls_own_engines_are_not(engine):
-    assert not [*engine_blockers(object.__new__(engine))]
+    assert not [*engine_blockers(object.__new__(padded(engine)))]
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():
     """When this fails: see whether verl shares prefixes by itself by now; then delete
-    worker/plan_packer.py."""
+    prefix_sharing/engine.py."""
     for engine in (FSDPEngineWithLMHead, FSDPEngineWithValueHead):
         inputs = inspect.signature(inspect.unwrap(engine.prepare_model_inputs)).parameters
         outputs = inspect.signature(inspect.unwrap(engine.prepare_model_outputs)).parameters

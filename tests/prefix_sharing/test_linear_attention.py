@@ -4,15 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tensordict import TensorDict
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from tests.support.hybrid_models import hybrid_model
-from verl_padding.prefix_sharing.engine import keep_rows_apart
 from verl_padding.prefix_sharing.linear_attention import (
     convolved_places,
     cut_pieces,
     linear_layers,
 )
 from verl_padding.prefix_sharing.tree import TREE, build_tree, tree_of_rows
+from verl_padding.worker.padded_engine import padded
 
 CPU = torch.device("cpu")
 
@@ -39,8 +41,11 @@ def test_a_convolution_reads_the_tokens_before_on_the_path_or_zeros():
     assert kept.tolist() == [3, 4, 5, 6, 7, 11, 12]
 
 
-class Engine(SimpleNamespace):
+class Engine(FSDPEngine):
     """Looks at what its layers follow, and fails."""
+
+    def __init__(self, module):
+        self.module, self.engine_config = module, SimpleNamespace()
 
     def prepare_model_inputs(self, micro_batch):
         return {}, {}
@@ -48,19 +53,23 @@ class Engine(SimpleNamespace):
     def prepare_model_outputs(self, *arguments):
         raise NotImplementedError
 
-    def forward_backward_batch(self, micro_batch):
+    def forward_backward_batch(self, micro_batch, loss_function, forward_only):
         self.prepare_model_inputs(micro_batch)
         self.followed = [getattr(layer, TREE) for layer in linear_layers(self.module)]
         raise ValueError("out of memory")
 
 
 def test_linear_layers_let_go_of_a_tree_though_the_pass_has_failed():
-    engine = Engine(module=hybrid_model("qwen3_next"))
-    keep_rows_apart(engine)
+    engine = padded(Engine)(hybrid_model("qwen3_next"))
+    engine.keep_rows_apart()
     rows = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
     with pytest.raises(ValueError, match="out of memory"):
         engine.forward_backward_batch(
-            {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
+            TensorDict(
+                {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)},
+                batch_size=2,
+            ),
+            None,
         )
     layers = list(linear_layers(engine.module))
     assert len(engine.followed) == len(layers) > 0

@@ -91,6 +91,38 @@ def test_so_it_is_however_a_session_is_split(said, data):
         assert sorted(actions) == sorted(each for each in want_actions if each[1] is not None)
 
 
+@st.composite
+def rows_with_masks(draw) -> list[Row]:
+    """Rows of a session in any order, of few tokens, so that many begin alike; each with a mask of
+    its own, as an attempt that was aborted has none of."""
+    rows = []
+    for index in draw(st.permutations(range(draw(st.integers(2, 6))))):
+        prompt = [1, *draw(st.lists(st.integers(1, 2), max_size=2))]
+        row = Row(f"a_0_{index}", prompt)
+        row.response = draw(st.lists(st.integers(1, 2), min_size=1, max_size=4))
+        row.mask = [draw(st.integers(0, 1)) for _ in row.response]
+        rows.append(row)
+    return rows
+
+
+@settings(max_examples=300)
+@given(rows=rows_with_masks())
+def test_a_token_is_masked_where_an_earlier_row_trains_it_and_nowhere_else(rows):
+    """A token that an earlier row has and does not train is still to be trained."""
+    got = masks_trained_once(rows, said=False)
+    for row, mask in zip(rows, got, strict=True):
+        for place, trained in enumerate(row.mask):
+            begins = (row.prompt + row.response)[: len(row.prompt) + place + 1]
+            is_trained_before = any(
+                index_of_key(other.key) < index_of_key(row.key)
+                and (other.prompt + other.response)[: len(begins)] == begins
+                and len(other.prompt) < len(begins)
+                and other.mask[len(begins) - 1 - len(other.prompt)]
+                for other in rows
+            )
+            assert int(mask[place]) == int(trained and not is_trained_before)
+
+
 def put(**fields):
     masks = list(map(torch.tensor, MASKS))
     return put_grown_sessions(ROWS, response_mask=masks, loss_mask=masks, **fields)

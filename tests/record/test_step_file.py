@@ -133,7 +133,7 @@ def test_a_file_that_holds_no_step_is_refused(text, tmp_path):
     path = tmp_path / "3.jsonl"
     path.write_text(text)
     with pytest.raises(
-        PaddingDataError, match=r"3\.jsonl: .*Name one that padding.record=true has written"
+        PaddingDataError, match=r"3\.jsonl[:,] .*Name one that padding.record=true has written"
     ):
         read_steps(path)
 

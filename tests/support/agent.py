@@ -220,3 +220,47 @@ class GrowingContext(AgentLoopBase):
         if index % 3 < self.equal_of_three:
             outputs[-1].reward_score = 1.0
         return outputs
+
+
+class Snapshots(AgentLoopBase):
+    """Each model call leaves a row with all that its session has said so far as the response, in
+    which what the environment says has no loss.
+
+    Of a session's first row only the first token trains: it was cut off there. A session of two
+    calls or more ends with its first answer again, without its last token, if that has several.
+
+    Args:
+        equal_of_three: as :class:`GrowingContext` has it.
+    """
+
+    def __init__(self, *args: Any, equal_of_three: int = 0, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.equal_of_three = equal_of_three
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
+        draw = random.Random(_hash("snapshots", index, session, step))
+        prompt = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
+        said: list[int] = []
+        mask: list[int] = []
+        outputs: list[AgentLoopOutput] = []
+        for _ in range(draw.randint(1, 3)):
+            answer = await self.server_manager.generate(
+                request_id=uuid4().hex,
+                prompt_ids=prompt + said,
+                sampling_params=dict(sampling_params),
+            )
+            answer.log_probs = None  # there are none of what the environment says
+            ids = answer.token_ids[:4]
+            row = fields_of(prompt, said + ids, answer)
+            outputs.append(AgentLoopOutput(**row | {"response_mask": mask + [1] * len(ids)}))
+            observed = [draw.randrange(5, 200) for _ in range(draw.randint(1, 3))]
+            said, mask = said + ids + observed, mask + [1] * len(ids) + [0] * len(observed)
+        first = outputs[0].response_ids
+        outputs[0].response_mask = [1] + [0] * (len(first) - 1)
+        if len(outputs) > 1 and len(first) > 1:
+            outputs.append(AgentLoopOutput(**fields_of(prompt, first[:-1], answer)))
+        reward_letters(self.tokenizer, outputs[-1])
+        if index % 3 < self.equal_of_three:
+            outputs[-1].reward_score = 1.0
+        return outputs

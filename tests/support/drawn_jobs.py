@@ -39,7 +39,12 @@ def computed_once(texts: Sequence[Text]) -> list[int]:
 
 @st.composite
 def batches(
-    draw, max_prompts: int = 12, max_sessions: int = 3, max_rows: int = 4, known: str | None = None
+    draw,
+    max_prompts: int = 12,
+    max_sessions: int = 3,
+    max_rows: int = 4,
+    known: str | None = None,
+    max_tokens: int = MAX_TOKENS,
 ) -> DrawnRows:
     """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any
     order.
@@ -57,7 +62,7 @@ def batches(
     if not keys:
         keys = ["p0_0_0"]
     keys = draw(st.permutations(keys))
-    tokens = draw(st.lists(st.integers(2, MAX_TOKENS), min_size=len(keys), max_size=len(keys)))
+    tokens = draw(st.lists(st.integers(2, max_tokens), min_size=len(keys), max_size=len(keys)))
     known = known or draw(st.sampled_from(["forest", "whole", "nothing", "whole", "forest"]))
     if known == "nothing":
         return DrawnRows.from_keys(keys, tokens)

@@ -31,9 +31,10 @@ from verl_padding.pads.columns import (
     micro_batch_columns,
 )
 from verl_padding.plan import BatchPlan
-from verl_padding.prefix_sharing.engine import find_tree, share_in
+from verl_padding.prefix_sharing.engine import find_tree
 from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.packed_attention import use_packed_attention
+from verl_padding.worker.padded_engine import padded
 from verl_padding.worker.plan_packer import follow_plan
 
 __all__ = ["Row", "micro_batch_of", "trained_rows"]
@@ -92,16 +93,14 @@ class Critic(Whole, FSDPEngineWithValueHead): ...
 def start_engine(
     engine: type[Whole], module: nn.Module, *, shares: bool = False, **settings: Any
 ) -> Whole:
-    """An engine; if it ``shares``, one of a class of its own that computes what rows share once."""
+    """An engine; if it ``shares``, that of a padded job."""
     if not shares:
         return engine(module, **settings)
     use_packed_attention(module)
     flash_attention._flash_attention_forward = (
         _ulysses_flash_attention_forward  # verl's apply_monkey_patch
     )
-    started = type(f"Sharing{engine.__name__}", (engine,), {})(module, **settings)
-    share_in(started)
-    return started
+    return padded(engine)(module, **settings)
 
 
 def in_float64(module: nn.Module) -> nn.Module:
@@ -166,7 +165,8 @@ def cut_as_planned(
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
     pad = pad_of(fields)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
-    columns = loss_columns(layout, trained_R, factor_R) | micro_batch_columns(plan, call)
+    tokens_R = [int(row["loss_mask"].sum()) for row in fields]
+    columns = loss_columns(layout, trained_R, tokens_R, factor_R) | micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches)
     ranks = layout.cells[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])

@@ -21,8 +21,6 @@ from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.job.role_engine import ACTOR_SECTION, worker_engine
 from verl_padding.on_cpu.tiny_models import TinyModelKind
 from verl_padding.pads.template import PadTemplate
-from verl_padding.worker import mini_batches, packed_attention
-from verl_padding.worker.losses import wrap_worker_loss
 
 LAYERS = 4  # one for each part of a virtual pipeline, of two parts on each of two ranks
 EXPERTS = 4
@@ -149,21 +147,24 @@ def overrides_of(shape: Shape) -> list[str]:
 
 
 @contextmanager
-def started(shape: Shape, model: Path, *more: str) -> Iterator[RayWorkerGroup]:
-    """Workers that see real rows alone, and are ended with the block; ``model`` is that of
-    ``model_of``."""
+def started(
+    shape: Shape, model: Path, *more: str, padded: bool | None = None
+) -> Iterator[RayWorkerGroup]:
+    """Workers that are ended with the block; ``model`` is that of ``model_of``.
+
+    Args:
+        padded: whether they have the engines of a padded job; by default not the one rank,
+            except where its packed rows would see each other.
+    """
+    if padded is None:
+        padded = shape.ranks > 1 or shape.kind == "qwen3_5"
     if shape.lora:
         adapter = make_adapter(model, model.parent / f"{model.name}_adapter")
         of_adapter = f"+actor_rollout_ref.model.lora_adapter_path={adapter}"
         more += (f"actor_rollout_ref.model.lora_rank={LORA_RANK}", of_adapter)
     starts = start_critic if shape.update == "critic" else start_actor
-    workers = starts(model, shape.ranks, *overrides_of(shape), *more)
+    workers = starts(model, shape.ranks, *overrides_of(shape), *more, padded=padded)
     try:
-        # Of the one rank, too, whose packed rows would see each other.
-        workers.execute_with_func_generator(packed_attention.install_in_worker)
-        if shape.ranks > 1:
-            workers.execute_with_func_generator(wrap_worker_loss("rows"))
-            workers.execute_with_func_generator(mini_batches.install_in_worker)
         yield workers
     finally:
         stop(workers)

@@ -1,6 +1,5 @@
 """verl's real actor and critic workers on real FSDP2 ranks, without a trainer around them."""
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -20,12 +19,11 @@ from verl.workers.utils.losses import value_loss
 
 from benchmarks.actor_workers import on_a_cpu, start, start_actor, stop
 from tests.support.verl_config import compose_job
-from verl_padding.worker.plan_packer import PATCHED
 
 __all__ = ["start_actor", "stop"]
 
 
-def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
+def start_critic(model: Path, n_ranks: int, *overrides: str, padded: bool = True) -> RayWorkerGroup:
     """A critic of ``n_ranks`` ranks, from the weights of a model with a value head, as verl's
     trainer does it.
 
@@ -49,7 +47,7 @@ def start_critic(model: Path, n_ranks: int, *overrides: str) -> RayWorkerGroup:
         optimizer_config=critic.optim,
         checkpoint_config=critic.checkpoint,
     )
-    workers = start(n_ranks, TrainingWorker, config=training)
+    workers = start(n_ranks, TrainingWorker, padded, config=training)
     workers.reset()
     workers.set_loss_fn(partial(value_loss, config=critic))
     return workers
@@ -77,8 +75,6 @@ def start_over(
     """Gives workers the model's weights and a new optimizer again, and verl's loss with other
     modes.
 
-    What was wrapped around verl's loss is made anew around it.
-
     Args:
         micro_batch_rows: rows of a micro-batch; None for as many as the token budget allows.
         terms: whether an actor's loss has its KL and entropy terms.
@@ -87,16 +83,12 @@ def start_over(
     def reset(worker: Any) -> DataProto:
         training_worker = getattr(worker, "actor", worker)
         training_worker.reset()
-        wrapper = training_worker.loss_fn if hasattr(training_worker.loss_fn, "inner") else None
-        verls_loss = wrapper.inner if wrapper else training_worker.loss_fn
-        config = verls_loss.keywords["config"]
+        config = training_worker.loss_fn.keywords["config"]
         object.__setattr__(config, "loss_agg_mode", loss_agg_mode)
         if hasattr(config, "policy_loss"):
             object.__setattr__(config.policy_loss, "loss_mode", policy_loss)
             object.__setattr__(config, "use_kl_loss", terms)
             object.__setattr__(config, "entropy_coeff", 0.01 if terms else 0.0)
-        if wrapper:
-            training_worker.set_loss_fn(type(wrapper)(verls_loss, wrapper.denominator))
         object.__setattr__(
             training_worker.engine_config, "use_dynamic_bsz", micro_batch_rows is None
         )
@@ -107,14 +99,6 @@ def start_over(
 
     for workers in groups:
         workers.execute_with_func_generator(reset)
-
-
-def follow_no_plan(worker: Any) -> DataProto:
-    """Has an actor's engine cut its micro-batches as verl does, which ``plan_packer.install`` may
-    have changed."""
-    module = inspect.unwrap(type(worker.actor.engine).forward_backward_batch).__globals__
-    module[PATCHED] = inspect.unwrap(module[PATCHED])
-    return DataProto()
 
 
 def give_same_head(workers: RayWorkerGroup) -> None:

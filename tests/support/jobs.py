@@ -53,6 +53,9 @@ class JobFacts:
     sampled: list[dict]
     """Each batch as it was sampled, validation included: its rows in the order in which their
     sessions ended."""
+    calls: list[dict]
+    """Each worker call of each rank, with the tokens that each pass of its model got, if that was
+    asked for."""
     levels: list[dict]  # what was left after each step, if that was asked for
     log: str
 
@@ -197,6 +200,7 @@ def read_probe(folder: Path) -> dict:
         for model in {model for model, _ in by_rank}
     }
     kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled", "levels": "level"}
+    kinds["calls"] = "call"
     return {"optimizer_steps": steps} | {
         name: [note for note in notes if note["kind"] == kind] for name, kind in kinds.items()
     }

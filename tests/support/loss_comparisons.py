@@ -43,11 +43,12 @@ def metrics_where_gradients_agree(
 ) -> dict:
     """Metrics of the padded layout, whose gradients must be those of verl's own loss on all rows.
 
-    verl's loss is called once for all rows, on one rank; or, if their packing matters to it, for
-    the micro-batches of the layout, without pads and rows that have no trained token.
+    verl's loss is called once for all rows with a loss, on one rank; or, if their packing matters
+    to it, for the micro-batches of the layout, without pads and rows that have no trained token.
     """
     rows = rows or Rows()
-    at_once = [[list(range(rows.n_real))]]
+    with_loss = [row for row in range(rows.n_real) if rows.with_loss([row])]
+    at_once = [[with_loss]]
     if packing_matters:
         ranks = [[[row for row in micro if rows.trains(row)] for micro in rank] for rank in layout]
         at_once = [[micro for micro in rank if micro] for rank in ranks]
@@ -57,7 +58,7 @@ def metrics_where_gradients_agree(
     ):  # verl cannot add them up where ranks have different numbers of micro-batches
         return loss(**kwargs)[0], {}
 
-    want, _ = run_as_verl_does(without_metrics, rows, at_once, output_name, nominal=rows.n_real)
+    want, _ = run_as_verl_does(without_metrics, rows, at_once, output_name, nominal=len(with_loss))
     got, metrics = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, output_name)
     assert any(gradient is not None and gradient.abs().max() > 0 for gradient in want)
     for row, (padded, plain) in enumerate(zip(got, want, strict=True)):
@@ -72,21 +73,22 @@ def metrics_where_gradients_agree(
 def assert_metrics_are_those_of_the_rows_that_train(
     loss, metrics, output_name="log_probs", *, rows=None, but=()
 ):
-    """Means are verl's over the rows that train alone; sums are divided by all rows."""
+    """Means are verl's over the rows that train alone; sums are divided by all rows with a loss."""
     rows = rows or Rows()
+    with_loss = [row for row in range(rows.n_real) if rows.with_loss([row])]
 
     def of_verl(some) -> dict[str, Any]:
         shape = {
             "dp_size": 1,
-            "real_rows": rows.n_real,
+            "real_rows": len(with_loss),
             "reporting_ranks": 1,
-            "nominal": rows.n_real,
+            "nominal": len(with_loss),
         }
         output, data = rows.micro_batch(some, rows.leaves(), output_name, **shape)
         return loss(model_output=output, data=data, dp_group=None)[1]
 
     of_all, want = (
-        of_verl(range(rows.n_real)),
+        of_verl(with_loss),
         of_verl(list(filter(rows.trains, range(rows.n_real)))),
     )
     want |= {name: of_all[name] for name in summed_metrics(of_all)}

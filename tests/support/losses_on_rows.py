@@ -24,9 +24,9 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 from benchmarks.one_gpu.rows import nested
 from verl_padding.pads.columns import (
     IS_PADDING,
+    LOSS_ROWS,
     LOSS_TOKENS,
     OF_ALL_ROWS,
-    REAL_ROWS,
     REPORTING_RANKS,
     TRAINED_ROWS,
 )
@@ -135,6 +135,10 @@ class Rows:
         """Whether a row has a trained token; a pad has none."""
         return row is not PAD and bool(self.fields[row]["response_mask"].any())
 
+    def with_loss(self, rows):
+        """How many of some rows and pads have a token with a loss."""
+        return sum(row is not PAD and bool(self.fields[row]["loss_mask"].any()) for row in rows)
+
     def tokens(self, mask, rows):
         return int(sum(self.fields[row][mask].sum() for row in rows))
 
@@ -164,7 +168,7 @@ class Rows:
             {name: nested(row[name] for row in picked) for name in names}, batch_size=len(rows)
         )
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
-        data[REAL_ROWS] = torch.full((len(rows),), real_rows)
+        data[LOSS_ROWS] = torch.full((len(rows),), real_rows)
         data[REPORTING_RANKS] = torch.full((len(rows),), reporting_ranks)
         computed = [row for row in range(self.n_real) if row not in left_out]
         data[LOSS_TOKENS] = torch.full((len(rows),), self.tokens("response_mask", computed))
@@ -243,13 +247,11 @@ def run_as_verl_does(loss, rows, layout, output_name, nominal=7, left_out=(), **
         said: goes to the loss with each micro-batch.
     """
     leaves = rows.leaves()
-    real_rows = sum(row is not PAD for rank in layout for micro in rank for row in micro) + len(
-        left_out
-    )
+    held = [row for rank in layout for micro in rank for row in micro]
     reporting = sum(any(rows.trains(row) for micro in rank for row in micro) for rank in layout)
     shape = {
         "dp_size": len(layout),
-        "real_rows": real_rows,
+        "real_rows": rows.with_loss([*held, *left_out]),
         "reporting_ranks": reporting,
         "nominal": nominal,
     }

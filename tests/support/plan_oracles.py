@@ -62,23 +62,18 @@ def tips(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int
     beside."""
     if job.sharing == "off" or call.token_budget is None:
         return list(held)
-    beginnings = {
-        shorter for row in held if row < len(rows) for shorter in _beginnings(rows, job, row)
-    }
+    beginnings = {shorter for row in held if row < len(rows) for shorter in _beginnings(rows, row)}
     return [row for row in held if row not in beginnings]
 
 
-def _beginnings(rows: DrawnRows, job: Job, row: int) -> list[int]:
-    """The rows that are computed in a row: all that it begins with. Where rows share whole
-    beginnings alone, those that come next after it among the trees, one after the other."""
+def _beginnings(rows: DrawnRows, row: int) -> list[int]:
+    """The rows that are computed in a row: all that it begins with, but for equal ones before it
+    among the trees."""
     if rows.text_R is None or rows.forest is None:
         return []
     text, by_place = rows.text_R[row], np.argsort(rows.forest.dfs_position_R).tolist()
     after = by_place[by_place.index(row) + 1 :]
-    shorter = [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
-    if not rows.whole:
-        return shorter
-    return [after[0], *_beginnings(rows, job, after[0])] if shorter[:1] == after[:1] != [] else []
+    return [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
 
 
 def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
@@ -98,3 +93,21 @@ def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list
         alone = [row for row in alone if row >= len(rows)]
     ends = [rows.tokens_R[row] if row < len(rows) else job.pad_tokens for row in alone]
     return [*once, *[position for end in ends for position in range(1, end + 1)]]
+
+
+def used(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> int:
+    """Tokens that a micro-batch takes of the token budget where rows share: what it computes, of
+    rows that part no less than is said of each; or an eighth of what it gathers, if that is
+    more."""
+    assert rows.text_R is not None
+    real = [row for row in tips(rows, job, call, held) if row < len(rows)]
+    # The longer of two rows that begin alike comes first, and the other one parts from it.
+    taken, before = 0, ()
+    for text in sorted((rows.text_R[row] for row in real), reverse=True):
+        shared = sum(a == b for a, b in zip(before, text, strict=False))
+        parts = len(text) - shared + 1
+        met["rows that part"] += shared >= 2
+        taken += max(parts, call.min_branch_tokens) if shared >= 2 else len(text)
+        before = text
+    gathered = sum(rows.tokens_R[row] for row in real)
+    return max(taken, -(-gathered // 8)) + sum(row >= len(rows) for row in held) * job.pad_tokens

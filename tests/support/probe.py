@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import weakref
 from pathlib import Path
 
 from wrapt import register_post_import_hook
@@ -26,7 +27,9 @@ KILL = "VERL_PADDING_PROBE_KILL"
 ``save:4`` while its checkpoint is being written, the weights done."""
 TRAINED = "VERL_PADDING_PROBE_TRAINED"
 """If it is there, each rank saves the rows and metrics of its optimizer steps,
-``<model>_<rank>_<number>.pt``."""
+``<model>_<rank>_<number>.pt``, and notes the worker calls that it makes, with the tokens of each
+forward pass of its model; the trainer saves the rows of each step, ``batch_<step>.pt``, and their
+masks as they were sampled."""
 LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
 """If it is there, the trainer's log-probs of each row are noted, and how far the rollout's are from
 them."""
@@ -82,9 +85,8 @@ def _watch_optimizer_steps(module) -> None:
     module.TrainingWorker.train_batch = watched
 
 
-def _save_trained(worker: str, data, metrics) -> None:
+def _rows_of(data) -> list[dict]:
     import torch
-    from verl.utils.metric import Metric
 
     rows = [{} for _ in range(len(data))]
     for name, values in data.items():
@@ -93,6 +95,13 @@ def _save_trained(worker: str, data, metrics) -> None:
                 row[name] = value.detach().clone()
     for row, inputs in zip(rows, data.get("multi_modal_inputs", [None] * len(rows)), strict=True):
         row["images"] = getattr(inputs, "data", inputs) or {}
+    return rows
+
+
+def _save_trained(worker: str, data, metrics) -> None:
+    import torch
+    from verl.utils.metric import Metric
+
     metrics = {
         name: Metric.aggregate_dp(value)
         if isinstance(value, list) and isinstance(value[0], Metric)
@@ -101,7 +110,54 @@ def _save_trained(worker: str, data, metrics) -> None:
     }
     folder = Path(os.environ[FOLDER])
     number = len([*folder.glob(f"{worker}_*.pt")])
-    torch.save({"rows": rows, "metrics": metrics}, folder / f"{worker}_{number:03}.pt")
+    torch.save({"rows": _rows_of(data), "metrics": metrics}, folder / f"{worker}_{number:03}.pt")
+
+
+def _watch_calls(module) -> None:
+    """Notes each call that a worker makes for the trainer: the tokens that each pass of a model
+    gets.
+
+    What the plug-in has a worker compute beside such calls is not noted.
+    """
+    tokens: list[int] = []
+    counted = weakref.WeakSet()
+
+    def count_passes(compute):
+        @functools.wraps(compute)
+        def counting(self, *args, **kwargs):
+            model = self.engine.module
+            if not isinstance(model, list) and model not in counted:
+                counted.add(model)
+                model.register_forward_pre_hook(
+                    lambda model, args, inputs: tokens.append(inputs["input_ids"].numel()),
+                    with_kwargs=True,
+                )
+            return compute(self, *args, **kwargs)
+
+        return counting
+
+    def note_call(name, call, engine_of):
+        @functools.wraps(call)
+        def noted(self, *args, **kwargs):
+            tokens.clear()
+            output = call(self, *args, **kwargs)
+            rank = engine_of(self).get_data_parallel_rank()
+            _note(kind="call", call=name, rank=rank, tokens=list(tokens))
+            return output
+
+        return noted
+
+    for name in ("train_batch", "infer_batch"):
+        compute = getattr(module.TrainingWorker, name)
+        setattr(module.TrainingWorker, name, count_passes(compute))
+    for name, role in (
+        ("compute_log_prob", "actor"),
+        ("compute_ref_log_prob", "ref"),
+        ("update_actor", "actor"),
+    ):
+        call = getattr(module.ActorRolloutRefWorker, name)
+        noted = note_call(name, call, lambda worker, role=role: getattr(worker, role).engine)
+        setattr(module.ActorRolloutRefWorker, name, noted)
 
 
 def _local_parameters(engine) -> list:
@@ -126,6 +182,8 @@ def _watch_steps(module) -> None:
 
     def watched(self, *args, **kwargs):
         batch = step_once(self, *args, **kwargs)
+        if TRAINED in os.environ:
+            _save_batch(batch, self.global_steps)
         _note(
             kind="batch",
             step=self.global_steps,
@@ -167,13 +225,31 @@ def _watch_steps(module) -> None:
     module.PPOTrainer._save_checkpoint = watched_save
 
 
+def _save_batch(batch, step: int) -> None:
+    import torch
+    import transfer_queue as tq
+
+    rows = _rows_of(tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id))
+    path = Path(os.environ[FOLDER]) / f"batch_{step}.pt"
+    torch.save(dict(zip(batch.keys, rows, strict=True)), path)
+
+
 def _watch_sampling(module) -> None:
     sample = module.ReplayBuffer.sample
 
     @functools.wraps(sample)
     def watched(self, global_steps, partition_id, batch_size):
         batch, metrics = sample(self, global_steps, partition_id, batch_size)
-        _note(kind="sampled", partition=batch.partition_id, keys=list(batch.keys))
+        masks = {}
+        if TRAINED in os.environ and batch.keys:
+            import transfer_queue as tq
+
+            read = {"partition_id": batch.partition_id, "select_fields": ["response_mask"]}
+            found = tq.kv_batch_get(keys=batch.keys, **read)["response_mask"]
+            masks = {
+                key: mask.tolist() for key, mask in zip(batch.keys, found.unbind(), strict=True)
+            }
+        _note(kind="sampled", partition=batch.partition_id, keys=list(batch.keys), masks=masks)
         return batch, metrics
 
     module.ReplayBuffer.sample = watched
@@ -240,6 +316,8 @@ def _pads(tags) -> int:
 
 if FOLDER in os.environ:
     register_post_import_hook(_watch_optimizer_steps, "verl.workers.engine_workers")
+    if TRAINED in os.environ:
+        register_post_import_hook(_watch_calls, "verl.workers.engine_workers")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
     register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
     if LEVELS in os.environ:

@@ -19,6 +19,8 @@ from verl.single_controller.ray.base import RayWorkerGroup, func_generator
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
+from verl_padding.worker.padded_engine import padded
+
 MESH = "actor"
 ANSWER = "answer"  # field that a pass answers with: the number of each row
 SHAPES: dict[str, tuple[int, Callable[[int], int], Callable[[int], bool]]] = {
@@ -31,8 +33,21 @@ share rows are neighbours with Ulysses and tensor parallelism, and far apart in 
 the last stage answers."""
 
 
+class Engine(SimpleNamespace):
+    """It says where it stands, and has nothing to train."""
+
+    engine_config = SimpleNamespace()
+
+    def train_batch(self, data: TensorDict, loss_function: Any) -> None:
+        self.optimizer_step()
+
+    def optimizer_step(self) -> None: ...
+
+    def lr_scheduler_step(self) -> None: ...
+
+
 class Rank(TrainingWorker):
-    """verl's worker with an engine that only says where it stands.
+    """verl's worker with a padded engine that computes nothing.
 
     Args:
         numbers: the number of each row of worker data; None for a row without.
@@ -51,7 +66,7 @@ class Rank(TrainingWorker):
             {MESH: answers},
         )
         self.numbers = numbers
-        self.engine = SimpleNamespace(
+        self.engine = padded(Engine)(
             get_data_parallel_size=lambda: dp_size,
             get_data_parallel_rank=lambda: dp_rank,
             train_mode=lambda **_: nullcontext(),
@@ -76,6 +91,10 @@ class Rank(TrainingWorker):
         return self.train_mini_batch(data=data)
 
     def train_batch(self, data: TensorDict) -> TensorDict:
+        # As verl's own does it.
+        self.engine.train_batch(data, loss_function=None)
+        if tu.get(data, "update_lr_scheduler"):
+            self.engine.lr_scheduler_step()
         self.mini_batches.append(self.numbers(data))
         return tu.get_tensordict(
             tensor_dict={}, non_tensor_dict={"metrics": {"rows": [[len(data)]]}}

@@ -8,6 +8,9 @@ from tensordict import TensorDict
 
 from tests.support.losses_on_rows import nested
 from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.plan.forest import Forest
+from verl_padding.plan.row_keys import uid_of_key
+from verl_padding.prefix_sharing.detection import continued_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +41,14 @@ def trained_rows(rows: Mapping[str, MadeRow]) -> TrainedRows:
         ),
         "num_turns": torch.tensor([row.turns for row in rows.values()]),
     }
-    lengths = list(map(len, ids))
+    lengths, keys = list(map(len, ids)), list(rows)
+    forest = Forest.from_tokens([row.numpy() for row in ids], list(map(uid_of_key, keys)))
+    continued = continued_rows(forest, keys, range(len(keys)), {}, {})
     return TrainedRows.of_fields(
-        list(rows),
+        keys,
         lengths,
         masks,
         TensorDict(fields, len(rows)),
+        continued_R=[continued.get(row) for row in range(len(keys))],
         weights_step_R=[row.made_by for row in rows.values()],
     )

@@ -8,7 +8,15 @@ from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 
 import verl_padding.driver.trainers  # noqa: F401  (registers them)
 from tests.support.verl_config import compose_job
+from verl_padding.driver.receipts import Receipts
 from verl_padding.driver.training_steps import TrainingSteps
+
+
+class _NothingExpected(Receipts):
+    """Of tests that call some of a step's methods alone."""
+
+    def _expect(self, what: str, *methods: str) -> None:
+        pass
 
 
 def make_trainer(config: DictConfig) -> PPOTrainer:
@@ -41,6 +49,8 @@ def padded_trainer(*overrides, dp_size=2):
         execute_with_func_generator=lambda function: DataProto(),
         _dispatch_info={"actor": list(range(dp_size))},
     )
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     trainer.steps = TrainingSteps(trainer, trainer._job)
+    trainer.receipts = _NothingExpected(trainer)
     trainer.steps.has_probed = True  # there is no model whose rows could leak
     return trainer

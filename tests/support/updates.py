@@ -37,7 +37,6 @@ from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
-from verl_padding.worker.plan_packer import install
 
 EPOCHS = 2
 PAD_TOKENS = 2  # what engines ask for that round no row up
@@ -202,8 +201,6 @@ def assert_updates_agree(
     start_over([one_rank], mode, policy_loss=policy_loss)
     start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
     started(padded_ranks, one_rank)
-    if packer == "plan":
-        padded_ranks.execute_with_func_generator(install(shares=sharing != "off"))
     rows = put_trained_rows if sharing == "off" else put_branching_rows
     batch = (put or (put_few_rows if few else rows))()
     cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
@@ -247,7 +244,8 @@ def update_both(
     padded = padded or upsample(
         batch, plan, template, branches=True if plan.sharing == "on" else None
     )
-    group = padded_group(padded_ranks, padded)
+    counted = []
+    group = padded_group(padded_ranks, padded, lambda call, tokens: counted.append(tokens))
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(
         getattr(group, method)(
@@ -256,9 +254,9 @@ def update_both(
     )
     strip(padded.pads)
 
-    assert len(got["lr"]) == 1, (
-        "the scheduler takes its step after the last mini-batch of the last epoch"
-    )
+    computed = plan.figures[update].computed_tokens + layout.n_pads * padded.pad_length
+    assert counted == [EPOCHS * computed], "tokens that reached the models"
+    assert len(got["lr"]) == 1, "the scheduler takes its step after the last mini-batch"
     plain, keys_of = copies or (batch, {key: [key] for key in batch.keys})
     want = []
     for _ in range(EPOCHS):

@@ -1,8 +1,5 @@
 """Rows of text alone on models of the Qwen2-VL kind."""
 
-import sys
-from types import ModuleType, SimpleNamespace
-
 import pytest
 import torch
 import transformers
@@ -22,33 +19,40 @@ def model(request, tmp_path_factory):
     return auto.model
 
 
-def test_text_gets_its_embeddings_and_the_tower_a_gradient_of_zero(model):
-    embeds, _ = text_without_image.with_plain_features(qwen2_vl._get_input_embeds)(model, IDS)
-    assert torch.equal(embeds, model.get_input_embeddings()(IDS))
+@pytest.fixture
+def repaired(model):
+    """The same, as a padded engine's; taken back after the test."""
+    text_without_image.give_features_alone(torch.nn.ModuleDict({"wrapped": model}))
+    yield model
+    model.visual._forward_hooks.clear()
+
+
+def test_text_gets_its_embeddings_and_the_tower_a_gradient_of_zero(repaired):
+    embeds, _ = qwen2_vl._get_input_embeds(repaired, IDS)
+    assert torch.equal(embeds, repaired.get_input_embeddings()(IDS))
     embeds.sum().backward()
-    gradients = [parameter.grad for parameter in model.visual.parameters()]
+    gradients = [parameter.grad for parameter in repaired.visual.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients), (
         "the tower did not run"
     )
-    model.zero_grad()
+    repaired.zero_grad()
 
 
 def test_verls_own_function_still_stops_at_text_alone(model):
-    # When this fails, verl runs on text alone: take the replacement out.
+    # When this fails, verl runs on text alone: take the hook out.
     with pytest.raises(AttributeError, match="mean"):
         qwen2_vl._get_input_embeds(model, IDS)
 
 
-def test_an_image_goes_to_verls_function_and_no_hook_stays(model, monkeypatch):
-    def verls(
-        model, input_ids, attention_mask=None, pixel_values=None, pixel_values_videos=None, **grids
-    ):
-        return "verl's", pixel_values, grids
-
-    module = ModuleType(text_without_image.MODULE)
-    module._get_input_embeds = verls
-    monkeypatch.setitem(sys.modules, text_without_image.MODULE, module)
-    text_without_image.install_in_worker(SimpleNamespace())
-    given = module._get_input_embeds(model, IDS, None, "pixels", None, image_grid_thw="grid")
-    assert given == ("verl's", "pixels", {"image_grid_thw": "grid"})
-    assert not model.visual._forward_hooks
+def test_an_image_gives_what_it_gives_without_the_hook(model):
+    vision = model.config.vision_config
+    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    pixels, grid = torch.ones(16, width), torch.tensor([[1, 4, 4]])
+    n_tokens = 16 // vision.spatial_merge_size**2
+    ids = torch.full((1, n_tokens), model.config.image_token_id)
+    want, _ = qwen2_vl._get_input_embeds(model, ids, None, pixels, image_grid_thw=grid)
+    text_without_image.give_features_alone(model)
+    got, _ = qwen2_vl._get_input_embeds(model, ids, None, pixels, image_grid_thw=grid)
+    model.visual._forward_hooks.clear()
+    assert torch.equal(got, want)
+    assert not torch.equal(want, model.get_input_embeddings()(ids))

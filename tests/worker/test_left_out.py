@@ -13,6 +13,7 @@ from verl.workers.utils.losses import ppo_loss, sft_loss
 
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, ZERO_ADVANTAGE_ROWS
 from verl_padding.worker.left_out import BLOCKERS, find_blockers
+from verl_padding.worker.padded_engine import padded
 
 SKIP, UPDATE = ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS
 
@@ -24,12 +25,19 @@ def policy_loss(mode: str) -> partial:
 VANILLA = policy_loss("vanilla")
 
 
+class Engine:
+    engine_config = SimpleNamespace(strategy="own")
+
+    def __init__(self, module):
+        self.module = module
+
+
 class Trainee:
     """An actor's training worker."""
 
     def __init__(self, loss_fn=VANILLA, module=None):
         self.loss_fn = loss_fn
-        self.engine = SimpleNamespace(module=module or torch.nn.Linear(2, 2))
+        self.engine = padded(Engine)(module or torch.nn.Linear(2, 2))
 
 
 def blocked(saving: str, training_worker: Trainee) -> list[str]:
@@ -88,7 +96,8 @@ def test_nor_does_one_with_a_layer_of_dropout():
 
 
 def test_the_plan_cuts_for_no_engine_that_cuts_in_another_way():
-    engine = type("Engine", (), {"forward_backward_batch": json.dumps})()
+    cuts = type("Cuts", (Engine,), {"forward_backward_batch": json.dumps})
+    engine = padded(cuts)(torch.nn.Linear(2, 2))
     answer = find_blockers([PACKER])(SimpleNamespace(engine=engine))
     (((saving, blocker),),) = answer.non_tensor_batch[BLOCKERS]
-    assert (saving, blocker.setting) == (PACKER, "engine=Engine")
+    assert (saving, blocker.setting) == (PACKER, "engine=Cuts")

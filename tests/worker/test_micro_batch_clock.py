@@ -2,6 +2,7 @@
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.prefix_sharing.tree import TREE, build_tree
 from verl_padding.timing.timings import MicroBatchTiming
 from verl_padding.worker import micro_batch_clock
-from verl_padding.worker.micro_batch_clock import MicroBatchClock
+from verl_padding.worker.padded_engine import padded
 
 
 class Device:
@@ -74,10 +75,10 @@ def data(*lengths: int, timed: bool = True) -> TensorDict:
     return made
 
 
-def timings_of(engine: Engine, rows: TensorDict) -> list[MicroBatchTiming]:
-    clock = MicroBatchClock(engine)
-    engine.forward_backward_batch(rows, None)
-    return clock.read()
+def timings_of(engine: type[Engine], rows: TensorDict, **of_engine: Any) -> list[MicroBatchTiming]:
+    made = padded(engine)(**of_engine)
+    made.forward_backward_batch(rows, None)
+    return made.clock.read()
 
 
 @pytest.fixture
@@ -90,8 +91,8 @@ def device(monkeypatch):
 
 @pytest.mark.parametrize("iterates", [False, True], ids=["a micro-batch", "an iterator"])
 def test_timings_lie_between_events_and_nothing_waits_until_they_are_read(device, iterates):
-    engine = Engine(iterates=iterates)
-    clock = MicroBatchClock(engine)
+    engine = padded(Engine)(iterates=iterates)
+    clock = engine.clock
     assert engine.forward_backward_batch(data(5, 9, 2), None) == [[5], [9], [2]]
     assert engine.forward_backward_batch(data(4, 2), None) == [[4], [2]]
     assert device.waited == 0
@@ -116,12 +117,12 @@ def test_timings_lie_between_events_and_nothing_waits_until_they_are_read(device
 
 
 def test_a_timing_of_a_pipeline_is_of_a_whole_mini_batch(device):
-    (timing,) = timings_of(Engine(pipeline=2), data(5, 9, 2))
+    (timing,) = timings_of(Engine, data(5, 9, 2), pipeline=2)
     assert (timing.computed_tokens, timing.rows, timing.pads) == ((5, 9, 2), (0, 1), 1)
 
 
 def test_calls_that_are_not_timed_leave_no_mark(device):
-    assert timings_of(Engine(), data(5, 2, timed=False)) == []
+    assert timings_of(Engine, data(5, 2, timed=False)) == []
     assert device.marks == 0
 
 
@@ -134,7 +135,7 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
     # Row 0 is the beginning of row 1, and row 2 parts from it after 3 tokens, of which the last is
     # computed again.
     tu.assign_non_tensor(shared, **{TREE: build_tree([5, 9, 4, 2], [1, 0, 2, 3], [0, 5, 3, 0])})
-    (timing,) = timings_of(InOne(), shared)
+    (timing,) = timings_of(InOne, shared)
     assert (timing.computed_tokens, timing.shared_tokens, timing.rows, timing.pads) == (
         (9, 4, 2),
         (0, 2, 0),
@@ -165,8 +166,8 @@ class WaitsThenComputes(Engine):
 
 def test_on_a_cpu_a_rank_is_busy_while_its_process_computes(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    engine, began = WaitsThenComputes(), time.time()
-    waited, computed = timings_of(engine, data(5, 9))
+    began = time.time()
+    waited, computed = timings_of(WaitsThenComputes, data(5, 9))
     ended = time.time()
     assert waited.seconds >= WAIT
     # Not a matter of speed: other threads of this process take some, too.

@@ -14,16 +14,18 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
 )
 from transformers.masking_utils import causal_mask_function, or_masks, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.support.fresh_processes import run_fresh
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import PACKED
 from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.packed_attention import (
-    install_in_worker,
+    pack_rows,
     positions_unless_masked,
     use_packed_attention,
 )
@@ -129,14 +131,14 @@ def test_tokens_of_an_image_see_each_other():
     assert both[0].equal(both[1])
 
 
-def worker_of(model: torch.nn.Module, **engine: Any) -> Any:
-    engine = {
+def engine_of(model: torch.nn.Module, **config: Any) -> Any:
+    config = {
         "strategy": "fsdp2",
         "use_remove_padding": True,
         "ulysses_sequence_parallel_size": 1,
-    } | engine
+    } | config
     return SimpleNamespace(
-        engine=SimpleNamespace(module=model), engine_config=SimpleNamespace(**engine)
+        module=model, engine_config=SimpleNamespace(**config), keep_rows_apart=lambda: None
     )
 
 
@@ -144,12 +146,10 @@ def test_ranks_that_share_a_row_are_refused_without_an_exchange():
     def sdpa(config):
         return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
-    install_in_worker(
-        worker_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2)
-    )
-    install_in_worker(worker_of(sdpa(KEPT["a soft cap"])))
+    pack_rows(engine_of(sdpa(CONFIGS["all tokens before"]), ulysses_sequence_parallel_size=2))
+    pack_rows(engine_of(sdpa(KEPT["a soft cap"])))
     with pytest.raises(PaddingConfigError, match="ulysses_sequence_parallel_size=2"):
-        install_in_worker(worker_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
+        pack_rows(engine_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
 
 
 def packed_and_alone(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -188,14 +188,39 @@ def test_layers_that_do_not_hand_position_ids_on_keep_rows_apart(family):
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+def stock_configs_of_no_window() -> list[Any]:
+    """Of transformers' types, those whose config says by a number that no layer has a window."""
+    found = []
+    for config in map(CONFIG_MAPPING.__getitem__, CONFIG_MAPPING):
+        try:
+            text = config().get_text_config()
+        except Exception:  # some need arguments
+            continue
+        if getattr(text, "sliding_window", None) in (0, -1, False):
+            found.append(type(text))
+    return found
+
+
+@pytest.mark.parametrize("window", [{}, {"use_sliding_window": True, "max_window_layers": 0}])
+def test_a_window_that_no_layer_has_is_none(window):
+    types = stock_configs_of_no_window()
+    assert Qwen2MoeConfig in types
+    for of_type in types:
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        config = of_type(**SIZES, **experts, shared_expert_intermediate_size=32, **window)
+        torch.manual_seed(0)
+        how = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
+        found, wanted = packed_and_alone(AutoModelForCausalLM.from_config(config, **how).double())
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
 QWEN_VL = """
 import verl_padding.on_cpu
 import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl_padding.worker.packed_attention import use_packed_attention
-from verl_padding.verl_fixes.text_without_image import install_in_worker
-from types import SimpleNamespace
+from verl_padding.verl_fixes.text_without_image import give_features_alone
 text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
 text |= dict(num_attention_heads=4, num_key_value_heads=2)
 text |= dict(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})
@@ -215,7 +240,7 @@ def logits(*rows):
         return output.logits[0].float()
 alone = torch.cat([logits(row) for row in rows])
 apply_monkey_patch(model, ulysses_sp_size=1, use_remove_padding=True)
-install_in_worker(SimpleNamespace(actor=SimpleNamespace()))
+give_features_alone(model)
 use_packed_attention(model)
 for found in (logits(*rows), torch.cat([logits(row) for row in rows])):
     assert (found - alone).norm() < 0.02 * alone.norm(), (found - alone).norm() / alone.norm()

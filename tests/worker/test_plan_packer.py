@@ -2,7 +2,6 @@
 
 import inspect
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import CUT_BY_PLAN, MICRO_BATCH
-from verl_padding.worker.plan_packer import PATCHED, follow_plan, install
+from verl_padding.worker.plan_packer import follow_plan, micro_batches_of_plan
 
 LENGTHS = [9, 4, 7, 2, 2, 6]
 MICRO_BATCHES = [0, 0, 1, 1, 1, 2]
@@ -73,14 +72,18 @@ def test_rows_that_are_not_as_planned_are_refused(data, message):
         follow_plan(prepare_micro_batches)(data)
 
 
-def test_only_the_name_in_the_engines_module_is_replaced_and_once(monkeypatch):
-    module = sys.modules[FSDPEngine.__module__]
-    monkeypatch.setattr(module, PATCHED, prepare_micro_batches)
-    worker = SimpleNamespace(engine=object.__new__(FSDPEngine))
-    for _ in range(2):
-        install(shares=False)(worker)
-        assert module.prepare_micro_batches.__wrapped__ is prepare_micro_batches
-    assert sys.modules["verl.workers.engine.utils"].prepare_micro_batches is prepare_micro_batches
+def test_the_name_in_the_engines_module_is_replaced_while_a_call_runs():
+    module, run = sys.modules[FSDPEngine.__module__], FSDPEngine.forward_backward_batch
+    seen = []
+
+    def fail():
+        with micro_batches_of_plan(run):
+            seen.append(module.prepare_micro_batches)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert seen[0].__wrapped__ is module.prepare_micro_batches is prepare_micro_batches
 
 
 def test_verl_still_needs_the_patch():

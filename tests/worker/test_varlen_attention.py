@@ -11,6 +11,7 @@ from torch.nn.attention import varlen
 
 from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
 from verl_padding.errors import PaddingError
+from verl_padding.worker import varlen_attention
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func, how_to_group_heads
 
 
@@ -77,6 +78,41 @@ def test_how_the_kernel_takes_grouped_heads_is_tried(takes, how, monkeypatch):
     how_to_group_heads.cache_clear()
     assert how_to_group_heads(torch.device("cpu")) == how
     how_to_group_heads.cache_clear()
+
+
+@given(calls(), st.sampled_from([0.0, 0.1]))
+@settings(deadline=None, max_examples=40)
+def test_torchs_kernel_is_told_all_that_it_is_called_with(call, dropout):
+    """A kernel that is only here in name: what it computes on a GPU, it has to be told."""
+    arguments, said = call
+    told = []
+
+    def kernel(q, k, v, ends_q, ends_k, max_q, max_k, **how):
+        told.append((q, k, v, ends_q, ends_k, max_q, max_k, how))
+        return reference(*arguments, **said)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(varlen, "varlen_attn", kernel)
+        patched.setattr(varlen_attention, "has_kernel", lambda query: True)
+        patched.setattr(varlen_attention, "how_to_group_heads", lambda device: {"gqa": True})
+        flash_attn_varlen_func(*arguments, **said, dropout_p=dropout)
+    if dropout:  # torch's kernel has none, so rows are attended to one by one
+        assert not told
+        return
+    ((*given_arguments, how),) = told
+    assert all(map(torch.equal, given_arguments[:5], arguments[:5]))
+    assert given_arguments[5:] == [int(most) for most in arguments[5:]]
+    left, right = said["window_size"]
+    grouped = arguments[0].shape[1] != arguments[1].shape[1]
+    want = {"scale": said["softmax_scale"], "window_size": (left, 0 if said["causal"] else right)}
+    assert how == want | ({"gqa": True} if grouped else {})
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1.0])
+def test_attention_row_by_row_drops_what_it_is_told(dropout):
+    states, ends = torch.ones(3, 5, 2, 8), ends_of([2, 3])
+    out = flash_attn_varlen_func(*states, ends, ends, 3, 3, dropout_p=dropout, causal=True)
+    assert bool(out.any()) == (not dropout)
 
 
 @pytest.mark.parametrize("said", [{"softcap": 50.0}, {"s_aux": torch.ones(4)}])

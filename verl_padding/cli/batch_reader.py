@@ -1,8 +1,8 @@
 """Reads batches of rows: of a file, of recorded steps, or of verl's rollout dumps."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from verl_padding.plan import PlanError, Rows
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key, uid_of_key
 from verl_padding.record.data_errors import as_data_error
+from verl_padding.record.files import load_json, read_lines
 from verl_padding.record.step_file import RecordedStep, begins_step, parse_steps
 from verl_padding.runs.run_files import dumps_in
 
@@ -67,7 +68,7 @@ def read_batches(
     refused: list[PaddingDataError] = []
     for file in files:
         try:
-            batches += _read_file(file, tokenize)
+            batches += _read_file(file, tokenize, may_be_pipe=file == path)
         except PaddingDataError as refusal:
             refused.append(refusal)
     # A folder of which nothing can be read is refused by its first file's reason.
@@ -76,11 +77,12 @@ def read_batches(
     return batches, refused
 
 
-def _read_file(file: Path, tokenize: Tokenize | None) -> list[FileBatch]:
+def _read_file(file: Path, tokenize: Tokenize | None, *, may_be_pipe: bool) -> list[FileBatch]:
     name = str(file)
-    with file.open("rb") as opened:
-        lines = opened.readlines()  # which end at newlines alone
-    if not (lines and begins_step(lines[0])):
+    lines = read_lines(file, may_be_pipe=may_be_pipe)
+    first = next(lines, b"")
+    lines = chain([first], lines)
+    if not begins_step(first):
         return [read_rows(lines, name=name, tokenize=tokenize)]
     updates = parse_steps(lines, name)
     if len(updates) == 1:
@@ -126,7 +128,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
         # JSON of a plan numbers rows from 0, editors number lines from 1.
         place = f"{name}, line {number + 1} (row number {number})"
         with as_data_error(place, "a row", FORMS):
-            entry = dict(json.loads(line))
+            entry = dict(load_json(line))
             is_dump = is_dump or "input" in entry
             if "input" not in entry:
                 found[number] = _row_of_lengths(entry, number)
@@ -139,15 +141,17 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
         # Refuses tokens that are no numbers, before they are used.
         rows = Rows.from_keys(keys, [row.tokens for row in found.values()])
         if any(row.ids is not None for row in found.values()):
-            rows = Rows.from_keys(keys, rows.tokens_R, forest=_find_forest(found.values()))
+            rows = Rows.from_keys(keys, rows.tokens_R, forest=_find_forest([*found.values()]))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
     return FileBatch(name=name, rows=rows, lines_R=tuple(found), is_dump=is_dump)
 
 
 def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
+    if type(prompt := entry["prompt"]) not in (str, int):
+        raise TypeError(f"prompt={prompt!r}: a text or a whole number names it")
     # The number of the line makes the key unique.
-    key, ids, lengths = row_key(entry["prompt"], entry["session"], line), None, []
+    key, ids, lengths = row_key(prompt, entry["session"], line), None, []
     if "token_ids" in entry:
         ids = np.array(entry["token_ids"])
         if ids.ndim != 1 or (len(ids) and (ids.dtype.kind != "i" or ids.min() < 0)):
@@ -169,10 +173,18 @@ def _dumped_row(entry: Mapping[str, Any], tokenize: Tokenize | None) -> _Row:
     return _Row(entry["uid"], len(ids), ids)
 
 
-def _find_forest(found: Iterable[_Row]) -> Forest:
-    """What rows of a prompt begin with alike, by their token ids."""
-    # Rows without token ids are alone in their groups.
-    return Forest.from_tokens(
-        [np.zeros(row.tokens, dtype=np.int64) if row.ids is None else row.ids for row in found],
-        [row.key if row.ids is None else f"{uid_of_key(row.key)} " for row in found],
+def _find_forest(found: Sequence[_Row]) -> Forest:
+    """What rows of a prompt begin with alike, by their token ids; others share nothing, and come
+    last."""
+    with_ids = [row for row, each in enumerate(found) if each.ids is not None]
+    forest = Forest.from_tokens(
+        [each.ids for each in found if each.ids is not None],
+        [uid_of_key(found[row].key) for row in with_ids],
+    )
+    order = np.argsort(forest.dfs_position_R)
+    others = [row for row, each in enumerate(found) if each.ids is None]
+    return Forest.in_order(
+        [each.tokens for each in found],
+        [with_ids[place] for place in order] + others,
+        [*forest.shared_R[order], *[0] * len(others)],
     )

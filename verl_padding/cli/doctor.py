@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_padding.doctor.finding import Finding, Verdict, run_check
-from verl_padding.doctor.installation import choose_platform, plug_in, versions
+from verl_padding.doctor.installation import choose_platform, plug_in, verl, versions
 from verl_padding.doctor.job import PADDING_OFF, check_job_of
 from verl_padding.doctor.job_config import as_a_job_would_start
 from verl_padding.job.composition import JobArguments
@@ -21,6 +21,7 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     something is wrong, else 0."""
     with as_a_job_would_start(), console.status("checking"):
         findings = run_check("versions", versions())
+        findings += run_check("verl", verl())
         choose_platform()
         findings += run_check("plug-in", plug_in())
         if arguments is not None:

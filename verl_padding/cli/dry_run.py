@@ -49,7 +49,7 @@ def dry_run(
         _print_lines(console, "step", lines)
     except PaddingError as refusal:
         console.print(Text(str(refusal), style="red"), soft_wrap=True)
-        if isinstance(refusal, DryRunError):
+        if isinstance(refusal, DryRunError) and refusal.details:
             console.print(Text.from_ansi(refusal.details), soft_wrap=True)
         return 1
     console.print(Text("The dry run went well.", style="green"))

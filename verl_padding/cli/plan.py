@@ -1,13 +1,16 @@
 """The command ``verl-padding plan``: shows the plan of batches without training on them."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,14 +19,16 @@ from verl_padding.cli.batch_reader import read_batches
 from verl_padding.cli.page import write_page
 from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_batch
 from verl_padding.doctor.job_config import as_a_job_would_start, compose_or_refuse
-from verl_padding.errors import PaddingConfigError
+from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR
-from verl_padding.job.composition import JobArguments
+from verl_padding.job.composition import JobArguments, as_recorded
+from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
 from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
 from verl_padding.plan.plural import plural
-from verl_padding.runs.run_files import CONFIG
+from verl_padding.record.step_file import FOLDER
+from verl_padding.runs.run_files import CONFIG, ROLLOUTS, read_config
 
 DEFAULTS = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=true")
 SIZES = {
@@ -42,43 +47,84 @@ LABELS = {
 """Figure -> what a comparison calls it, where that is another name."""
 
 
-def job_to_plan(path: Path, arguments: JobArguments, **sizes: int | None) -> Job:
-    """The planner's job of a verl config, in which the options of :data:`SIZES` are set.
+def job_to_plan(
+    path: Path, arguments: JobArguments, **sizes: int | None
+) -> tuple[Job, Path | None]:
+    """The planner's job of a verl config, in which the options of :data:`SIZES` are set; and the
+    file of the config, if that is a run's.
 
     Without a job's overrides, the config is that of the run in whose folder ``path`` is, as
-    ``demo_out/steps/3.jsonl``, or else verl's with :data:`DEFAULTS`.
+    ``demo_out/steps/3.jsonl``, or else verl's with :data:`DEFAULTS`. A run's config is data:
+    nothing that it names is run or fetched.
     """
     overrides = arguments.overrides
     short = [f"{setting}={size}" for name, size in sizes.items() if size for setting in SIZES[name]]
     # Settings of the padding alone, as +padding=fast, say nothing of a job.
     has_job = not all(each.lstrip("+").startswith("padding") for each in overrides)
-    if not has_job and replace(arguments, overrides=()) == JobArguments():
-        configs = [folder / CONFIG for folder in path.resolve().parents[:2]]
-        if of_run := [config for config in configs if config.exists()]:
-            arguments = replace(
-                arguments, config_path=str(of_run[0].parent), config_name=CONFIG.stem
-            )
-        else:
-            is_padded = any(each.startswith("+padding=") for each in overrides)
-            short += [*DEFAULTS, *([] if is_padded else ["+padding=prompt"])]
+    has_job = has_job or replace(arguments, overrides=()) != JobArguments()
+    of_run = None if has_job else config_of_run(path)
+    if of_run is None and not has_job:
+        is_padded = any(each.startswith("+padding=") for each in overrides)
+        short += [*DEFAULTS, *([] if is_padded else ["+padding=prompt"])]
     # The user's own overrides come last, and win.
-    config = compose_or_refuse(replace(arguments, overrides=(*short, *overrides)))
-    with as_a_job_would_start():
+    arguments = replace(arguments, overrides=(*short, *overrides))
+    if of_run is not None:
+        arguments = as_recorded(arguments, read_config(of_run))
+    try:
+        return _planned_job(arguments, has_job=has_job, is_recorded=of_run is not None), of_run
+    except Exception as error:  # of any kind, by what is in the file
+        if of_run is None:
+            raise
+        why = str(error) if isinstance(error, PaddingError) else f"{type(error).__name__}: {error}"
+        fix = "Give the overrides of the job after --"
+        raise PaddingConfigError(f"{of_run}: {shorten(why, 500)} {fix}.") from error
+
+
+def config_of_run(path: Path) -> Path | None:
+    """The config of the run in whose folder a file is, or in whose folder of steps or rollouts;
+    None if there is none."""
+    folder = Path(os.path.abspath(path if path.is_dir() else path.parent))
+    run = folder.parent if folder.name in (FOLDER, ROLLOUTS) else folder
+    return run / CONFIG if (run / CONFIG).exists() else None
+
+
+def _planned_job(arguments: JobArguments, *, has_job: bool, is_recorded: bool) -> Job:
+    config = compose_or_refuse(arguments, has_job=has_job)
+    with as_a_job_would_start(has_job=has_job):
         from verl_padding.driver.job_check import check_job
         from verl_padding.driver.trainers import asks_for_padding
 
         if not asks_for_padding(config):
             raise PaddingConfigError("padding: the job does not ask for it. Add +padding=prompt.")
+        if is_recorded and OmegaConf.select(config, "padding.cost_model") == "model":
+            _check_models_are_here(config)
         return check_job(config).step_job()
 
 
+def _check_models_are_here(config: DictConfig) -> None:
+    for section in (ACTOR_MODEL, *([CRITIC_MODEL] if has_critic(config) else [])):
+        model = OmegaConf.select(config, section)
+        if not Path(path := str(model.get("hf_config_path") or model.path)).is_dir():
+            why = f"{section}.path={path} is no folder here, and a run's config fetches nothing"
+            fix = "Add -- padding.cost_model=attention"
+            raise PaddingConfigError(f"padding.cost_model=model: {why}. {fix}.")
+
+
 def show_plan(
-    path: Path, job: Job, *, tokenizer: str | None, compare: bool, as_json: bool, page: Path | None
+    path: Path,
+    job: Job,
+    *,
+    of_run: Path | None = None,
+    tokenizer: str | None,
+    compare: bool,
+    as_json: bool,
+    page: Path | None,
 ) -> None:
     """Plans the rows of files and prints the plans on standard output, notes on standard error.
 
     Args:
         job: planned with as many prompts as each batch has.
+        of_run: the config that it is from, if that is a run's.
         tokenizer: Hugging Face name or folder, for the tokens of a rollout dump.
         page: file for the page of all batches.
 
@@ -89,10 +135,7 @@ def show_plan(
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     tokenize = None
     if tokenizer is not None:
-        from transformers import AutoTokenizer
-
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
-        tokenize = partial(loaded.encode, add_special_tokens=False)
+        tokenize = partial(_load_tokenizer(tokenizer).encode, add_special_tokens=False)
     with errors.status("planning"):
         # All before anything is printed: a refused command prints only its refusal.
         batches, refused = read_batches(path, tokenize)
@@ -100,7 +143,7 @@ def show_plan(
     left_out = [f"left out: {refusal}" for refusal in refused]
     # Once, where many batches have it.
     notes = list(dict.fromkeys([note for each in planned for note in plan_notes(each)] + left_out))
-    for note in notes:
+    for note in [*([f"The job is that of {of_run}."] if of_run else []), *notes]:
         errors.print(note, markup=False)
     if as_json:
         shown = _as_json(path, planned)
@@ -111,6 +154,20 @@ def show_plan(
         steps = [each.shown_step() for each in planned]
         write_page(page, title=path.name, curves={}, steps=steps, notes=notes)
         errors.print(f"The page is in {page}.", markup=False)
+
+
+def _load_tokenizer(name: str) -> Any:
+    """A tokenizer of Hugging Face, without code that comes with it."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # of any kind, by what is in the folder
+        why = shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ..")
+        raise PaddingDataError(
+            f"--tokenizer={name}: it cannot be read ({why}). Name the folder of a model, or a model"
+            " of the hub."
+        ) from error
 
 
 def plan_notes(planned: PlannedBatch) -> Iterator[str]:

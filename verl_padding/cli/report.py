@@ -1,5 +1,6 @@
 """The command ``verl-padding report``: runs as one page."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -46,6 +47,7 @@ def write_report(
                 f"{folder}: {why}. Name the folder of a job with padding.record=true."
             )
         notes += [f"{folder}: {line}" for line in savings_of_run(folder)]
+        notes += _not_reached(folder, paths)
     if steps and not recorded:
         raise PaddingDataError(f"--steps={steps}: none of them is recorded. Choose others.")
     # Read one by one while the page is written, since a long run does not fit into memory at once.
@@ -55,11 +57,22 @@ def write_report(
     return notes
 
 
+def _not_reached(folder: Path, paths: Sequence[Path]) -> list[str]:
+    """Which recorded steps are beyond the metrics, by more than the step that may be running."""
+    steps = [step for step, _ in read_metrics(folder)]
+    odd = [path.name for path in paths if steps and int(path.stem) > max(steps) + 1]
+    if not odd:
+        return []
+    what = f"{', '.join(odd)}: of steps that {METRICS} has not reached, at {max(steps)}"
+    return [f"{folder / FOLDER}: {what}. Remove them if they are another run's."]
+
+
 def savings_of_run(folder: Path) -> list[str]:
     """Which savings the job of a folder has had, and what they have left out."""
     totals = Counter[str]()
     for _, metrics in read_metrics(folder):
-        totals.update({name: value for name, value in metrics.items() if name.endswith("/total")})
+        known = {name: value for name, value in metrics.items() if 0 <= value < math.inf}
+        totals.update({name: value for name, value in known.items() if name.endswith("/total")})
     lines = [*read_savings(folder / FOLDER), saved_line(totals)]
     return [line for line in lines if line]
 
@@ -75,6 +88,11 @@ def _shown_steps(run: str, path: Path, notes: list[str]) -> Iterator[ShownStep]:
     except PaddingDataError as refusal:
         note = f"Left out: {refusal}"
         notes += [note] if note not in notes else []
+    # A dump has all rows of all local updates.
+    others = {key for update in updates for key in update.keys} - texts.keys()
+    if texts and others:
+        what = f"{dump} has no row {min(others)!r}: the two are of different runs"
+        notes.append(f"{path}: {what}. Remove the older one.")
     for update in updates:
         yield recorded_step(update, run=run, texts=_shown_texts(update, texts))
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 
-from verl_padding.doctor.finding import Finding, ok, run_check, wrong
+from verl_padding.doctor.finding import Finding, ok, run_check, warning, wrong
 
 PACKAGE = "verl_padding"
 # environment variable: which plug-ins verl loads, auto, none or names
@@ -31,6 +31,26 @@ def versions() -> Iterator[Finding]:
             )
         else:
             yield ok(name, installed)
+
+
+def verl() -> Iterator[Finding]:
+    """What the plug-in relies on in the source of the installed verl."""
+    if find_spec("verl") is None:
+        return  # reported as a version that is missing
+    from verl_padding.job.verl_check import missing_facts, untried_verl
+    from verl_padding.job.verl_facts import FACTS
+    from verl_padding.job.verl_source import installed_verl
+
+    missing = missing_facts(installed_verl())
+    for fact, line in missing.items():
+        if fact.needed_by:
+            yield warning("verl", f"{line}. A job that needs it is refused ({fact.needed_by}).")
+        else:
+            yield wrong("verl", f"{line}. No padded job runs.")
+    if untried := untried_verl():
+        yield warning("verl", untried)
+    subject = f"verl {installed_verl().version}"
+    yield ok(subject, f"has {len(FACTS) - len(missing)} of {len(FACTS)} things that padding needs")
 
 
 def _installed(name: str) -> str | None:

@@ -6,14 +6,20 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from difflib import get_close_matches
 from warnings import catch_warnings
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.installation import choose_platform
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.composition import (
+    REMOTE_CODE,
+    JobArguments,
+    code_named_by_files,
+    compose_job,
+)
 from verl_padding.job.misspelt_flag import FLAG
 
 FLAGGED = f"+{FLAG}=prompt"
@@ -21,12 +27,13 @@ FIX_NEW = "Correct it, or put a + before a key that your own code reads."
 
 
 @contextmanager
-def as_a_job_would_start() -> Iterator[None]:
-    """Modules beside the user are found, as by ``python -m``; what other packages print is kept out
-    of the report."""
-    # verl and its engines warn of much on import that is no matter of the job's.
-    here = os.getcwd()
-    sys.path.insert(0, here)
+def as_a_job_would_start(*, has_job: bool = True) -> Iterator[None]:
+    """Modules beside the user are found, as by ``python -m``, where a job is given; what other
+    packages print is kept out of the report."""
+    # verl and its engines warn of much on import that is no matter of the job's. The user may be in
+    # the folder of somebody else's run.
+    here = [os.getcwd()] if has_job else []
+    sys.path[:0] = here
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -34,24 +41,37 @@ def as_a_job_would_start() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-        sys.path.remove(here)
+        for folder in here:
+            sys.path.remove(folder)
 
 
-def compose_or_refuse(arguments: JobArguments) -> DictConfig:
-    """verl's config with a job's overrides.
+def compose_or_refuse(arguments: JobArguments, *, has_job: bool = True) -> DictConfig:
+    """verl's config with a job's overrides. Code that comes with a model is off where a file and
+    not the command line asks for it, which is said on standard error.
 
     Raises:
-        PaddingConfigError: verl and Hydra refuse the overrides.
+        PaddingConfigError: verl and Hydra refuse the overrides; or a file of configs names code in
+            the place of verl's.
     """
     choose_platform()
     try:
-        with as_a_job_would_start():
-            return compose_job(arguments)
+        with as_a_job_would_start(has_job=has_job):
+            config = compose_job(arguments)
+            named = {}
+            if has_job and replace(arguments, overrides=()) != JobArguments():
+                named = dict(code_named_by_files(config, arguments))
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         meant = _what_was_meant(str(error), arguments.overrides)
         fix = "Correct them, unless verl-padding doctor finds the plug-in broken."
         raise PaddingConfigError(meant or f"overrides: {why}. {fix}") from error
+    for setting, value in named.items():
+        why = f"{setting}={value}: a file says so, and the command line does not"
+        if not setting.endswith(REMOTE_CODE):
+            raise PaddingConfigError(f"{why}. Add it there if you trust that code.")
+        OmegaConf.update(config, setting, False)
+        sys.stderr.write(f"{why}: off. Add it there if you trust the model's code.\n")
+    return config
 
 
 def _keys(config: DictConfig, above: str = "") -> Iterator[str]:

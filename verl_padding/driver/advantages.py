@@ -8,7 +8,8 @@ trajectories. Each row gets those of its tokens back. Rows that continue another
 response, may have its response tokens among their own: such a token is one token of the trajectory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from verl_padding.job.blocker import refuse
+from verl_padding.job.verl_losses import ESTIMATORS, Estimator
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
@@ -173,11 +175,52 @@ def _estimated(
     pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
     padded = {name: pad([column[name] for column in columns]) for name in columns[0]}
     uids = np.array([uid_of_key(key) for key in keys], dtype=object)
-    data = compute_advantage(
-        DataProto(batch=TensorDict(padded, batch_size=len(keys)), non_tensor_batch={"uid": uids}),
-        **estimator_settings(algorithm),
-    )
-    return data.batch
+    batch = TensorDict(padded, batch_size=len(keys))
+    return estimate(DataProto(batch=batch, non_tensor_batch={"uid": uids}), algorithm)
+
+
+def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
+    """What verl's estimator makes of samples, also where it raises: it whitens no single token, and
+    best and second best are those of two samples.
+
+    A token that no other is compared with is its own mean, so its advantage is 0. A sample without
+    another of its prompt has no baseline, and what ``grpo`` gives it: its reward.
+    """
+    settings = estimator_settings(algorithm)
+    estimator = ESTIMATORS.get(algorithm.adv_estimator, Estimator())
+    mask = samples.batch[MASK]
+    found = {name: torch.zeros_like(samples.batch[REWARDS]) for name in RESULTS}
+    parts = [(np.ones(len(mask), dtype=np.bool_), algorithm.adv_estimator)]
+    if estimator.whitens and mask.sum() <= 1:
+        parts = []
+    elif estimator.needs_two_samples:
+        _, prompt_S, counts = np.unique(
+            samples.non_tensor_batch["uid"], return_inverse=True, return_counts=True
+        )
+        is_alone_S = counts[prompt_S] == 1
+        parts = [(is_alone_S, "grpo"), (~is_alone_S, algorithm.adv_estimator)]
+    for some_S, name in parts:
+        if not some_S.any():
+            continue
+        settings["adv_estimator"] = name
+        of_verl = compute_advantage(samples.select_idxs(some_S), **settings).batch
+        trains = of_verl[MASK].any(-1, keepdim=True)
+        for result, values in found.items():
+            # Such as a mean over the trained tokens of a prompt that has none.
+            is_nothing = of_verl[result].isnan() & ~trains
+            values[torch.from_numpy(some_S)] = of_verl[result].masked_fill(is_nothing, 0)
+    return samples.batch.update(found)
+
+
+@contextmanager
+def estimator_for_any_rows(algorithm: DictConfig) -> Iterator[None]:
+    """A with-block in which verl's trainer estimates by ``grpo``, which takes any rows: for its
+    other results, where advantages come from :func:`estimate`."""
+    name, algorithm.adv_estimator = algorithm.adv_estimator, "grpo"
+    try:
+        yield
+    finally:
+        algorithm.adv_estimator = name
 
 
 def estimator_settings(algorithm: Any) -> dict[str, Any]:
@@ -187,30 +230,45 @@ def estimator_settings(algorithm: Any) -> dict[str, Any]:
     return settings | {"config": algorithm}
 
 
-def fix_sessions_ending_untrained(batch: KVBatchMeta, algorithm: DictConfig) -> None:
-    """Gives sessions whose last row has no trained token the advantages that verl's GRPO takes from
-    them.
+def fix_sessions_ending_untrained(
+    batch: KVBatchMeta, algorithm: DictConfig, trained: Collection[str]
+) -> None:
+    """Gives rows the advantages that verl's GRPO takes from sessions, where the last row of one has
+    no trained token.
 
     verl gives all rows of a session the advantage of the last one, from its first trained token;
-    without one, that is 0. Here its function sees, of each session, the reward that verl takes (of
-    its last row, with the KL penalty of that row), on one token that is trained. So all other
-    sessions keep what verl has given them.
+    without one, that is 0. Here its function sees, of each session, the reward of its last row,
+    with the KL penalty of the last row that had a trained token, on one token that is trained.
+
+    Args:
+        trained: keys of the rows that had a trained token before any was rejected.
     """
     sessions = rows_of_sessions(batch.keys)
-    if algorithm.adv_estimator != AdvantageEstimator.GRPO or len(sessions) == len(batch):
+    if algorithm.adv_estimator != AdvantageEstimator.GRPO:
         return
     rows = read_fields(batch.keys, batch.partition_id, READ)
     mask_R = rows[MASK].unbind()
-    affected = [number for number, session in enumerate(sessions) if not mask_R[session[-1]].any()]
-    if not affected:
+    if all(mask_R[session[-1]].any() for session in sessions):
         return
-    reward_R = rows[REWARDS if REWARDS in rows else SCORES].unbind()
-    last_S = [session[-1] for session in sessions]
-    # One trained token a session stands for all of its tokens: GRPO reads but the sum of rewards.
-    samples = [{MASK: mask_R[0].new_ones(1), REWARDS: reward_R[row].sum()[None]} for row in last_S]
-    estimated = _estimated(samples, [batch.keys[row] for row in last_S], algorithm)["advantages"]
+    score_R, reward_R = (
+        [values.sum() for values in rows[name if name in rows else SCORES].unbind()]
+        for name in (SCORES, REWARDS)
+    )
+    samples = []
+    for session in sessions:
+        last = session[-1]
+        of_kl = next((row for row in reversed(session) if batch.keys[row] in trained), last)
+        reward = (
+            reward_R[last] if of_kl == last else score_R[last] + reward_R[of_kl] - score_R[of_kl]
+        )
+        # One trained token stands for all of a session's: GRPO reads but the sum of rewards.
+        samples.append({MASK: mask_R[0].new_ones(1), REWARDS: reward[None]})
+    first_S = [batch.keys[session[0]] for session in sessions]
+    estimated = _estimated(samples, first_S, algorithm)["advantages"]
     fixed = {
-        row: estimated[number, 0] * mask_R[row] for number in affected for row in sessions[number]
+        row: estimated[number, 0] * mask_R[row]
+        for number, session in enumerate(sessions)
+        for row in session
     }
     keys, tags = [batch.keys[row] for row in fixed], [batch.tags[row] for row in fixed]
     columns = dict.fromkeys(RESULTS, _jagged(list(fixed.values())))

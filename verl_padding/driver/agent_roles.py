@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from omegaconf import DictConfig
 from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_to_nested
 
@@ -19,6 +20,7 @@ from verl_padding.driver.advantages import (
     RESULTS,
     REWARDS,
     SCORES,
+    estimate,
     estimator_settings,
 )
 from verl_padding.errors import PaddingDataError
@@ -98,7 +100,10 @@ def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
     if REWARDS not in rows:
         data.batch[REWARDS] = data.batch[SCORES]
     data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
-    computed = compute_advantage_for_multi_trajectories(
-        data, batch_keys=list(batch.keys), **estimator_settings(algorithm)
-    ).batch
+    if algorithm.adv_estimator == AdvantageEstimator.GRPO:
+        computed = compute_advantage_for_multi_trajectories(
+            data, batch_keys=list(batch.keys), **estimator_settings(algorithm)
+        ).batch
+    else:
+        computed = estimate(data, algorithm)
     put_columns(batch, {name: response_to_nested(computed[name], rows[MASK]) for name in RESULTS})

@@ -3,6 +3,7 @@ local updates."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +54,14 @@ def session_counts(
 
 
 def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
-    """Rows, response tokens, score (that of its last row) and turns of a session.
+    """Rows, response tokens, score (that of its last row) and turns of a session: of a row that
+    continues another one, what comes after that.
 
     Example:
         Rows ``p_0_0``, ``p_0_1`` and ``p_1_0`` of 5, 3 and 4 response tokens and scores 1, 1 and 0
         are sessions of 2 rows and 1 row, 8 and 4 tokens, scores 1 and 0: the score is 0.5 in the
-        mean.
+        mean. If ``p_0_0`` has 9 tokens in all, and ``p_0_1`` begins with these and has 14, the
+        first session has 5 + 5 tokens.
     """
     sessions_of = [rows_of_sessions(rows.keys) for rows in rows_of]
     rows_S = np.array([len(session) for sessions in sessions_of for session in sessions])
@@ -67,7 +70,7 @@ def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
         for rows, sessions in zip(rows_of, sessions_of, strict=True)
         for session in sessions
     ]
-    response_tokens = sum(int(rows.response_R.sum()) for rows in rows_of)
+    response_tokens = sum(map(_response_tokens, rows_of))
     metrics: dict[str, float] = {
         names.SESSION_SCORE: float(np.mean(score_S)),
         names.SESSION_RESPONSE_LENGTH: response_tokens / len(rows_S),
@@ -75,10 +78,32 @@ def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
         names.SESSION_ROWS_MAX: int(rows_S.max()),
         **_quantiles(names.SESSION_ROWS_QUANTILE, rows_S, ROWS_QUANTILES),
     }
-    turns = [float(rows.turns_R.sum()) for rows in rows_of if rows.turns_R is not None]
+    turns = [
+        float(_added(rows.turns_R, rows.turns_R, rows.continued_R).sum())
+        for rows in rows_of
+        if rows.turns_R is not None
+    ]
     if turns:
         metrics[names.SESSION_TURNS] = sum(turns) / len(rows_S)
     return metrics
+
+
+def _response_tokens(rows: TrainedRows) -> int:
+    """Tokens of all sessions after their first prompts, however they are split into rows."""
+    return int(_added(rows.response_R, rows.tokens_R, rows.continued_R).sum())
+
+
+def _added(
+    alone_R: npt.NDArray[Any], whole_R: npt.NDArray[Any], continued_R: Sequence[int | None]
+) -> npt.NDArray[Any]:
+    """What each row adds: ``alone_R`` if it continues no row, else what it has more of ``whole_R``
+    than the row that it continues."""
+    # Agent loops may count the turns of a row by itself.
+    more = [
+        alone if earlier is None else max(whole - whole_R[earlier], 0)
+        for alone, whole, earlier in zip(alone_R, whole_R, continued_R, strict=True)
+    ]
+    return np.array(more)
 
 
 def role_metrics(

@@ -13,6 +13,7 @@ from verl_padding.job.blocker import refuse
 from verl_padding.job.engine_refusals import check_adapters
 from verl_padding.job.loss_weightings import check_losses
 from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
+from verl_padding.job.verl_check import check_verl
 from verl_padding.job.verl_job import VerlJob
 
 
@@ -25,6 +26,7 @@ def check_job(config: DictConfig) -> VerlJob:
     # Importing it makes the padded trainers, which import this module.
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
+    check_verl(config)
     padding = PaddingConfig.from_section(config.get("padding"))
     trainers = "padded trainers extend verl's v1 trainers"
     if (of_another := config.get("async_training")) is not None:
@@ -50,6 +52,7 @@ def check_job(config: DictConfig) -> VerlJob:
     check_baseline(config, padding)
     # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
     job.block_what_is_needed()
+    check_verl(config, {engine.strategy for engine in job.engines.values()})
     check_adapters(config, job.mode, job.engines.values())
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.

@@ -1,5 +1,6 @@
 """What makes one of verl's trainers a padded one."""
 
+import logging
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig, open_dict
@@ -8,13 +9,17 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_padding.driver.group_filter import filter_groups_by_sessions
 from verl_padding.driver.job_check import check_job
+from verl_padding.driver.receipts import Receipts, leaves_receipt
 from verl_padding.driver.training_steps import TRAIN, TrainingSteps
 from verl_padding.job.attention import use_torch_attention
+from verl_padding.job.verl_check import untried_verl
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.prompt_order import PromptNames
 from verl_padding.pads.queue import KVBatchMeta, clear_leftovers
 from verl_padding.verl_fixes.queue_owner import check_queue_owner
 from verl_padding.verl_fixes.trainer import RepairedTrainer
+
+logger = logging.getLogger(__name__)
 
 LOOP_MANAGER = "verl_padding.driver.agent_loops.PaddedAgentLoopManager"
 
@@ -23,6 +28,8 @@ def prepare_job(config: DictConfig) -> VerlJob:
     """Checks a job, and puts into its config what verl reads from there later."""
     use_torch_attention(config)
     job = check_job(config)
+    if untried := untried_verl():
+        logger.warning("verl_padding: %s", untried)
     agent = config.actor_rollout_ref.rollout.agent
     if not agent.get("agent_loop_manager_class"):
         with open_dict(agent):
@@ -50,14 +57,17 @@ class PaddedTrainer(RepairedTrainer):
 
     def __init__(self, config: DictConfig):
         check_queue_owner()
+        self.receipts = Receipts(self)
         self._job = prepare_job(config)
         self._prompt_names = PromptNames()
         super().__init__(config)
 
+    @leaves_receipt
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
         self._job.check_models()  # the model is at hand now, and no worker has started
 
+    @leaves_receipt
     def _build_replay_buffer(self) -> Any:
         by_role = self._job.padding.baseline == "role"
         return filter_groups_by_sessions(super()._build_replay_buffer(), by_role=by_role)
@@ -67,14 +77,21 @@ class PaddedTrainer(RepairedTrainer):
         clear_leftovers(TRAIN)
         self.steps = TrainingSteps(self, self._job)
 
+    @leaves_receipt
     def fit(self, agent_loop_manager: Any) -> None:
+        before = self.global_steps
         super().fit(agent_loop_manager)
+        # verl counts one more where it has trained nothing.
+        if self.global_steps > before + 1:
+            self.receipts.had_metrics()
         self.steps.log_saved()
 
+    @leaves_receipt
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         self.steps.start()
         return super().step(metrics, timing_raw)
 
+    @leaves_receipt
     def _fetch_one_gen_batch(self) -> TensorDict:
         """verl's next prompts from the data loader, under uids that tell their order."""
         batch = super()._fetch_one_gen_batch()
@@ -83,34 +100,51 @@ class PaddedTrainer(RepairedTrainer):
         )
         return batch
 
+    @leaves_receipt
     def _step_once(
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> KVBatchMeta:
         with self.steps.local_update(metrics, timing_raw):
-            return super()._step_once(metrics, timing_raw, sample_batch_size)
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+            self.receipts.end_local_update()
+            self.steps.exclude_emptied_rows(batch)
+            return batch
 
+    @leaves_receipt
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> KVBatchMeta:
         self.steps.plan(batch, metrics)
         return batch
 
+    @leaves_receipt
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self._job.leaves_out_old_log_probs:
             return batch
         return super()._compute_old_log_prob(batch, metrics)
 
+    @leaves_receipt
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._compute_ref_log_prob(batch, metrics)
+
+    @leaves_receipt
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        computed = super()._compute_advantage(batch, metrics)
-        self.steps.compute_advantages(batch)
-        return computed
+        return self.steps.compute_advantages(batch, metrics, super()._compute_advantage)
 
+    @leaves_receipt
     def _compute_metrics(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        timing_raw: dict[str, float],
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        super()._compute_metrics(batch, metrics, *args, **kwargs)
-        self.steps.compute_metrics(metrics)
+        self.receipts.end_step(saved="save_checkpoint" in timing_raw)
+        super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
+        self.steps.compute_metrics(metrics, timing_raw)
 
+    @leaves_receipt
     def _save_checkpoint(self) -> None:
         with self.steps.rows_set_aside():
             super()._save_checkpoint()

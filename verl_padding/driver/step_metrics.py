@@ -2,15 +2,20 @@
 step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
+from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
-from verl_padding.plan import BatchPlan
-from verl_padding.plan.batch_plan import LayoutFigures
+from verl_padding.plan import BatchPlan, Layout
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 REPORTED = {
@@ -61,28 +66,33 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
     return metrics
 
 
+@dataclass
+class CallTokens:
+    """Tokens of real rows in a worker call, over all times that a step has made it."""
+
+    computed: int = 0
+    """Those that reached the models, as workers have counted them."""
+    of_rows: int = 0
+    """Those of the rows, each with all of its own, in each epoch."""
+    epochs: int = 0
+
+
 def saved_metrics(
-    plan: BatchPlan,
-    *,
-    epochs: Mapping[str, int],
-    with_all_rows: LayoutFigures | None,
-    has_pass: bool,
+    calls: Mapping[str, CallTokens], *, of_all_rows: int, has_pass: bool
 ) -> dict[str, float]:
-    """Tokens of real rows that the calls of a plan compute, and those that they need not.
+    """Tokens of real rows that the calls of a step have computed, and those that they need not.
 
     Args:
-        epochs: how often each call goes over its rows.
-        with_all_rows: of the actor's update, if there is one, before rows were left out.
-        has_pass: whether a pass computes old log-probs, or none could be left out.
+        of_all_rows: tokens of all rows of the step, those that an update leaves out among them.
+        has_pass: whether a pass has computed old log-probs, or none could be left out.
     """
     # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100 are
     # computed, 60 and 40 saved.
-    computed = sum(epochs[call] * each.computed_tokens for call, each in plan.figures.items())
-    unshared = {call: epochs[call] * _unshared(each) for call, each in plan.figures.items()}
-    of_all = _unshared(with_all_rows) if with_all_rows else 0
-    idle = epochs[ACTOR] * of_all - unshared[ACTOR] if with_all_rows else 0
-    shared = sum(unshared.values()) - computed
-    of_pass = 0 if has_pass else of_all
+    computed = sum(each.computed for each in calls.values())
+    shared = sum(each.of_rows for each in calls.values()) - computed
+    update = calls.get(ACTOR, CallTokens())
+    idle = update.epochs * of_all_rows - update.of_rows
+    of_pass = 0 if has_pass else of_all_rows
     return {
         names.ALL_COMPUTED_TOKENS: computed,
         **dict(zip(names.SAVED_TOKENS, (shared, idle, of_pass), strict=True)),
@@ -90,19 +100,42 @@ def saved_metrics(
     }
 
 
-def _unshared(figures: LayoutFigures) -> int:
-    """Tokens of the rows that a call computes, each row with all of its own."""
-    return round(figures.computed_tokens * figures.sharing_factor)
+def layout_of_ranks(plan: BatchPlan) -> Layout | None:
+    """The layout by which verl's metrics count what ranks get: that of the actor's update, or of
+    another call in a step without; None while a warm-up trains nothing and no pass runs."""
+    return plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()), None)
+
+
+def performance_metrics(
+    rows_of: Sequence[TrainedRows],
+    pad_tags: Sequence[Mapping[str, Any]],
+    timing_raw: dict[str, float],
+    n_gpus: int,
+) -> dict[str, float]:
+    """verl's metrics of throughput and of time per token: of the rows of each local update, and of
+    pads with these tags.
+
+    Args:
+        timing_raw: verl's timers of the global step.
+    """
+    tokens_R = [n for rows in rows_of for n in rows.tokens_R.tolist()]
+    response_R = [n for rows in rows_of for n in rows.response_R.tolist()]
+    tokens = torch.tensor([*tokens_R, *(tag["seq_len"] for tag in pad_tags)])
+    response = torch.tensor([*response_R, *(tag["response_len"] for tag in pad_tags)])
+    lengths = {"prompt_length": tokens - response, "response_length": response}
+    batch = DataProto(
+        batch=TensorDict(lengths, len(tokens)), meta_info={"global_token_num": tokens.tolist()}
+    )
+    per_token = compute_timing_metrics(batch, timing_raw)
+    return {**per_token, **compute_throughout_metrics(batch, timing_raw, n_gpus)}
 
 
 def rank_token_metrics(
     plan: BatchPlan, tokens_R: Sequence[int], pad_length: int, prefix: str
 ) -> dict[str, float]:
-    """verl's metrics of what a rank gets, by the layout of the actor's update, or of another call
-    in a step without."""
-    if not plan.layouts:  # while a warm-up trains nothing and no pass runs
+    """verl's metrics of what a rank gets."""
+    if (layout := layout_of_ranks(plan)) is None:
         return {}
-    layout = plan.layouts.get(ACTOR) or next(iter(plan.layouts.values()))
     lengths = [tokens_R[row] if row < len(tokens_R) else pad_length for row in layout.order]
     partitions = np.arange(len(lengths)).reshape(layout.dp_size, -1).tolist()
     return dict(log_seqlen_unbalance(lengths, partitions, prefix=prefix))

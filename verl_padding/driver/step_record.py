@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_padding.driver.step_planner import PlannedStep
+from verl_padding.driver.planned_step import PlannedStep
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.plan.layout import Layout

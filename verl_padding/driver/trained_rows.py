@@ -42,18 +42,26 @@ class TrainedRows:
     """Score, summed over the tokens."""
     turns_R: Floats | None
     """Turns of the conversation, where agent loops count them."""
+    continued_R: Sequence[int | None]
+    """Number of the row of its session that each continues; None for none."""
     weights_step_R: Sequence[int | None]
     """Global step that has made the oldest weights that sampled each row."""
 
     @classmethod
-    def read(cls, batch: KVBatchMeta, mask_R: Sequence[torch.Tensor]) -> Self:
+    def read(
+        cls,
+        batch: KVBatchMeta,
+        mask_R: Sequence[torch.Tensor],
+        continued_R: Sequence[int | None],
+    ) -> Self:
         """Reads the rows of a batch from TransferQueue; ``mask_R``, (response,) each, says which
-        tokens are trained."""
+        tokens are trained, and ``continued_R`` which row each continues."""
         return cls.of_fields(
             batch.keys,
             tokens_of_tags(batch.keys, batch.tags),
             mask_R,
             read_fields(batch.keys, batch.partition_id, FIELDS),
+            continued_R=continued_R,
             weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
         )
 
@@ -65,6 +73,7 @@ class TrainedRows:
         mask_R: Sequence[torch.Tensor],
         fields: TensorDict,
         *,
+        continued_R: Sequence[int | None],
         weights_step_R: Sequence[int | None],
     ) -> Self:
         """What the :data:`FIELDS` of rows with these keys, tokens and masks say."""
@@ -94,5 +103,6 @@ class TrainedRows:
             turns_R=np.array([float(turns) for turns in fields[TURNS]])
             if TURNS in fields
             else None,
+            continued_R=continued_R,
             weights_step_R=weights_step_R,
         )

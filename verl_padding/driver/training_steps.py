@@ -2,7 +2,7 @@
 verl calls them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -10,22 +10,47 @@ from verl.utils.profiler import simple_timer
 
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
-from verl_padding.driver.step_planner import PlannedStep, StepPlanner, UpdateNumber
+from verl_padding.driver.planned_step import PlannedStep, UpdateNumber
+from verl_padding.driver.samples import (
+    put_results_of_untrained,
+    rows_that_train,
+    sample_rows,
+    select_rows,
+)
+from verl_padding.driver.step_planner import StepPlanner
 from verl_padding.driver.step_record import write_record
 from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
+from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import CALLS, LOG_PROB
 from verl_padding.job.modes import SYNC
-from verl_padding.job.savings import saved_line
+from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
+from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.plan.plural import plural
 
+ComputeAdvantage = Callable[[KVBatchMeta, dict[str, Any]], KVBatchMeta]
+"""verl's ``_compute_advantage`` of a trainer."""
 TRAIN = "train"
 """verl's name for the queue's partition of training rows."""
+
+
+UPDATING = ("_compute_old_log_prob", "_update_actor", "_step_once")
+"""Methods of verl's trainer that write old log-probs, or update the actor."""
+
+
+def own_updates(trainer: Any) -> Iterator[Blocker]:
+    """What a trainer of one's own may do with old log-probs: write some, or use them twice."""
+    for name in UPDATING:
+        owner = next(each for each in type(trainer).__mro__ if name in vars(each))
+        if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
+            why = "a trainer of one's own may write old log-probs, or update the actor twice"
+            fix = "Set padding.recompute_old_log_probs=True."
+            yield Blocker(f"{owner.__name__}.{name}", why, fix)
 
 
 class TrainingSteps:
@@ -39,6 +64,7 @@ class TrainingSteps:
         self._trainer, self._job, self._config = trainer, job, job.config
         self.current: PlannedStep | None = None
         """The step of the local update that runs."""
+        job.savings.block(OLD_LOG_PROBS, own_updates(trainer))
         self._worker_groups = wrap_worker_groups(trainer, job, self.step_for)
         # Only the model reads it.
         tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]
@@ -107,6 +133,8 @@ class TrainingSteps:
             step.close(failed=True)
             raise
         step.close()
+        if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
+            self.current.tokens |= step.tokens
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
@@ -137,10 +165,33 @@ class TrainingSteps:
             metrics.update(clock_metrics)
         self._updates.append(step)
 
-    def compute_advantages(self, batch: KVBatchMeta) -> None:
-        """Advantages of sessions and of roles, where they are asked for, and of sessions whose last
-        row is not trained."""
+    def exclude_emptied_rows(self, batch: KVBatchMeta) -> None:
+        """Marks the rows of the local update that verl's means over rows are to leave out as verl
+        marks its pads, in this batch alone."""
+        assert self.current is not None, "a local update without a plan"
+        planned, with_loss = self.current.batch, self.current.rows_with_loss
+        samples = {planned.keys[row] for row in sample_rows(planned.keys, with_loss)}
+        for key, tag in zip(batch.keys, batch.tags, strict=True):
+            if key not in samples:
+                tag[PADDING_TAG] = True
+
+    def compute_advantages(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], by_verl: ComputeAdvantage
+    ) -> KVBatchMeta:
+        """Advantages by verl's method, of rows that have a trained token; those of sessions and of
+        roles, where they are asked for, and of sessions whose last row is not trained."""
         by_session, algorithm = self._job.padding.advantages == "session", self._config.algorithm
+        trained = rows_that_train(batch)
+        are_verls = not by_session and not self._by_role and len(trained) == len(batch)
+        if are_verls:
+            batch = by_verl(batch, metrics)
+        elif trained:
+            # All of its results but advantages are kept: KL penalties, weights, what is rejected.
+            with advantages.estimator_for_any_rows(algorithm):
+                computed = by_verl(select_rows(batch, trained), metrics)
+            batch = rows_like(computed, batch.keys, batch.tags)
+        put_results_of_untrained(batch, trained)
+        trained_keys = {batch.keys[row] for row in trained}
         continued_R: Sequence[int | None] = [None] * len(batch)
         if by_session:
             found = None
@@ -150,21 +201,31 @@ class TrainingSteps:
         parts = [(batch, continued_R)]
         if self._by_role:
             parts = list(parts_by_role(batch, continued_R))
-        # In the place of what verl's trainer has computed just before, of rows and of all roles.
         for part, continued in parts:
             if by_session:
                 advantages.compute_session_advantages(part, algorithm, continued)
                 continue
-            if self._by_role:
-                compute_row_advantages(part, algorithm)
-            advantages.fix_sessions_ending_untrained(part, algorithm)
+            if not are_verls:
+                of_part = [row for row, key in enumerate(part.keys) if key in trained_keys]
+                compute_row_advantages(
+                    select_rows(part, sample_rows(part.keys, of_part)), algorithm
+                )
+            advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
+        return batch
 
-    def compute_metrics(self, metrics: dict[str, Any]) -> None:
+    def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         with simple_timer(names.ROWS_SECONDS, metrics):
-            rows_of = [TrainedRows.read(update.batch, update.mask_R) for update in self._updates]
+            rows_of = [
+                TrainedRows.read(update.batch, update.mask_R, update.prefixes.continued_R)
+                for update in self._updates
+            ]
             metrics.update(batch_metrics.row_metrics(rows_of))
+            # In the place of what verl's trainer has computed just before, of real rows alone.
+            pad_tags = [tag for update in self._updates for tag in update.counted_pad_tags]
+            n_gpus = self._trainer._get_n_gpus_for_throughput()
+            metrics.update(step_metrics.performance_metrics(rows_of, pad_tags, timing_raw, n_gpus))
             counts = batch_metrics.session_counts(
                 rows_of,
                 prompts=self._config.data.train_batch_size,
@@ -219,8 +280,8 @@ class TrainingSteps:
             return
         # verl times the pass that is not made.
         metrics.pop(names.CALL_SECONDS.format(call=LOG_PROB), None)
-        # The update's entropy is the pass's where both are means over tokens: in a mean over rows,
-        # verl leaves out rows without a trained token, and the update does not.
+        # The update's entropy is the pass's, unless a mean over rows has a configured denominator.
         by_tokens = self._config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
-        if by_tokens and "actor/entropy_loss" in metrics:
+        is_mean = by_tokens or self._job.padding.denominator == "rows"
+        if is_mean and "actor/entropy_loss" in metrics:
             metrics["actor/entropy"] = metrics["actor/entropy_loss"]

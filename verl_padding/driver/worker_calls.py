@@ -1,31 +1,34 @@
 """Worker groups whose batch calls get the padded batch, while the trainer goes on with the real
 rows."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import ray
+from wrapt import FunctionWrapper
 
-from verl_padding.driver.step_planner import PlannedStep
-from verl_padding.errors import PaddingDataError
+from verl_padding.driver.planned_step import PlannedStep
+from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
+from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
-from verl_padding.verl_fixes import position_ids, text_without_image
-from verl_padding.worker import (
-    log_probs,
-    micro_batch_clock,
-    mini_batches,
-    packed_attention,
-    plan_packer,
-)
 from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS, find_blockers
-from verl_padding.worker.losses import wrap_worker_loss
+from verl_padding.worker.work_done import (
+    SCHEDULER_STEPS,
+    STEPS,
+    TOKENS,
+    WORK,
+    read_work,
+    start_call,
+)
+from verl_padding.worker.worker_check import check_in_worker
 
 CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
@@ -39,10 +42,10 @@ class PaddedWorkerGroup:
     """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
     So verl's trainer methods run as they are, and only a worker call can see a pad. Everything else
-    goes through to the worker group, and so does a batch that is not in TransferQueue. A call
+    goes through to the worker group, and so does a batch that is not in TransferQueue; another call
+    that brings rows is refused. A call
     outside of a step, or with other rows than the step has planned for it, gets a plan and pads of
-    its own, which are gone when it returns. Workers count their peak memory anew for each call:
-    verl logs the highest since the process began.
+    its own, which are gone when it returns. After each call, workers tell what they have done.
     """
 
     def __init__(self, worker_group: Any, step_for: StepFor):
@@ -50,8 +53,9 @@ class PaddedWorkerGroup:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
-        call = CALL_OF_METHOD.get(name)
-        return target if call is None else partial(self._call, call, target)
+        if name in CALL_OF_METHOD:
+            return partial(self._call, CALL_OF_METHOD[name], target)
+        return FunctionWrapper(target, _refuse_rows) if callable(target) else target
 
     def _call(
         self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any
@@ -60,18 +64,32 @@ class PaddedWorkerGroup:
             return target(batch, *args, **kwargs)
         with self._step_for(call.name, batch) as step:
             padded = step.padded_for(call.name)
-            self._worker_group.execute_with_func_generator(start_peak)
+            self._worker_group.execute_with_func_generator(start_call)
             make = padded.update_call if call.trains else padded.inference_call
             sent = make(call.name, batch)
             output = target(sent, *args, **kwargs)
             # The critic's calls answer with a future of each rank's answer, for which verl waits
             # next; pads that are gone after this block must have been read.
             answers = ray.get(getattr(output, "futures", []))
+            work = self._worker_group.execute_with_func_generator(read_work).non_tensor_batch[WORK]
+            step.note_work(call.name, check_work(call, padded.plan.layouts[call.name], sent, work))
             if call.trains:
                 return output
             is_batch = isinstance(output, KVBatchMeta)
             _check_answers(call.name, [output] if is_batch else answers, sent)
             return padded.real_output(output, batch) if is_batch else output
+
+
+def _refuse_rows(target: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes a call that is not planned, unless it brings rows in TransferQueue."""
+    if rows := [each for each in (*args, *kwargs.values()) if isinstance(each, KVBatchMeta)]:
+        name = getattr(target, "__name__", type(target).__name__)
+        raise PaddingDataError(
+            f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would come to "
+            f"workers without pads, as no plan knows this call ({', '.join(CALL_OF_METHOD)} are "
+            "known). Send it what it reads of the rows, as a TensorDict, or train without +padding."
+        )
+    return target(*args, **kwargs)
 
 
 def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None:
@@ -83,15 +101,27 @@ def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None
         )
 
 
-def start_peak(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: the peak memory that a call reports is its own,
-    not the process's."""
-    from verl.protocol import DataProto
-    from verl.utils.device import get_torch_device
+def check_work(
+    call: WorkerCall, layout: Layout, sent: KVBatchMeta, work: Sequence[Counter[str]]
+) -> int:
+    """Compares what the ranks have done in a call with its plan.
 
-    if hasattr(get_torch_device(), "reset_peak_memory_stats"):
-        get_torch_device().reset_peak_memory_stats()
-    return DataProto()
+    Returns: the tokens that reached their models, of pads too.
+
+    Raises:
+        PaddingError: a rank has taken other optimizer steps than planned, or not one step of the
+            scheduler of the learning rate after them.
+    """
+    epochs = sent.extra_info.get("epochs", 1)
+    wanted = (epochs * layout.n_mini_batches, 1) if call.trains else (0, 0)
+    for rank, done in enumerate(work):
+        if (found := (done[STEPS], done[SCHEDULER_STEPS])) != wanted:
+            raise PaddingError(
+                f"worker call {call.name!r}: rank {rank} has taken (optimizer, scheduler) steps of "
+                f"{found}, where {wanted} are planned. verl's workers do not train as those of "
+                "verl 0.9.1 do: train with that, or without +padding."
+            )
+    return sum(done[TOKENS] for done in work)
 
 
 def dp_size(worker_group: Any, mesh_name: str) -> int:
@@ -103,32 +133,17 @@ def dp_size(worker_group: Any, mesh_name: str) -> int:
 
 
 def wrap_worker_groups(trainer: Any, job: VerlJob, step_for: StepFor) -> list[PaddedWorkerGroup]:
-    """Wraps the worker groups of a trainer, after its set-up, and puts into their workers what
-    padded calls need.
+    """Checks the workers of a trainer after its set-up, and wraps its worker groups.
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
-    padding = job.padding
     named = {name: getattr(trainer, name, None) for name in WORKER_GROUPS.values()}
     groups = {name: group for name, group in named.items() if group is not None}
-    each_group = {id(group): group for group in groups.values()}
-    for group in each_group.values():
-        block_savings(job, group.execute_with_func_generator(find_blockers(job.savings.on)))
-    changes = [wrap_worker_loss(padding.denominator)]
-    # Packed attention before the plan's packer: where rows share, that wraps it.
-    installed = (mini_batches, packed_attention, log_probs)
-    changes += [each.install_in_worker for each in installed]
-    if job.has_vision:
-        changes += [position_ids.install_in_worker, text_without_image.install_in_worker]
-    if job.savings.is_on(PACKER):
-        changes.append(plan_packer.install(shares=job.shares))
-    if padding.timing:
-        changes.append(micro_batch_clock.install_in_worker)
     wrapped: dict[int, PaddedWorkerGroup] = {}
-    for number, group in each_group.items():
-        for change in changes:
-            group.execute_with_func_generator(change)
-        wrapped[number] = PaddedWorkerGroup(group, step_for)
+    for group in {id(group): group for group in groups.values()}.values():
+        group.execute_with_func_generator(check_in_worker)
+        block_savings(job, group.execute_with_func_generator(find_blockers(job.savings.on)))
+        wrapped[id(group)] = PaddedWorkerGroup(group, step_for)
     for name, group in groups.items():
         setattr(trainer, name, wrapped[id(group)])
     return list(wrapped.values())

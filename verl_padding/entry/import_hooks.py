@@ -10,6 +10,7 @@ from wrapt import register_post_import_hook
 
 from verl_padding.entry.plugin_errors import report_failure
 from verl_padding.job.modes import STOCK_MODES
+from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.version import __version__
 
 Hook = Callable[[ModuleType], None]
@@ -76,10 +77,20 @@ def _load_critics_by_config(transformer_impl: ModuleType) -> None:
     load_critics_by_config(transformer_impl)
 
 
+if os.environ.get(VARIABLE) == VENDOR:
+
+    @_when_imported("verl.workers.engine", "the padded engines could not be registered")
+    def _register_engines(_: ModuleType) -> None:
+        from verl_padding.worker.padded_engine import register_padded_engines
+
+        register_padded_engines()
+
+
 @_when_imported("hydra", "the config groups could not be put on Hydra's search path")
 def _register_config_group(_: ModuleType) -> None:
     from hydra.core.plugins import Plugins
 
+    import verl_padding.configs  # noqa: F401  (Hydra passes a folder over that is not there)
     from verl_padding.entry.hydra_search_path import VerlPaddingSearchPath
 
     Plugins.instance().register(VerlPaddingSearchPath)

@@ -1,14 +1,21 @@
 """A job's config as ``verl.trainer.main_ppo`` composes it, without running anything."""
 
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 MAIN, PRIMARY, CONFIG_PATH = "verl.trainer.main_ppo", "ppo_trainer", "config"
 """verl's main module, the config that it starts from, and the folder of the configs, beside it."""
+RECORDED = "verl_padding_recorded_"
+TARGET, REMOTE_CODE = "_target_", "trust_remote_code"
+NAMES_CODE = (TARGET, "_args_", "_partial_", REMOTE_CODE)
+"""Keys of a config by which code is called that it names, or that comes with a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +72,49 @@ def compose_job(arguments: JobArguments) -> DictConfig:
         del config.hydra
     OmegaConf.to_container(config, resolve=True)  # a copy, only to see that resolving works
     return config
+
+
+def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
+    """The arguments of a job whose config is the one that a run has left, as data: what it names as
+    code stays verl's own."""
+    from hydra.core.config_store import ConfigStore
+
+    values = _data_of(OmegaConf.to_container(config))
+    engine = {"override model_engine": str(values.pop("model_engine", "dp"))}
+    others = {key: value for key, value in values.items() if key not in ("defaults", "hydra")}
+    node = {"defaults": [PRIMARY, engine, "_self_"], **others}
+    # By its text: arguments that are equal mean the same job.
+    name = RECORDED + sha256(OmegaConf.to_yaml(config).encode()).hexdigest()
+    ConfigStore.instance().store(name, OmegaConf.create(node))
+    return replace(arguments, config_name=name)
+
+
+def _data_of(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _data_of(each) for key, each in value.items() if key not in NAMES_CODE}
+    return [*map(_data_of, value)] if isinstance(value, list) else value
+
+
+def code_named_by_files(config: DictConfig, arguments: JobArguments) -> Iterator[tuple[str, Any]]:
+    """Settings by which a config calls code, other than verl's own config does, and the value of
+    each, but those that the command line has itself."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    overrides = OverridesParser.create().parse_overrides(list(arguments.overrides))
+    typed = {override.key_or_group for override in overrides}
+    of_job, engine = HydraConfig.instance().cfg, config.get("model_engine", "dp")
+    own = compose_job(JobArguments(overrides=(f"model_engine={engine}",)))
+    HydraConfig.instance().cfg = of_job
+    for setting, value in _settings(OmegaConf.to_container(config, resolve=True)):
+        names_code = setting.rpartition(".")[2] in NAMES_CODE and value
+        if names_code and setting not in typed and OmegaConf.select(own, setting) != value:
+            yield setting, value
+
+
+def _settings(section: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a section, and of those in it."""
+    for key, value in section.items() if isinstance(section, dict) else enumerate(section):
+        yield f"{name}{key}", value
+        if isinstance(value, dict | list):
+            yield from _settings(value, f"{name}{key}.")

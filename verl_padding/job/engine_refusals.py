@@ -14,11 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.attention import FLASH_ATTN, FSDP
 from verl_padding.job.blocker import Blocker, refuse
-from verl_padding.job.known_verl import unknown_verl
 from verl_padding.job.model_config import has_linear_attention, n_routed_experts, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import PARALLEL_SIZES, REF_SECTION, RoleEngine, is_lora
 from verl_padding.job.savings import PACKER, SHARING, Savings
+from verl_padding.job.verl_check import saving_blockers
 
 FLASH_ATTENTION = r"flash_attention_\d+|sdpa|[\w.-]+/[\w.-]*flash-attn[^/:]*"
 """Attentions that transformers runs by one function, which verl replaces: its own, whole kernels of
@@ -48,8 +48,9 @@ LORA_RANKS = {"megatron": "lora.rank", "veomni": None}
 
 def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
     """Refuses what the settings of engines show, and blocks savings that these do not admit."""
-    if blocker := unknown_verl():
-        savings.block(PACKER, [blocker])
+    strategies = {engine.strategy for engine in engines}
+    for saving in (PACKER, SHARING):
+        savings.block(saving, saving_blockers(saving, strategies))
     if not any(engine.config.use_dynamic_bsz for engine in engines):
         savings.decline(PACKER, _has_fixed_sizes(engines[-1]))
     savings.block(SHARING, sharing_blockers(engines, savings))

@@ -4,7 +4,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.blocker import refuse
+from verl_padding.job.blocker import Blocker, refuse
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
 from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss
@@ -49,28 +49,37 @@ def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
             )
 
 
+def packing_blocker(config: DictConfig) -> Blocker | None:
+    """Why the actor's loss is another one where other rows are in a micro-batch; None if it is not.
+
+    verl's own packer decides it then, as in stock verl.
+    """
+    loss, normalize = (
+        OmegaConf.select(config, LOSS_MODE),
+        f"{CORRECTION}.rollout_is_batch_normalize",
+    )
+    if not POLICY_LOSSES.get(loss, PolicyLoss()).is_sum:  # verl refuses one that it does not know
+        why = "it chooses tokens among all of a micro-batch, and is no sum over rows or tokens"
+        return Blocker(f"{LOSS_MODE}={loss}", why, "Choose another loss.")
+    if loss == BYPASS and OmegaConf.select(config, normalize):
+        why = "it divides by the mean over the rows of a micro-batch"
+        return Blocker(f"+{normalize}=True", why, "Set it to False.")
+    return None
+
+
 def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> str:
     """Why the actor's rows cannot weigh differently; empty if they can."""
     loss = OmegaConf.select(config, LOSS_MODE)
     # The pieces of a session that weighs as one row add up: to a sum over its tokens in these
     # modes, to none of rows.
     is_sum_of_tokens = mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)
-    properties = POLICY_LOSSES.get(loss, PolicyLoss())  # verl refuses a loss that it does not know
-    if not properties.is_sum:
-        why = (
-            f"{LOSS_MODE}={loss} chooses tokens among all of a micro-batch, and is no sum over rows"
-            " or tokens. Choose another loss"
-        )
-    elif properties.is_mean_over_rows and is_sum_of_tokens:
+    if blocker := packing_blocker(config):
+        why = str(blocker).removesuffix(".")
+    elif POLICY_LOSSES.get(loss, PolicyLoss()).is_mean_over_rows and is_sum_of_tokens:
         why = (
             f"{LOSS_MODE}={loss} is a mean over rows, but with {ACTOR_SECTION}.loss_agg_mode={mode}"
             " the other terms are sums over tokens: they have no denominator in common. Choose "
             f"{MEAN_OF_TOKENS}"
-        )
-    elif loss == BYPASS and OmegaConf.select(config, f"{CORRECTION}.rollout_is_batch_normalize"):
-        why = (
-            f"+{CORRECTION}.rollout_is_batch_normalize=True divides by the mean over the rows of a"
-            " micro-batch. Set it to False"
         )
     else:
         return ""

@@ -1,12 +1,15 @@
 """The model of a role: its Hugging Face config, and what that says of it."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.transformer_cost import EXPERTS
+from verl_padding.record.files import read_text
 
 ROPE_BY_LENGTH = ("dynamic", "longrope", "su")
 """Rotary embeddings whose angles depend on the longest position of an input; ``su`` is an old name
@@ -34,11 +37,15 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
     setting = "hf_config_path" if model.get("hf_config_path") else "path"
     path, remote = model[setting], bool(model.get("trust_remote_code", False))
     try:
+        if Path(path).is_dir():
+            read_text(Path(path, "config.json"))  # a link in somebody's folder may have no end
         of_model = AutoConfig.from_pretrained(copy_to_local(path), trust_remote_code=remote)
-    # The last one is verl's, at a / at the end.
-    except (OSError, ValueError, AssertionError) as error:
-        why = f"its config cannot be read ({error})"
-        raise PaddingConfigError(f"{section}.{setting}={path}: {why}. Correct the path.") from error
+    except ImportError:
+        raise
+    except Exception as error:  # of any kind, by what is in the file
+        why = shorten(f"{type(error).__name__}: {error}", 500)
+        what = f"{section}.{setting}={path}: its config cannot be read ({why})"
+        raise PaddingConfigError(f"{what}. Correct the path.") from error
     own = model.get("override_config") or OmegaConf.create({})
     override = OmegaConf.to_container(own, resolve=True)
     assert isinstance(override, dict)

@@ -17,6 +17,7 @@ from verl_padding.job.blocker import refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model, length_blockers
 from verl_padding.job.left_out import old_log_prob_blockers, zero_advantage_blockers
+from verl_padding.job.loss_weightings import packing_blocker
 from verl_padding.job.model_config import (
     BRANCHING_LAYERS,
     LINEAR,
@@ -25,6 +26,7 @@ from verl_padding.job.model_config import (
     kinds_of_layers,
     read_model_config,
 )
+from verl_padding.job.model_operations import model_cost
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     CRITIC_MODEL,
@@ -33,6 +35,7 @@ from verl_padding.job.role_engine import (
     role_engines,
 )
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Savings
+from verl_padding.job.verl_check import check_vision
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
 
@@ -84,7 +87,11 @@ class VerlJob:
         return engines
 
     def block_what_is_needed(self) -> None:
-        """Blocks the savings that leave out what the job's losses or estimators need."""
+        """Blocks the savings that change the job's losses, or leave out what they or estimators
+        need."""
+        if blocker := packing_blocker(self.config):
+            for saving in (PACKER, SHARING):
+                self.savings.block(saving, [blocker])
         job = self.step_job()
         needed = old_log_prob_blockers(
             self.config,
@@ -154,6 +161,7 @@ class VerlJob:
             # The actor's first, whose sizes its reference takes where it has none of its own.
             check_model(named, model, self._engines_of(section)[::-1])
         if self.has_vision:
+            check_vision(f"{ACTOR_MODEL}.path={self.config.actor_rollout_ref.model.path}")
             image_maker(self.padding.multimodal, self.model_config)
         self._with_states = {name for name, model in models.items() if has_linear_attention(model)}
         for section, model in models.items():
@@ -298,7 +306,7 @@ class VerlJob:
         for section in sorted({engine.model_section for engine in self.engines.values()}):
             try:
                 model = read_model_config(self.config, section)
-                costs[section] = TransformerCost.from_config(model, lm_head=section != CRITIC_MODEL)
+                costs[section] = model_cost(model, lm_head=section != CRITIC_MODEL)
             except (PaddingConfigError, PlanError) as error:
                 why = f"{error} ({section}.path={OmegaConf.select(self.config, section).path})"
                 refuse("padding.cost_model='model'", why, "Or set padding.cost_model=attention.")

@@ -35,6 +35,11 @@ class Estimator:
     reads_old_log_probs: bool = False
     has_groups: bool = True
     """Whether it compares the sessions of a prompt."""
+    whitens: bool = False
+    """Whether it divides by a variance over all trained tokens, of which it raises on a single
+    one."""
+    needs_two_samples: bool = False
+    """Whether it raises on a prompt with a single sample."""
 
 
 POLICY_LOSSES = {
@@ -52,12 +57,12 @@ POLICY_LOSSES = {
     BYPASS: PolicyLoss(skips_zero_advantages=True),
 }
 ESTIMATORS = {
-    "gae": Estimator(has_groups=False),
+    "gae": Estimator(has_groups=False, whitens=True),
     "grpo": Estimator(),
     "grpo_vectorized": Estimator(),
-    "grpo_passk": Estimator(),
-    "reinforce_plus_plus": Estimator(has_groups=False),
-    "reinforce_plus_plus_baseline": Estimator(),
+    "grpo_passk": Estimator(needs_two_samples=True),
+    "reinforce_plus_plus": Estimator(has_groups=False, whitens=True),
+    "reinforce_plus_plus_baseline": Estimator(whitens=True),
     "remax": Estimator(has_groups=False),
     "rloo": Estimator(),
     "rloo_vectorized": Estimator(),

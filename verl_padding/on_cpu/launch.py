@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from verl_padding.on_cpu import job_supervisor
 from verl_padding.runs.run_files import LOG, METRICS
@@ -36,28 +36,6 @@ def run_local_job(overrides: Sequence[str], *, local: str = "cpu", **options: An
     return run_command(
         [sys.executable, "-m", "verl.trainer.main_ppo", f"+local={local}", *overrides], **options
     )
-
-
-class _Deadline:
-    """Ends a job at a time, which may be set anew, by closing what its supervisor listens to."""
-
-    def __init__(self, stdin: IO[str]):
-        self.is_over = False
-        self._stdin = stdin
-        self._timer: threading.Timer | None = None
-
-    def set(self, seconds: float | None) -> None:
-        """Sets it, from now; None for none."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if seconds:
-            self._timer = threading.Timer(seconds, self._end)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _end(self) -> None:
-        self.is_over = True
-        self._stdin.close()
 
 
 def run_command(
@@ -89,9 +67,37 @@ def run_command(
     # Ray puts Unix sockets below it, whose paths must stay under 107 characters, and TMPDIR may be
     # long.
     scratch = tempfile.mkdtemp(prefix="verl-", dir="/tmp" if os.path.isdir("/tmp") else None)
-    supervisor = subprocess.Popen(
+    supervisor = _start(command, scratch, folder, cwd or folder)
+    stdin = supervisor.stdin
+    assert stdin is not None
+    assert supervisor.stdout is not None
+    limit = _TimeLimit(stdin.close)
+    if timeout_s:
+        limit.start(START_S if timed_from else timeout_s)
+    try:
+        with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
+            for line in supervisor.stdout:
+                log.write(line)
+                if timeout_s and timed_from and timed_from in line:
+                    limit.start(timeout_s)
+                    timed_from = None
+                on_line(line.rstrip("\n"))
+        code = supervisor.wait()
+    finally:
+        limit.stop()
+        stdin.close()
+        while supervisor.poll() is None:
+            # A second Ctrl-C does not help: leaving now would leave the job's processes.
+            with contextlib.suppress(KeyboardInterrupt):
+                supervisor.wait()
+    return TIMED_OUT if limit.is_over else code
+
+
+def _start(command: Sequence[str], scratch: str, folder: Path, cwd: Path) -> subprocess.Popen[str]:
+    """A command below a supervisor, which ends the job when its standard input closes."""
+    return subprocess.Popen(
         [sys.executable, "-m", job_supervisor.__name__, scratch, *command],
-        cwd=cwd or folder,
+        cwd=cwd,
         env=job_environment(Path(scratch), folder),
         # The supervisor ends the job when it closes: at this call's end, or if this process dies.
         stdin=subprocess.PIPE,
@@ -101,28 +107,26 @@ def run_command(
         errors="replace",
         start_new_session=True,  # Ctrl-C must reach us, not the job: we end it in order
     )
-    stdin = supervisor.stdin
-    assert stdin is not None
-    assert supervisor.stdout is not None
-    deadline = _Deadline(stdin)
-    deadline.set(START_S if timeout_s and timed_from else timeout_s)
-    try:
-        with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
-            for line in supervisor.stdout:
-                log.write(line)
-                if timed_from and timed_from in line:
-                    deadline.set(timeout_s)
-                    timed_from = None
-                on_line(line.rstrip("\n"))
-        code = supervisor.wait()
-    finally:
-        deadline.set(None)
-        stdin.close()
-        while supervisor.poll() is None:
-            # A second Ctrl-C does not help: leaving now would leave the job's processes.
-            with contextlib.suppress(KeyboardInterrupt):
-                supervisor.wait()
-    return TIMED_OUT if deadline.is_over else code
+
+
+class _TimeLimit:
+    """Calls `end` when the seconds of its last start are over."""
+
+    def __init__(self, end: Callable[[], object]):
+        self._end, self._timer, self.is_over = end, threading.Timer(0, end), False
+
+    def start(self, seconds: float) -> None:
+        self.stop()
+        self._timer = threading.Timer(seconds, self._ring)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        self.is_over = True
+        self._end()
 
 
 def job_environment(scratch: Path, folder: Path) -> dict[str, str]:

@@ -1,28 +1,24 @@
-"""Lets verl 0.9 run on a CPU: what is registered with it, and what is changed in it.
+"""Lets verl run on a CPU: what is registered with it, and what is changed in it.
 
 The plug-in's entry point calls :func:`register` in every process of a job with
 ``VERL_PLATFORM=cpu``. Each piece is called once with the module of verl that it concerns, right
 after that module's import. A name that verl no longer has ends the import with an AttributeError:
-better than training on something else. With another version of verl, only an error is logged, and
-verl answers "Unknown platform 'cpu'".
+better than training on something else.
 """
 
 import gc
-import logging
 import os
 import random
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial, partialmethod, wraps
 from importlib import import_module
-from importlib.metadata import DistributionFinder, distributions, version
+from importlib.metadata import DistributionFinder, distributions
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
 from wrapt import register_post_import_hook
-
-from verl_padding.job.known_verl import KNOWN_VERL, is_known
 
 ROLLOUT_NAME = "transformers"  # value of ``actor_rollout_ref.rollout.name``
 FIRST_PORT, LAST_PORT = 20_000, 32_767
@@ -179,12 +175,6 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
 
 def register() -> None:
     """Lets verl run on a CPU in this process, whichever of its modules are imported from now on."""
-    if not is_known(version("verl")):
-        # verl hides the exceptions of its plug-ins, so the log has to say it
-        logging.getLogger(__name__).error(
-            "VERL_PLATFORM=cpu needs verl %s, found %s", KNOWN_VERL, version("verl")
-        )
-        return
     # A job's processes hold millions of objects of libraries; looking through them took a tenth of
     # their time.
     gc.set_threshold(50_000)

@@ -13,8 +13,9 @@ from verl_padding.plan import BatchPlan, Layout
 
 IS_PADDING = "is_padding"
 """Column (R,) in an update, and in a pass with pads: whether the row is a pad."""
-REAL_ROWS = "mini_batch_real_rows"
-"""Column (R,) in an update: real rows in the row's mini-batch, over all ranks."""
+LOSS_ROWS = "mini_batch_loss_rows"
+"""Column (R,) in an update: rows of the row's mini-batch that have a token with a loss, by their
+``loss_mask``, over all ranks, also of rows that are left out."""
 LOSS_TOKENS = "mini_batch_loss_tokens"
 """Column (R,) in an update: trained tokens of the row's mini-batch, those that its
 ``response_mask`` keeps; none of rows that are left out."""
@@ -44,13 +45,15 @@ BATCH_ROW = "batch_row"
 """Column (R,) in calls whose micro-batches are timed: the row's number in the batch; -1 for a
 pad."""
 OF_ALL_ROWS = (ALL_TOKENS, ALL_LOSS_TOKENS)
-OF_MINI_BATCH = (MINI_BATCH, REAL_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, *OF_ALL_ROWS)
+OF_MINI_BATCH = (MINI_BATCH, LOSS_ROWS, LOSS_TOKENS, TRAINED_ROWS, REPORTING_RANKS, *OF_ALL_ROWS)
 INTEGERS = (*OF_MINI_BATCH, MICRO_BATCH, DFS_POSITION, BATCH_ROW)
 COLUMN_DTYPES = {IS_PADDING: torch.bool, LOSS_FACTOR: torch.float64} | dict.fromkeys(
     INTEGERS, torch.int64
 )
 OWN_COLUMNS = frozenset(COLUMN_DTYPES)
 
+DENOMINATOR = "denominator"
+"""Key of an update's ``extra_info``: ``padding.denominator``."""
 WEIGHS_ROWS = "weighs_rows"
 """Key of ``extra_info`` of an update whose rows weigh differently. Without it no loss reads
 :data:`LOSS_FACTOR`: a row may have that from an earlier update, while the pads of this one have
@@ -115,13 +118,15 @@ def pad_column(layout: Layout) -> dict[str, torch.Tensor]:
 def loss_columns(
     layout: Layout,
     trained_tokens_R: Sequence[int],
+    tokens_R: Sequence[int],
     factor_R: Sequence[float] | None = None,
-    tokens_R: Sequence[int] | None = None,
+    *,
+    leaves_out: bool = False,
 ) -> dict[str, torch.Tensor]:
     """What the loss must know about each row and its mini-batch, in the order of ``layout``.
 
-    ``factor_R`` is None if all rows weigh the same, and ``tokens_R``, those of ``loss_mask``, if
-    none is left out. All lists are of the real rows.
+    ``tokens_R`` are those of ``loss_mask``; ``factor_R`` is None if all rows weigh the same. All
+    lists are of the real rows. ``leaves_out`` says whether the update may leave rows out.
     """
     n_rows = layout.n_rows
     # Cells of 2 and 1 rows on two ranks are sent as 0 0 1 | 0 0 1.
@@ -134,14 +139,14 @@ def loss_columns(
     ]
     of_mini_batch: dict[str, Sequence[int]] = {
         MINI_BATCH: range(layout.n_mini_batches),
-        REAL_ROWS: layout.real_rows_M,
+        LOSS_ROWS: [sum(tokens_R[row] > 0 for row in rows) for rows in layout.rows_M],
         LOSS_TOKENS: [sum(map(sum, ranks)) for ranks in tokens_MDC],
         TRAINED_ROWS: [
             sum(tokens > 0 for cell in ranks for tokens in cell) for ranks in tokens_MDC
         ],
         REPORTING_RANKS: [sum(map(any, ranks)) for ranks in tokens_MDC],
     }
-    if tokens_R is not None:
+    if leaves_out:
         for name, each_R in zip(OF_ALL_ROWS, (tokens_R, trained_tokens_R), strict=True):
             of_mini_batch[name] = [sum(each_R[row] for row in rows) for rows in layout.rows_M]
     columns = {name: torch.tensor(of_M)[mini_batch_of] for name, of_M in of_mini_batch.items()}

@@ -55,16 +55,16 @@ def loss_factors(
 ) -> list[float]:
     """What the gradient of each real row's outputs is multiplied by.
 
-    verl divides by R, the rows of the mini-batch, or by a configured number N; with ``token-mean``
-    by T = sum of n_r, the tokens of row r that have a loss; with ``token-sum`` by nothing. So the
-    factor is w_r R / sum of w, w_r, w_r T / sum of w_r n_r, and w_r. Weights of 1 give factors of
-    exactly 1.
+    verl divides by R, the rows of the mini-batch that have a token with a loss, or by a configured
+    number N; with ``token-mean`` by T = sum of n_r, the tokens of row r that have a loss; with
+    ``token-sum`` by nothing. So the factor is w_r R / sum of w, w_r, w_r T / sum of w_r n_r, and
+    w_r. Rows without a token with a loss are in no sum. Weights of 1 give factors of exactly 1.
 
     If sessions weigh the same, modes that weigh rows give what they would give if each session of
     the mini-batch were one row. With n_s tokens of a row's session, and S the sum of w_r n_r / n_s,
-    which is the number of sessions where all w_r are 1, the factor is w_r n_r / n_s R / S with
-    ``seq-mean-token-mean``, and w_r R / S with the others. Where tokens weigh, the weight of a row
-    is w_r / n_s.
+    which is the number of sessions with a loss where all w_r are 1, the factor is w_r n_r / n_s R /
+    S with ``seq-mean-token-mean``, and w_r R / S with the others. Where tokens weigh, the weight of
+    a row is w_r / n_s.
 
     Keys, weights and tokens that have a loss are those of the real rows. If all rows of a
     mini-batch that have a loss weigh 0, or their weights are too far apart for a factor, a
@@ -100,7 +100,7 @@ def _factors(keys: Sequence[str], w: Floats, n: Floats, weighting: LossWeighting
     """Of rows of a mini-batch with weights ``w`` and ``n`` tokens that have a loss."""
     # token-mean, weights 1 and 3, 4 tokens each: T = 8 over 1 * 4 + 3 * 4 = 16 gives factors of 0.5
     # and 1.5.
-    counts = w
+    counts = w * (n > 0)
     if weighting.by_session:
         # Rows of 1 and 3 tokens of one session count as a quarter and three quarters of a row.
         counts = w * _shares_of_sessions(keys, n)
@@ -112,15 +112,14 @@ def _factors(keys: Sequence[str], w: Floats, n: Floats, weighting: LossWeighting
         if weighting.mode == TOKEN_MEAN:
             return w * _over(n.sum(), (w * n).sum())
         if weighting.mode != TOKEN_SUM and weighting.by_rows:
-            return w * _over(len(w), counts.sum())
+            return w * _over((n > 0).sum(), counts.sum())
     return w
 
 
 def _shares_of_sessions(keys: Sequence[str], tokens: Floats) -> Floats:
-    """The part of its session's tokens that each row has; equal parts where a session has none."""
+    """The part of its session's tokens that each row has; 0 where a session has none."""
     _, session_R = np.unique([session_of_key(key) for key in keys], return_inverse=True)
-    of_session, rows = np.bincount(session_R, tokens)[session_R], np.bincount(session_R)[session_R]
-    return np.divide(tokens, of_session, out=1 / rows, where=of_session > 0)
+    return tokens / np.maximum(np.bincount(session_R, tokens)[session_R], 1)
 
 
 def _over(numerator: float, denominator: float) -> float:

@@ -11,6 +11,7 @@ from verl_padding.pads import columns
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
 from verl_padding.pads.queue import (
     KVBatchMeta,
+    fields_of_all,
     first_few,
     put_columns,
     put_new_rows,
@@ -46,6 +47,7 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
+        denominator: str = "rows",
         loss_weightings: Sequence[LossWeighting] = (),
         branches: bool | None = None,
         timed: bool = False,
@@ -60,7 +62,7 @@ class PaddedBatch:
         """All pads of the plan, whether they have been put or not."""
         self.pad_length = template.length
         self._template = template
-        self._branches, self._timed = branches, timed
+        self._denominator, self._branches, self._timed = denominator, branches, timed
         self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
         leaving_out = {call for call, layout in plan.layouts.items() if any(layout.left_out)}
         assert leaving_out <= {skips_idle}, (
@@ -83,10 +85,8 @@ class PaddedBatch:
                     f"{weighting.refusal}"
                 )
             if layout := self.plan.layouts.get(weighting.call):
-                # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
-                tokens_R = tokens_of_masks(self.batch, "loss_mask")
                 factors[weighting.call] = loss_factors(
-                    layout, self.batch.keys, weight_R, tokens_R, weighting
+                    layout, self.batch.keys, weight_R, self.loss_tokens_R, weighting
                 )
         return factors
 
@@ -113,7 +113,7 @@ class PaddedBatch:
         columns.
 
         A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
-        ``mini_batch_size`` and ``shuffle`` (:mod:`~verl_padding.worker.mini_batches`): the cells of
+        ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the cells of
         one mini-batch alone are of one size.
         """
         layout = self.plan.layouts[call]
@@ -124,21 +124,25 @@ class PaddedBatch:
             pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
             put_columns(pads, self._new_fields(layout.n_pads))
         rows = self._rows_of(layout, batch)
+        rows.extra_info[columns.DENOMINATOR] = self._denominator
         factor_R = self._factors.get(call)
         if factor_R is not None:
             rows.extra_info[columns.WEIGHS_ROWS] = True
-        tokens_R = None
-        if call == self._skips_idle:
+        if leaves_out := call == self._skips_idle:
             rows.extra_info[columns.LEAVES_OUT] = True
-            tokens_R = tokens_of_masks(self.batch, "loss_mask")
-        if call == self._own_old_log_probs:
+        if call == self._own_old_log_probs and not self.has_old_log_probs():
             rows.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE] = True
-        self._put_columns(
-            call, rows, columns.loss_columns(layout, self._trained_tokens_R, factor_R, tokens_R)
+        of_loss = columns.loss_columns(
+            layout, self._trained_tokens_R, self.loss_tokens_R, factor_R, leaves_out=leaves_out
         )
+        self._put_columns(call, rows, of_loss)
         rows.extra_info |= columns.cut_into(layout, epochs=rows.extra_info.get("epochs", 1))
         rows.extra_info.pop("mini_batch_size", None)
         return rows
+
+    def has_old_log_probs(self) -> bool:
+        """Whether the rows have old log-probs by now, of a pass or of a trainer of one's own."""
+        return "old_log_probs" in fields_of_all(self.batch.keys, self.batch.partition_id)
 
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
@@ -172,6 +176,12 @@ class PaddedBatch:
     @cached_property
     def _trained_tokens_R(self) -> list[int]:
         return [int(mask.sum()) for mask in self.mask_R]
+
+    @cached_property
+    def loss_tokens_R(self) -> list[int]:
+        """Tokens with a loss of each real row, whatever the trainer has rejected since."""
+        # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
+        return tokens_of_masks(self.batch, "loss_mask")
 
     def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
         assert sorted(batch.keys) == sorted(self.batch.keys), (

@@ -61,6 +61,9 @@ class Schema:
         ):
             raise _unclear(name, rows, f"are no tensors, as those of {known.role.value}s are.")
         fitting, fill = _roles_that_fit(values, rows), known.fill if known else Fill.ZERO
+        # Masks of one token beside responses of one and two are wrong, and not one value a row.
+        if name in KNOWN_FIELDS and KNOWN_FIELDS[name].role.tokens(1, 1) is not None:
+            fitting = [role for role in fitting if role is not Role.ROW]
         # In rows of 4 + 4 tokens, a field of 4 is of prompts or of responses. A pad of 1 + 1 has
         # one value in either case.
         pad_sizes = {

@@ -17,8 +17,10 @@ from verl_padding.pads.template import Columns, same_in_all
 
 LAYOUTS = "verl_padding_layouts"
 """Column of a padded TensorDict, the same JSON in each row: its columns before there were pads,
-each with its ragged axis, 0 for a plain tensor, null for what is no tensor. A column of texts,
-since TransferQueue takes nothing that is held once for all rows."""
+each with its ragged axis, 0 for a plain tensor, -1 for a strided nested one, null for what is no
+tensor; and its own value before, if it was there. A column of texts, since TransferQueue takes
+nothing that is held once for all rows."""
+STRIDED = -1
 
 WRAPPERS = (NonTensorData, NonTensorStack)
 
@@ -48,18 +50,25 @@ def row_dicts(batch: TensorDict) -> list[dict[str, Any]]:
 
 
 def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
-    """The rows of a TensorDict, and pads behind them; what it holds once for all rows stays."""
+    """The rows of a TensorDict, and the first ``n_pads`` pads behind them; what it holds once for
+    all rows stays."""
     columns = _columns(batch)
-    layouts = {name: _ragged_axis(batch.get(name)) for name in columns}
+    layouts = {name: _ragged_axis(batch.get(name)) for name in columns if name != LAYOUTS}
+    # Rows that were padded before keep what that has noted.
+    if before := columns.pop(LAYOUTS, None):
+        layouts[LAYOUTS] = _plain(before[0])
     if IS_PADDING not in columns:
-        columns[IS_PADDING] = torch.zeros(len(batch), dtype=torch.bool).unbind(0)
+        no_pads = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+        columns[IS_PADDING] = no_pads.unbind(0)
     joined = {
-        name: _column([*value_R, *fields[name].unbind(0)], layouts.get(name, 0))
+        name: _column([*value_R, *fields[name].unbind(0)[:n_pads]], layouts.get(name, 0))
         for name, value_R in columns.items()
     }
-    padded = _rows_like(batch, joined, len(batch) + n_pads)
-    padded[LAYOUTS] = same_in_all(json.dumps(layouts), len(padded))
-    return padded
+    return _with_layouts(_rows_like(batch, joined, len(batch) + n_pads), json.dumps(layouts))
+
+
+def _with_layouts(rows: TensorDict, layouts: str) -> TensorDict:
+    return rows.set(LAYOUTS, same_in_all(layouts, len(rows)).to(rows.device))
 
 
 def select(batch: TensorDict, rows: Sequence[int]) -> TensorDict:
@@ -86,10 +95,11 @@ def restore(rows: TensorDict) -> TensorDict:
     if LAYOUTS not in rows.keys():  # noqa: SIM118
         return rows
     layouts = json.loads(_plain(rows.get(LAYOUTS).unbind(0)[0]))
-    rows = rows.exclude(LAYOUTS)
+    before, rows = layouts.pop(LAYOUTS, None), rows.exclude(LAYOUTS)
     for name in layouts.keys() & rows.keys():
         rows[name] = _column(rows.get(name).unbind(0), layouts[name])
-    return rows if IS_PADDING in layouts else rows.exclude(IS_PADDING)
+    rows = rows if IS_PADDING in layouts else rows.exclude(IS_PADDING)
+    return rows if before is None else _with_layouts(rows, before)
 
 
 def _columns(batch: TensorDict) -> dict[str, Sequence[Any]]:
@@ -107,20 +117,27 @@ def _plain(value: Any) -> Any:
 
 
 def _ragged_axis(column: torch.Tensor | NonTensorStack) -> int | None:
-    return None if isinstance(column, NonTensorStack) else getattr(column, "_ragged_idx", 0)
+    if isinstance(column, NonTensorStack):
+        return None
+    if column.is_nested and column.layout == torch.strided:
+        return STRIDED
+    return getattr(column, "_ragged_idx", 0)
 
 
 def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | NonTensorStack:
     """A column of rows, with the ragged axis that their shapes have; with ``ragged_axis`` if all
     have one shape."""
     if ragged_axis is None:
+        wrapped = [each if isinstance(each, WRAPPERS) else NonTensorData(each) for each in values]
+        # Those of a batch on a device are on it, too, by tensordict's rule; those of pads are not.
+        device = wrapped[0].device
         return NonTensorStack(
-            *(each if isinstance(each, WRAPPERS) else NonTensorData(each) for each in values)
+            *(each if each.device == device else each.to(device) for each in wrapped)
         )
     # (3, 8) and (3, 5) differ in their second axis: the column is (rows, 3, ragged).
     shapes = zip(*(value.shape for value in values), strict=True)
     differing = [axis for axis, sizes in enumerate(shapes, 1) if len(set(sizes)) > 1]
-    if len(differing) > 1:
+    if len(differing) > 1 or ragged_axis == STRIDED:
         return torch.nested.as_nested_tensor(list(values), layout=torch.strided)
     axis = differing[0] if differing else ragged_axis
     if not axis:

@@ -5,6 +5,7 @@ from itertools import compress
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.protocol import DataProto
@@ -71,13 +72,12 @@ def upsample(
         tensor becomes a jagged one where rows and pads differ in length.
 
     Raises:
-        ValueError: ``multiple`` is no positive number, or (a PaddingDataError) no pad can be made:
-            the batch has no row, a pad already, a row without prompt or response, or a field of
-            unclear role; or ``length`` leaves no prompt token. The batch and the queue stay as they
-            were.
+        PaddingDataError: an argument is none of these, or no pad can be made: the batch has no row,
+            a pad already, a row without prompt or response, or a field of unclear role; or
+            ``length`` leaves no prompt token. The batch and the queue stay as they were.
+        TypeError: the batch is anything else.
     """
-    if multiple < 1:
-        raise ValueError(f"multiple={multiple}: no number of rows. Give at least 1.")
+    _check_arguments(multiple, eos_token_id, length, roles or {})
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
@@ -93,24 +93,40 @@ def upsample(
     return _append_pads(batch, -len(batch) % multiple, template)
 
 
+def _check_arguments(
+    multiple: object, eos_token_id: object, length: object, roles: Mapping[str, object]
+) -> None:
+    for name, value, least in (
+        ("multiple", multiple, 1),
+        ("eos_token_id", eos_token_id, 0),
+        ("length", 0 if length is None else length, 0),
+    ):
+        # bool is an int to Python, not to a user.
+        if not isinstance(value, int | np.integer) or value is True or value < least:
+            raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
+    for name, role in roles.items():
+        if not isinstance(role, FieldRole):
+            raise PaddingDataError(f"roles[{name!r}]={role!r}: give FieldRole(Role.RESPONSE), say.")
+
+
 def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:
     rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
     # Rows are refused whether this batch needs pads or not.
     fields = template.fields(rows, n_pads=n_pads or 1)
-    if not n_pads:
-        return real_rows(batch)
     if isinstance(batch, TensorDict):
-        like = fields.get(IS_PADDING, torch.zeros(n_pads))
+        like = fields.get(IS_PADDING, torch.zeros(n_pads or 1, device=batch.device))
         # Rows may be marked by Python's own truth values, too.
         fields[IS_PADDING] = (
             torch.ones_like(like, dtype=torch.bool)
             if isinstance(like, torch.Tensor)
-            else same_in_all(True, n_pads)
+            else same_in_all(True, n_pads or 1)
         )
         return append(batch, fields, n_pads)
-    pads: KVBatchMeta = new_pads(batch, n_pads, template)
-    marked = rows_like(batch, batch.keys, batch.tags)
+    marked: KVBatchMeta = rows_like(batch, batch.keys, batch.tags)
     put_columns(marked, {IS_PADDING: torch.zeros(len(batch), dtype=torch.bool)})
+    if not n_pads:
+        return marked
+    pads: KVBatchMeta = new_pads(batch, n_pads, template)
     put_new_rows(pads, fields | {IS_PADDING: torch.ones(n_pads, dtype=torch.bool)})
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
 
@@ -180,13 +196,20 @@ def _which_are_pads(batch: Any) -> list[bool]:
             column = batch.batch.get(IS_PADDING)
     else:
         raise TypeError(
-            f"{type(batch)}: not a KVBatchMeta, a list of tags, a TensorDict or a DataProto"
+            f"{type(batch)}: not a KVBatchMeta, a list of tags, a TensorDict or a DataProto; a "
+            "lazy stack becomes one by densify(layout=torch.jagged)"
         )
     if column is None:
         return [False] * len(batch)
-    if isinstance(column, torch.Tensor) and column.is_nested:
-        column = column.values()
-    return torch.tensor(column.tolist(), dtype=torch.bool).reshape(len(batch)).tolist()
+    marks = column.unbind(0) if isinstance(column, torch.Tensor) else column.tolist()
+    try:
+        # item() takes no tensor of several values.
+        return [bool(torch.as_tensor(mark).item()) for mark in marks]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PaddingDataError(
+            f"field {IS_PADDING!r}: {error}. It says of each row by one value whether it is a pad: "
+            "give it such values, or another name."
+        ) from error
 
 
 def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchMeta:

@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s
@@ -124,6 +125,25 @@ class CallCosts:
                 load_B = n_rows_B * largest_B
             loads.append(load_B.reshape(shape))
         return loads[0], loads[1]
+
+    def used_tokens(self, rows_DK: Sequence[Sequence[Sequence[int]]], tokens_DK: Int64s) -> Int64s:
+        """Tokens (D, K) that micro-batches take of the token budget: the ``tokens_DK`` that are
+        computed, but of a row that parts from another ``min_branch_tokens`` at least."""
+        if self.forest is None or not self.call.min_branch_tokens:
+            return tokens_DK
+        numbers, batch_I = flatten_micro_batches(rows_DK)
+        is_real_I = numbers < self.n_rows
+        rows, batch_I = numbers[is_real_I], batch_I[is_real_I]
+        at, start_I = self.forest.segments(rows, batch_I)
+        own_I = self.tokens_R[rows[at]] - start_I
+        used_B = tokens_DK.flatten()
+        np.add.at(used_B, batch_I[at], self.used_by_rows(own_I, start_I > 0) - own_I)
+        return used_B.reshape(tokens_DK.shape)
+
+    def used_by_rows(self, tokens_I: Int64s, parts_I: NDArray[np.bool_]) -> Int64s:
+        """What rows take of the token budget of which so many tokens are computed, and that part
+        from another row or not."""
+        return np.where(parts_I, np.maximum(tokens_I, self.call.min_branch_tokens), tokens_I)
 
     def step_time(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> int:
         """Cost of the slowest ranks of a mini-batch, where they synchronize, and the handling of

@@ -10,7 +10,7 @@ output is compared with another next token on each branch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -65,6 +65,10 @@ class Forest:
     """How many of its first tokens a row shares with the row at the place before; 0 for the
     first."""
 
+    whole: bool = False
+    """Whether what is computed once are rows that another one begins with, and nothing of rows that
+    part."""
+
     @classmethod
     def in_order(
         cls,
@@ -111,9 +115,8 @@ class Forest:
         return cls.in_order(list(map(len, ids_R)), order, shared_R[order])
 
     def whole_beginnings(self) -> Forest:
-        """The same rows, of which each shares all of itself or nothing."""
-        whole_R = np.where(self.shared_R == self.tokens_R, self.shared_R, 0)
-        return Forest(tokens_R=self.tokens_R, dfs_position_R=self.dfs_position_R, shared_R=whole_R)
+        """The same rows, of which each is computed in another one or by itself."""
+        return replace(self, whole=True)
 
     @cached_property
     def _min_shared(self) -> list[Int64s]:
@@ -128,8 +131,8 @@ class Forest:
         return lines
 
     def shared_among(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
-        """Which of some rows comes first, next and so on, and how many tokens each shares with the
-        one before it.
+        """Which of some rows comes first, next and so on, and how many tokens each may share with
+        the one before it: where rows share whole beginnings alone, all of its own, or none.
 
         Args:
             group_I: of each of the rows; rows of different groups share nothing, and groups come
@@ -149,6 +152,10 @@ class Forest:
                 together = group_I[order[1:]] == group_I[order[:-1]]
                 first, end, beside = first[together], end[together], beside[together]
             shared_I[beside] = self._min_between(first, end)
+        if self.whole:
+            # Not before the minimum: a row that parts from both may be between a row and one that
+            # it begins.
+            shared_I[shared_I < self.tokens_R[rows[order]]] = 0
         return order, shared_I
 
     def shared_by_pairs(self, one_I: Int64s, other_I: Int64s) -> Int64s:
@@ -171,12 +178,13 @@ class Forest:
     @property
     def has_branches(self) -> bool:
         """Whether any rows share a token that need not be computed again, and then part."""
-        return bool(((self.shared_R >= MIN_SHARED_TOKENS) & (self.shared_R < self.tokens_R)).any())
+        parts_R = (self.shared_R >= MIN_SHARED_TOKENS) & (self.shared_R < self.tokens_R)
+        return not self.whole and bool(parts_R.any())
 
     @property
     def has_shared_tokens(self) -> bool:
         """Whether any rows share a token that need not be computed again."""
-        return bool(((self.shared_R >= MIN_SHARED_TOKENS) | (self.shared_R == self.tokens_R)).any())
+        return self.has_branches or bool((self.shared_R == self.tokens_R).any())
 
     def segments(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
         """Which of some rows are computed in one micro-batch, and the first token of each that is.

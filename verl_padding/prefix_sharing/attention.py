@@ -17,11 +17,10 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from verl_padding.job.attention import PACKED
 from verl_padding.prefix_sharing.tree import TREE, PrefixTree
 
-ENTRIES = (PACKED, "flash_attention_2", "flash_attention_3")
-"""Attentions that follow a tree."""
+ENTRIES = ("flash_attention_2", "flash_attention_3")
+"""Attentions of transformers that follow a tree, as ours does (``worker/packed_attention.py``)."""
 
 
 class GatherTokens(torch.autograd.Function):
@@ -54,22 +53,16 @@ def attention_layers(model: nn.Module) -> Iterator[nn.Module]:
     )
 
 
+@functools.cache
 def patch_attention() -> None:
     """Wraps transformers' attentions, and the flash attention inside verl's exchange between
-    Ulysses ranks.
-
-    Ours is among the former once it is registered (``worker/packed_attention.py``), which comes
-    first.
-    """
+    Ulysses ranks, once a process."""
     from verl.models.transformers import monkey_patch
 
     for name in ENTRIES:
-        if name in ALL_ATTENTION_FUNCTIONS and not hasattr(
-            attend := ALL_ATTENTION_FUNCTIONS[name], TREE
-        ):
-            ALL_ATTENTION_FUNCTIONS[name] = hand_tree_on(attend)
-    if not hasattr(monkey_patch._flash_attention_forward, TREE):
-        monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
+        if name in ALL_ATTENTION_FUNCTIONS:
+            ALL_ATTENTION_FUNCTIONS[name] = hand_tree_on(ALL_ATTENTION_FUNCTIONS[name])
+    monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
 
 
 def hand_tree_on(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +76,6 @@ def hand_tree_on(attend: Callable[..., Any]) -> Callable[..., Any]:
             return attend(module, *args, **kwargs)
         return attend(module, *args, **kwargs | {TREE: (tree, id(module))})
 
-    setattr(attend_with_tree, TREE, True)
     return attend_with_tree
 
 
@@ -122,5 +114,4 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
         key, value = (GatherTokens.apply(states, 1, paths.places) for states in (key, value))
         return attend(query, key, value, None, query_length, *args, **kwargs)
 
-    setattr(attend_to_paths, TREE, True)
     return attend_to_paths

@@ -195,7 +195,7 @@ class PrefixDetection:
         if mistaken:
             logger.warning(
                 f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} "
-                f"({len(mistaken)} in all) names a row of the session that they do not begin "
+                f"({len(mistaken)} in all) names no earlier row of the session that they begin "
                 "with. They continue no row. Correct it in the agent loop."
             )
 
@@ -237,10 +237,11 @@ def continued_rows(
     def continues(row: int, earlier: int) -> bool:
         if images_R and not images_begin_alike(images_R[earlier] or {}, images_R[row] or {}):
             return False
+        if index_of_key(keys[earlier]) > index_of_key(keys[row]):
+            return False
         if session_of_key(keys[row]) in declaring:
             return declared.get(row) == earlier
-        is_later = index_of_key(keys[earlier]) < index_of_key(keys[row])
-        return is_later and bool(forest.tokens_R[earlier] < forest.tokens_R[row])
+        return bool(forest.tokens_R[earlier] < forest.tokens_R[row])
 
     found = {}
     for session in rows_of_sessions([keys[row] for row in rows]):

@@ -5,19 +5,15 @@ A causal model's output at a position depends on the tokens up to it, so rows th
 the same outputs up to where they part. The engine's inputs are made from the segments of the rows'
 tree (:mod:`~verl_padding.prefix_sharing.tree`), and every output is expanded to all rows of the
 micro-batch before loss, metrics or driver see it; backward adds up the gradients of all branches.
-verl 0.9 has no place for this: its engines make inputs and outputs in two methods, which this
-module wraps in the class of a worker's engine, until verl shares prefixes by itself
-(tests/prefix_sharing/test_engine.py).
 
 The last output of a row belongs to whatever token comes next. Shared, it is another one than alone,
 and nothing reads it.
 """
 
-import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tensordict import TensorDict
@@ -37,13 +33,11 @@ from verl_padding.prefix_sharing.linear_attention import (
 from verl_padding.prefix_sharing.row_inputs import PER_TOKEN, TOKENS, RowInputs
 from verl_padding.prefix_sharing.tree import TREE, PrefixTree, build_tree, tree_of, tree_of_rows
 
-SHARES = "_verl_padding_shares"
-"""Attribute of an engine's method that is wrapped already."""
-ACTIVE_TREE = "_verl_padding_tree"
-"""Attribute of an engine: the tree that its attention follows, until the backward pass has
-ended."""
-KEEPS_APART = "_verl_padding_keeps_apart"
-"""Attribute of an engine whose linear attention takes packed rows one by one."""
+if TYPE_CHECKING:
+    from verl.workers.engine.base import BaseEngine as VerlEngine
+else:
+    VerlEngine = object  # a mixin: one of verl's engines comes behind it
+
 SEGMENTS = "computed_segments"
 """Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected
 once."""
@@ -89,51 +83,20 @@ def engine_blockers(engine: Any) -> Iterator[Blocker]:
     share."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    cls = type(engine)
+    stock = type(engine).stock
     # Rows are compared by what verl's own methods read of them: those of another engine may read
     # more.
     for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step"):
         # The module that Python, or functools.wraps, has written on it.
-        own: Any = getattr(cls, name, None)
+        own: Any = getattr(stock, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) != FSDPEngineWithLMHead.__module__:
             yield Blocker(
-                f"engine={cls.__name__}",
+                f"engine={stock.__name__}",
                 f"it has a {name} of its own, not that of verl's FSDP engines, and may read fields "
                 "of rows that are not compared before rows share",
                 f"Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it reads no others, or "
                 "set padding.sharing=off.",
             )
-
-
-def share_in(engine: Any) -> None:
-    """Makes the class of an engine that nothing blocks compute the segments of its micro-batches
-    alone."""
-    _wrap_methods(type(engine))
-    patch_attention()
-
-
-def keep_rows_apart(engine: Any) -> None:
-    """Has the linear attention of an engine's model, if there is any, take packed rows one by
-    one."""
-    if patch_linear_attention(engine.module):
-        setattr(engine, KEEPS_APART, True)
-        _wrap_methods(type(engine))
-
-
-def _wrap_methods(cls: type[Any]) -> None:
-    # Each by itself: the engine of a critic inherits one of them from that of an actor, which may
-    # be wrapped already.
-    wraps: dict[str, Callable[..., Any]] = {
-        "prepare_model_inputs": _wrap_prepare_inputs,
-        "prepare_model_outputs": _wrap_prepare_outputs,
-        "forward_backward_batch": _with_tree_released,
-    }
-    for name, wrap in wraps.items():
-        method = getattr(cls, name)
-        if not hasattr(method, SHARES):
-            wrapped = wrap(method)
-            setattr(wrapped, SHARES, True)
-            setattr(cls, name, wrapped)
 
 
 def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
@@ -160,98 +123,96 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
     return segments
 
 
-def _activate_tree(engine: Any, micro_batch: TensorDict | None) -> None:
-    """Has the layers of an engine's model follow the tree of a micro-batch; None for no tree.
+class SharingEngine(VerlEngine):
+    """Mixin before one of verl's engines, whose two methods that make a model's inputs and outputs
+    get the segments of micro-batches with a tree."""
 
-    Attention follows one that branches, and tells other rows apart by itself; linear attention
-    follows any, and that of rows that share nothing.
-    """
-    tree = None if micro_batch is None else tree_of(micro_batch)
-    branching = tree if tree is not None and tree.branches else None
-    if branching is not getattr(engine, ACTIVE_TREE, None):
-        setattr(engine, ACTIVE_TREE, branching)
-        for layer in attention_layers(engine.module):
-            setattr(layer, TREE, branching)
-    # verl's engines make their model anew when they are reset.
-    layers = patch_linear_attention(engine.module) if hasattr(engine, KEEPS_APART) else []
-    if layers and micro_batch is not None and tree is None:
-        tree = tree_of_rows(micro_batch[TOKENS].offsets().diff().tolist())
-    for layer in layers:
-        setattr(layer, TREE, tree)
+    stock: ClassVar[type]
+    """The engine that it is put before."""
+    module: Any
+    _keeps_apart = False
+    """Whether linear attention takes packed rows one by one."""
+    _followed: PrefixTree | None = None
+    """The tree that attention follows, until the backward pass has ended."""
 
+    def keep_rows_apart(self) -> None:
+        """Has the model's linear attention, if there is any, take packed rows one by one."""
+        self._keeps_apart = bool(patch_linear_attention(self.module))
 
-def _with_tree_released(run: Callable[..., Any]) -> Callable[..., Any]:
-    # Layers that are checkpointed follow a tree again in the backward pass, so it lasts until the
-    # call ends.
-    @functools.wraps(run)
-    def forward_backward_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
+        # Layers that are checkpointed follow a tree again in the backward pass.
         try:
-            return run(self, *args, **kwargs)
+            return super().forward_backward_batch(*args, **kwargs)
         finally:
-            _activate_tree(self, None)
+            self._follow(None)
 
-    return forward_backward_batch
-
-
-def _wrap_prepare_inputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(prepare)
-    def prepare_model_inputs(self: Any, micro_batch: TensorDict) -> Any:
-        tree = tree_of(micro_batch)
-        _activate_tree(self, micro_batch)
-        if tree is None:
-            return prepare(self, micro_batch=micro_batch)
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
+        self._follow(micro_batch)
+        if (tree := tree_of(micro_batch)) is None:
+            return super().prepare_model_inputs(micro_batch)
         segments = segments_of(micro_batch, tree)
-        inputs, output_args = prepare(self, micro_batch=segments)
+        inputs, output_args = super().prepare_model_inputs(segments)
         output_args[SEGMENTS] = segments
         return inputs, output_args
 
-    return prepare_model_inputs
-
-
-def _wrap_prepare_outputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(prepare)
     def prepare_model_outputs(
-        self: Any,
-        output: Any,
-        output_args: Any,
-        micro_batch: TensorDict,
-        logits_processor_func: Any,
+        self, output: Any, output_args: Any, micro_batch: TensorDict, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         tree = tree_of(micro_batch)
         computed = micro_batch if tree is None else output_args[SEGMENTS]
-        outputs: dict[str, Any] = prepare(
-            self, output, output_args, computed, logits_processor_func
-        )
+        outputs: dict[str, Any]
+        outputs = super().prepare_model_outputs(output, output_args, computed, *args, **kwargs)
         if tree is None:
             return outputs
         if tree.branches:
-            _check_all_layers_attended(self, tree)
-        offsets = micro_batch["input_ids"].offsets()
-
-        def expand(name: str, of_segments: Any) -> torch.Tensor:
-            is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
-            if not is_nested or of_segments.offsets().diff().tolist() != tree.lengths_S:
-                raise PaddingError(
-                    f"padding.sharing: {type(self).__name__}'s {name!r} must be nested, with a "
-                    f"value for each token that is computed ({tree.lengths_S}): anything else of "
-                    "a row is not that of another row. Set padding.sharing=off."
-                )
-            values = of_segments.values()
-            expanded = GatherTokens.apply(values, 0, tree.row_places.to(values.device))
-            return torch.nested.nested_tensor_from_jagged(expanded, offsets)
-
+            _check_all_layers_attended(self.module, tree)
+        offsets = micro_batch[TOKENS].offsets()
         return {
-            name: None if value is None else expand(name, value) for name, value in outputs.items()
+            name: None if value is None else self._expand(name, value, tree, offsets)
+            for name, value in outputs.items()
         }
 
-    return prepare_model_outputs
+    def _expand(
+        self, name: str, of_segments: Any, tree: PrefixTree, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        """An output of the segments of a tree as that of its rows."""
+        is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
+        if not is_nested or of_segments.offsets().diff().tolist() != tree.lengths_S:
+            raise PaddingError(
+                f"padding.sharing: {type(self).__name__}'s {name!r} must be nested, with a "
+                f"value for each token that is computed ({tree.lengths_S}): anything else of "
+                "a row is not that of another row. Set padding.sharing=off."
+            )
+        values = of_segments.values()
+        expanded = GatherTokens.apply(values, 0, tree.row_places.to(values.device))
+        return torch.nested.nested_tensor_from_jagged(expanded, offsets)
+
+    def _follow(self, micro_batch: TensorDict | None) -> None:
+        """Has the layers of the model follow the tree of a micro-batch; None for no tree.
+
+        Attention follows one that branches, and tells other rows apart by itself; linear attention
+        follows any, and that of rows that share nothing.
+        """
+        tree = None if micro_batch is None else tree_of(micro_batch)
+        branching = tree if tree is not None and tree.branches else None
+        if branching is not self._followed:
+            self._followed = branching
+            patch_attention()
+            for layer in attention_layers(self.module):
+                setattr(layer, TREE, branching)
+        if not self._keeps_apart:
+            return
+        if micro_batch is not None and tree is None:
+            tree = tree_of_rows(micro_batch[TOKENS].offsets().diff().tolist())
+        for layer in linear_layers(self.module):
+            setattr(layer, TREE, tree)
 
 
-def _check_all_layers_attended(engine: Any, tree: PrefixTree) -> None:
-    config = engine.module.config.get_text_config()
+def _check_all_layers_attended(model: Any, tree: PrefixTree) -> None:
+    config = model.config.get_text_config()
     mixers: dict[int, set[Any]]
-    mixers = {id(layer): {id(layer)} for layer in attention_layers(engine.module)}
-    for layer in linear_layers(engine.module):
+    mixers = {id(layer): {id(layer)} for layer in attention_layers(model)}
+    for layer in linear_layers(model):
         mixers[id(layer)] = {(id(layer), CONVOLUTION), (id(layer), RULE)}
     followed = [each for each in mixers.values() if each <= tree.attended]
     if not len(followed) == len(mixers) == config.num_hidden_layers:

@@ -2,7 +2,7 @@
 Qwen3.5 and Qwen3-Next.
 
 Such a layer mixes tokens by two callables alone, which transformers puts on the instance:
-``causal_conv1d_fn`` and ``chunk_gated_delta_rule``. Both are wrapped, once; a layer whose attribute
+``causal_conv1d_fn`` and ``chunk_gated_delta_rule``. Both are wrapped; a layer whose attribute
 :data:`TREE` is set follows that tree. Forward methods, verl's or transformers', stay as they are.
 
 The convolution reads each segment behind the tokens before it on its path. The rule carries a
@@ -150,10 +150,9 @@ def patch_linear_attention(model: nn.Module) -> list[nn.Module]:
     """Has the linear attention of a model follow trees; returns its layers."""
     layers = list(linear_layers(model))
     for layer in layers:
-        if not hasattr(rule := getattr(layer, RULE), TREE):
-            convolve = getattr(layer, CONVOLUTION) or causal_conv1d
-            setattr(layer, CONVOLUTION, convolve_paths(layer, convolve))
-            setattr(layer, RULE, carry_states(layer, rule))
+        convolve = getattr(layer, CONVOLUTION) or causal_conv1d
+        setattr(layer, CONVOLUTION, convolve_paths(layer, convolve))
+        setattr(layer, RULE, carry_states(layer, getattr(layer, RULE)))
     return layers
 
 
@@ -233,7 +232,6 @@ def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., An
             return outputs[0], None
         return torch.cat(outputs, 1).index_select(1, pieces.inverse), None
 
-    setattr(carry_states_with_tree, TREE, True)
     return carry_states_with_tree
 
 

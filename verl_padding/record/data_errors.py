@@ -2,17 +2,31 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import shorten
+
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from verl_padding.errors import PaddingDataError
+
+FOREIGN = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(YAMLError, OmegaConfBaseException),
+)
+"""What reading a text of another kind raises."""
+MAX_CAUSE = 300
+"""Characters of a cause, which may quote the file."""
 
 
 @contextmanager
 def as_data_error(name: str, expected: str, fix: str) -> Iterator[None]:
-    """Turns what reading JSON of another kind raises into a PaddingDataError of one line."""
+    """Turns what reading a file of another kind raises into a PaddingDataError of one line."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        why = f"{type(error).__name__}: {error}"
+    except PaddingDataError:
+        raise
+    except FOREIGN as error:
+        why = shorten(f"{type(error).__name__}: {error}", MAX_CAUSE, placeholder=" ..")
         raise PaddingDataError(f"{name}: not {expected} ({why}). {fix}.") from error
     except RecursionError as error:  # "[[[[.."
         raise PaddingDataError(f"{name}: not {expected} (too deep). {fix}.") from error

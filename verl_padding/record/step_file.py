@@ -17,6 +17,7 @@ import numpy as np
 from verl_padding.plan import Rows
 from verl_padding.plan.forest import Forest
 from verl_padding.record.data_errors import as_data_error
+from verl_padding.record.files import check_fields, read_lines, read_objects, read_text
 from verl_padding.timing.timings import MicroBatchTiming
 
 FORMAT_VERSION = 2
@@ -139,7 +140,7 @@ def write_savings(folder: Path, lines: Iterable[str]) -> None:
 def read_savings(folder: Path) -> list[str]:
     """The lines that :func:`write_savings` wrote; none where it has not."""
     path = folder / SAVINGS
-    return path.read_text().splitlines() if path.is_file() else []
+    return read_text(path).splitlines() if path.exists() else []
 
 
 def or_null(value: Any) -> Any:
@@ -155,34 +156,55 @@ def begins_step(line: bytes) -> bool:
 def read_steps(path: Path) -> list[RecordedStep]:
     """The local updates of a step's file, mostly one; a PaddingDataError if it holds something
     else."""
-    with path.open("rb") as lines:
-        return parse_steps(lines, str(path))
+    return parse_steps(read_lines(path), str(path))
 
 
 def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     """The same of a file's lines, and its name."""
+    expected = f"the file of a step in form {FORMAT_VERSION}"
     fix = "Name one that padding.record=true has written in this version"
-    with as_data_error(name, f"the file of a step in form {FORMAT_VERSION}", fix):
-        steps: list[RecordedStep] = []
-        for line in lines:
-            values = json.loads(line)
+    steps: list[RecordedStep] = []
+    for place, values in read_objects(lines, name, expected, fix):
+        with as_data_error(place, expected, fix):
             # A line of an update's keys, or of a timing (it has a call), or else of a row.
             if "keys" in values:
                 if (form := values.pop("form", None)) != FORMAT_VERSION:
                     raise ValueError(f"form={form}")
-                steps.append(RecordedStep(**values, rows=[], timings=[]))
+                check_fields(RecordedStep, values)
+                steps.append(RecordedStep(**values | {"rows": [], "timings": []}))
             elif "call" in values:
+                check_fields(MicroBatchTiming, values)
                 tuples = {key: tuple(each) for key, each in values.items() if type(each) is list}
                 steps[-1].timings.append(MicroBatchTiming(**values | tuples))
             else:
-                unknown = {key: math.nan for key in ("reward", "weight") if values[key] is None}
-                places = {call: Place(*place) for call, place in values["places"].items()}
-                steps[-1].rows.append(RecordedRow(**values | unknown | {"places": places}))
+                steps[-1].rows.append(_row(values))
+    with as_data_error(name, expected, fix):
         if not steps:
             raise LookupError("it holds no step")
         for step in steps:
-            if step.rows and [(row.row, row.key) for row in step.rows] != [*enumerate(step.keys)]:
-                raise LookupError(f"it holds {len(step.rows)} rows of {len(step.keys)} keys")
-            Rows.from_keys(step.keys, [row.tokens for row in step.rows] or [1] * len(step.keys))
-            step.forest()
-        return steps
+            _check_rows(step)
+    return steps
+
+
+def _row(values: Mapping[str, Any]) -> RecordedRow:
+    # Null where they were not finite.
+    unknown: dict[str, Any] = {key: math.nan for key in ("reward", "weight") if values[key] is None}
+    places = {call: Place(*place) for call, place in values["places"].items()}
+    for place in places.values():
+        check_fields(Place, place._asdict())
+    others = {key: each for key, each in values.items() if key not in unknown | {"places": {}}}
+    check_fields(RecordedRow, others)
+    return RecordedRow(**others, **unknown, places=places)
+
+
+def _check_rows(step: RecordedStep) -> None:
+    """Whether the rows are those of the keys, and share what both have."""
+    rows = step.rows
+    if rows and [(row.row, row.key) for row in rows] != [*enumerate(step.keys)]:
+        raise LookupError(f"it holds {len(rows)} rows of {len(step.keys)} keys")
+    Rows.from_keys(step.keys, [row.tokens for row in rows] or [1] * len(step.keys))
+    step.forest()
+    for row in rows:
+        beside = row if row.shares_with is None else rows[row.shares_with]
+        if row.shared_tokens > min(row.tokens, beside.tokens):
+            raise ValueError(f"row {row.row}: shared_tokens={row.shared_tokens}")

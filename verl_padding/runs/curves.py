@@ -1,9 +1,7 @@
 """The curves of a run over its steps."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
-
-from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
@@ -13,11 +11,13 @@ from verl_padding.job.metric_names import (
     REAL_ROWS_TOTAL,
     SESSION_SCORE,
 )
+from verl_padding.record.data_errors import as_data_error
 from verl_padding.runs.run_files import (
     CONFIG,
     ROLLOUTS,
     StepRows,
     dumps_in,
+    read_config,
     read_metrics,
     read_step,
 )
@@ -54,10 +54,19 @@ def read_curves(folder: Path) -> tuple[Curves, list[str]]:
         curves[REAL_ROWS_TOTAL] = {step: rows.real for step, rows in dumped.items()}
         curves[PAD_ROWS_TOTAL] = {step: rows.dumped_pads for step, rows in dumped.items()}
         if (folder / CONFIG).exists():
-            rule = StockRule.of_config(cast("DictConfig", OmegaConf.load(folder / CONFIG)))
-            steps = {step: rule.optimizer_steps(rows.real) for step, rows in dumped.items()}
-            curves[ACTOR_STEPS] = {step: float(number) for step, number in steps.items()}
+            try:
+                curves[ACTOR_STEPS] = _stock_steps(folder / CONFIG, dumped)
+            except PaddingDataError as refusal:
+                notes.append(f"Left out: {refusal}")
     return curves, notes
+
+
+def _stock_steps(path: Path, dumped: Mapping[int, StepRows]) -> dict[int, float]:
+    """Optimizer steps that stock verl makes of the rows of each step."""
+    config = read_config(path)
+    with as_data_error(str(path), "the config of a job", "Move it elsewhere"):
+        rule = StockRule.of_config(config)
+    return {step: float(rule.optimizer_steps(rows.real)) for step, rows in dumped.items()}
 
 
 def _read_dumps(folder: Path, steps: set[int]) -> tuple[dict[int, StepRows], list[str]]:

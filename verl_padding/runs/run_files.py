@@ -1,17 +1,21 @@
 """The files of a run: metrics and rollout dumps as verl has written them."""
 
-import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.data_errors import as_data_error
+from verl_padding.record.files import MAX_DIGITS, is_a, read_lines, read_objects, read_text
 
 METRICS = "metrics.jsonl"
 """Of verl's ``file`` logger: a line ``{"step": .., "data": {metric: value}}`` for each step."""
@@ -46,9 +50,15 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
         PaddingDataError: the file is none of verl's file logger.
     """
     path = folder / METRICS
-    with as_data_error(str(path), "metrics of verl's file logger", "Move it elsewhere"):
-        entries = _objects(path) if path.exists() else []
-        logged = [(int(entry["step"]), dict(entry["data"])) for entry in entries]
+    what, fix = "metrics of verl's file logger", "Move it elsewhere"
+    # The last line may be half written.
+    lines = (line for line in read_lines(path) if line.endswith(b"\n")) if path.exists() else ()
+    logged = []
+    for place, entry in read_objects(lines, str(path), what, fix):
+        with as_data_error(place, what, fix):
+            if not is_a(entry["step"], int):
+                raise TypeError(f"step={entry['step']!r}")
+            logged.append((entry["step"], dict(entry["data"])))
     return [(step, _numbers(data)) for step, data in logged if ROW_REWARD in data]
 
 
@@ -71,7 +81,8 @@ def known_or_nan(value: float | None) -> float:
 
 def dumps_in(folder: Path) -> list[Path]:
     """The files ``<step>.jsonl`` in a folder, in the order of their steps."""
-    dumps = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal())
+    names = (path for path in folder.glob("*.jsonl") if len(path.stem) <= MAX_DIGITS)
+    dumps = (path for path in names if path.stem.isdecimal())
     return sorted(dumps, key=lambda path: int(path.stem))
 
 
@@ -96,20 +107,38 @@ def read_dump(path: Path, **fields: Any) -> list[dict[str, Any]]:
         PaddingDataError: a line lacks one of them, or the last line has no end. verl writes dumps
             in a thread: a job that is running, or was killed, may leave a part of one.
     """
-    # A line without its end may still be whole JSON, such as a number that is cut off.
-    if not path.read_bytes().endswith(b"\n"):
-        fix = "Wait until its job has written it, or remove it"
-        raise PaddingDataError(f"{path}: is not whole. {fix}.")
-    with as_data_error(str(path), "a rollout dump of verl", "Move it elsewhere"):
-        rows = _objects(path)
-        for row in rows:
+    what, fix = "a rollout dump of verl", "Move it elsewhere"
+    rows = []
+    for place, row in read_objects(_whole_lines(path), str(path), what, fix):
+        with as_data_error(place, what, fix):
             for name, kind in fields.items():
                 if not isinstance(row[name], kind):
                     raise TypeError(f"{name}={row[name]!r}")
+            rows.append(row)
     return rows
 
 
-def _objects(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, one a line, without a last line that is half written."""
-    # Not splitlines: a reply may hold a line separator that JSON leaves as it is, such as U+2028.
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    for line in read_lines(path):
+        # A line without its end may still be whole JSON, such as a number that is cut off.
+        if not line.endswith(b"\n"):
+            fix = "Wait until its job has written it, or remove it"
+            raise PaddingDataError(f"{path}: is not whole. {fix}.")
+        yield line
+
+
+def read_config(path: Path) -> DictConfig:
+    """The config that Hydra has left of a job, as data: nothing that it names is made or resolved.
+
+    Raises:
+        PaddingDataError: it is not one, such as a part of one.
+    """
+    text = read_text(path)
+    with as_data_error(str(path), "the config of a job", "Move it elsewhere"):
+        # Hydra writes none; a few of them can stand for more than fits into memory.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("it has an alias, *..")
+        config = OmegaConf.create(text)
+        if not isinstance(config, DictConfig):
+            raise TypeError(f"a {type(config).__name__}")
+    return config

@@ -9,10 +9,13 @@ from omegaconf import DictConfig
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.role_engine import has_critic
+from verl_padding.job.verl_source import installed_verl
 from verl_padding.plan import padded_rows
 
-VERL_PAD_TOKENS = 128
-"""Tokens of a pad of verl 0.9 (``SYNTHETIC_PADDING_SEQ_LEN``)."""
+VERL_PAD_TOKENS = installed_verl().number(
+    "trainer/ppo/padding_utils.py", "SYNTHETIC_PADDING_SEQ_LEN"
+)
+"""Tokens of a pad of verl."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +30,14 @@ class StockRule:
 
     @classmethod
     def of_config(cls, config: DictConfig) -> Self:
-        """The rule for a job without model parallelism."""
+        """The rule for a job without model parallelism; a ValueError if a size of it is none."""
         n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
+        sizes = [n, trainer.n_gpus_per_node, trainer.nnodes]
+        sizes.append(config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        if has_critic(config):
+            sizes.append(config.critic.ppo_mini_batch_size)
+        if any(type(size) is not int or size < 1 for size in sizes):
+            raise ValueError(f"sizes of {sizes}")
         return cls(
             dp_size=trainer.n_gpus_per_node * trainer.nnodes,
             actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,

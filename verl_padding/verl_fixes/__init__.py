@@ -2,7 +2,7 @@
 
 One module a repair, each with its reason; a test in tests/verl_fixes fails once verl has repaired
 it. Only three doors of the plug-in install them: ``driver/mixin.py`` (the trainer's process),
-``driver/worker_calls.py`` (its workers) and ``entry/import_hooks.py`` (every process).
+``worker/padded_engine.py`` (its workers) and ``entry/import_hooks.py`` (every process).
 
-May import: errors, pads, worker.
+May import: errors, pads.
 """

@@ -12,21 +12,17 @@ a value. Two rows of lengths 3 and 3:
 """
 
 import importlib
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.worker.training_workers import for_training_workers
-
 NAME = "maybe_fix_3d_position_ids"
 MODULES = ("verl.workers.engine_workers", "verl.workers.engine.base")
 
 
-@for_training_workers
-def install_in_worker(role: str, training_worker: Any) -> None:
-    """For verl's ``execute_with_func_generator``."""
+def fix_all_position_ids() -> None:
+    """Puts ours in the place of verl's, in this process."""
     for name in MODULES:
         module = importlib.import_module(name)
         assert hasattr(module, NAME), f"{name} has no {NAME} to replace"

@@ -3,11 +3,14 @@ change real rows.
 
 Whether a model keeps rows apart that verl packs one behind the other depends on its code, the
 attention and the engine; layers that run on from one row into the next, and attention that does not
-know where a row begins, fail in silence. A row is computed between two neighbours, and again
-between others of the same lengths, at the same place: what it gets may differ by rounding only. A
-third pass changes the row's own first token: in low precision, where rounding is as large as many
-an effect, a leak is what changes outputs by a part of what that token changes. Each rank computes
-the same rows, so that all take part in the same collectives.
+know where a row begins, fail in silence. A row is computed between two neighbours of one length,
+and again with the two exchanged. So it stands at the same place, and the same tokens go through all
+layers, experts too: where rows are apart it gets the same numbers, in bfloat16, too, whose rounding
+is as large as many a leak. They may differ by what they differ by if the first pass is repeated.
+Each rank computes the same rows, so that all take part in the same collectives.
+
+Beginnings and trees are computed at other places, in another order. There a difference by rounding
+is a part of the effect of the row's own first token, which another pass changes.
 
 Where rows share tokens, the probe also shows whether rows that part have the outputs of the rows
 alone when what they have in common is computed once. That is no refusal: if they do not, rows of
@@ -21,7 +24,6 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.torch_dtypes import PrecisionType
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import Blocker
@@ -35,9 +37,9 @@ from verl_padding.worker.training_workers import training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
-ROUNDING = 16
-"""Machine epsilons of the outputs that a difference by rounding has at most: experts get other
-numbers of tokens."""
+ROUNDING, REPEATS = 16, 8
+"""A row's outputs differ by chance by this many of float32's epsilons of their size, or this many
+times what they differ by in a pass that is repeated."""
 LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
 """Part of the effect of a row's first token that a difference by rounding has at most; the latter
 where a token may get other experts by rounding, or linear attention other chunks."""
@@ -105,18 +107,20 @@ def _probe(
         # Ranks that share rows have no outputs of their own, but all of them take part in each
         # pass.
         return in_tree != []
-    one, beside_others, changed = outputs
-    own, leak = _distance(one[1], changed[1]), _distance(one[1], beside_others[1])
+    one, exchanged, changed, again = outputs
+    own, leak = _distance(one[1], changed[1]), _distance(one[1], exchanged[1])
     limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
-    epsilon = torch.finfo(PrecisionType.to_dtype(training_worker.engine_config.dtype)).eps
-    rounding = min(ROUNDING * epsilon * float(one[1].abs().mean()), limit)
+    size = float(one[1].abs().mean())
+    rounding = max(
+        ROUNDING * torch.finfo(torch.float32).eps * size, REPEATS * _distance(one[1], again[1])
+    )
     # Of the model as it was loaded; Megatron's, a list of stages, has none of its own.
     loaded = getattr(training_worker.engine.module, "config", text).get_text_config()
     model = (
         f"{type(training_worker.engine).__name__}, model_type={text.model_type},"
         f" attn_implementation={loaded._attn_implementation}"
     )
-    if not leak <= rounding:  # nor where it is no number
+    if not leak <= min(rounding, limit):  # nor where it is no number
         raise PaddingConfigError(
             f"{fix.partition('=')[0]}=True: packed rows see each other in the {role}, so pads "
             f"would change real rows ({model}: other neighbours change a row's outputs by "
@@ -139,15 +143,18 @@ def _probe(
 
 
 def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
-    """The rows of each pass: a row beside two neighbours, beside others, and with another first
-    token, each before two longer rows that begin with it, and then part."""
+    """The rows of each pass: a row beside two neighbours, with these exchanged, with another first
+    token, and once more as in the first, each before two longer rows that begin with it, and then
+    part."""
     draws = torch.Generator().manual_seed(0)
     # No token of an image is among these.
     low, high = min(16, vocab_size // 4), min(vocab_size, 200)
-    sizes = (ROW, LONGER, *[NEIGHBOUR] * 4)
+    sizes = (ROW, LONGER, NEIGHBOUR, NEIGHBOUR)
     row, rest, *around = (torch.randint(low, high, (n,), generator=draws) for n in sizes)
     other = torch.cat([(row[:1] - low + 1) % (high - low) + low, row[1:]])
-    for before, after, each in ((*around[:2], row), (*around[2:], row), (*around[:2], other)):
+    for (before, after), each in zip(
+        (around, around[::-1], around, around), (row, row, other, row), strict=True
+    ):
         yield [before, each, after, *(torch.cat([each, end]) for end in (rest, rest.flip(0)))]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from verl_padding.job.blocker import Blocker
-from verl_padding.job.known_verl import KNOWN_VERL
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.prefix_sharing.engine import engine_blockers
@@ -22,8 +21,8 @@ NamedBlockers = Iterator[tuple[str, Blocker]]
 
 
 def find_blockers(savings: Collection[str]) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``, before the loss is wrapped: answers what of its
-    training workers blocks one of these savings."""
+    """For verl's ``execute_with_func_generator``: answers what of its training workers blocks one
+    of these savings."""
 
     def find(worker: Any) -> Any:
         found: list[tuple[str, Blocker]] = []
@@ -50,10 +49,10 @@ def answer_of(found: Collection[tuple[str, Blocker]], **others: Any) -> Any:
 
 
 def _engine_blockers(engine: Any, savings: Collection[str]) -> NamedBlockers:
-    if PACKER in savings and PATCHED not in module_of(engine):
-        why = f"it does not cut micro-batches as the engines of verl {KNOWN_VERL} do"
+    if PACKER in savings and PATCHED not in module_of(engine.stock.forward_backward_batch):
+        why = "it does not cut micro-batches as verl's engines do"
         fix = "Set padding.packer=verl."
-        yield PACKER, Blocker(f"engine={type(engine).__name__}", why, fix)
+        yield PACKER, Blocker(f"engine={engine.stock.__name__}", why, fix)
     if SHARING in savings:
         yield from ((SHARING, blocker) for blocker in engine_blockers(engine))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from verl_padding.worker.training_workers import for_training_workers
+from verl_padding.worker.varlen_attention import HALF
 
 CHUNK = 2**26
 """Exponentials that are held at once: 256 MiB in float32, 441 tokens of a vocabulary of 152,000."""
@@ -25,14 +25,12 @@ def use_chunks(torch_functional: Any) -> None:
         torch_functional.entropy_from_logits = entropy_from_logits
 
 
-@for_training_workers
-def install_in_worker(role: str, training_worker: Any) -> None:
-    """For verl's ``execute_with_func_generator``."""
+def install(engine: Any) -> None:
+    """Has an engine compute log-probs and entropies so, unless its config chooses a way."""
     from verl.utils import torch_functional
 
     use_chunks(torch_functional)
-    engine = training_worker.engine
-    takes_verls = not engine.engine_config.entropy_from_logits_with_chunking
+    takes_verls = not getattr(engine.engine_config, "entropy_from_logits_with_chunking", True)
     if torch_functional.entropy_from_logits is entropy_from_logits and takes_verls:
         engine.compute_entropy_from_logits = entropy_from_logits
 
@@ -44,7 +42,8 @@ def cross_entropy_loss(
     losses (tokens,), None.
 
     Args:
-        inplace_backward: whether the gradient may overwrite the logits.
+        inplace_backward: whether the gradient may overwrite logits of half precision. Others may be
+            kept for the gradient of another loss, as top-k distillation in chunks keeps them.
     """
     return CrossEntropy.apply(logits, labels, inplace_backward), None
 
@@ -70,7 +69,7 @@ class CrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         log_sums = torch.cat([_exact(logits[chunk]).logsumexp(-1) for chunk in _chunks(logits)])
         ctx.save_for_backward(logits, labels, log_sums)
-        ctx.in_place = in_place
+        ctx.in_place = in_place and logits.dtype in HALF
         return log_sums - _exact(logits.gather(-1, labels[:, None])[:, 0])
 
     @staticmethod

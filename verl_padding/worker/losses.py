@@ -26,7 +26,7 @@ from verl_padding.config import Denominator
 from verl_padding.job.verl_losses import POLICY_LOSSES
 from verl_padding.pads import columns
 from verl_padding.prefix_sharing.tree import computed_rows
-from verl_padding.worker.training_workers import for_training_workers, token_budget
+from verl_padding.worker.training_workers import token_budget
 
 MICRO_BATCHES = "padding/micro_batches"
 """Metric of a worker: micro-batches of a mini-batch."""
@@ -57,12 +57,13 @@ class RealRowsLoss:
     """Hands ``inner`` the real rows of a micro-batch that have a trained token, with its
     mini-batch's denominators.
 
-    Pads have none, and neither have real rows whose ``response_mask`` is all 0, which stay in the
-    denominators. A micro-batch without a trained token gets a zero that depends on the model's
-    output, so that its backward runs the same collectives as on the other ranks; ``inner`` is not
-    called. Beside the inner loss's metrics, every micro-batch reports a count of one, and how full
-    it is. A mini-batch without a trained token reports 0 for verl's policy loss, and for each loss
-    that ``inner`` has reported before.
+    Pads have none, and neither have real rows whose ``response_mask`` is all 0; those that have
+    lost their tokens to a rejection, and have a ``loss_mask``, stay in the denominators. A
+    micro-batch without a trained token gets a zero that depends on the model's output, so that its
+    backward runs the same collectives as on the other ranks; ``inner`` is not called. Beside the
+    inner loss's metrics, every micro-batch reports a count of one, and how full it is. A mini-batch
+    without a trained token reports 0 for verl's policy loss, and for each loss that ``inner`` has
+    reported before.
 
     Rows that weigh differently bring a factor (:mod:`~verl_padding.pads.loss_weighting`), by which
     the gradient of their outputs is multiplied. Loss and metrics are those of rows that weigh the
@@ -121,7 +122,7 @@ class RealRowsLoss:
     def _prepare(self, model_output: dict[str, Any], data: TensorDict) -> dict[str, Any]:
         """Gives ``data`` the mini-batch's denominators, and outputs the weights of their rows."""
         if self.denominator == "rows":
-            tu.assign_non_tensor(data, global_batch_size=_number(data, columns.REAL_ROWS))
+            tu.assign_non_tensor(data, global_batch_size=_number(data, columns.LOSS_ROWS))
         if _flag(data, columns.WEIGHS_ROWS):
             factor_R = columns.read_column(data, columns.LOSS_FACTOR)
             model_output = {
@@ -156,18 +157,6 @@ class RealRowsLoss:
         return {
             name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
         }
-
-
-def wrap_worker_loss(denominator: Denominator) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: wraps each worker's loss, in the worker."""
-
-    @for_training_workers
-    def wrap(role: str, training_worker: Any) -> None:
-        if role != "ref":
-            assert training_worker.loss_fn is not None, "the worker has no loss yet"
-            training_worker.set_loss_fn(RealRowsLoss(training_worker.loss_fn, denominator))
-
-    return wrap
 
 
 def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric]:

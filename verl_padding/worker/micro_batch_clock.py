@@ -1,14 +1,13 @@
 """A clock in verl's workers: what each micro-batch takes, and which rows it holds.
 
-verl times whole calls. Here an engine's ``forward_step`` and ``forward_backward_batch`` are
-wrapped, on that one engine: a mark is set where each micro-batch begins and where the call ends. A
-micro-batch's seconds lie between two marks. On a GPU marks are events, which wait for nothing and
-are read when the step is over.
+verl times whole calls. Here a padded engine sets a mark where each micro-batch begins and where the
+call ends. A micro-batch's seconds lie between two marks. On a GPU marks are events, which wait for
+nothing and are read when the step is over.
 """
 
-import functools
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -22,10 +21,8 @@ from verl.utils.device import get_device_name, get_torch_device
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, read_column
 from verl_padding.prefix_sharing.tree import computed_rows
 from verl_padding.timing.timings import MicroBatchTiming
-from verl_padding.worker.training_workers import for_training_workers, training_workers
+from verl_padding.worker.training_workers import training_workers
 
-CLOCK = "_verl_padding_clock"
-"""Attribute of an engine that has a clock."""
 TIMINGS = "timings"
 """Name of the timings in what a worker answers."""
 
@@ -49,7 +46,7 @@ class _MiniBatch:
 
 
 class MicroBatchClock:
-    """Takes the timings of one engine of verl, on one rank, whose methods it wraps."""
+    """Takes the timings of one engine of verl, on one rank, in calls that ask for it."""
 
     def __init__(self, engine: Any):
         self._engine = engine
@@ -59,9 +56,7 @@ class MicroBatchClock:
         # measured.
         self._whole = (getattr(engine.engine_config, "pipeline_model_parallel_size", 1) or 1) > 1
         self._timed: list[_MiniBatch] = []
-        self._forward_backward = engine.forward_backward_batch
-        self._forward_step = engine.forward_step
-        engine.forward_backward_batch = self._time_mini_batch
+        self._current: _MiniBatch | None = None
 
     def read(self) -> list[MicroBatchTiming]:
         """The timings since they were read last; on a GPU it waits for what is still under way."""
@@ -70,32 +65,35 @@ class MicroBatchClock:
             self._device.synchronize()
         return [timing for each in timed for timing in self._timings(each)]
 
-    def _time_mini_batch(self, data: TensorDict, *args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def mini_batch(self, data: TensorDict) -> Iterator[None]:
+        """A with-block in which a mini-batch, or a pass, is timed, if its call says so."""
         call = tu.get_non_tensor_data(data=data, key=TIMED_CALL, default=None)
         if call is None or BATCH_ROW not in data:
-            return self._forward_backward(data, *args, **kwargs)
+            yield
+            return
         timed = _MiniBatch(call, number=sum(each.call == call for each in self._timed))
         if self._whole:
             self._begin(timed, data)
         else:
-            self._engine.forward_step = functools.partial(self._time_micro_batch, timed)
+            self._current = timed
         try:
-            output = self._forward_backward(data, *args, **kwargs)
+            yield
         finally:
-            self._engine.forward_step = self._forward_step
+            self._current = None
         timed.marks.append(self._mark())
         self._timed.append(timed)
-        return output
 
-    def _time_micro_batch(
-        self, timed: _MiniBatch, micro_batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def micro_batch(self, micro_batch: Any) -> Any:
+        """Marks the beginning of what an engine's ``forward_step`` gets, and returns it."""
+        if self._current is None:
+            return micro_batch
         data = micro_batch
         if not isinstance(micro_batch, TensorDict):  # Megatron's engine takes it from an iterator
             data = next(micro_batch)
             micro_batch = iter([data])
-        self._begin(timed, data)
-        return self._forward_step(micro_batch, *args, **kwargs)
+        self._begin(self._current, data)
+        return micro_batch
 
     def _begin(self, timed: _MiniBatch, data: TensorDict) -> None:
         """Marks the beginning of a micro-batch and its rows, which are on the CPU: nothing waits
@@ -143,13 +141,6 @@ class MicroBatchClock:
             start_s += seconds
 
 
-@for_training_workers
-def install_in_worker(role: str, training_worker: Any) -> None:
-    """For verl's ``execute_with_func_generator``: gives each engine of a worker a clock."""
-    if not hasattr(training_worker.engine, CLOCK):
-        setattr(training_worker.engine, CLOCK, MicroBatchClock(training_worker.engine))
-
-
 def read_in_worker(worker: Any) -> Any:
     """For verl's ``execute_with_func_generator``: what a worker's engines took, as
     ``non_tensor_batch[TIMINGS]``."""
@@ -160,7 +151,7 @@ def read_in_worker(worker: Any) -> Any:
     timings = [
         timing
         for engine in engines
-        for timing in getattr(engine, CLOCK).read()
+        for timing in engine.clock.read()
         if engine.is_mp_src_rank_with_outputs()
     ]
     answer = np.empty(len(timings), dtype=object)

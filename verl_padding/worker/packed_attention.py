@@ -29,9 +29,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
-from verl_padding.prefix_sharing.attention import attention_layers
-from verl_padding.prefix_sharing.engine import keep_rows_apart
-from verl_padding.worker.training_workers import for_training_workers
+from verl_padding.prefix_sharing.attention import attention_layers, hand_tree_on
 from verl_padding.worker.varlen_attention import flash_attn_func, flash_attn_varlen_func
 
 CAUSAL_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
@@ -40,20 +38,19 @@ BY_VERL = ("verl.models.transformers.qwen2_vl", "verl.models.transformers.glm4v"
 """Modules with an attention of verl's own, whose names come from flash-attn alone."""
 
 
-@for_training_workers
-def install_in_worker(role: str, training_worker: Any) -> None:
-    """For verl's ``execute_with_func_generator``: :data:`PACKED`, and linear attention that keeps
-    rows apart, for FSDP engines that pack rows."""
-    config = training_worker.engine_config
+def pack_rows(engine: Any) -> None:
+    """:data:`PACKED`, and linear attention that keeps rows apart, for FSDP engines that pack
+    rows."""
+    config = engine.engine_config
     if not (config.strategy.startswith("fsdp") and config.use_remove_padding):
         return
-    pack_attention(training_worker.engine.module, config)
+    pack_attention(engine.module, config)
     # verl 0.9 and transformers 5 tell linear layers where rows begin for Qwen3.5's language models
     # with a vision tower, on GPUs with fla; in Qwen3-Next, in a Qwen3.5 of text alone, in critics
     # and on CPUs, a row goes on from the row before it. Ulysses ranks share rows by fla's own
     # exchange, or see each other, as the probe finds.
     if config.ulysses_sequence_parallel_size == 1:
-        keep_rows_apart(training_worker.engine)
+        engine.keep_rows_apart()
 
 
 def pack_attention(model: nn.Module, engine_config: Any) -> None:
@@ -138,7 +135,7 @@ def register() -> None:
     """Makes :data:`PACKED` a choice of transformers'."""
     if PACKED in ALL_ATTENTION_FUNCTIONS:
         return
-    ALL_ATTENTION_FUNCTIONS.register(PACKED, attend)
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, hand_tree_on(attend))
     ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, positions_unless_masked)
     find_functions = modeling_flash_attention_utils._lazy_imports
 
@@ -179,6 +176,15 @@ def positions_unless_masked(
     return (at - begins).to(torch.int32)[None]
 
 
+def _has_window(module: nn.Module) -> bool:
+    """Whether a layer of attention sees a part of the tokens before it alone, by its config."""
+    config: Any = module.config
+    types = getattr(config, "layer_types", None)
+    is_sliding = types is None or types[module.layer_idx] == "sliding_attention"
+    # transformers' Qwen2-MoE says 0 where no layer has one.
+    return is_sliding and bool(getattr(config, "sliding_window", None))
+
+
 def attend(
     module: nn.Module,
     query: torch.Tensor,
@@ -199,10 +205,7 @@ def attend(
             module, query, key, value, attention_mask, **given
         )
         return masked
-    if (
-        "sliding_window" not in kwargs
-        and getattr(module.config, "sliding_window", None) is not None
-    ):
+    if "sliding_window" not in kwargs and _has_window(module):
         raise PaddingError(
             f"attn_implementation=sdpa: {type(module).__name__} has its sliding window in a mask "
             "alone, which torch's kernels do without. Set "

@@ -1,15 +1,16 @@
 """The plan's micro-batches in verl's workers, instead of those of verl's packer.
 
 verl 0.9's engines cut each call's rows with ``prepare_micro_batches``, a function that their
-modules import by name; no setting or registry avoids it. With ``padding.packer=plan``, that name is
-replaced in the module of a worker's engine. It can go when verl takes micro-batches that are
+modules import by name; no setting or registry avoids it. While a padded engine runs a call, that
+name is replaced in the module of its engine. It can go when verl takes micro-batches that are
 already cut (tests/worker/test_plan_packer.py).
 """
 
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -18,10 +19,10 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, read_column
-from verl_padding.prefix_sharing.engine import find_tree, share_in
+from verl_padding.prefix_sharing.engine import find_tree
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.prefix_sharing.tree import TREE
-from verl_padding.worker.training_workers import for_training_workers, token_budget
+from verl_padding.worker.training_workers import token_budget
 
 logger = logging.getLogger(__name__)
 
@@ -29,27 +30,26 @@ PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
-def install(*, shares: bool) -> Callable[[Any], Any]:
-    """For verl's ``execute_with_func_generator``: has the engines of a worker follow the plan.
-
-    Args:
-        shares: whether tokens that rows have in common are computed once.
-    """
-
-    @for_training_workers
-    def patch(role: str, training_worker: Any) -> None:
-        module = module_of(training_worker.engine)
-        module[PATCHED] = follow_plan(inspect.unwrap(module[PATCHED]))
-        if shares:
-            share_in(training_worker.engine)
-
-    return patch
-
-
-def module_of(engine: Any) -> dict[str, Any]:
-    """The names of the module that cuts an engine's micro-batches."""
-    names: dict[str, Any] = inspect.unwrap(type(engine).forward_backward_batch).__globals__
+def module_of(run: Callable[..., Any]) -> dict[str, Any]:
+    """The names of the module that cuts micro-batches: that of an engine's
+    ``forward_backward_batch``."""
+    names: dict[str, Any] = inspect.unwrap(run).__globals__
     return names
+
+
+@contextmanager
+def micro_batches_of_plan(run: Callable[..., Any]) -> Iterator[None]:
+    """A with-block in which an engine's ``forward_backward_batch`` follows the plan."""
+    module = module_of(run)
+    verls = module.get(PATCHED)
+    if verls is None:  # a cut of its own, so that the plan's packer is off
+        yield
+        return
+    module[PATCHED] = follow_plan(verls)
+    try:
+        yield
+    finally:
+        module[PATCHED] = verls
 
 
 def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:

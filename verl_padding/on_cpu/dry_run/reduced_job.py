@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_padding import configs
+from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import refuse
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.runs.run_files import ROLLOUTS
@@ -206,12 +207,15 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
     if not hf.architectures:
-        raise ValueError("its config.json has no architectures, which verl reads")
+        why = "its config.json has no architectures, by which verl finds a model's class"
+        raise PaddingConfigError(f"{MODEL}.path={section.path}: {why}. Add it.")
     name = hf.architectures[0]
+    model_class = getattr(transformers, name, None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if hasattr(transformers, name):
-            model = getattr(transformers, name)(hf)
+        # Other names of transformers, which somebody's folder may have, are not called.
+        if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
+            model = model_class(hf)
         else:  # code that comes with the model
             model = transformers.AutoModelForCausalLM.from_config(hf, trust_remote_code=trust)
     transformers.utils.logging.disable_progress_bar()

@@ -76,10 +76,15 @@ def run_step(
     path = config.actor_rollout_ref.model.path
     try:
         model, attention = write_shrunk_model(config.actor_rollout_ref.model, folder / "model")
+    except PaddingError:
+        raise
     except Exception as error:
-        why = " ".join(str(error).split())
+        why = shorten(f"{type(error).__name__}: {error}", MAX_TEXT, placeholder=" ..")
         message = f"{MODEL}.path={path}: no small model can be made of it ({why}). Correct it"
-        raise DryRunError(message, traceback.format_exc(limit=-FRAMES)) from error
+        own_code = config.actor_rollout_ref.model.trust_remote_code
+        raise DryRunError(
+            message, traceback.format_exc(limit=-FRAMES) if own_code else ""
+        ) from error
     small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention)
     code = _run_job(small, folder, timeout_s, replies)
     log = (folder / LOG).read_text()

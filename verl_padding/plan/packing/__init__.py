@@ -36,12 +36,15 @@ def _filled(costs: CallCosts, packer: Packer, rows: Sequence[int], size: int | N
     """The cells of a mini-batch, of ``size`` rows, pads among them. Where rows share, they take no
     longer than those that are planned as if they did not."""
     # Where rows that share balance badly together, ranks wait longer than they save. Rows that are
-    # planned as if they shared nothing may still meet in a micro-batch, and then do.
+    # planned as if they shared nothing may still meet in a micro-batch, and then do: where that
+    # takes more than the token budget, this plan is none.
     unshared = replace(costs, forest=None)
     filled = _cutter(costs.call, packer)(unshared, rows, size)
     if costs.forest is None:
         return filled
-    return sync_per_micro_batch(costs, rows, size, best=filled)
+    tokens_DK, _ = costs.micro_batch_loads(filled)
+    fits = costs.used_tokens(filled, tokens_DK).max() <= (costs.call.token_budget or 0)
+    return sync_per_micro_batch(costs, rows, size, best=filled if fits else None)
 
 
 def _cutter(call: Call, packer: Packer) -> MicroBatchCutter:

@@ -136,30 +136,31 @@ def cut_runs(
     # is cut there: runs of 131 tokens, and of 80 + 21.
     budget, places = costs.call.token_budget, np.arange(len(rows))
     assert budget is not None
+    assert costs.forest is not None
     length_I = costs.tokens_R[rows]
     is_whole_I = shared_I == length_I
     start_I = cached_tokens(shared_I, length_I)
-    branch_I = np.full_like(length_I, costs.call.min_branch_tokens)
-    tokens = _LimitedSum(length_I - start_I, length_I, budget)
+    may_part_I = (start_I > 0) & costs.forest.has_branches
+    used_I = np.where(is_whole_I, 0, costs.used_by_rows(length_I - start_I, may_part_I))
+    # The first row of a run may part from rows of another run that comes into its bin.
+    used = _LimitedSum(used_I, costs.used_by_rows(length_I, may_part_I), budget)
     cost = _LimitedSum(costs.suffix_cost(rows, start_I), costs.cost_R[rows], max_cost)
     gathered = _LimitedSum(
         np.where(is_whole_I, 0, length_I), length_I, MAX_GATHERED_TOKENS_RATIO * budget
     )
-    branches = _LimitedSum(np.where(is_whole_I, 0, branch_I), branch_I, budget)
     trees = np.append(np.flatnonzero(start_I == 0), len(rows))
     tree_end_I = trees[np.searchsorted(trees, places, side="right")]
-    ends = [each.longest_run_ends() for each in (tokens, cost, gathered, branches)]
+    ends = [each.longest_run_ends() for each in (used, cost, gathered)]
     max_end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, tree_end_I]), places + 1)
     enough_I = cost.prefix_sums[max_end_I] - cost.of_runs(places, max_end_I) // MAX_CUT_BACK
     min_end_I = np.maximum(np.searchsorted(cost.prefix_sums, enough_I), places + 1)
     first_J = _first_places(min_end_I.tolist(), max_end_I.tolist(), [*shared_I.tolist(), 0])
     end_J = np.append(first_J[1:], len(rows))
     cost_J = cost.of_runs(first_J, end_J)
-    # A run takes as much of the budget as the largest of three needs: its computed tokens, the
-    # memory of gathered keys and values, and that of states, which a row by itself does not keep.
+    # A run takes as much of the budget as the larger of two needs: what it computes and keeps, and
+    # the memory of gathered keys and values.
     gathered_J = -(-gathered.of_runs(first_J, end_J) // MAX_GATHERED_TOKENS_RATIO)
-    states_J = np.where(end_J - first_J > 1, branches.of_runs(first_J, end_J), 0)
-    tokens_J = np.maximum.reduce([tokens.of_runs(first_J, end_J), gathered_J, states_J])
+    tokens_J = np.maximum(used.of_runs(first_J, end_J), gathered_J)
     order = np.lexsort((-tokens_J, -cost_J))
     # Bins expect falling tokens: each takes as many as the largest behind it.
     falling_tokens_J = np.maximum.accumulate(tokens_J[order][::-1])[::-1]

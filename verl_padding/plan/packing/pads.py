@@ -108,12 +108,16 @@ def fit(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK:
 
 
 def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
-    """The micro-batches with pads, in cells of ``size`` rows; None if pads have no room."""
+    """The micro-batches with pads, in cells of ``size`` rows; None if pads have no room, or rows
+    that have moved part from others there and take more than the token budget."""
     # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
     # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
     assert costs.call.token_budget is not None
     tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
-    room_DK = (costs.call.token_budget - tokens_DK) // costs.pad_tokens
+    room_DK = costs.call.token_budget - costs.used_tokens(rows_DK, tokens_DK)
+    if (room_DK < 0).any():
+        return None
+    room_DK //= costs.pad_tokens
     below_DK = (load_DK.max(axis=0) - load_DK) // max(costs.pad, 1)
     filled_DK: RowsDK = []
     for rows_K, room_K, below_K in zip(rows_DK, room_DK, below_DK, strict=True):
@@ -149,7 +153,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     tokens_R, cost_R = costs.tokens_R, costs.cost_R
     rows_DK = [[list(rows) for rows in rows_K] for rows_K in rows_DK]
     # A row that moves counts as if it shared nothing where it comes to, and nothing is counted less
-    # where it was: what a micro-batch holds in the end is no more than that.
+    # where it was: what a micro-batch computes in the end is no more than that.
     used_DK, load_DK = costs.micro_batch_loads(rows_DK)
     height_K = load_DK.max(axis=0)
     places_D = size - needed_D

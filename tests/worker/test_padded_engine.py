@@ -1,4 +1,4 @@
-"""The plan's mini-batches in verl's ``train_mini_batch``."""
+"""What verl's registry and workers do with the engines of padded jobs."""
 
 import inspect
 from collections.abc import Sequence
@@ -11,11 +11,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
+from tests.support.fresh_processes import run_fresh
 from tests.support.ranks_in_process import Rank
 from verl_padding.errors import PaddingDataError
+from verl_padding.job.vendor import VENDOR
 from verl_padding.pads.columns import MINI_BATCH, cut_into
 from verl_padding.plan import Layout
-from verl_padding.worker.mini_batches import install_in_worker
+from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS
 
 
 class Watched(Rank):
@@ -26,11 +28,11 @@ class Watched(Rank):
             dp_rank=1, dp_size=2, answers=True, numbers=lambda data: data["number"].tolist()
         )
         self.scheduler_moves: list[bool] = []
-        install_in_worker(self)
 
     def train_batch(self, data: TensorDict) -> TensorDict:
+        output = super().train_batch(data)
         self.scheduler_moves.append(tu.get(data, "update_lr_scheduler"))
-        return super().train_batch(data)
+        return output
 
 
 def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, **said) -> TensorDict:
@@ -55,6 +57,7 @@ def test_verl_trains_on_the_mini_batches_in_each_epoch(cell_rows_M, epochs):
     rank = Watched()
     for _ in range(2):  # calls
         rank.mini_batches, rank.scheduler_moves = [], []
+        rank.engine.done.clear()
         output = rank.train_mini_batch(rows_of_a_rank(cell_rows_M, epochs=epochs))
         starts = [sum(cell_rows_M[:number]) for number in range(len(cell_rows_M))]
         want = [
@@ -64,6 +67,7 @@ def test_verl_trains_on_the_mini_batches_in_each_epoch(cell_rows_M, epochs):
         assert rank.mini_batches == want * epochs
         assert rank.scheduler_moves == [False] * (len(want) * epochs - 1) + [True]
         assert tu.get(output, "metrics")["rows"] == [*cell_rows_M] * epochs
+        assert rank.engine.done == {STEPS: len(want) * epochs, SCHEDULER_STEPS: 1}
 
 
 def test_a_call_that_no_plan_has_cut_is_verls():
@@ -90,7 +94,50 @@ def test_mini_batches_that_are_not_cut_as_planned_are_refused(cell_rows_M, said)
 
 def test_verl_still_counts_mini_batches_of_one_size():
     # When this fails, see whether verl counts what its DataLoader yields; then delete
-    # worker/mini_batches.py.
+    # PaddedEngine.train_batch.
     source = inspect.getsource(TrainingWorker.train_mini_batch)
     assert "total_num_iterations = data.shape[0] // mini_batch_size_per_gpu * epochs" in source
     assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source
+
+
+REGISTRY = """
+import os
+import sys
+if sys.argv[1:]:
+    os.environ["VERL_ENGINE_VENDOR"] = sys.argv[1]
+from verl.workers.engine import EngineRegistry
+for model_type in ("language_model", "value_model"):
+    for backend in ("fsdp", "fsdp2"):
+        engine = EngineRegistry.get_engine_cls(model_type, backend)
+        print(*(each.__name__ for each in engine.__mro__))
+"""
+
+
+def test_without_the_variable_verls_registry_has_nothing_of_ours():
+    engines = run_fresh(REGISTRY, platform="cpu").stdout.splitlines()
+    assert len(engines) == 4
+    assert not [engine for engine in engines if "Padded" in engine or "Sharing" in engine]
+
+
+def test_with_it_each_engine_that_verl_would_choose_is_a_padded_one():
+    for engine in run_fresh(REGISTRY, VENDOR, platform="cpu").stdout.splitlines():
+        own, *behind = engine.split()
+        assert own == f"Padded{behind[2]}"
+        assert behind[:2] == ["SharingEngine", "PaddedEngine"]
+
+
+OWN_ENGINE = """
+import os
+os.environ["VERL_ENGINE_VENDOR"] = "verl_padding"
+from verl.workers.engine import BaseEngine, EngineRegistry
+from verl_padding.worker.padded_engine import register_padded_engines
+@EngineRegistry.register("language_model", "own", "cpu")
+class Own(BaseEngine): ...
+print(EngineRegistry.get_engine_cls("language_model", "own").__name__)
+register_padded_engines()
+print(EngineRegistry.get_engine_cls("language_model", "own").__name__)
+"""
+
+
+def test_an_engine_of_a_users_own_gets_it_by_one_call():
+    assert run_fresh(OWN_ENGINE, platform="cpu").stdout.split() == ["Own", "PaddedOwn"]

@@ -1,0 +1,97 @@
+"""Files of runs that hold something else: all that reads them refuses them in a line."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.cli.test_report import ROWS, report_and_notes, run, step_of
+from tests.support.run_folder import write_run
+from tests.timing.test_timings import two_ranks
+from verl_padding.cli.app import app
+from verl_padding.record.step_file import write_steps
+from verl_padding.runs.run_files import CONFIG
+
+__all__ = ["run"]  # the fixture
+
+
+def endless(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def write_bytes(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+HUGE = b"9" * 400
+ALIASES = b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [*a, *a]\n" % (n, n) for n in range(30))
+ODD_FILES = {
+    "endless": endless,
+    "no UTF-8": write_bytes(b"\xff\xfe\n"),
+    "torn": write_bytes(b'{"uid": "a_0_0", '),
+    "lists": write_bytes(b"[" * 9999 + b"\n"),
+    "a line without an end": lambda path: (path.write_bytes(b"x"), os.truncate(path, 1 << 30)),
+    "large numbers": write_bytes(
+        b'{"step": %b, "data": {"critic/score/mean": %b}, "uid": "a_0_0", "score": %b}\n'
+        % (HUGE, HUGE, HUGE)
+    ),
+    "nulls": write_bytes(
+        b'{"step": 1, "data": {"critic/score/mean": null, "padding/computed_tokens/total": null}}\n'
+    ),
+    "aliases": write_bytes(ALIASES),
+    "a tag": write_bytes(b"trainer: !!python/object/apply:os.getcwd []\n"),
+    "sizes of texts": write_bytes(
+        b"trainer: {n_gpus_per_node: x, nnodes: 999999999}\nactor_rollout_ref: {rollout: {n: 1}}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts/1.jsonl", str(CONFIG)])
+@pytest.mark.parametrize("odd", ODD_FILES)
+def test_an_odd_file_of_a_run_is_left_out_or_refused_in_a_line(odd, name, tmp_path):
+    folder = write_run(tmp_path / "run", padded=False)
+    ODD_FILES[odd](folder / name)
+    out = tmp_path / "report.html"
+    result = CliRunner().invoke(app, ["report", str(folder), "--out", str(out)])
+    said = [line for line in result.stderr.splitlines() if str(folder / name) in line]
+    assert isinstance(result.exception, SystemExit | None), "an error of one line"
+    assert result.exit_code == 0 or name == "metrics.jsonl"
+    # A number that is not known is shown so, and a line that is half written is yet to come.
+    taken = {("metrics.jsonl", "nulls"), ("metrics.jsonl", "torn")}
+    assert len(said) == ((name, odd) not in taken | {("rollouts/1.jsonl", "large numbers")})
+    assert len(result.stderr) < 2000
+
+
+ODD_VALUES = [
+    ("tokens", "x"),
+    ("tokens", True),
+    ("tokens", 10**400),
+    ("reward", "1"),
+    ("reward", 1e400),
+    ("advantage", [1]),
+    ("idle", 0),
+    ("age", -1),
+    ("shared_tokens", 13),
+    ("shares_with", 9),
+    ("places", {"actor": [0, "x", 0]}),
+    ("places", []),
+    ("start_s", 1e400),
+    ("seconds", None),
+    ("rows", ["x"]),
+    ("computed_tokens", 5),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), ODD_VALUES)
+def test_a_record_with_a_value_of_another_kind_is_left_out(name, value, run):
+    write_steps([step_of(ROWS, timings=two_ranks())], run / "steps" / "1.jsonl")
+    lines = [json.loads(line) for line in (run / "steps" / "1.jsonl").read_text().splitlines()]
+    next(line for line in lines if name in line)[name] = value
+    (run / "steps" / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page, (note,) = report_and_notes(run)
+    assert note.startswith(f"Left out: {run}/steps/1.jsonl")
+    assert page.packed["step-1"]["name"] == "Step 2"

@@ -1,0 +1,59 @@
+"""Engines that follow no plan, and verl's losses as a later verl might read a mini-batch."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils import losses
+
+from tests.support.loss_comparisons import POLICY_LOSSES
+from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
+from verl_padding.errors import PaddingConfigError, PaddingError
+from verl_padding.job.vendor import VARIABLE, VENDOR
+from verl_padding.worker import worker_check
+from verl_padding.worker.worker_check import check_in_worker, check_loss_scaling
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_loss_of_verls_is_scaled_by_its_mini_batch(mode):
+    check_loss_scaling("critic", critic_loss(mode))
+    for name in POLICY_LOSSES:
+        check_loss_scaling("actor", policy_loss(mode, name))
+
+
+READ_BY = {"token-mean": "batch_num_tokens", "seq-mean-token-mean": "global_batch_size"}
+
+
+@pytest.mark.parametrize("mode", READ_BY)
+@pytest.mark.parametrize("loss", [policy_loss, critic_loss])
+@pytest.mark.parametrize("renamed", ["dp_size", "of the mode"])
+def test_a_loss_that_reads_another_name_is_refused(mode, loss, renamed, monkeypatch):
+    name = READ_BY[mode] if renamed == "of the mode" else renamed
+    made = loss(mode)
+
+    def reads_another(config, model_output, data, dp_group=None):
+        # What it finds under a name that nothing writes.
+        tu.assign_non_tensor(data, **{name: 1})
+        return made.func(config, model_output, data, dp_group)
+
+    monkeypatch.setattr(worker_check, made.func.__name__, reads_another)
+    with pytest.raises(PaddingError, match=rf"{name}="):
+        check_loss_scaling("actor", partial(reads_another, **made.keywords))
+
+
+def test_a_loss_of_a_users_own_is_its_users():
+    check_loss_scaling("actor", partial(losses.sft_loss, config=None))
+    check_loss_scaling("actor", print)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "setting"), [(None, VARIABLE), ("nvidia", VARIABLE), (VENDOR, "strategy=own")]
+)
+def test_an_engine_that_follows_no_plan_is_refused_by_name(vendor, setting, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if vendor:
+        monkeypatch.setenv(VARIABLE, vendor)
+    engine = type("Engine", (), {"engine_config": SimpleNamespace(strategy="own")})()
+    with pytest.raises(PaddingConfigError, match=rf"^{setting}.*\bEngine\b"):
+        check_in_worker(SimpleNamespace(engine=engine))

@@ -1,0 +1,91 @@
+"""Receipts of a step: which of verl's methods that the padded trainers override have been called.
+
+A verl that calls another method in the place of one of them would train without what the plug-in
+adds there, and without an error.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from verl_padding.job.blocker import refuse
+from verl_padding.job.verl_check import FIX
+from verl_padding.job.verl_source import installed_verl
+
+Trainer = TypeVar("Trainer")
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+STAMPS = "_verl_padding_stamps"
+"""Attribute of a method that leaves a receipt."""
+SET_UP = ("_init_tokenizer", "_build_replay_buffer")
+UPDATE = ("_balance_batch", "_compute_old_log_prob", "_compute_advantage")
+"""Once in each local update, in every mode; REFERENCE too in a job that has one."""
+REFERENCE, PROMPTS, SAVED = "_compute_ref_log_prob", "_fetch_one_gen_batch", "_save_checkpoint"
+STEP = ("step", "_step_once")
+METRICS = "_compute_metrics"
+WAY_TO_PROMPTS = ("prepare_step", "_add_batch_to_generate", "_next_train_batch")
+"""By which verl comes to :data:`PROMPTS` in each step, whatever else it does."""
+
+
+class Receipts:
+    """The receipts of a trainer's step that runs."""
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._came: set[str] = set()
+
+    def stamp(self, method: str) -> None:
+        """Notes that a method has been called."""
+        if method == "step":
+            if {"fit", "step"} <= self._came:
+                self.had_metrics()
+            self._came -= {*STEP, METRICS, SAVED}
+        if method == "_step_once":
+            self._came -= {*UPDATE, REFERENCE}
+        self._came.add(method)
+
+    def end_local_update(self) -> None:
+        """Refuses a local update that came without one of its methods."""
+        prompts = PROMPTS if all(map(self._is_verls, WAY_TO_PROMPTS)) else ""
+        reference = REFERENCE if self._trainer.use_reference_policy else ""
+        self._expect("a local update", *SET_UP, prompts, "step", *UPDATE, reference)
+
+    def end_step(self, *, saved: bool) -> None:
+        """Refuses a global step that came without one of its methods."""
+        self._expect("a step", *STEP, SAVED if saved else "")
+
+    def had_metrics(self) -> None:
+        """Refuses a global step whose metrics have not been computed, once verl goes on."""
+        self._expect("a step", METRICS)
+
+    def _expect(self, what: str, *methods: str) -> None:
+        if missing := [each for each in methods if each and self._is_missing(each)]:
+            refuse(
+                f"verl=={installed_verl().version}",
+                f"{what} has ended without a call of {', '.join(missing)} of "
+                f"{type(self._trainer).__name__}, by which the plug-in takes part",
+                FIX,
+            )
+
+    def _is_missing(self, method: str) -> bool:
+        # Of a method that a user's own trainer overrides, calling ours is the user's business.
+        return method not in self._came and hasattr(getattr(type(self._trainer), method), STAMPS)
+
+    def _is_verls(self, method: str) -> bool:
+        own = getattr(type(self._trainer), method, None)
+        return getattr(own, "__module__", "verl").split(".")[0] == "verl"
+
+
+def leaves_receipt(
+    method: Callable[Concatenate[Any, Given], Returned],
+) -> Callable[Concatenate[Any, Given], Returned]:
+    """A method of a trainer that leaves a receipt in its ``receipts`` when it is called."""
+
+    @wraps(method)
+    def stamped(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        self.receipts.stamp(method.__name__)
+        return method(self, *args, **kwargs)
+
+    setattr(stamped, STAMPS, True)
+    return stamped

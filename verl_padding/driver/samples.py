@@ -1,0 +1,67 @@
+"""Rows that count where something is divided by rows.
+
+verl's driver functions divide by the rows that they get. Among these, a row without a trained token
+is a KL of 0, a perplexity of 1, and one more sample of its prompt; so they get the others alone.
+"""
+
+from collections.abc import Collection, Sequence
+
+import torch
+from tensordict import TensorDict
+
+from verl_padding.driver.advantages import MASK, RESULTS, REWARDS, SCORES
+from verl_padding.pads.queue import (
+    KVBatchMeta,
+    put_columns,
+    read_fields,
+    rows_like,
+    tokens_of_masks,
+)
+from verl_padding.plan.row_keys import rows_of_sessions
+
+WEIGHTS = "rollout_is_weights"
+
+
+def rows_that_train(batch: KVBatchMeta) -> list[int]:
+    """Numbers of the rows that have a trained token."""
+    return [row for row, tokens in enumerate(tokens_of_masks(batch, MASK)) if tokens]
+
+
+def sample_rows(keys: Sequence[str], trained: Collection[int]) -> list[int]:
+    """Numbers of the rows that are samples: those that train, and the last of a session in which
+    none does, for its outcome is one of its prompt.
+
+    >>> sample_rows(["p_0_0", "p_0_1", "p_1_0", "p_1_1"], [0])
+    [0, 3]
+    """
+    of_no_use = (rows for rows in rows_of_sessions(keys) if not any(r in trained for r in rows))
+    return sorted({*trained, *(rows[-1] for rows in of_no_use)})
+
+
+def select_rows(batch: KVBatchMeta, rows: Sequence[int]) -> KVBatchMeta:
+    """Some rows of a batch, by their numbers."""
+    return rows_like(batch, [batch.keys[row] for row in rows], [batch.tags[row] for row in rows])
+
+
+def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None:
+    """Gives the rows that do not train the fields that verl's trainer has given the ``trained``:
+    advantages of 0, and rewards without a penalty."""
+    rest = sorted({*range(len(batch))} - {*trained})
+    if not rest:
+        return
+    names: tuple[str, ...] = RESULTS
+    like = TensorDict()
+    if trained:
+        of_verl = (*RESULTS, REWARDS, WEIGHTS)
+        like = read_fields([batch.keys[trained[0]]], batch.partition_id, of_verl)
+        names = tuple(name for name in of_verl if name in like)
+    untrained = select_rows(batch, rest)
+    scores = read_fields(untrained.keys, batch.partition_id, [SCORES])[SCORES].unbind()
+    columns = {}
+    for name in names:
+        values = scores if name == REWARDS else map(torch.zeros_like, scores)
+        dtype = like[name].dtype if name in like else scores[0].dtype
+        columns[name] = torch.nested.as_nested_tensor(
+            [value.to(dtype) for value in values], layout=torch.jagged
+        )
+    put_columns(untrained, columns)

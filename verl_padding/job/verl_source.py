@@ -1,0 +1,94 @@
+"""verl's source as text: what it says is known before verl, torch or Ray is imported."""
+
+import ast
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class VerlSource:
+    """A tree of verl's source. Files are named from its root, definitions by their dotted names in
+    a file."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._modules: dict[str, ast.Module | None] = {}
+        self._code: dict[tuple[str, str], str | None] = {}
+
+    @property
+    def version(self) -> str:
+        return (self.root / "version/version").read_text().strip()
+
+    def module(self, file: str) -> ast.Module | None:
+        """A file's syntax tree; None if there is no such file."""
+        if file not in self._modules:
+            path = self.root / file
+            self._modules[file] = ast.parse(path.read_text()) if path.is_file() else None
+        return self._modules[file]
+
+    def code(self, file: str, name: str) -> str | None:
+        """The code of a definition as ``ast.unparse`` writes it, without its docstring; None if it
+        is not there."""
+        if (file, name) not in self._code:
+            self._code[file, name] = self._unparse(file, name)
+        return self._code[file, name]
+
+    def _unparse(self, file: str, name: str) -> str | None:
+        node: ast.Module | Definition | None = self.module(file)
+        for part in name.split("."):
+            inside = node.body if node is not None else []
+            found = [each for each in inside if isinstance(each, Definition) and each.name == part]
+            node = found[-1] if found else None
+        if node is None:
+            return None
+        says = ast.get_docstring(node) is not None
+        return "\n".join(map(ast.unparse, node.body[says:]))
+
+    def lacks(self, file: str, name: str, code: tuple[str, ...]) -> list[str]:
+        """Which of some pieces of code a definition does not have; its name if there is no such
+        definition."""
+        of_definition = self.code(file, name)
+        if of_definition is None:
+            return [name]
+        return [piece for piece in code if not re.search(_whole(piece), of_definition)]
+
+    def number(self, file: str, name: str) -> int:
+        """A number that a module of verl has by a name."""
+        module = self.module(file)
+        for node in module.body if module else []:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=found)], value=ast.Constant(value=int(value))):
+                    if found == name:
+                        return value
+        raise LookupError(f"verl {self.version}: {file} has no number {name}")
+
+    def files_with(self, word: str, *folders: str) -> set[str]:
+        """Files below some folders that have a word outside of its own definition."""
+        found = re.compile(rf"(?<!def )\b{word}\b")
+        paths = [path for folder in folders for path in (self.root / folder).rglob("*.py")]
+        texts = {path: path.read_text() for path in paths}
+        return {
+            path.relative_to(self.root).as_posix()
+            for path, text in texts.items()
+            if word in text and found.search(text)
+        }
+
+
+def _whole(piece: str) -> str:
+    """A pattern of a piece of code that is not part of a longer name.
+
+    >>> bool(re.search(_whole("step("), "self.step(batch)"))
+    False
+    """
+    return rf"(?<![\w.]){re.escape(piece)}" + (r"(?!\w)" if piece[-1].isidentifier() else "")
+
+
+@cache
+def installed_verl() -> VerlSource:
+    """The verl that this process would import."""
+    origin = getattr(find_spec("verl"), "origin", None)
+    assert origin, "verl is not installed"
+    return VerlSource(Path(origin).parent)

@@ -1,0 +1,117 @@
+"""Files that somebody else may have written: read up to a bound, and refused in a line that says
+where."""
+
+import json
+import math
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from verl_padding.errors import PaddingDataError
+from verl_padding.record.data_errors import as_data_error
+
+MAX_BYTES, MAX_LINE_BYTES, MAX_TEXT_BYTES = 1 << 32, 1 << 26, 1 << 22
+"""Most bytes of a file of lines, of one of its lines, and of a file that is read as a whole."""
+MAX_DIGITS, MAX_NUMBER = 18, 1e300
+"""Of an integer, which so fits int64, and of any number, so that sums of them are finite."""
+SHORTEN = "Give a shorter one"
+
+
+def read_lines(path: Path, *, may_be_pipe: bool = False) -> Iterator[bytes]:
+    """The lines of a file, which end at newlines alone.
+
+    Args:
+        may_be_pipe: whether it may be something else than a file, such as ``/dev/stdin``.
+
+    Raises:
+        PaddingDataError: it is no file, or it or a line of it is too long.
+    """
+    if not may_be_pipe:
+        _check_is_file(path)
+    left = MAX_BYTES
+    with path.open("rb") as file:
+        for number in range(1, MAX_BYTES):
+            line = file.readline(MAX_LINE_BYTES + 1)
+            left -= len(line)
+            if len(line) > MAX_LINE_BYTES or left < 0:
+                what = f"a line of over {MAX_LINE_BYTES} bytes, or {MAX_BYTES} in all"
+                raise PaddingDataError(f"{path}, line {number}: {what}. {SHORTEN}.")
+            if not line:
+                return
+            yield line
+
+
+def read_text(path: Path) -> str:
+    """A short text in UTF-8; a PaddingDataError if it is another file."""
+    _check_is_file(path)
+    with path.open("rb") as file:
+        text = file.read(MAX_TEXT_BYTES + 1)
+    if len(text) > MAX_TEXT_BYTES:
+        raise PaddingDataError(f"{path}: over {MAX_TEXT_BYTES} bytes. {SHORTEN}.")
+    with as_data_error(str(path), "a text in UTF-8", "Move it elsewhere"):
+        return text.decode()
+
+
+def _check_is_file(path: Path) -> None:
+    # A link to a device has no end, and a pipe may have no beginning.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise PaddingDataError(f"{path}: not a file. Move it elsewhere.")
+
+
+def load_json(text: bytes) -> Any:
+    """A value of JSON, in which numbers beyond :data:`MAX_DIGITS` or :data:`MAX_NUMBER` are
+    infinite."""
+    return json.loads(text, parse_int=_integer, parse_float=_float)
+
+
+def _integer(digits: str) -> float:
+    return int(digits) if len(digits.lstrip("-")) <= MAX_DIGITS else _float(digits)
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    return number if abs(number) <= MAX_NUMBER else math.copysign(math.inf, number)
+
+
+def read_objects(
+    lines: Iterable[bytes], name: str, expected: str, fix: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of JSON lines, each after its place, ``steps/3.jsonl, line 7``; a
+    PaddingDataError if a line has none."""
+    for number, line in enumerate(lines, start=1):
+        place = f"{name}, line {number}"
+        with as_data_error(place, expected, fix):
+            values = load_json(line)
+            if not isinstance(values, dict):
+                raise TypeError(f"a {type(values).__name__}")
+        yield place, values
+
+
+def check_fields(kind: type, values: Mapping[str, Any]) -> None:
+    """Raises a TypeError if a value of a data class's field is not of its type."""
+    hints = _hints(kind)
+    for name, value in values.items():
+        if name in hints and not is_a(value, hints[name]):
+            raise TypeError(f"{name}={value!r}")
+
+
+_hints = cache(get_type_hints)
+
+
+def is_a(value: object, kind: Any) -> bool:
+    """Whether a value of JSON is of a type: whole numbers are counts, from 0, and others finite."""
+    of = get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(is_a(value, each) for each in of)
+    if isinstance(value, list) and get_origin(kind) in (Sequence, tuple):
+        return all(is_a(each, of[0]) for each in value)
+    if isinstance(value, dict) and get_origin(kind) is Mapping:
+        return all(is_a(each, of[1]) for each in value.values())
+    if kind is int:
+        return type(value) is int and value >= 0
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    return type(value) is kind

@@ -1,0 +1,148 @@
+"""verl's engines as padded jobs have them: a mixin before the engine that verl would choose.
+
+verl's registry looks up an engine by device and vendor, and takes the vendor from
+``VERL_ENGINE_VENDOR`` where that is set. The config group sets it to :data:`VENDOR` for the workers
+of a padded job, so that those of any other job have verl's own classes. A call without our columns
+runs as verl's engine runs it.
+"""
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_padding.errors import PaddingDataError
+from verl_padding.job.vendor import VARIABLE, VENDOR
+from verl_padding.pads.columns import DENOMINATOR, MINI_BATCH, OPTIMIZER_STEPS, read_column
+from verl_padding.prefix_sharing.engine import SharingEngine
+from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
+from verl_padding.verl_fixes.position_ids import fix_all_position_ids
+from verl_padding.verl_fixes.text_without_image import give_features_alone
+from verl_padding.worker import log_probs
+from verl_padding.worker.losses import RealRowsLoss
+from verl_padding.worker.micro_batch_clock import MicroBatchClock
+from verl_padding.worker.packed_attention import pack_rows
+from verl_padding.worker.plan_packer import micro_batches_of_plan
+from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS, TOKENS
+
+if TYPE_CHECKING:
+    from verl.workers.engine.base import BaseEngine as VerlEngine
+else:
+    VerlEngine = object  # a mixin: one of verl's engines comes behind it
+
+
+class PaddedEngine(VerlEngine):
+    """Mixin before one of verl's engines: its optimizer steps and micro-batches are those of the
+    plan, and its losses see real rows alone."""
+
+    stock: ClassVar[type]
+    """The engine that it is put before."""
+    engine_config: Any
+    module: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.clock = MicroBatchClock(self)
+        self.done: Counter[str] = Counter()
+        """What the engine has done since a call began (``work_done.py``)."""
+
+    def initialize(self) -> None:
+        """Builds the model, also where a worker starts over."""
+        super().initialize()
+        # One a loss of the worker: it knows what that has reported before.
+        self._real_rows_loss = functools.cache(RealRowsLoss)
+        fix_all_position_ids()
+        give_features_alone(self.module)
+        log_probs.install(self)
+        pack_rows(self)
+
+    def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
+        """An optimizer step; the scheduler of the learning rate takes its step after the last one
+        of a call.
+
+        verl's workers take mini-batches from a DataLoader, whose sampler the trainer gives: they
+        count them as if they had one row, and so never come to the last.
+        """
+        if OPTIMIZER_STEPS in data:
+            is_last = _take_planned_step(data)
+            tu.assign_non_tensor(data, update_lr_scheduler=is_last)
+        return super().train_batch(data, loss_function)
+
+    def optimizer_step(self) -> Any:
+        self.done[STEPS] += 1
+        return super().optimizer_step()
+
+    def lr_scheduler_step(self) -> Any:
+        self.done[SCHEDULER_STEPS] += 1
+        return super().lr_scheduler_step()
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> Any:
+        denominator = tu.get_non_tensor_data(data=data, key=DENOMINATOR, default=None)
+        if loss_function is not None and denominator is not None:
+            loss_function = self._real_rows_loss(loss_function, denominator)
+        run = super().forward_backward_batch
+        with micro_batches_of_plan(run), self.clock.mini_batch(data):
+            return run(data, loss_function, forward_only)
+
+    def forward_step(self, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().forward_step(self.clock.micro_batch(micro_batch), *args, **kwargs)
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
+        self.done[TOKENS] += len(micro_batch[INPUT_IDS].values())
+        return super().prepare_model_inputs(micro_batch)
+
+
+def _take_planned_step(data: TensorDict) -> bool:
+    """Whether the mini-batch is the last of its call; a PaddingDataError if it has other rows than
+    those that are next: verl would train on wrong ones."""
+    # All mini-batches of a call have the same one.
+    to_come = tu.get_non_tensor_data(data=data, key=OPTIMIZER_STEPS, default=None)
+    number_R = read_column(data, MINI_BATCH).tolist()
+    planned = to_come.popleft() if to_come else None
+    if planned is None or set(number_R) != {planned[0]} or len(number_R) != planned[1]:
+        raise PaddingDataError(
+            f"an optimizer step has {len(number_R)} rows of mini-batches "
+            f"{sorted(set(number_R))}, where (number, rows) {planned} is next: verl's workers "
+            "do not cut a batch as verl 0.9.1 does. Train with that, or without +padding."
+        )
+    return not to_come
+
+
+def padded(engine: type) -> type:
+    """An engine of verl's, or of a user's that is made as verl's are, behind the mixins."""
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    mixins = (SharingEngine, PaddedEngine) if issubclass(engine, FSDPEngine) else (PaddedEngine,)
+    return type(f"Padded{engine.__name__}", (*mixins, engine), {"stock": engine})
+
+
+def register_padded_engines() -> None:
+    """Registers a padded counterpart of each engine of verl's registry that this process would get
+    and that has none yet.
+
+    Whoever registers an engine of his own calls this afterwards, in the same module.
+    """
+    from verl.utils.device import get_device_name
+    from verl.workers.engine import EngineRegistry
+
+    device = os.environ.get("VERL_ENGINE_DEVICE") or get_device_name()
+    chosen = os.environ.pop(VARIABLE, None)
+    try:
+        for model_type, backends in EngineRegistry._engines.items():
+            for backend, engines in backends.items():
+                if (device, VENDOR) in engines:
+                    continue
+                try:
+                    engine = EngineRegistry.get_engine_cls(model_type, backend)
+                except ValueError:
+                    continue  # it has none for this device, and says so when it is asked
+                EngineRegistry.register(model_type, backend, device, VENDOR)(padded(engine))
+    finally:
+        if chosen is not None:
+            os.environ[VARIABLE] = chosen

@@ -1,0 +1,43 @@
+"""What workers have done in a call: the tokens that reached their models, and the steps of
+optimizers and of schedulers."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from verl_padding.worker.training_workers import training_workers
+
+WORK = "work"
+"""Name of what workers answer: of each rank a ``Counter`` of :data:`TOKENS`, :data:`STEPS` and
+:data:`SCHEDULER_STEPS`."""
+TOKENS, STEPS, SCHEDULER_STEPS = "tokens", "optimizer_steps", "scheduler_steps"
+
+
+def start_call(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: what a worker tells of a call, its peak memory
+    too, is of that call alone; verl's is the highest since the process began."""
+    from verl.protocol import DataProto
+    from verl.utils.device import get_torch_device
+
+    for training_worker in training_workers(worker).values():
+        training_worker.engine.done.clear()
+    if hasattr(get_torch_device(), "reset_peak_memory_stats"):
+        get_torch_device().reset_peak_memory_stats()
+    return DataProto()
+
+
+def read_work(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: what a worker has done since :func:`start_call`,
+    as ``non_tensor_batch[WORK]``."""
+    from verl.protocol import DataProto
+
+    done: Counter[str] = Counter()
+    for training_worker in training_workers(worker).values():
+        engine = training_worker.engine
+        done.update(engine.done)
+        if not engine.is_mp_src_rank_with_outputs():
+            done[TOKENS] = 0  # of ranks that share their rows, only one counts them
+    of_rank = np.empty(1, dtype=object)
+    of_rank[0] = done
+    return DataProto(non_tensor_batch={WORK: of_rank})

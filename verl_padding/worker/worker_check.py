@@ -1,0 +1,118 @@
+"""What a worker must be before it gets a row: one with padded engines, whose losses are scaled by
+what a mini-batch says of itself.
+
+verl's losses read the rows, the trained tokens and the ranks of a mini-batch by name, and take
+those of the micro-batch where they find none. So if a later verl renames one, jobs go on with other
+gradients. Each loss gets two rows by themselves, and again as a part of twice the rows and tokens,
+where it must be half, and on three times the ranks, where it must be three times as much, since
+FSDP takes the mean over ranks.
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.losses import ppo_loss, value_loss
+
+from verl_padding.errors import PaddingConfigError, PaddingError
+from verl_padding.job.vendor import VARIABLE, VENDOR
+from verl_padding.worker.losses import normalize_over_mini_batch
+from verl_padding.worker.padded_engine import PaddedEngine
+from verl_padding.worker.training_workers import training_workers
+
+ALONE = {"dp_size": 1, "global_batch_size": 2, "batch_num_tokens": 5}
+"""Ranks, rows and trained tokens of a mini-batch that is two responses of 2 and 3 tokens."""
+HALF = {"global_batch_size": 4, "batch_num_tokens": 10}
+THRICE = {"dp_size": 3}
+
+
+def check_in_worker(worker: Any) -> Any:
+    """For verl's ``execute_with_func_generator``: refuses engines and losses that no plan reaches.
+
+    Raises:
+        PaddingConfigError: an engine is not a padded one.
+        PaddingError: a loss of verl's reads other names.
+    """
+    from verl.protocol import DataProto
+
+    for role, training_worker in training_workers(worker).items():
+        check_is_padded(training_worker.engine)
+        check_loss_scaling(role, training_worker.loss_fn)
+    return DataProto()
+
+
+def check_is_padded(engine: Any) -> None:
+    """Refuses an engine that would train on pads: one that a user has registered, or verl's own in
+    workers that do not have the variable."""
+    if isinstance(engine, PaddedEngine):
+        return
+    name, vendor = type(engine).__name__, os.environ.get(VARIABLE)
+    if vendor != VENDOR:
+        raise PaddingConfigError(
+            f"{VARIABLE}={vendor}: workers have verl's {name}, which follows no plan. Set "
+            f"+ray_kwargs.ray_init.runtime_env.env_vars.{VARIABLE}={VENDOR}, as +padding=.. does, "
+            f"or {VARIABLE}={VENDOR} in the runtime environment of the Ray job that you start."
+        )
+    raise PaddingConfigError(
+        f"strategy={engine.engine_config.strategy}: {name} has no padded counterpart. Call "
+        "verl_padding.worker.padded_engine.register_padded_engines() after the module that "
+        "registers it with verl."
+    )
+
+
+def check_loss_scaling(role: str, loss: Any) -> None:
+    """Refuses one of verl's own losses that is not scaled by its mini-batch; lets any other pass.
+
+    Raises:
+        PaddingError: with what the loss does not read.
+    """
+    if not isinstance(loss, partial) or loss.func not in (ppo_loss, value_loss):
+        return
+    # As padded jobs have it: a mean of rows as their share of the mini-batch's.
+    inner = normalize_over_mini_batch(loss)
+    alone = _value(inner, ALONE)
+    checks = [(THRICE, 3.0)]
+    if loss.keywords["config"].loss_agg_mode != "token-sum":  # which is divided by nothing
+        checks.append((HALF, 0.5))
+    for said, factor in checks:
+        found, right = _value(inner, ALONE | said), factor * alone
+        if not torch.isclose(found, right, rtol=1e-5):
+            names = ", ".join(f"{name}={value}" for name, value in said.items())
+            raise PaddingError(
+                f"the {role}'s loss={loss.func.__name__}: with {names} it is {found:.6g}, where "
+                f"{right:.6g} is right. It does not read these names as in verl 0.9.1: train with "
+                "that, or without +padding."
+            )
+
+
+def _value(loss: Callable[..., Any], mini_batch: dict[str, int]) -> torch.Tensor:
+    def jagged(*values: float) -> torch.Tensor:
+        rows = torch.tensor(values, dtype=torch.float64).split((2, 3))
+        return tu.nested_tensor_from_tensor_list(list(rows))
+
+    ones = jagged(1, 1, 1, 1, 1)
+    ids = [torch.arange(3), torch.arange(4)]  # behind a prompt of one token each
+    data = TensorDict(
+        {
+            "input_ids": tu.nested_tensor_from_tensor_list(ids),
+            "prompts": tu.nested_tensor_from_tensor_list([row[:1] for row in ids]),
+            "responses": tu.nested_tensor_from_tensor_list([row[1:] for row in ids]),
+            "response_mask": ones,
+            "advantages": jagged(1, 2, -1, 3, 4),
+            "old_log_probs": -ones,
+            "ref_log_prob": -0.9 * ones,
+            "values": 0 * ones,
+            "returns": ones,
+        },
+        batch_size=2,
+    )
+    tu.assign_non_tensor(data, **mini_batch)
+    outputs = tu.nested_tensor_from_tensor_list([torch.full((len(row),), -0.9) for row in ids])
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)  # some losses draw tokens
+        value, _ = loss(model_output={"log_probs": outputs, "values": outputs}, data=data)
+    return value.double()
