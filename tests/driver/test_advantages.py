@@ -230,7 +230,7 @@ def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data
     want, got = (weights_of_tokens(mode, rows, by_rows=by_rows) for rows in (whole, pieces))
     assert got == pytest.approx(want, rel=1e-12)
     if mode not in TOKEN_MODES:  # as verl has rows
-        below = len(drawn) if by_rows else 1
+        below = sum(any(row.mask) for row in whole) if by_rows else 1
         of_row = {row.key[:-2]: sum(row.mask) if mode == MEAN_OF_TOKENS else 1 for row in whole}
         assert want == {
             place: pytest.approx(1 / of_row[place[0]] / below, rel=1e-12) for place in want
@@ -247,7 +247,8 @@ def weights_of_tokens(
     factor_R = loss_factors(
         layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting
     )
-    below = {"token-mean": sum(tokens_R), "token-sum": 1}.get(mode, len(rows) if by_rows else 1)
+    loss_rows = sum(tokens > 0 for tokens in tokens_R) if by_rows else 1
+    below = {"token-mean": sum(tokens_R), "token-sum": 1}.get(mode, loss_rows)
     return {
         (session_of_key(row.key), action): factor
         / below
