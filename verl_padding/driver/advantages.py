@@ -25,7 +25,7 @@ from verl_padding.job.blocker import refuse
 from verl_padding.job.verl_losses import ESTIMATORS, Estimator
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
-from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
+from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
 
 MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewards", "values"
 READ = (MASK, SCORES, REWARDS, VALUES)
@@ -45,14 +45,15 @@ def trajectory_places(
 
     Args:
         prompt_R, response_R: tokens of each row's prompt and response.
-        extends_R: number of the row that each row continues, of its session; None if no row does.
+        extends_R: number of the earlier row that each row continues, of its session; None if no row
+            does.
     """
     extends_R = extends_R or [None] * len(keys)
     lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
     # A number for each token of each row; a row has the numbers of the row that it extends, which
     # is shorter.
     token_R = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], index_of_key(keys[row]))):
         earlier = extends_R[row]
         if earlier is not None:
             token_R[row][: lengths[earlier]] = token_R[earlier]

@@ -246,7 +246,7 @@ def continued_rows(
     found = {}
     for session in rows_of_sessions([keys[row] for row in rows]):
         numbers = [rows[place] for place in session]
-        numbers.sort(key=lambda row: (forest.tokens_R[row], row))
+        numbers.sort(key=lambda row: forest.tokens_R[row])  # equal ones stay in the session's order
         for place, row in enumerate(numbers):
             shorter = np.array(numbers[:place], dtype=np.int64)
             shared = forest.shared_by_pairs(shorter, np.full_like(shorter, row))
