@@ -129,6 +129,25 @@ def test_classes_of_a_run_are_those_of_verl(hostile, job):
     assert json.loads(result.stdout)["steps"] == json.loads(plain.stdout)["steps"]
 
 
+MAKES = "${{oc.create:{{_target_: logging.FileHandler, filename: {taken}}}}}"
+
+
+@pytest.mark.parametrize(
+    "value", [MAKES, "${{oc.decode:'{{a: 1}}'}}", "${{${{trainer.project_name}}:{taken}}}"]
+)
+@pytest.mark.parametrize("place", ["actor_rollout_ref__actor__optim", "trainer__more"])
+def test_a_runs_config_resolves_to_nothing_that_acts(value, place, hostile, job):
+    made = value.format(taken=hostile.parent / TAKEN)
+    path = write_config(hostile, job)
+    config = OmegaConf.load(path)
+    OmegaConf.update(config, place.replace("__", "."), made, force_add=True)
+    OmegaConf.save(config, path)
+    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert str(path) in line
+
+
 def test_a_config_above_is_of_steps_and_rollouts_alone(hostile):
     (hostile / "mine").mkdir()
     rows = write_lines(hostile / "mine" / "rows.jsonl", ROWS)
@@ -178,13 +197,29 @@ def test_links_without_an_end_are_refused(hostile):
         assert name.rpartition("/")[2] in result.stderr
 
 
-def test_modules_beside_the_user_are_not_those_of_a_run(hostile):
-    command = [Path(sys.executable).with_name("verl-padding"), "plan", "steps/3.jsonl", *BUDGET]
+TYPED = (
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+)
+IN_A_RUN = [
+    ("plan", "steps/3.jsonl", *BUDGET),
+    ("plan", "steps/3.jsonl", *BUDGET, "--", "+padding=prompt", *TYPED),
+    ("doctor",),
+]
+
+
+@pytest.mark.parametrize("arguments", IN_A_RUN, ids=["rows", "rows of a job", "doctor"])
+def test_modules_beside_the_user_are_not_those_of_a_run(arguments, hostile):
+    command = [Path(sys.executable).with_name("verl-padding"), *arguments]
     ended = subprocess.run(
         [*map(str, command)], cwd=hostile, capture_output=True, text=True, check=False
     )
-    assert ended.returncode == 0, ended.stderr
     assert not taken(hostile)
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_tokenizers_code_is_not_run(hostile):
@@ -196,6 +231,22 @@ def test_a_tokenizers_code_is_not_run(hostile):
     (hostile / "empty").mkdir()
     result = result_of(hostile, "plan", *arguments[:-1], hostile / "empty")
     assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+
+
+@pytest.mark.parametrize("command", ["doctor", "dry-run"])
+def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
+    (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
+    monkeypatch.chdir(hostile)
+    for name in ("hydra_plugins", "flash_attn", "apex", "vllm"):  # which a job's start would find
+        shutil.rmtree(hostile / name)
+    config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.model.trust_remote_code = False
+    config.actor_rollout_ref.model.external_lib = "hostile_lib"
+    OmegaConf.save(config, hostile / CONFIG)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result = result_of(hostile, command, *of_config)
+    assert result.exit_code == 1
+    assert "external_lib=hostile_lib" in "".join(result.output.split())
 
 
 @pytest.mark.parametrize("command", ["doctor", "dry-run"])

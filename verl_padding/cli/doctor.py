@@ -19,7 +19,7 @@ STYLES: dict[Verdict, str] = {"ok": "green", "hint": "blue", "warning": "yellow"
 def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     """Prints what was found of the installation and of a job, None for no job; returns 1 if
     something is wrong, else 0."""
-    with as_a_job_would_start(), console.status("checking"):
+    with as_a_job_would_start(finds_modules=arguments is not None), console.status("checking"):
         findings = run_check("versions", versions())
         findings += run_check("verl", verl())
         choose_platform()

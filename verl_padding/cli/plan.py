@@ -21,7 +21,7 @@ from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_b
 from verl_padding.doctor.job_config import as_a_job_would_start, compose_or_refuse
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR
-from verl_padding.job.composition import JobArguments, as_recorded
+from verl_padding.job.composition import JobArguments, as_recorded, is_recorded
 from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
 from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
@@ -29,6 +29,9 @@ from verl_padding.plan.mini_batch_costs import MiniBatchCost
 from verl_padding.plan.plural import plural
 from verl_padding.record.step_file import FOLDER
 from verl_padding.runs.run_files import CONFIG, ROLLOUTS, read_config
+
+EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
+"""verl's environment variable: modules that it imports."""
 
 DEFAULTS = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=true")
 SIZES = {
@@ -68,10 +71,10 @@ def job_to_plan(
         short += [*DEFAULTS, *([] if is_padded else ["+padding=prompt"])]
     # The user's own overrides come last, and win.
     arguments = replace(arguments, overrides=(*short, *overrides))
-    if of_run is not None:
-        arguments = as_recorded(arguments, read_config(of_run))
     try:
-        return _planned_job(arguments, has_job=has_job, is_recorded=of_run is not None), of_run
+        if of_run is not None:
+            arguments = as_recorded(arguments, read_config(of_run))
+        return _planned_job(arguments, has_job=has_job), of_run
     except Exception as error:  # of any kind, by what is in the file
         if of_run is None:
             raise
@@ -88,15 +91,17 @@ def config_of_run(path: Path) -> Path | None:
     return run / CONFIG if (run / CONFIG).exists() else None
 
 
-def _planned_job(arguments: JobArguments, *, has_job: bool, is_recorded: bool) -> Job:
-    config = compose_or_refuse(arguments, has_job=has_job)
-    with as_a_job_would_start(has_job=has_job):
+def _planned_job(arguments: JobArguments, *, has_job: bool) -> Job:
+    # A plan needs no module of the job's but that of a trainer, which the environment names.
+    finds_modules = has_job and EXTERNAL_MODULES in os.environ
+    config = compose_or_refuse(arguments, finds_modules=finds_modules)
+    with as_a_job_would_start(finds_modules=finds_modules):
         from verl_padding.driver.job_check import check_job
         from verl_padding.driver.trainers import asks_for_padding
 
         if not asks_for_padding(config):
             raise PaddingConfigError("padding: the job does not ask for it. Add +padding=prompt.")
-        if is_recorded and OmegaConf.select(config, "padding.cost_model") == "model":
+        if is_recorded(arguments) and OmegaConf.select(config, "padding.cost_model") == "model":
             _check_models_are_here(config)
         return check_job(config).step_job()
 

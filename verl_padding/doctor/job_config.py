@@ -19,6 +19,7 @@ from verl_padding.job.composition import (
     JobArguments,
     code_named_by_files,
     compose_job,
+    is_recorded,
 )
 from verl_padding.job.misspelt_flag import FLAG
 
@@ -27,12 +28,15 @@ FIX_NEW = "Correct it, or put a + before a key that your own code reads."
 
 
 @contextmanager
-def as_a_job_would_start(*, has_job: bool = True) -> Iterator[None]:
-    """Modules beside the user are found, as by ``python -m``, where a job is given; what other
-    packages print is kept out of the report."""
-    # verl and its engines warn of much on import that is no matter of the job's. The user may be in
-    # the folder of somebody else's run.
-    here = [os.getcwd()] if has_job else []
+def as_a_job_would_start(*, finds_modules: bool = True) -> Iterator[None]:
+    """What other packages print is kept out of the report.
+
+    Args:
+        finds_modules: whether modules beside the user are found, as by ``python -m``. Without a
+            job, the user may be in the folder of somebody else's run.
+    """
+    # verl and its engines warn of much on import that is no matter of the job's.
+    here = [os.getcwd()] if finds_modules else []
     sys.path[:0] = here
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -45,7 +49,7 @@ def as_a_job_would_start(*, has_job: bool = True) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def compose_or_refuse(arguments: JobArguments, *, has_job: bool = True) -> DictConfig:
+def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) -> DictConfig:
     """verl's config with a job's overrides. Code that comes with a model is off where a file and
     not the command line asks for it, which is said on standard error.
 
@@ -55,10 +59,11 @@ def compose_or_refuse(arguments: JobArguments, *, has_job: bool = True) -> DictC
     """
     choose_platform()
     try:
-        with as_a_job_would_start(has_job=has_job):
+        with as_a_job_would_start(finds_modules=finds_modules):
             config = compose_job(arguments)
             named = {}
-            if has_job and replace(arguments, overrides=()) != JobArguments():
+            has_files = replace(arguments, overrides=()) != JobArguments()
+            if has_files and not is_recorded(arguments):
                 named = dict(code_named_by_files(config, arguments))
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -88,7 +88,7 @@ class PlannedStep:
         it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._left_out: list[int] = []
         """The rows that the actor's update left out when it was called last."""
-        self._has_updated = False
+        self.has_updated = False
         """Whether an update of the actor has taken its own log-probs for the old policy's."""
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
@@ -138,14 +138,14 @@ class PlannedStep:
         """
         job = self._planner.job
         if call == ACTOR and job.leaves_out_old_log_probs and not self._padded.has_old_log_probs():
-            if self._has_updated:
+            if self.has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
-                    "the actor is updated twice in a step, and the second update compares with "
-                    "log-probs from before the first",
+                    "the actor is updated more than once in a step, or on some of its rows, and "
+                    "later updates compare with log-probs from before the first",
                     "Set it to True.",
                 )
-            self._has_updated = True
+            self.has_updated = True
         if call != ACTOR or not job.skips_zero_advantage_rows:
             return self._padded
         left_out = find_zero_advantage_rows(self.batch)
@@ -163,7 +163,7 @@ class PlannedStep:
 
     def note_work(self, call: str, tokens: int) -> None:
         """Notes the tokens that reached the models in a call, of pads too, and says so in the log
-        where the plan has others: then it is slower than planned, or takes more memory."""
+        where the plan has fewer: then it is slower than planned, and takes more memory."""
         padded = self._plans[-1] if call == ACTOR else self._padded
         layout, figures = padded.plan.layouts[call], padded.plan.figures[call]
         epochs, noted = self._planner.job.epochs(call), self.tokens.setdefault(call, CallTokens())
@@ -171,7 +171,7 @@ class PlannedStep:
         noted.computed += computed
         noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
         noted.epochs += epochs
-        if computed != (planned := epochs * figures.computed_tokens):
+        if computed > (planned := epochs * figures.computed_tokens):
             self._planner.log_once(
                 f"step {self.number.global_step}: {computed:,} tokens reached the models in worker "
                 f"call {call!r}, where the plan has {planned:,}. Metrics of what is saved have the "

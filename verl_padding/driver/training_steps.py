@@ -126,6 +126,7 @@ class TrainingSteps:
             return
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
         step = self._planner.plan(rows, self._number(), [call])
+        step.has_updated = self.current is not None  # other rows of the step may have been trained
         try:
             step.put_pads()
             yield step

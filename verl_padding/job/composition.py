@@ -1,5 +1,6 @@
 """A job's config as ``verl.trainer.main_ppo`` composes it, without running anything."""
 
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -10,12 +11,17 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from verl_padding.errors import PaddingConfigError
+
 MAIN, PRIMARY, CONFIG_PATH = "verl.trainer.main_ppo", "ppo_trainer", "config"
 """verl's main module, the config that it starts from, and the folder of the configs, beside it."""
 RECORDED = "verl_padding_recorded_"
 TARGET, REMOTE_CODE = "_target_", "trust_remote_code"
-NAMES_CODE = (TARGET, "_args_", "_partial_", REMOTE_CODE)
+NAMES_CODE = (TARGET, "_args_", "_partial_", REMOTE_CODE, "external_lib", "custom_backend_module")
 """Keys of a config by which code is called that it names, or that comes with a model."""
+ACTS = re.compile(r"\$\{(?!(?:\.*[\w.\[\]]+\}|oc\.select:|oc\.env:|verl_padding\.version:))")
+"""Finds an interpolation that is neither a setting's name nor by a resolver that only reads: others
+make nodes, or call what they name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +82,11 @@ def compose_job(arguments: JobArguments) -> DictConfig:
 
 def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
     """The arguments of a job whose config is the one that a run has left, as data: what it names as
-    code stays verl's own."""
+    code stays verl's own.
+
+    Raises:
+        PaddingConfigError: it has an interpolation that does more than read a setting.
+    """
     from hydra.core.config_store import ConfigStore
 
     values = _data_of(OmegaConf.to_container(config))
@@ -89,7 +99,14 @@ def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
     return replace(arguments, config_name=name)
 
 
+def is_recorded(arguments: JobArguments) -> bool:
+    """Whether they are those of :func:`as_recorded`."""
+    return arguments.config_name.startswith(RECORDED)
+
+
 def _data_of(value: Any) -> Any:
+    if isinstance(value, str) and ACTS.search(value):
+        raise PaddingConfigError(f"{value}: it does more than read a setting, and is not resolved.")
     if isinstance(value, dict):
         return {key: _data_of(each) for key, each in value.items() if key not in NAMES_CODE}
     return [*map(_data_of, value)] if isinstance(value, list) else value

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,10 +24,12 @@ class VerlSource:
         return (self.root / "version/version").read_text().strip()
 
     def module(self, file: str) -> ast.Module | None:
-        """A file's syntax tree; None if there is no such file."""
+        """A file's syntax tree; None if there is no such file, or it is no Python."""
         if file not in self._modules:
             path = self.root / file
-            self._modules[file] = ast.parse(path.read_text()) if path.is_file() else None
+            self._modules[file] = None
+            with suppress(FileNotFoundError, SyntaxError):
+                self._modules[file] = ast.parse(path.read_text())
         return self._modules[file]
 
     def code(self, file: str, name: str) -> str | None:
