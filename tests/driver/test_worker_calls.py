@@ -301,3 +301,16 @@ def test_an_update_whose_workers_have_not_done_as_planned_ends_the_job(done, wor
     with pytest.raises(PaddingError, match=r"rank 1 .*\(2, 1\) are planned"):
         group.update_actor(batch)
     assert queue_content() == content
+
+
+def test_a_worker_group_that_no_plan_knows_gets_no_rows(empty_queue):
+    group = RanksInProcess.of_shape("64", lambda data: [])
+    job = SimpleNamespace(savings=Savings(PaddingConfig()))
+    trainer = SimpleNamespace(judge_wg=group, alias=group, number=3)
+    assert wrap_worker_groups(trainer, job, step_for=None) == []
+    batch = put_rows(LENGTHS)
+    for wrapped in (trainer.judge_wg, trainer.alias):
+        for arguments in ((batch,), ([batch],), ({"rows": (batch,)},)):
+            with pytest.raises(PaddingDataError, match=r"compute_log_prob.*7 rows"):
+                wrapped.compute_log_prob(*arguments)
+        assert wrapped.world_size == 64

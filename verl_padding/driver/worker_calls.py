@@ -2,12 +2,13 @@
 rows."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import ray
+from verl.single_controller.base.worker_group import WorkerGroup
 from wrapt import FunctionWrapper
 
 from verl_padding.driver.planned_step import PlannedStep
@@ -38,24 +39,35 @@ StepFor = Callable[[str, KVBatchMeta], AbstractContextManager[PlannedStep]]
 """A with-block that has the plan and pads of a call, by its name in the plan and its rows."""
 
 
-class PaddedWorkerGroup:
-    """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
+class UnplannedWorkerGroup:
+    """Wraps a worker group that no plan knows: calls go through, but those that bring rows in
+    TransferQueue are refused."""
 
-    So verl's trainer methods run as they are, and only a worker call can see a pad. Everything else
-    goes through to the worker group, and so does a batch that is not in TransferQueue; another call
-    that brings rows is refused. A call
-    outside of a step, or with other rows than the step has planned for it, gets a plan and pads of
-    its own, which are gone when it returns. After each call, workers tell what they have done.
-    """
-
-    def __init__(self, worker_group: Any, step_for: StepFor):
-        self._worker_group, self._step_for = worker_group, step_for
+    def __init__(self, worker_group: Any):
+        self._worker_group = worker_group
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
-        if name in CALL_OF_METHOD:
-            return partial(self._call, CALL_OF_METHOD[name], target)
         return FunctionWrapper(target, _refuse_rows) if callable(target) else target
+
+
+class PaddedWorkerGroup(UnplannedWorkerGroup):
+    """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
+
+    So verl's trainer methods run as they are, and only a worker call can see a pad. A batch that is
+    not in TransferQueue goes through. A call outside of a step, or with other rows than the step
+    has planned for it, gets a plan and pads of its own, which are gone when it returns. After each
+    call, workers tell what they have done.
+    """
+
+    def __init__(self, worker_group: Any, step_for: StepFor):
+        super().__init__(worker_group)
+        self._step_for = step_for
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CALL_OF_METHOD:
+            return partial(self._call, CALL_OF_METHOD[name], getattr(self._worker_group, name))
+        return super().__getattr__(name)
 
     def _call(
         self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any
@@ -80,9 +92,18 @@ class PaddedWorkerGroup:
             return padded.real_output(output, batch) if is_batch else output
 
 
+def _batches(given: Any) -> Iterator[KVBatchMeta]:
+    """The batches in TransferQueue among arguments, and in lists and dictionaries of them."""
+    if isinstance(given, KVBatchMeta):
+        yield given
+    elif isinstance(given, list | tuple | dict):
+        for each in given.values() if isinstance(given, dict) else given:
+            yield from _batches(each)
+
+
 def _refuse_rows(target: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Makes a call that is not planned, unless it brings rows in TransferQueue."""
-    if rows := [each for each in (*args, *kwargs.values()) if isinstance(each, KVBatchMeta)]:
+    if rows := list(_batches([*args, *kwargs.values()])):
         name = getattr(target, "__name__", type(target).__name__)
         raise PaddingDataError(
             f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would come to "
@@ -146,6 +167,9 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, step_for: StepFor) -> list[Pa
         wrapped[id(group)] = PaddedWorkerGroup(group, step_for)
     for name, group in groups.items():
         setattr(trainer, name, wrapped[id(group)])
+    for name, value in [*vars(trainer).items()]:
+        if isinstance(value, WorkerGroup):
+            setattr(trainer, name, UnplannedWorkerGroup(value))
     return list(wrapped.values())
 
 
