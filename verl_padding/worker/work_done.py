@@ -35,7 +35,10 @@ def read_work(worker: Any) -> Any:
     done: Counter[str] = Counter()
     for training_worker in training_workers(worker).values():
         engine = training_worker.engine
-        done.update(engine.done)
+        of_engine = Counter(engine.done)
+        # Each stage of a virtual pipeline that a rank has gets the tokens of a micro-batch.
+        of_engine[TOKENS] //= len(engine.module) if isinstance(engine.module, list) else 1
+        done.update(of_engine)
         if not engine.is_mp_src_rank_with_outputs():
             done[TOKENS] = 0  # of ranks that share their rows, only one counts them
     of_rank = np.empty(1, dtype=object)
