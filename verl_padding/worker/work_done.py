@@ -38,9 +38,9 @@ def read_work(worker: Any) -> Any:
         of_engine = Counter(engine.done)
         # Each stage of a virtual pipeline that a rank has gets the tokens of a micro-batch.
         of_engine[TOKENS] //= len(engine.module) if isinstance(engine.module, list) else 1
-        done.update(of_engine)
         if not engine.is_mp_src_rank_with_outputs():
-            done[TOKENS] = 0  # of ranks that share their rows, only one counts them
+            of_engine[TOKENS] = 0  # of ranks that share their rows, only one counts them
+        done.update(of_engine)
     of_rank = np.empty(1, dtype=object)
     of_rank[0] = done
     return DataProto(non_tensor_batch={WORK: of_rank})
