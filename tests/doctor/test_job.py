@@ -110,8 +110,24 @@ def test_a_job_without_a_mistake_is_found_to_have_none(found):
     changes = {LOOPS: "agent.yaml", LOOP: "mine", f"{REWARD}.path": "code_of_mine.py"}
     named = {f"{REWARD}.name": "compute_score", f"{SAMPLER}.path": "pkg://code_of_mine"}
     assert found({}) == {}
-    by_its_loop = {f"{SAMPLER}.name": "Mine", f"{TURNS}.format": "registered_by_the_loop"}
-    assert found(changes | named | by_its_loop) == {}
+    assert found(changes | named | {f"{SAMPLER}.name": "Mine"}) == {}
+
+
+def test_a_parser_that_modules_of_the_job_may_register_is_warned_of(found, monkeypatch):
+    parser = {f"{TURNS}.format": "mine"}
+    assert found(parser)[f"{TURNS}.format"][0] == "wrong"
+    of_a_loop = found(parser | {LOOPS: "agent.yaml", LOOP: "mine"})
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "code_of_mine")
+    for warned in (of_a_loop, found(parser)):
+        assert warned[f"{TURNS}.format"][0] == "warning"
+
+
+def test_keys_of_a_users_own_are_no_more_than_warned_of(found):
+    of_users = {"speed": "fast", "strategy": "rows", "my_padding": 3, "rewards": {"scale": 2}}
+    assert {key: verdict for key, (verdict, _) in found(of_users).items()} == dict.fromkeys(
+        of_users, "warning"
+    )
+    assert found({"data.apply_chat_template_kwargs.padding": True}) == {}
 
 
 MISTAKES = [
@@ -177,8 +193,7 @@ MISTAKES = [
     ({"trainer.val_before_train": "no"}, "trainer.val_before_train", "false"),
     ({"actor_rollout_ref.rollout.m": 4}, "verl", "'m'"),
     ({"paddng": "fast"}, "paddng", "+padding=fast"),
-    ({"strategy": "rows"}, "strategy", "+padding=rows"),
-    ({"sharing": "on"}, "sharing", "padding.sharing=on"),
+    ({"trainer.padding": "fast"}, "trainer.padding", "+padding=fast"),
     ({"data.max_prompt_lenght": 64}, "data.max_prompt_lenght", "data.max_prompt_length"),
     ({"key_of_mine": 1}, "key_of_mine", "1"),
 ]

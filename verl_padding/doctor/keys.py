@@ -62,16 +62,17 @@ def _unread(config: Mapping[str, Any], verls: Mapping[str, Any], above: str) -> 
             if isinstance(value, Mapping) and isinstance(verls[name], Mapping):
                 yield from _unread(value, verls[name], f"{key}.")
         elif key != FLAG:
-            meant = None if above else meant_by(key, value)
-            if meant is None and _is_read(str(name), at_the_top=not above):
+            # A section that is empty in verl's config is of other libraries' arguments.
+            flag = meant_by(str(name), value) if verls else None
+            if flag is None and _is_read(str(name), at_the_top=not above):
                 continue
-            if close := get_close_matches(str(name), map(str, verls), n=1, cutoff=0.8):
-                meant = meant or above + close[0]
+            close = get_close_matches(str(name), map(str, verls), n=1, cutoff=0.8)
             why = f"{value}: neither verl nor verl_padding reads this key"
-            if meant:
-                yield wrong(key, f"{why}. Did you mean {meant}?")
+            if flag or (above and close):
+                yield wrong(key, f"{why}. Did you mean {flag or above + close[0]}?")
             elif not above:
-                yield warning(key, f"{why}. Leave it out, unless your own code reads it.")
+                fix = f"Did you mean {close[0]}?" if close else "Leave it out."
+                yield warning(key, f"{why}, unless your own code does. {fix}")
 
 
 def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
