@@ -3,14 +3,16 @@
 Hydra takes any key behind a +, so a flag that is misspelt changes nothing, in silence.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, warning, wrong
@@ -76,13 +78,32 @@ def _unread(config: Mapping[str, Any], verls: Mapping[str, Any], above: str) -> 
 
 
 def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
-    """Texts where verl has a number, or a truth value: ``no`` is a text to Hydra, and true to
-    Python."""
+    """Texts and nulls where verl has a number, or a truth value: ``no`` is a text to Hydra, and
+    true to Python. Numbers that are none, and learning rates below zero."""
     own = leaves(verls)
     for key, value in leaves(config).items():
         kind = KINDS.get(type(own.get(key)))
-        if kind and isinstance(value, str):
+        if kind is None:
+            continue
+        if isinstance(value, str):
             yield wrong(key, f"{value}: a text, where verl has {own[key]}. Set it to {kind}.")
+        elif value is None:
+            if not _takes_none(key, verls):
+                yield wrong(key, f"null, where verl has {own[key]}. Set it to {kind}.")
+        elif isinstance(value, float) and math.isnan(value):
+            yield wrong(key, f"{value}: no number. Set it to {kind}.")
+        # Some switch a clip off by infinity.
+        elif key.endswith((".lr", "_lr")) and not 0 <= value < math.inf:
+            yield wrong(key, f"{value}: no learning rate. Set it to a number of at least 0.")
+
+
+def _takes_none(key: str, verls: DictConfig) -> bool:
+    """Whether verl's class of a section says that a value may be None."""
+    section, _, name = key.rpartition(".")
+    target = OmegaConf.select(verls, f"{section}._target_")
+    return target is not None and type(None) in get_args(
+        get_type_hints(get_class(target)).get(name)
+    )
 
 
 def _is_read(name: str, *, at_the_top: bool) -> bool:
