@@ -225,6 +225,11 @@ def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, 
     assert message.rstrip()[-1] in ".?"
 
 
+def test_prompts_that_are_all_left_out_are_a_mistake(found):
+    changes = {"data.max_prompt_length": 4, "data.filter_overlong_prompts": True}
+    assert found(changes)["data.max_prompt_length"][0] == "wrong"
+
+
 @pytest.mark.parametrize("loops", ["no_names.yaml", "no_list.yaml", "no_text.yaml", "broken.yaml"])
 def test_a_file_of_agent_loops_that_verl_cannot_read_is_refused(loops, found):
     with pytest.raises(ValueError, match=loops):

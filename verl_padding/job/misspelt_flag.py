@@ -9,8 +9,8 @@ from verl_padding.job.blocker import refuse
 
 FLAG = "padding"
 ALIKE = 0.85
-"""Likeness of a name to the flag that is a slip: a letter left out, doubled or swapped with the next
-one has it, ``my_padding`` has not."""
+"""Likeness of a name to the flag that is a slip: a letter left out, doubled or swapped with the
+next one has it, ``my_padding`` has not."""
 
 
 def meant_by(name: str, value: Any) -> str | None:
