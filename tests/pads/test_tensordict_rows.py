@@ -152,7 +152,7 @@ def test_what_cannot_be_padded_is_one_clear_error(case, multiple):
 def test_a_column_of_nan_does_not_say_which_rows_are_pads():
     batch = marked(torch.full((5,), torch.nan))
     for verb in (lambda rows: upsample(rows, 2), strip, real_rows):
-        with pytest.raises(ValueError, match="^field 'is_padding'"):
+        with pytest.raises(ValueError, match=r"^field 'is_padding'"):
             verb(batch)
 
 
