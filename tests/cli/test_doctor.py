@@ -119,6 +119,7 @@ WRONG = (
     "padding.strategy=promt",
     "trainer.v1.trainer_mode=synk",
     "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    "actor_rollout_ref.rollout.n=eight",
 )
 """Overrides with which a job cannot start."""
 

@@ -1,5 +1,6 @@
 """What a module defines, by its text."""
 
+import importlib
 import sys
 
 import pytest
@@ -38,3 +39,22 @@ def test_a_module_is_found_and_no_package_above_it_is_run(tmp_path, monkeypatch)
     assert find_module("no_package.code") is None
     assert find_module("verl_padding.doctor") is not None
     assert "package_of_mine" not in sys.modules
+
+
+def test_modules_of_an_imported_package_are_those_of_its_path(tmp_path, monkeypatch):
+    copy = tmp_path / "copy" / "code.py"
+    copy.parent.mkdir()
+    copy.touch()
+    (tmp_path / "package_of_mine").mkdir()
+    (tmp_path / "package_of_mine" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "package_of_mine", raising=False)
+    package = importlib.import_module("package_of_mine")
+    package.__path__.append(str(copy.parent))
+    assert find_module("package_of_mine.code") == copy
+
+
+def test_a_file_is_read_in_the_coding_that_it_names(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_bytes("# coding: latin-1\ndef f():\n    return 'é'\n".encode("latin-1"))
+    assert defined_in(file) == ["f"]

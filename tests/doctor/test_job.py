@@ -53,10 +53,13 @@ def write_files(folder: Path) -> None:
     for name, target in loops.items():
         entry = [{"name": "mine", "_target_": target.replace("code", "code_of_mine")}]
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(entry))
-    (folder / "no_names.yaml").write_text("mine: code_of_mine.Mine\n")
+    (folder / "no_names.yaml").write_text("- mine: code_of_mine.Mine\n")
+    (folder / "no_list.yaml").write_text("name: mine\n_target_: code_of_mine.Mine\n")
+    (folder / "no_text.yaml").write_text("- name: mine\n  _target_: 3\n")
     (folder / "broken.yaml").write_text("- name: [\n")
     (folder / "code_of_mine.py").write_text(CODE)
     (folder / "broken.py").write_text("def compute_score(:\n")
+    (folder / "zero.py").write_bytes(b"\0")
     (folder / "broken.parquet").write_text("nothing")
     (folder / "broken.json").write_text('{"prompt": ')
     (folder / "rows.csv").write_text("prompt\n")
@@ -110,8 +113,24 @@ def test_a_job_without_a_mistake_is_found_to_have_none(found):
     changes = {LOOPS: "agent.yaml", LOOP: "mine", f"{REWARD}.path": "code_of_mine.py"}
     named = {f"{REWARD}.name": "compute_score", f"{SAMPLER}.path": "pkg://code_of_mine"}
     assert found({}) == {}
-    by_its_loop = {f"{SAMPLER}.name": "Mine", f"{TURNS}.format": "registered_by_the_loop"}
-    assert found(changes | named | by_its_loop) == {}
+    assert found(changes | named | {f"{SAMPLER}.name": "Mine"}) == {}
+
+
+def test_a_parser_that_modules_of_the_job_may_register_is_warned_of(found, monkeypatch):
+    parser = {f"{TURNS}.format": "mine"}
+    assert found(parser)[f"{TURNS}.format"][0] == "wrong"
+    of_a_loop = found(parser | {LOOPS: "agent.yaml", LOOP: "mine"})
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "code_of_mine")
+    for warned in (of_a_loop, found(parser)):
+        assert warned[f"{TURNS}.format"][0] == "warning"
+
+
+def test_keys_of_a_users_own_are_no_more_than_warned_of(found):
+    of_users = {"speed": "fast", "tempo": "rows", "my_padding": 3, "rewards": {"scale": 2}}
+    assert {key: verdict for key, (verdict, _) in found(of_users).items()} == dict.fromkeys(
+        of_users, "warning"
+    )
+    assert found({"data.apply_chat_template_kwargs.padding": True}) == {}
 
 
 MISTAKES = [
@@ -123,6 +142,7 @@ MISTAKES = [
     ({f"{AGENT}.agent_loop_manager_class": "code_of_mine.Mien"}, f"{AGENT}.agent_loop_m", "Mine"),
     ({f"{REWARD}.path": "none.py"}, f"{REWARD}.path", "none.py"),
     ({f"{REWARD}.path": "broken.py"}, f"{REWARD}.path", "line 1"),
+    ({f"{REWARD}.path": "zero.py"}, f"{REWARD}.path", "null bytes"),
     (
         {f"{REWARD}.path": "code_of_mine.py", f"{REWARD}.name": "compute_scor"},
         f"{REWARD}.name",
@@ -137,12 +157,14 @@ MISTAKES = [
         "trainer.resume_from_path",
         "/none",
     ),
+    ({"trainer.resume_mode": "resume_path"}, "trainer.resume_from_path", "global_step_"),
     ({MODEL: "/none/model"}, MODEL, "/none/model"),
     ({MODEL: "empty/model"}, MODEL, "empty/model"),
     ({MODEL: "no_such_owner/no_such_model"}, MODEL, "no_such_model"),
     ({MODEL: "empty"}, MODEL, "empty"),
     ({TRAIN: "none.parquet"}, TRAIN, "none.parquet"),
     ({"data.val_files": ["none.parquet"]}, "data.val_files", "none.parquet"),
+    ({TRAIN: []}, TRAIN, "no file"),
     ({TRAIN: "broken.parquet"}, TRAIN, "broken.parquet"),
     ({TRAIN: "broken.json"}, TRAIN, "broken.json"),
     ({TRAIN: "rows.csv"}, TRAIN, "rows.csv"),
@@ -174,11 +196,19 @@ MISTAKES = [
         "rloo",
     ),
     ({f"{A}.optim.lr": "fast"}, f"{A}.optim.lr", "1e-06"),
+    ({f"{A}.optim.lr": -1}, f"{A}.optim.lr", "-1"),
+    ({f"{A}.optim.lr": float("inf")}, f"{A}.optim.lr", "inf"),
+    ({f"{A}.optim.weight_decay": float("nan")}, f"{A}.optim.weight_decay", "nan"),
+    ({f"{A}.optim.optimizer": "AdamX"}, f"{A}.optim.optimizer", "Adam"),
+    ({f"{A}.optim.optimizer_impl": "torch.optin"}, f"{A}.optim.optimizer", "torch.optin"),
+    ({f"{A}.entropy_coeff": None}, f"{A}.entropy_coeff", "null"),
+    ({"trainer.save_freq": None}, "trainer.save_freq", "null"),
+    ({"actor_rollout_ref.rollout.n": "eight"}, "actor_rollout_ref.rollout.n", "eight"),
+    ({"data.train_batch_size": "eight"}, "data.train_batch_size", "eight"),
     ({"trainer.val_before_train": "no"}, "trainer.val_before_train", "false"),
     ({"actor_rollout_ref.rollout.m": 4}, "verl", "'m'"),
     ({"paddng": "fast"}, "paddng", "+padding=fast"),
-    ({"strategy": "rows"}, "strategy", "+padding=rows"),
-    ({"sharing": "on"}, "sharing", "padding.sharing=on"),
+    ({"trainer.padding": "fast"}, "trainer.padding", "+padding=fast"),
     ({"data.max_prompt_lenght": 64}, "data.max_prompt_lenght", "data.max_prompt_length"),
     ({"key_of_mine": 1}, "key_of_mine", "1"),
 ]
@@ -195,7 +225,12 @@ def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, 
     assert message.rstrip()[-1] in ".?"
 
 
-@pytest.mark.parametrize("loops", ["no_names.yaml", "broken.yaml"])
+def test_prompts_that_are_all_left_out_are_a_mistake(found):
+    changes = {"data.max_prompt_length": 4, "data.filter_overlong_prompts": True}
+    assert found(changes)["data.max_prompt_length"][0] == "wrong"
+
+
+@pytest.mark.parametrize("loops", ["no_names.yaml", "no_list.yaml", "no_text.yaml", "broken.yaml"])
 def test_a_file_of_agent_loops_that_verl_cannot_read_is_refused(loops, found):
     with pytest.raises(ValueError, match=loops):
         found({LOOPS: loops})

@@ -12,8 +12,7 @@ from verl_padding.job.misspelt_flag import refuse_misspelt_flag
     [
         ("+paddng=fast", r"\+padding=fast"),
         ("+Padding=rows", r"\+padding=rows"),
-        ("+pad=prompt", r"\+padding=prompt"),
-        ("+packer=plan", "padding.packer=plan"),
+        ("+paddign=prompt", r"\+padding=prompt"),
         ("+paddding.strategy=rows", "padding"),
     ],
 )
@@ -24,3 +23,5 @@ def test_a_key_that_looks_like_the_flag_is_refused(override, meant):
 
 def test_keys_of_verl_and_of_users_are_let_be():
     refuse_misspelt_flag(compose_job("+padding=fast", "+local=cpu", "+mine.padding=rows"))
+    of_users = ("speed=fast", "mode=rows", "template=prompt", "my_padding=3", "baseline=role")
+    refuse_misspelt_flag(compose_job(*(f"+{each}" for each in of_users)))

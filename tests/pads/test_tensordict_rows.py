@@ -101,6 +101,12 @@ REFUSED = {
     "half a multiple": (lambda: without(), {"multiple": 2.5}, "^multiple=2.5: "),
     "a text as multiple": (lambda: without(), {"multiple": "8"}, "^multiple='8': "),
     "no token of the end": (lambda: without(), {"eos_token_id": None}, "^eos_token_id=None: "),
+    "a token beyond all numbers": (
+        lambda: without(),
+        {"eos_token_id": 2**70},
+        f"^eos_token_id={2**70}: ",
+    ),
+    "roles without names": (lambda: without(), {"roles": ["a"]}, r"^roles=\['a'\]"),
     "half a token": (lambda: without(), {"length": 2.5}, "^length=2.5: "),
     "a role's name": (lambda: without(), {"roles": {"x": "response"}}, r"^roles\['x'\]="),
     "two marks a row": (lambda: marked(torch.zeros(5, 2)), {}, "^field 'is_padding'"),
@@ -143,10 +149,19 @@ def test_what_cannot_be_padded_is_one_clear_error(case, multiple):
     assert_same_rows(batch, before)
 
 
+def test_a_column_of_nan_does_not_say_which_rows_are_pads():
+    batch = marked(torch.full((5,), torch.nan))
+    for verb in (lambda rows: upsample(rows, 2), strip, real_rows):
+        with pytest.raises(ValueError, match=r"^field 'is_padding'"):
+            verb(batch)
+
+
 def test_the_verbs_name_what_they_take():
     for verb in (lambda rows: upsample(rows, 2), strip, real_rows):
         with pytest.raises(TypeError, match="TensorDict"):
             verb({"input_ids": torch.zeros(2, 3)})
+        with pytest.raises(TypeError, match=r"^<class 'list'>|^1: no tag"):
+            verb([1])
         with pytest.raises(TypeError, match="densify"):
             verb(lazy_stack([TensorDict({"prompts": torch.ones(n)}) for n in (1, 2)]))
 

@@ -1,6 +1,7 @@
 """The recipes' jobs and run scripts: all fit verl's config, and scripts look at a job before
 they start it."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -78,3 +79,15 @@ def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(job, settings, lo
     agent = config.actor_rollout_ref.rollout.agent
     assert agent.default_agent_loop == loop
     assert Path(agent.agent_loop_config_path).is_file()
+
+
+@pytest.mark.parametrize("recipe", ["context_reset", "every_call", "subagents"])
+def test_the_doctor_passes_a_tiny_job_as_its_script_starts_it(recipe, tmp_path):
+    script = (RECIPES / recipe / "run_tiny_cpu.sh").read_text()
+    doctor = 'verl-padding doctor "${job[@]}"\n'
+    until = script[: script.index(doctor)] + doctor
+    environment = os.environ | {"OUT": str(tmp_path), "RAY_ADDRESS": "local"}
+    ended = subprocess.run(
+        ["bash", "-c", until], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,5 +1,6 @@
 """Names that a job chooses by, asked of verl's own registries and functions."""
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, meant, own_agent_loops
-from verl_padding.doctor.finding import Finding, wrong
+from verl_padding.doctor.finding import Finding, warning, wrong
 from verl_padding.doctor.keys import verls_code
 
 ROLLOUT = "actor_rollout_ref.rollout"
+PARSER = f"{ROLLOUT}.multi_turn.format"
 
 
 def import_external_lib(config: DictConfig) -> Iterator[Finding]:
@@ -48,9 +50,8 @@ def choices(config: DictConfig) -> dict[str, Collection[str]]:
         "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
         f"{AGENT}.default_agent_loop": agent_loops(config),
         f"{ROLLOUT}.name": [name for name, _ in _ROLLOUT_REGISTRY],
+        PARSER: ToolParser._registry,
     }
-    if not own_agent_loops(config):  # whose modules may register parsers
-        found[f"{ROLLOUT}.multi_turn.format"] = ToolParser._registry
     if config.reward.reward_manager.source == "register":
         found["reward.reward_manager.name"] = REWARD_MANAGER
     return found
@@ -58,12 +59,15 @@ def choices(config: DictConfig) -> dict[str, Collection[str]]:
 
 def unknown_choices(config: DictConfig) -> Iterator[Finding]:
     """Names that verl does not know, and would find out only in the first step."""
+    # Modules that only the job's workers import may register a parser.
+    has_modules = bool(own_agent_loops(config) or os.getenv("VERL_USE_EXTERNAL_MODULES"))
     for setting, names in choices(config).items():
+        say = warning if setting == PARSER and has_modules else wrong
         value = OmegaConf.select(config, setting, throw_on_missing=False)
         for name in value if isinstance(value, ListConfig) else [value]:
             if name is not None and name not in names:
                 why = f"{name}: verl does not know it, nor is it registered by the job"
-                yield wrong(setting, f"{why}. {meant(str(name), names)}")
+                yield say(setting, f"{why}. {meant(str(name), names)}")
     for setting, ask in _asked(config).items():
         value = OmegaConf.select(config, setting)
         try:

@@ -14,10 +14,12 @@ def find_module(name: str) -> Path | None:
     where, spec = None, None
     parts = name.split(".")
     for depth in range(len(parts)):
-        spec = _find_spec(".".join(parts[: depth + 1]), where)
+        above = ".".join(parts[: depth + 1])
+        spec = _find_spec(above, where)
         if spec is None:
             return None
-        where = spec.submodule_search_locations
+        # A package that is imported may have changed where its modules are.
+        where = getattr(sys.modules.get(above), "__path__", spec.submodule_search_locations)
     assert spec is not None
     return Path(spec.origin if spec.has_location and spec.origin else next(iter(where or ["."])))
 
@@ -31,11 +33,11 @@ def defined_in(file: Path) -> list[str] | None:
     """Names that a module has, None where only running it would tell.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError, ValueError: it is no Python.
     """
     if file.suffix != ".py":
         return None
-    nodes = list(_statements(ast.parse(file.read_text(), str(file))))
+    nodes = list(_statements(ast.parse(file.read_bytes(), str(file))))
     if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in nodes):
         return None
     names = [name for node in nodes for name in _bound(node)]

@@ -33,6 +33,8 @@ def data_findings(config: DictConfig, tokenizer: Any | None) -> Iterator[Finding
     for setting in (TRAIN, VALIDATION):
         files = OmegaConf.select(config, setting)
         files = [files] if isinstance(files, str) else files or []
+        if not files:
+            yield wrong(setting, "no file. Name at least one.")
         if any("://" in file for file in files):
             continue
         rows: list[Mapping[str, Any]] = []
@@ -53,7 +55,7 @@ def data_findings(config: DictConfig, tokenizer: Any | None) -> Iterator[Finding
             yield from _agents(config, setting, rows)
             if config.data.prompt_key in rows[0] and tokenizer is not None:
                 yield from _prompts(config, setting, rows, tokenizer)
-        if len(rows) < needed and not unread:
+        if len(rows) < needed and files and not unread:
             why = f"{plural(len(rows), 'prompt')}, fewer than data.train_batch_size={needed}"
             yield wrong(setting, f"{', '.join(files)}: {why}. Give more, or lower it.")
 

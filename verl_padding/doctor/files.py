@@ -23,6 +23,7 @@ EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
 MODULES = ("external_lib", "custom_backend_module")
 """Names of settings that name modules, for verl to import; it is :data:`EXTERNAL_LIB` that the
 doctor imports, too."""
+RESUMED, STEP = "trainer.resume_from_path", "global_step_"
 CONFIG_FILES = (".yaml", ".yml", ".json", ".py")
 
 
@@ -32,7 +33,7 @@ def settings_in_use(config: DictConfig) -> dict[str, Any]:
 
     unused = [] if need_critic(config) else ["critic."]
     if config.trainer.resume_mode != "resume_path":
-        unused.append("trainer.resume_from_path")
+        unused.append(RESUMED)
     return {
         key: value for key, value in leaves(config).items() if not key.startswith(tuple(unused))
     }
@@ -54,12 +55,18 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
                 for module in modules
                 if find_module(module) is None
             )
+        elif name == "optimizer_impl":
+            by = f"{section}.optimizer"
+            yield from _class_named(by, f"{value}.{settings[by]}")
         elif name.endswith("_class"):
             yield from _class_named(key, str(value))
         elif name == "path" and f"{section}.name" in settings:
             yield from code_file(key, str(value), f"{section}.name", settings[f"{section}.name"])
         elif name != WRITTEN and (name == "path" or name.endswith("_path")):
             yield from _path(key, str(value))
+    step = settings.get(RESUMED, STEP)
+    if STEP not in str(step):
+        yield wrong(RESUMED, f"{step}: no folder of a step. Set it to one, such as {STEP}20.")
     for loop in own_agent_loops(config):
         yield from _class_named(f"{AGENT}.agent_loop_config_path", loop["_target_"])
 
@@ -125,7 +132,7 @@ def _class_named(key: str, value: str) -> Iterator[Finding]:
 def _names(key: str, value: str, file: Path, name_key: str, name: str | None) -> Iterator[Finding]:
     try:
         names = defined_in(file)
-    except SyntaxError as error:
+    except (SyntaxError, ValueError) as error:  # a zero byte is a ValueError
         yield wrong(key, f"{value}: {error}. Correct the file.")
         return
     if name is not None and names is not None and name not in names:
@@ -155,9 +162,12 @@ def own_agent_loops(config: DictConfig) -> list[dict[str, Any]]:
         entries: Any = OmegaConf.to_container(OmegaConf.load(_here(path)), resolve=True)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         refuse(f"{key}={path}", f"cannot be read ({error})", "Correct the file.")
-    loops = entries if isinstance(entries, list) else [entries]
-    for loop in loops:
-        if not isinstance(loop, dict) or not {"name", "_target_"} <= loop.keys():
-            why = f"{loop} is no agent loop"
-            refuse(f"{key}={path}", why, "Give a list of entries with name and _target_.")
-    return loops
+    fix = "Give a list of entries with the texts name and _target_."
+    if not isinstance(entries, list):
+        refuse(f"{key}={path}", "no list of agent loops", fix)
+    for loop in entries:
+        if not isinstance(loop, dict) or not all(
+            isinstance(loop.get(part), str) for part in ("name", "_target_")
+        ):
+            refuse(f"{key}={path}", f"{loop} is no agent loop", fix)
+    return entries

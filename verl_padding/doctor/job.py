@@ -39,6 +39,8 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
         config = compose_or_refuse(arguments)
         verls = compose_or_refuse(JobArguments())
         yield from run_check("settings", _refusals(startup(config, verls)))
+        if any(values_of_other_kinds(config, verls)):
+            return
         if not asks_for_padding(config):
             yield from _refusals(verls_own_check(config))
             yield PADDING_OFF
@@ -72,8 +74,10 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     """What would end verl's job in its first minutes, or change nothing in silence; ``verls`` is
     the config without overrides."""
     yield from unread_keys(config, verls)
-    yield from values_of_other_kinds(config, verls)
+    yield from (of_other_kinds := list(values_of_other_kinds(config, verls)))
     yield from _refusals(files_and_modules(config))
+    if of_other_kinds:
+        return  # what follows computes with them
     yield from import_external_lib(config)
     yield from unknown_choices(config)
     yield from _one_session(config)

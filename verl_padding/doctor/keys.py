@@ -3,14 +3,16 @@
 Hydra takes any key behind a +, so a flag that is misspelt changes nothing, in silence.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.finding import Finding, warning, wrong
@@ -62,26 +64,46 @@ def _unread(config: Mapping[str, Any], verls: Mapping[str, Any], above: str) -> 
             if isinstance(value, Mapping) and isinstance(verls[name], Mapping):
                 yield from _unread(value, verls[name], f"{key}.")
         elif key != FLAG:
-            meant = None if above else meant_by(key, value)
-            if meant is None and _is_read(str(name), at_the_top=not above):
+            # A section that is empty in verl's config is of other libraries' arguments.
+            flag = meant_by(str(name), value) if verls else None
+            if flag is None and _is_read(str(name), at_the_top=not above):
                 continue
-            if close := get_close_matches(str(name), map(str, verls), n=1, cutoff=0.8):
-                meant = meant or above + close[0]
+            close = get_close_matches(str(name), map(str, verls), n=1, cutoff=0.8)
             why = f"{value}: neither verl nor verl_padding reads this key"
-            if meant:
-                yield wrong(key, f"{why}. Did you mean {meant}?")
+            if flag or (above and close):
+                yield wrong(key, f"{why}. Did you mean {flag or above + close[0]}?")
             elif not above:
-                yield warning(key, f"{why}. Leave it out, unless your own code reads it.")
+                fix = f"Did you mean {close[0]}?" if close else "Leave it out."
+                yield warning(key, f"{why}, unless your own code does. {fix}")
 
 
 def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
-    """Texts where verl has a number, or a truth value: ``no`` is a text to Hydra, and true to
-    Python."""
+    """Texts and nulls where verl has a number, or a truth value: ``no`` is a text to Hydra, and
+    true to Python. Numbers that are none, and learning rates below zero."""
     own = leaves(verls)
     for key, value in leaves(config).items():
         kind = KINDS.get(type(own.get(key)))
-        if kind and isinstance(value, str):
+        if kind is None:
+            continue
+        if isinstance(value, str):
             yield wrong(key, f"{value}: a text, where verl has {own[key]}. Set it to {kind}.")
+        elif value is None:
+            if not _takes_none(key, verls):
+                yield wrong(key, f"null, where verl has {own[key]}. Set it to {kind}.")
+        elif isinstance(value, float) and math.isnan(value):
+            yield wrong(key, f"{value}: no number. Set it to {kind}.")
+        # Some switch a clip off by infinity.
+        elif key.endswith((".lr", "_lr")) and not 0 <= value < math.inf:
+            yield wrong(key, f"{value}: no learning rate. Set it to a number of at least 0.")
+
+
+def _takes_none(key: str, verls: DictConfig) -> bool:
+    """Whether verl's class of a section says that a value may be None."""
+    section, _, name = key.rpartition(".")
+    target = OmegaConf.select(verls, f"{section}._target_")
+    return target is not None and type(None) in get_args(
+        get_type_hints(get_class(target)).get(name)
+    )
 
 
 def _is_read(name: str, *, at_the_top: bool) -> bool:

@@ -2,27 +2,22 @@
 would silently train without padding."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import Any
 
-from verl_padding.config import choices_by_setting
 from verl_padding.job.blocker import refuse
-from verl_padding.plan import STRATEGIES
 
 FLAG = "padding"
-GROUPS = ("fast", *STRATEGIES)
-"""Values of the flag ``+padding``: the config groups."""
+ALIKE = 0.85
+"""Likeness of a name to the flag that is a slip: a letter left out, doubled or swapped with the
+next one has it, ``my_padding`` has not."""
 
 
-def meant_by(key: str, value: Any) -> str | None:
-    """What a key at the top of a config stands for if it is nearly the flag, or has a value of its;
-    None if it is neither."""
-    name, is_text = key.lower(), isinstance(value, str)
-    if get_close_matches(name, [FLAG], cutoff=0.75) or (is_text and value in GROUPS):
-        return f"+{FLAG}={value}" if is_text else FLAG
-    if is_text and value in choices_by_setting().get(name, ()):
-        return f"{FLAG}.{name}={value}"
-    return None
+def meant_by(name: str, value: Any) -> str | None:
+    """What a key stands for whose name is nearly the flag's, or the flag's; None if it is not."""
+    if SequenceMatcher(None, name.lower(), FLAG).ratio() < ALIKE:
+        return None
+    return f"+{FLAG}={value}" if isinstance(value, str) else FLAG
 
 
 def refuse_misspelt_flag(config: Mapping[Any, Any]) -> None:

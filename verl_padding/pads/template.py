@@ -207,7 +207,12 @@ class PadTemplate:
             # Every axis of M-RoPE counts a text token alike.
             return torch.arange(length).to(value).expand(*value.shape[:-1], length).clone()
         shape = value.shape if length is None else (length, *value.shape[1:])
-        made = value.new_full(shape, self._fills.get(field.fill, 0))
+        fill = self._fills.get(field.fill, 0)
+        try:
+            made = value.new_full(shape, fill)
+        except (OverflowError, RuntimeError) as error:
+            why = f"field {name!r} of {value.dtype} cannot hold it"
+            raise PaddingDataError(f"eos_token_id={fill}: {why}. Give the tokenizer's.") from error
         if name in ("prompts", "input_ids") and self._image is not None:
             # The image's tokens end the prompt: all tokens before them are end-of-sequence.
             ids = torch.tensor(self._image.token_ids, dtype=made.dtype)

@@ -23,7 +23,7 @@ from verl_padding.pads.queue import (
 )
 from verl_padding.pads.roles import FieldRole
 from verl_padding.pads.source_rows import SourceRows
-from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding
+from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding, truth
 from verl_padding.pads.template import PadTemplate, Schema, same_in_all, shortest_pad
 from verl_padding.pads.tensordict_rows import append, restore, row_dicts, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
@@ -32,6 +32,7 @@ from verl_padding.plan.row_keys import row_key
 
 ROWS_AT_ONCE = 32
 """Rows whose images are read together: images are large, and most often the first will do."""
+OF_LAZY_STACKS = "a lazy stack becomes a TensorDict by densify(layout=torch.jagged)"
 EXTRA_FIELDS, MULTI_MODAL_INPUTS = "extra_fields", "multi_modal_inputs"
 Batch = TypeVar("Batch", KVBatchMeta, TensorDict)
 
@@ -77,6 +78,7 @@ def upsample(
             ``length`` leaves no prompt token. The batch and the queue stay as they were.
         TypeError: the batch is anything else.
     """
+    _check_batch(batch)
     _check_arguments(multiple, eos_token_id, length, roles or {})
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
@@ -93,9 +95,12 @@ def upsample(
     return _append_pads(batch, -len(batch) % multiple, template)
 
 
-def _check_arguments(
-    multiple: object, eos_token_id: object, length: object, roles: Mapping[str, object]
-) -> None:
+def _check_batch(batch: object) -> None:
+    if not isinstance(batch, KVBatchMeta | TensorDict):
+        raise TypeError(f"{type(batch)}: not a KVBatchMeta or a TensorDict; {OF_LAZY_STACKS}")
+
+
+def _check_arguments(multiple: object, eos_token_id: object, length: object, roles: object) -> None:
     for name, value, least in (
         ("multiple", multiple, 1),
         ("eos_token_id", eos_token_id, 0),
@@ -104,6 +109,8 @@ def _check_arguments(
         # bool is an int to Python, not to a user.
         if not isinstance(value, int | np.integer) or value is True or value < least:
             raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
+    if not isinstance(roles, Mapping):
+        raise PaddingDataError(f"roles={roles!r}: give a FieldRole for each name of a field.")
     for name, role in roles.items():
         if not isinstance(role, FieldRole):
             raise PaddingDataError(f"roles[{name!r}]={role!r}: give FieldRole(Role.RESPONSE), say.")
@@ -142,7 +149,11 @@ def strip(batch: Batch) -> Batch:
     Example:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
         True
+
+    Raises:
+        TypeError: the batch is neither a ``KVBatchMeta`` nor a ``TensorDict``.
     """
+    _check_batch(batch)
     if isinstance(batch, TensorDict):
         return restore(real_rows(batch))
     clear(list(compress(batch.keys, _which_are_pads(batch))), batch.partition_id)
@@ -196,15 +207,15 @@ def _which_are_pads(batch: Any) -> list[bool]:
             column = batch.batch.get(IS_PADDING)
     else:
         raise TypeError(
-            f"{type(batch)}: not a KVBatchMeta, a list of tags, a TensorDict or a DataProto; a "
-            "lazy stack becomes one by densify(layout=torch.jagged)"
+            f"{type(batch)}: not a KVBatchMeta, a list of tags, a TensorDict or a DataProto; "
+            f"{OF_LAZY_STACKS}"
         )
     if column is None:
         return [False] * len(batch)
     marks = column.unbind(0) if isinstance(column, torch.Tensor) else column.tolist()
     try:
         # item() takes no tensor of several values.
-        return [bool(torch.as_tensor(mark).item()) for mark in marks]
+        return [truth(torch.as_tensor(mark).item()) for mark in marks]
     except (TypeError, ValueError, RuntimeError) as error:
         raise PaddingDataError(
             f"field {IS_PADDING!r}: {error}. It says of each row by one value whether it is a pad: "
