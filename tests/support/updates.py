@@ -253,10 +253,9 @@ def update_both(
         )
     )
     strip(padded.pads)
-
-    computed = plan.figures[update].computed_tokens + layout.n_pads * padded.pad_length
-    assert counted == [EPOCHS * computed], "tokens that reached the models"
     assert len(got["lr"]) == 1, "the scheduler takes its step after the last mini-batch"
+    computed = plan.figures[update].computed_tokens + layout.n_pads * padded.pad_length
+    assert counted == [EPOCHS * computed]
     plain, keys_of = copies or (batch, {key: [key] for key in batch.keys})
     want = []
     for _ in range(EPOCHS):
