@@ -36,7 +36,7 @@ the last stage answers."""
 class Engine(SimpleNamespace):
     """It says where it stands, and has nothing to train."""
 
-    engine_config = SimpleNamespace()
+    engine_config, module = SimpleNamespace(), None
 
     def train_batch(self, data: TensorDict, loss_function: Any) -> None:
         self.optimizer_step()
