@@ -106,7 +106,7 @@ def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
     for path, message in (
         (
             tmp_path / "nothing",
-            rf"the config of actor_rollout_ref.model.path={tmp_path}/nothing cannot be read",
+            rf"actor_rollout_ref.model.path={tmp_path}/nothing: its config cannot be read",
         ),
         (
             tmp_path,
@@ -189,7 +189,7 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
         (
             "hdfs://models/nothing",
             (),
-            r"^the config of critic.model.path=hdfs://models/nothing cannot be read",
+            r"^critic.model.path=hdfs://models/nothing: its config cannot be read",
         ),
     ):
         job = compose_padded(*overrides, f"critic.model.path={path}", *settings)

@@ -22,7 +22,7 @@ from benchmarks.one_step import padded_group
 from tests.support.fsdp2_workers import start_over, weights_of
 from tests.support.padded_rows import upsample
 from tests.support.plan_oracles import reporting_ranks
-from tests.support.rows_in_queue import PARTITION
+from tests.support.rows_in_queue import PARTITION, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
 from tests.support.trained_batches import (
     put_branching_rows,
@@ -264,7 +264,7 @@ def update_both(
             alone = call(
                 plain,
                 keys,
-                global_batch_size=len(keys),
+                global_batch_size=_rows_with_loss(plain, keys),
                 mini_batch_size=len(keys),
                 epochs=1,
                 **said_plain,
@@ -276,6 +276,12 @@ def update_both(
     difference = float((after - reference).norm() / reference.norm())
     assert difference <= RELATIVE_FLOAT32, f"weights differ by {difference:.2g} of their norm"
     return BothUpdates(layout, plan, got, want)
+
+
+def _rows_with_loss(batch: KVBatchMeta, keys: Sequence[str]) -> int:
+    """What a loss divides by: rows that have a token with a loss; 1 where none has."""
+    mask_of = dict(zip(batch.keys, read_columns(batch, "loss_mask")[0], strict=True))
+    return max(1, sum(bool(mask_of[key].any()) for key in keys))
 
 
 METRICS = {
