@@ -4,6 +4,7 @@ they start it."""
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,8 @@ def test_the_doctor_passes_a_tiny_job_as_its_script_starts_it(recipe, tmp_path):
     script = (RECIPES / recipe / "run_tiny_cpu.sh").read_text()
     doctor = 'verl-padding doctor "${job[@]}"\n'
     until = script[: script.index(doctor)] + doctor
-    environment = os.environ | {"OUT": str(tmp_path), "RAY_ADDRESS": "local"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # also if not activated
+    environment = os.environ | {"OUT": str(tmp_path), "RAY_ADDRESS": "local", "PATH": path}
     ended = subprocess.run(
         ["bash", "-c", until], env=environment, capture_output=True, text=True, check=False
     )
