@@ -94,7 +94,8 @@ class PaddedEngine(VerlEngine):
         return super().forward_step(self.clock.micro_batch(micro_batch), *args, **kwargs)
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
-        self.done[TOKENS] += len(micro_batch[INPUT_IDS].values())
+        ids = micro_batch[INPUT_IDS]  # dense in a user's own call, as verl's engine may take it
+        self.done[TOKENS] += len(ids.values()) if ids.is_nested else ids.numel()
         return super().prepare_model_inputs(micro_batch)
 
 
