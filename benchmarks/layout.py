@@ -25,21 +25,20 @@ from benchmarks.jobs import BatchJob, five_jobs, random_jobs
 from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, report
 from verl_padding.plan import COST_MODELS, Rows, plan_batch
+from verl_padding.plan.layout import RowsMDK
 from verl_padding.plan.row_keys import row_key
 from verl_padding.stock.padding import VERL_PAD_TOKENS, pack_as_verl, verl_layout
 
 ROUNDING = 1e-3
 """Part of a step that is no difference: packers stop that close to each other."""
 PAD_TOKENS = 2
-Cells = list[list[list[list[int]]]]
-"""[mini-batch][rank][micro-batch] -> numbers of rows."""
 
 
 def costs_of(tokens: Sequence[int]) -> np.ndarray:
     return COST_MODELS["attention"](np.array(tokens, dtype=np.int64))
 
 
-def slowest(rows_MDK: Cells, tokens_R: Sequence[int]) -> tuple[float, float]:
+def slowest(rows_MDK: RowsMDK, tokens_R: Sequence[int]) -> tuple[float, float]:
     """What ranks take that meet once a mini-batch, and what ranks take that meet at each
     micro-batch."""
     cost_R = costs_of(tokens_R)
@@ -83,8 +82,7 @@ def planned(job: BatchJob, packer: str) -> tuple[float, float]:
         return slowest(
             [pack_as_verl(cells_D, tokens, job.token_budget) for cells_D in layout.cells], tokens
         )
-    ranks, steps = range(layout.dp_size), range(len(layout.cells))
-    return slowest([[layout.micro_batches(step, rank) for rank in ranks] for step in steps], tokens)
+    return slowest(layout.rows_MDK, tokens)
 
 
 def lower_bound(job: BatchJob) -> float:

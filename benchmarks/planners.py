@@ -83,10 +83,9 @@ def plan(batch: rows.Texts) -> tuple[MicroSteps, float]:
     found = plan_batch(Rows.from_keys(list(batch), forest.tokens_R.tolist(), forest), job)
     seconds = time.perf_counter() - begun
     layout = found.layouts["actor"]
-    of_ranks = [layout.micro_batches(0, rank) for rank in range(RANKS)]
     steps = [
         [[ids_R[row] if row < len(ids_R) else PAD for row in cell] for cell in step]
-        for step in zip(*of_ranks, strict=True)
+        for step in zip(*layout.rows_MDK[0], strict=True)
     ]
     return steps, seconds
 

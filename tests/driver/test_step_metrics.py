@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.drawn_jobs import forest_of_chains
+from tests.support.plan_oracles import layout_of_cells
 from verl_padding.driver.step_metrics import CallTokens, plan_metrics, saved_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
@@ -12,16 +13,11 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.mini_batch_costs import score_layout
 
 TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2
-CELLS = {
-    # By mini-batch and rank; 5, 6 and 7 are pads. A row costs its tokens:
-    ACTOR: (((0, 1), (2, 5)), ((3, 6), (4, 7))),  # 10 + 20, 30 + 2; 40 + 2, 5 + 2
-    CRITIC: (((0, 1, 2), (3, 4, 5)),),  # 10 + 20 + 30, 40 + 5 + 2
-    LOG_PROB: (((0, 3, 5), (1, 2, 4)),),  # 10 + 40, 2 in two micro-batches; 20, 30 + 5
-}
-MICRO_BATCH_ROWS = {
-    ACTOR: (((1, 1), (1, 1)), ((2,), (2,))),
-    CRITIC: (((3,), (3,)),),
-    LOG_PROB: (((2, 1), (1, 2)),),
+ROWS_MDK = {
+    # 5, 6 and 7 are pads. A row costs its tokens:
+    ACTOR: ((((0,), (1,)), ((2,), (5,))), (((3, 6),), ((4, 7),))),  # 10, 20; 30, 2; 40 + 2; 5 + 2
+    CRITIC: ((((0, 1, 2),), ((3, 4, 5),)),),  # 10 + 20 + 30; 40 + 5 + 2
+    LOG_PROB: ((((0, 3), (5,)), ((1,), (2, 4))),),  # 10 + 40, 2; 20, 30 + 5
 }
 CALLS = {
     ACTOR: Update(dp_size=2, token_budget=50, prompts_per_mini_batch=1),
@@ -81,12 +77,10 @@ OF_THE_WORKERS = {
 
 def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
     layouts = {
-        call: Layout(
-            n_rows=len(TOKENS),
-            cells=cells,
-            micro_batch_rows=MICRO_BATCH_ROWS[call] if packer == "plan" else None,
-        )
-        for call, cells in CELLS.items()
+        call: Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK)
+        if packer == "plan"
+        else layout_of_cells(len(TOKENS), Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK).cells)
+        for call, rows_MDK in ROWS_MDK.items()
     }
     figures = {call: figures_of(call, layout, chains) for call, layout in layouts.items()}
     sharing = "off" if chains is None else "on"

@@ -101,7 +101,7 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(
         layout = trainer.steps._updates[update.update].plan.layouts[ACTOR]
         for row in update.rows:
             place = row.places[ACTOR]
-            assert row.row in layout.micro_batches(place.mini_batch, place.rank)[place.micro_batch]
+            assert row.row in layout.rows_MDK[place.mini_batch][place.rank][place.micro_batch]
             assert row.places[LOG_PROB] == Place(0, place.rank, row.places[LOG_PROB].micro_batch)
     assert metrics["timing_s/padding/rows"] > 0
 

@@ -73,8 +73,7 @@ def test_two_padded_ranks_end_with_the_weights_of_one_rank_without_pads(how, act
 
 def test_so_do_ranks_with_pads_in_micro_batches_of_their_own(actors):
     layout = assert_updates_agree(*actors, "plan", put=put_full_rows).layout
-    cells = [(step, rank) for step in range(layout.n_mini_batches) for rank in (0, 1)]
-    held = [rows for cell in cells for rows in layout.micro_batches(*cell)]
+    held = [rows for step in layout.rows_MDK for rows_K in step for rows in rows_K]
     assert any(min(rows) >= layout.n_rows for rows in held)
 
 

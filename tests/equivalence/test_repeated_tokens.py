@@ -10,12 +10,12 @@ from verl.utils import tensordict_utils as tu
 from tests.prefix_sharing.test_repeated_tokens import masks_by_hand, masks_trained_once
 from tests.support.loss_comparisons import POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import MODES, PAD, Rows, policy_loss, run_as_verl_does
+from tests.support.plan_oracles import layout_of_cells
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.tolerance import RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
-from verl_padding.plan import Layout
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.worker.losses import RealRowsLoss
 
@@ -55,7 +55,7 @@ def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor], *, by_sess
     """Of the output of each action, added up over the rows that have it."""
     factor_R = None
     if by_session:
-        layout = Layout(n_rows=len(rows), cells=((tuple(range(len(rows))),),))
+        layout = layout_of_cells(len(rows), [[tuple(range(len(rows)))]])
         weighting = LossWeighting(call="actor", mode=mode, by_session=True)
         tokens_R = [int(mask.sum()) for mask in masks]
         keys = [row.key for row in rows]

@@ -28,6 +28,7 @@ from tests.support.losses_on_rows import (
     nested,
     run_as_verl_does,
 )
+from tests.support.plan_oracles import layout_of_cells
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
@@ -35,7 +36,6 @@ from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, TOKEN_MODES, LossWeighting, loss_factors
-from verl_padding.plan import Layout
 from verl_padding.worker.losses import RealRowsLoss, weighted_output
 
 # One object for a loss, by which its rows' gradients are known again.
@@ -52,9 +52,7 @@ KEYS = [
     "a_1_0",
     "b_0_0",
 ]  # three sessions: one of three rows, two of one
-ALONE = Layout(
-    n_rows=5, cells=(((0, 1, 2, 3, 4),),)
-)  # the mini-batch, whatever its ranks and micro-batches
+ALONE = layout_of_cells(5, [[(0, 1, 2, 3, 4)]])  # whatever its ranks and micro-batches
 NOMINAL = 7
 SETTINGS = [
     *[(mode, "rows") for mode in MODES],

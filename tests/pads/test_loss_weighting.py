@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.losses_on_rows import MODES
+from tests.support.plan_oracles import layout_of_cells
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.loss_weighting import TOKEN_MODES, LossWeighting, loss_factors
-from verl_padding.plan import Layout
 from verl_padding.plan.row_keys import session_of_key
 
 
@@ -34,7 +34,7 @@ def weighed_batches(draw):
     for half in halves:
         trained = next((row for row in half if tokens[row]), half[0])
         weights[trained] = weights[trained] or 0.5
-    return Layout(n_rows=n_rows, cells=tuple(cells)), halves, keys, weights, tokens
+    return layout_of_cells(n_rows, cells), halves, keys, weights, tokens
 
 
 @settings(max_examples=200)
@@ -83,7 +83,7 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session):
-    layout = Layout(n_rows=2, cells=(((0,), (1,)),))
+    layout = layout_of_cells(2, [[(0,), (1,)]])
     weighting = LossWeighting(call="actor", mode=mode, by_session=by_session)
     with pytest.raises(
         PaddingDataError,
@@ -98,7 +98,7 @@ def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session
     [[1e308, 1e308, 1e308], [5e-324, 5e-324, 5e-324], [1e-39, 1.0, 1.0], [1.0, 1e39, 1.0]],
 )
 def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weights):
-    layout = Layout(n_rows=3, cells=(((0, 1), (2, 3)),))
+    layout = layout_of_cells(3, [[(0, 1), (2, 3)]])
     keys = [f"p_{r}_0" for r in range(3)]
     with pytest.raises(PaddingDataError, match=r"^row 'p_"):
         loss_factors(layout, keys, weights, [2, 3, 4], LossWeighting(call="actor", mode=mode))

@@ -114,7 +114,7 @@ def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
     assert len(padded.pads) == layout.n_pads == data[columns.IS_PADDING].sum()
     assert set(data[columns.MINI_BATCH].tolist()) == {0}
     micro_batches = [
-        [k for k, of in enumerate(layout.micro_batches(0, rank)) for _ in of] for rank in (0, 1)
+        [k for k, of in enumerate(layout.rows_MDK[0][rank]) for _ in of] for rank in (0, 1)
     ]
     assert data[columns.MICRO_BATCH].tolist() == [*micro_batches[0], *micro_batches[1]]
 

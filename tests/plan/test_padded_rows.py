@@ -65,7 +65,7 @@ def test_what_is_computed_holds_the_budget_and_a_layouts_promises(tokens, steps,
             assert reporting_ranks(layout)[mini_batch] == min(
                 layout.real_rows_M[mini_batch], update.dp_size
             )
-            by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(update.dp_size)]
+            by_rank = [layout.rows_MDK[mini_batch][rank] for rank in range(update.dp_size)]
             assert len({len(blocks) for blocks in by_rank}) == 1
             assert len(by_rank[0]) % update.micro_batch_multiple == 0
             load_D = []

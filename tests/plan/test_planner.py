@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.plan_oracles import layout_of_cells
 from verl_padding.plan import (
     Job,
     Layout,
@@ -47,7 +48,7 @@ def lcm_job(dp_size=1, **mini_batches):
 
 def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
     # Two mini-batches, two ranks, cells of two rows and of one. Row 5 is pad 0 of 5 rows.
-    layout = Layout(n_rows=5, cells=(((0, 1), (2, 5)), ((3,), (4,))))
+    layout = layout_of_cells(5, (((0, 1), (2, 5)), ((3,), (4,))))
     assert layout.order == (0, 1, 3, 2, 5, 4)
     assert layout.cell_rows_M == (2, 1)
     assert layout.real_rows_M == (3, 2)
@@ -57,18 +58,13 @@ def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
 def test_a_pass_has_the_updates_micro_batches_and_then_other_rows():
     update = Layout(
         n_rows=6,
-        cells=(((0, 1), (2, 6)), ((3,), (7,))),
-        micro_batch_rows=(((2,), (2,)), ((1,), (1,))),
+        rows_MDK=((((0, 1),), ((2, 6),)), (((3,),), ((7,),))),
         left_out=((4, 5), ()),
     )
     taken = update.flatten_for_pass()
-    assert [taken.micro_batches(0, rank) for rank in (0, 1)] == [[(0, 1), (3,)], [(2, 6), (7,)]]
-    rest = Layout(n_rows=6, cells=(((4, 5), (6, 7)),), micro_batch_rows=(((1, 1), (1, 1)),))
-    both = taken.concat(rest)
-    assert [both.micro_batches(0, rank) for rank in (0, 1)] == [
-        [(0, 1), (3,), (4,), (5,)],
-        [(2, 6), (7,), (8,), (9,)],
-    ]
+    assert taken.rows_MDK == ((((0, 1), (3,)), ((2, 6), (7,))),)
+    both = taken.concat(Layout(n_rows=6, rows_MDK=((((4,), (5,)), ((6,), (7,))),)))
+    assert both.rows_MDK == ((((0, 1), (3,), (4,), (5,)), ((2, 6), (7,), (8,), (9,))),)
     assert (both.n_pads, both.left_out) == (4, ())
 
 

@@ -271,10 +271,10 @@ def test_idle_rows_are_left_out_of_an_update_and_its_mini_batches_stay(rows, job
             of_update = [
                 set(of)
                 for step in range(layout.n_mini_batches)
-                for of in layout.micro_batches(step, rank)
+                for of in layout.rows_MDK[step][rank]
             ]
             of_pass = [
-                set(of) & set(range(len(rows))) for of in plan.layouts[name].micro_batches(0, rank)
+                set(of) & set(range(len(rows))) for of in plan.layouts[name].rows_MDK[0][rank]
             ]
             real = [of & set(range(len(rows))) for of in of_update if of & set(range(len(rows)))]
             assert [of for of in of_pass if of][: len(real)] == real

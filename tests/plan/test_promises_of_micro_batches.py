@@ -47,8 +47,8 @@ def test_a_pass_cut_as_its_update_has_its_micro_batches_in_their_order(rows, job
     met[SEVERAL_STEPS] += theirs.n_mini_batches > 1
     assert ours.n_mini_batches == 1
     for rank in range(theirs.dp_size):
-        of_update = [theirs.micro_batches(step, rank) for step in range(theirs.n_mini_batches)]
-        assert ours.micro_batches(0, rank) == [held for step in of_update for held in step]
+        of_update = [rows_DK[rank] for rows_DK in theirs.rows_MDK]
+        assert ours.rows_MDK[0][rank] == sum(of_update, ())
 
 
 @EXAMPLES
@@ -63,7 +63,7 @@ def test_micro_batches_of_a_fixed_size_are_as_few_as_each_mini_batch_needs(rows,
                 n_rows = layout.cell_rows_M[mini_batch] * call.dp_size
             fewest = -(-n_rows // (call.dp_size * call.micro_batch_rows))
             fewest = -(-fewest // call.micro_batch_multiple) * call.micro_batch_multiple
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            held_DK = [layout.rows_MDK[mini_batch][rank] for rank in range(layout.dp_size)]
             assert [len(held_K) for held_K in held_DK] == [fewest] * call.dp_size
 
 
@@ -88,7 +88,7 @@ def test_three_micro_batches_come_in_the_order_that_their_engine_wants(has_pipel
     )
     lengths = [250, 200, 300]
     layout = plan_batch(Rows.from_keys(["a_0_0", "b_0_0", "c_0_0"], lengths), job).layouts["actor"]
-    assert [[lengths[row] for row in held] for held in layout.micro_batches(0, 0)] == [
+    assert [[lengths[row] for row in held] for held in layout.rows_MDK[0][0]] == [
         [n] for n in tokens
     ]
 
@@ -101,7 +101,7 @@ def test_the_largest_micro_batch_of_an_update_comes_first(drawn):
     for name, update in job.updates.items():
         layout = plan.layouts[name]
         for mini_batch in range(layout.n_mini_batches if update.token_budget is not None else 0):
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            held_DK = [layout.rows_MDK[mini_batch][rank] for rank in range(layout.dp_size)]
             tokens_DK = [
                 [len(computed(rows, job, update, held)) for held in held_K] for held_K in held_DK
             ]
@@ -119,11 +119,11 @@ def test_micro_batches_cut_cells_within_the_budget_alike_on_every_rank(drawn):
     for name, call in job.calls():
         layout = plan.layouts[name]
         if call.token_budget is not None and job.packer == "verl":
-            assert layout.micro_batch_rows is None
+            assert not layout.is_cut
             continue
-        assert layout.micro_batch_rows is not None
+        assert layout.is_cut
         for mini_batch in range(layout.n_mini_batches):
-            by_rank = [layout.micro_batches(mini_batch, rank) for rank in range(call.dp_size)]
+            by_rank = [layout.rows_MDK[mini_batch][rank] for rank in range(call.dp_size)]
             met["micro-batches"] += len(by_rank[0])
             assert {len(micro_batches) for micro_batches in by_rank} == {len(by_rank[0])}
             assert len(by_rank[0]) % call.micro_batch_multiple == 0
@@ -151,7 +151,7 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
         tokens_R = np.array([*rows.tokens_R, *[job.pad_tokens] * layout.n_pads])
         cost_R = COST_MODELS[job.cost_model](tokens_R)
         cost_P = np.diff(COST_MODELS[job.cost_model](np.arange(MAX_TOKENS + 1)), prepend=0)
-        if layout.micro_batch_rows is None:
+        if not layout.is_cut:
             load_MD = [
                 [sum(cost_R[min(row, len(rows))] for row in cell) for cell in ranks]
                 for ranks in layout.cells
@@ -164,7 +164,7 @@ def test_the_figures_are_those_of_the_layout_and_no_bound_is_beaten(drawn):
         slowest = micro_slowest = micro_batches = cost = 0
         computed_tokens = 0
         for mini_batch in range(layout.n_mini_batches):
-            held_DK = [layout.micro_batches(mini_batch, rank) for rank in range(layout.dp_size)]
+            held_DK = [layout.rows_MDK[mini_batch][rank] for rank in range(layout.dp_size)]
             computed_tokens -= (
                 sum(row >= len(rows) for of_D in held_DK for of in of_D for row in of)
                 * job.pad_tokens

@@ -17,7 +17,6 @@ from verl_padding.pads.columns import DFS_POSITION
 from verl_padding.plan import Job, Layout, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.plan.planner import costs_of, reuses_layout_of
 from verl_padding.prefix_sharing.engine import find_tree
 
@@ -80,7 +79,7 @@ def times(rows: Rows, job: Job) -> dict[str, int]:
     layouts = plan_batch(rows, job).layouts
     own = {name: call for name, call in job.calls() if reuses_layout_of(job, call) is None}
     return {
-        name: sum(map(costs_of(rows, job, call).step_time, micro_batches_of(layouts[name])))
+        name: sum(map(costs_of(rows, job, call).step_time, layouts[name].rows_MDK))
         for name, call in own.items()
     }
 
@@ -129,7 +128,7 @@ def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
         sharing="on",
     )
     layout = plan_batch(rows, job).layouts["actor"]
-    assert list(map(len, layout.micro_batches(0, 0))) == n_rows_K
+    assert list(map(len, layout.rows_MDK[0][0])) == n_rows_K
 
 
 @settings(max_examples=100)
@@ -152,7 +151,7 @@ def test_no_micro_batch_takes_more_than_the_budget_where_many_rows_part(rows, jo
 
 
 def micro_batches(layout: Layout) -> list[Sequence[int]]:
-    return [held for step in micro_batches_of(layout) for of_rank in step for held in of_rank]
+    return [held for step in layout.rows_MDK for of_rank in step for held in of_rank]
 
 
 @settings(max_examples=100)

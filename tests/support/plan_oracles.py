@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.drawn_jobs import DrawnRows, batches, computed_once, jobs
 from verl_padding.plan import BatchPlan, Job, Layout, Rows, plan_batch
 from verl_padding.plan.calls import Call
+from verl_padding.plan.layout import Cell
 
 EXAMPLES = settings(max_examples=60)
 
@@ -50,6 +51,12 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
     met["fewer steps"] += bool(plan.warnings)
     met["shared prefixes"] += any(figures.sharing_factor > 1 for figures in plan.figures.values())
     return plan
+
+
+def layout_of_cells(n_rows: int, cells: Sequence[Sequence[Cell]]) -> Layout:
+    """Of cells by mini-batch and rank, which verl's packer cuts."""
+    rows_MDK = tuple(tuple((cell,) for cell in cells_D) for cells_D in cells)
+    return Layout(n_rows=n_rows, rows_MDK=rows_MDK, is_cut=False)
 
 
 def reporting_ranks(layout: Layout) -> list[int]:

@@ -311,7 +311,7 @@ def assert_metrics_agree(
 
 def assert_packed_as_planned(both: BothUpdates, update: str = "actor") -> None:
     """The workers have computed the tokens that the plan says, in as many micro-batches."""
-    planned = [len(rows_DK[0]) for rows_DK in both.layout.micro_batch_rows]
+    planned = [len(rows_DK[0]) for rows_DK in both.layout.rows_MDK]
     assert both.padded[MICRO_BATCHES] == planned * EPOCHS
     efficiency = np.dot(both.padded[PACKING_EFFICIENCY][: len(planned)], planned) / sum(planned)
     assert efficiency == pytest.approx(both.plan.figures[update].packing_efficiency)

@@ -12,11 +12,11 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
 from tests.support.fresh_processes import run_fresh
+from tests.support.plan_oracles import layout_of_cells
 from tests.support.ranks_in_process import Rank
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VENDOR
 from verl_padding.pads.columns import MINI_BATCH, cut_into
-from verl_padding.plan import Layout
 from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS
 
 
@@ -46,7 +46,7 @@ def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, **said) -> Tensor
         "texts": torch.nested.as_nested_tensor(texts, layout=torch.jagged),
     }
     data = TensorDict(rows, batch_size=n_rows)
-    layout = Layout(n_rows=n_rows, cells=tuple((tuple(range(rows)),) for rows in cell_rows_M))
+    layout = layout_of_cells(n_rows, [[tuple(range(rows))] for rows in cell_rows_M])
     for key, value in ({"epochs": epochs} | cut_into(layout, epochs=epochs) | said).items():
         tu.assign_non_tensor_data(data, key, value)  # as verl's workers do
     return data

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.mini_batch_costs import RowsMDK
+from verl_padding.plan.layout import RowsMDK
 from verl_padding.record.step_file import Place, RecordedStep
 from verl_padding.timing.timings import MicroBatchTiming
 

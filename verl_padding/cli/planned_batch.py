@@ -14,13 +14,8 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, PlanError, plan_batch
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.layout import Layout
-from verl_padding.plan.mini_batch_costs import (
-    MiniBatchCost,
-    RowsMDK,
-    micro_batches_of,
-    mini_batch_costs,
-)
+from verl_padding.plan.layout import Layout, RowsMDK
+from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs
 from verl_padding.plan.planner import costs_of
 from verl_padding.stock.padding import VERL_PAD_TOKENS, pack_as_verl, verl_layout
 
@@ -99,9 +94,9 @@ def plan_file_batch(batch: FileBatch, job: Job, *, compare: bool) -> PlannedBatc
     seconds = time.perf_counter() - started
     layouts = {
         name: CutLayout(
-            rows_MDK=micro_batches_of(plan.layouts[name]),
+            rows_MDK=plan.layouts[name].rows_MDK,
             costs=costs_of(batch.rows, job, call),
-            is_cut=plan.layouts[name].micro_batch_rows is not None,
+            is_cut=plan.layouts[name].is_cut,
         )
         for name, call in job.calls()
     }
@@ -128,8 +123,8 @@ def _compared(layout: Layout, costs: CallCosts, job: Job) -> dict[str, CutLayout
         mini_batch_rows=job.updates[ACTOR].prompts_per_mini_batch * job.sessions_per_prompt,
         token_budget=budget,
     )
-    plan_MDK = micro_batches_of(layout)
-    if layout.micro_batch_rows is None:  # verl's packer cuts them, in the workers
+    plan_MDK: RowsMDK = layout.rows_MDK
+    if not layout.is_cut:  # verl's packer cuts them, in the workers
         padded_R = [*tokens_R, *[job.pad_tokens] * layout.n_pads]
         plan_MDK = [pack_as_verl(cells_D, padded_R, budget) for cells_D in layout.cells]
     stock_costs = replace(costs, forest=None, pad_tokens=VERL_PAD_TOKENS)

@@ -11,7 +11,6 @@ from verl_padding.driver.planned_step import PlannedStep
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.plan.layout import Layout
-from verl_padding.plan.mini_batch_costs import micro_batches_of
 from verl_padding.record.step_file import (
     FOLDER,
     Place,
@@ -88,10 +87,9 @@ def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator
 
 def places(layout: Layout) -> dict[int, Place]:
     """Where a layout puts each real row, unless it leaves it out."""
-    is_cut = layout.micro_batch_rows is not None
     return {
-        row: Place(mini_batch, rank, micro_batch if is_cut else None)
-        for mini_batch, ranks in enumerate(micro_batches_of(layout))
+        row: Place(mini_batch, rank, micro_batch if layout.is_cut else None)
+        for mini_batch, ranks in enumerate(layout.rows_MDK)
         for rank, parts in enumerate(ranks)
         for micro_batch, part in enumerate(parts)
         for row in part

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -160,13 +160,11 @@ def micro_batch_columns(plan: BatchPlan, call: str) -> dict[str, torch.Tensor]:
     """The number of each row's micro-batch, and its place among rows that share; nothing if verl
     cuts them."""
     layout = plan.layouts[call]
-    if layout.micro_batch_rows is None or not layout.by_tokens:
+    if not layout.by_tokens:
         return {}
-    cells = (
-        n_rows_DK[rank] for rank in range(layout.dp_size) for n_rows_DK in layout.micro_batch_rows
-    )
     # Micro-batches of 2 and 3 rows in a cell are 0 0 1 1 1.
-    numbers = [k for n_rows_K in cells for k, n_rows in enumerate(n_rows_K) for _ in range(n_rows)]
+    cells = chain.from_iterable(zip(*layout.rows_MDK, strict=True))
+    numbers = [k for rows_K in cells for k, rows in enumerate(rows_K) for _ in rows]
     columns = {MICRO_BATCH: torch.tensor(numbers)}
     if plan.forest is not None:
         position_R = plan.forest.dfs_position_R.tolist()

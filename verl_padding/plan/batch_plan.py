@@ -94,13 +94,8 @@ def layout_as_json(
             "pads": len(rows) - len(real),
         }
 
-    def rank(step: int, number: int) -> dict[str, Any]:
-        if layout.micro_batch_rows is None:
-            return held(layout.cells[step][number])
-        return {"micro_batches": [held(rows) for rows in layout.micro_batches(step, number)]}
+    def rank(rows_K: Sequence[Sequence[int]]) -> dict[str, Any]:
+        return {"micro_batches": [*map(held, rows_K)]} if layout.is_cut else held(rows_K[0])
 
-    steps = [
-        {"ranks": [rank(step, n) for n in range(layout.dp_size)]}
-        for step in range(layout.n_mini_batches)
-    ]
+    steps = [{"ranks": [*map(rank, rows_DK)]} for rows_DK in layout.rows_MDK]
     return {"steps": steps, "figures": asdict(figures)}

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
-from verl_padding.plan.layout import Layout
+from verl_padding.plan.layout import Layout, RowsMDK
 from verl_padding.plan.lower_bounds import micro_batch_bound, mini_batch_bound
-
-RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
-"""Row numbers of the micro-batches of each mini-batch and rank; numbers from the number of real
-rows on are pads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +37,7 @@ class MiniBatchCost:
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     """The figures of a layout; lower bounds are those of its real rows, cut into its
     mini-batches."""
-    is_cut = layout.micro_batch_rows is not None
-    rows_MDK = micro_batches_of(layout)
+    rows_MDK, is_cut = layout.rows_MDK, layout.is_cut
     steps = mini_batch_costs(rows_MDK, costs)
     mini_bounds, micro_bounds = zip(*(_bounds(rows_DK, costs) for rows_DK in rows_MDK), strict=True)
     cost = sum(step.cost for step in steps)
@@ -65,18 +60,6 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         real_rows_min=min(layout.real_rows_M),
         real_rows_max=max(layout.real_rows_M),
     )
-
-
-def micro_batches_of(layout: Layout) -> RowsMDK:
-    """Row numbers of the micro-batches of each mini-batch and rank; a cell that the workers cut is
-    one."""
-    if layout.micro_batch_rows is None:
-        return [[[cell] for cell in cells_D] for cells_D in layout.cells]
-    ranks = range(layout.dp_size)
-    return [
-        [layout.micro_batches(mini_batch, rank) for rank in ranks]
-        for mini_batch in range(layout.n_mini_batches)
-    ]
 
 
 def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]:

@@ -8,7 +8,7 @@ room, rows move and micro-batches are added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, count
+from itertools import count
 
 import numpy as np
 
@@ -47,23 +47,17 @@ def layout_of_cuts(
         with_micro_batches: False where the workers cut them.
     """
     pad_numbers = count(costs.n_rows)
-    cells, n_rows_MDK = [], []
-    for filled in filled_M:
-        rows_DK = _in_order(costs, filled) if with_micro_batches else filled
-        cells.append(
-            tuple(
-                tuple(
-                    row if row < costs.n_rows else next(pad_numbers)
-                    for row in chain.from_iterable(map(sorted, rows_K))
-                )
-                for rows_K in rows_DK
-            )
-        )
-        n_rows_MDK.append(tuple(tuple(map(len, rows_K)) for rows_K in rows_DK))
+
+    def numbered(rows: Sequence[int]) -> tuple[int, ...]:
+        return tuple(row if row < costs.n_rows else next(pad_numbers) for row in sorted(rows))
+
+    cut_M = [_in_order(costs, filled) if with_micro_batches else filled for filled in filled_M]
     return Layout(
         n_rows=costs.n_rows,
-        cells=tuple(cells),
-        micro_batch_rows=tuple(n_rows_MDK) if with_micro_batches else None,
+        rows_MDK=tuple(
+            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in cut_M
+        ),
+        is_cut=with_micro_batches,
         by_tokens=with_micro_batches and costs.call.token_budget is not None,
     )
 
