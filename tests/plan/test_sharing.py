@@ -63,7 +63,7 @@ def test_chains_stay_whole_and_few_pads_are_needed_if_sessions_are_alike(sync_po
     for figures in plan.figures.values():
         assert figures.sharing_factor == 100 / 40
         assert figures.pads == 0
-        assert figures.micro_over_lower_bound == 1
+        assert figures.micro_imbalance == 1
 
 
 """Cost and tokens of each rank in a micro-step."""

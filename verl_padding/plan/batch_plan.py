@@ -17,11 +17,6 @@ class LayoutFigures:
     imbalance: float
     """Cost of the slowest rank over that of the mean rank, each summed over the mini-batches: 1 is
     perfect."""
-    over_lower_bound: float
-    """Cost of the slowest rank over the least it could be, each summed over the mini-batches.
-
-    The slowest rank cannot cost less than the costliest row, nor less than the mean of the ranks.
-    """
     micro_batches: int | None
     """Micro-batches of a rank, over all mini-batches; None if verl's packer cuts them."""
     packing_efficiency: float | None
@@ -35,9 +30,6 @@ class LayoutFigures:
     micro_imbalance: float | None
     """As ``imbalance``, but with the cost of the slowest rank of each micro-batch, for ranks that
     meet at every one; None if verl's packer cuts them."""
-    micro_over_lower_bound: float | None
-    """As ``over_lower_bound``, but with the cost of the slowest rank of each micro-batch
-    (``micro_batch_bound``); None if verl's packer cuts them."""
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
     pads: int

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
 from verl_padding.plan.layout import Layout, RowsMDK
-from verl_padding.plan.lower_bounds import micro_batch_bound, mini_batch_bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +34,8 @@ class MiniBatchCost:
 
 
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
-    """The figures of a layout; lower bounds are those of its real rows, cut into its
-    mini-batches."""
-    rows_MDK, is_cut = layout.rows_MDK, layout.is_cut
-    steps = mini_batch_costs(rows_MDK, costs)
-    mini_bounds, micro_bounds = zip(*(_bounds(rows_DK, costs) for rows_DK in rows_MDK), strict=True)
+    """The figures of a layout."""
+    steps = mini_batch_costs(layout.rows_MDK, costs)
     cost = sum(step.cost for step in steps)
     n_ranks, budget = layout.dp_size, costs.call.token_budget
     slowest = sum(step.mini_slowest for step in steps)
@@ -48,13 +44,11 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     computed = sum(step.computed_tokens for step in steps)
     return LayoutFigures(
         imbalance=slowest * n_ranks / cost,
-        over_lower_bound=slowest / sum(mini_bounds),
         micro_batches=n_micro,
         packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
         computed_tokens=computed,
         sharing_factor=sum(step.real_tokens for step in steps) / computed,
-        micro_imbalance=micro_slowest * n_ranks / cost if is_cut else None,
-        micro_over_lower_bound=micro_slowest / sum(micro_bounds) if is_cut else None,
+        micro_imbalance=micro_slowest * n_ranks / cost if layout.is_cut else None,
         optimizer_steps=layout.n_mini_batches,
         pads=layout.n_pads,
         real_rows_min=min(layout.real_rows_M),
@@ -96,16 +90,3 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> 
         mini_slowest=int(load_DK.sum(axis=1).max()),
         micro_slowest=int(load_DK.max(axis=0).sum()),
     )
-
-
-def _bounds(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> tuple[int, int]:
-    """Least that ``mini_slowest`` and ``micro_slowest`` of these rows can be."""
-    numbers, _ = flatten_micro_batches(rows_DK)
-    tokens_I, cost_I = costs.computed(numbers[numbers < costs.n_rows])
-    mini_bound = mini_batch_bound(cost_I, len(rows_DK))
-    if costs.forest is not None and costs.forest.has_branches:
-        # A short end of a long row costs more a token than a longer one may.
-        return mini_bound, mini_bound
-    # Rows that are padded cost no less than packed ones, and no more of them fit into the budget.
-    budget = costs.call.token_budget or int(tokens_I.sum())
-    return mini_bound, micro_batch_bound(tokens_I, cost_I, len(rows_DK), budget)

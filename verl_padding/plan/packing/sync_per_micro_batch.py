@@ -16,12 +16,8 @@ and then the pads find their places (:mod:`~verl_padding.plan.packing.pads`).
 
 from collections.abc import Sequence
 from math import inf
-from operator import attrgetter
-
-import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.lower_bounds import micro_batch_bound, mini_batch_bound
 from verl_padding.plan.packing.bins import Bin, fill_bin, spread
 from verl_padding.plan.packing.cells import up_to_multiple
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
@@ -30,10 +26,6 @@ from verl_padding.plan.packing.pads import RowsDK, fit, min_rows_of
 MicroSteps = list[list[Bin]]
 """Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided
 yet. Both micro-steps and the bins in them come from costly to cheap."""
-
-GOOD_ENOUGH = 64
-"""One micro-step more than the fewest is tried if the time is over its bound by more than 1 /
-GOOD_ENOUGH of it."""
 
 
 def sync_per_micro_batch(
@@ -69,17 +61,9 @@ def fastest_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) ->
         rows: real rows of the mini-batch.
         cell_rows: rows of a cell, and so the most of a unit; None for any number.
     """
+    # Units of a bin may share more, which the time of a cut has and that of units has not.
     groupings = candidate_groupings(costs, rows, cell_rows)
-    packers = sorted(
-        (MicroStepPacker(costs, units) for units in groupings), key=attrgetter("min_time")
-    )
-    best: tuple[float, RowsDK] = inf, []
-    for packer in packers:
-        if packer.min_time < best[0]:
-            # Units of a bin may share more, which the time of a cut has and that of units has not.
-            cut = packer.cut()
-            best = min(best, (costs.step_time(cut), cut))
-    return best[1]
+    return min((MicroStepPacker(costs, units).cut() for units in groupings), key=costs.step_time)
 
 
 class MicroStepPacker:
@@ -92,17 +76,6 @@ class MicroStepPacker:
         self.n_ranks, self.token_budget = call.dp_size, call.token_budget
         self.multiple = call.micro_batch_multiple
         """The number of micro-steps is a multiple of it."""
-        arrays = np.array(units.tokens_I, dtype=np.int64), np.array(units.cost_I, dtype=np.int64)
-        self.bound = micro_batch_bound(*arrays, self.n_ranks, self.token_budget)
-        """The least height there is; of runs of trees, whose cost a token may fall with their
-        tokens, about that."""
-        if call.sync_point == "mini_batch":  # rows that share come here, wherever ranks meet
-            self.bound = mini_batch_bound(arrays[1], self.n_ranks)
-        self.min_steps = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
-        self.min_time = self.bound + self.min_steps * costs.micro_batch_overhead
-        """What a cut takes at least; of runs of trees about that."""
-        self._overhead = costs.micro_batch_overhead
-        self._max_steps = call.min_cell_rows(len(units.rows))
 
     def cut(self) -> RowsDK:
         """The rows by rank and micro-batch."""
@@ -110,21 +83,13 @@ class MicroStepPacker:
         return [[self.units.rows_of(held) for held in bins] for bins in bins_DK]
 
     def micro_steps(self) -> MicroSteps:
-        """The fewest micro-steps that hold all units; or one more, which may fit a few long rows
-        better."""
-        n_steps = up_to_multiple(self.min_steps or 1, self.multiple)
+        """The fewest micro-steps that hold all units."""
+        fewest = -(-sum(self.tokens_I) // (self.token_budget * self.n_ranks))
+        n_steps = up_to_multiple(fewest, self.multiple)
         # With a micro-step for each unit, all of them have room.
         while (found := self._pack(n_steps)) is None:
             n_steps += self.multiple
-        # Each micro-batch needs a row or pad, so a cell may be too small for more of them.
-        is_slow = self.time(found) > self.min_time + self.min_time // GOOD_ENOUGH
-        if is_slow and n_steps < self._max_steps:
-            return min(found, self._pack(n_steps + self.multiple) or found, key=self.time)
         return found
-
-    def time(self, micro_steps: MicroSteps) -> int:
-        """The costliest bin of each micro-step, and their overhead."""
-        return sum(self._cost(bins[:1]) + self._overhead for bins in micro_steps)
 
     def assign_ranks(self, micro_steps: MicroSteps) -> list[list[Bin]]:
         """Gives each rank a bin of each micro-step; ranks with few rows so far get the bins with

@@ -5,14 +5,6 @@ import numpy as np
 from verl_padding.plan.cost import Int64s
 
 
-def mini_batch_bound(cost_I: Int64s, n_ranks: int) -> int:
-    """Least cost of the slowest rank of a mini-batch: the costliest row, and the mean of the ranks
-    (rounded up)."""
-    if not len(cost_I):
-        return 0
-    return max(int(cost_I.max()), -(-int(cost_I.sum()) // n_ranks))
-
-
 def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budget: int) -> int:
     """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank.
 
