@@ -104,8 +104,8 @@ class PaddingConfig:
     Without it they are those of the update's own forward pass; the update takes one optimizer step
     then. Refused where something else reads them. ``auto``: no pass where nothing else does."""
     timing: bool = False
-    """Whether the workers time each micro-batch: which rows it held, how long it took, how long its
-    rank waited. Metrics tell the sums, and a file per step, in the folder ``steps`` beside
+    """Whether the workers time each micro-batch: which rows it held and how long it took. A metric
+    tells how far that is from the cost model, and a file per step, in the folder ``steps`` beside
     ``trainer.rollout_data_dir`` or else in ``trainer.default_local_dir``, has every timing
     (``verl-padding report`` draws them)."""
     record: bool = False

@@ -14,7 +14,7 @@ def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
     assert min(bar.start for bar in bars) == 0
     assert (bars[0].length, bars[0].busy, bars[0].rows) == (
         timing.seconds,
-        timing.known_busy_s,
+        timing.seconds,
         timing.rows,
     )
     untimed = recorded_step(made_step(), run="", texts={})

@@ -13,7 +13,6 @@ from verl_padding.plan.mini_batches import even_groups
 from verl_padding.plan.packing.bins import balance
 
 
-
 @settings(max_examples=200)
 @given(
     costs=st.lists(st.integers(0, 1000), min_size=1, max_size=60),

@@ -65,7 +65,7 @@ def test_a_line_of_a_row_has_this_form(tmp_path):
     write_steps([made_step()], tmp_path / "3.jsonl")
     header, row, *_ = map(json.loads, (tmp_path / "3.jsonl").read_text().splitlines())
     assert header == {
-        "form": 2,
+        "form": 3,
         "step": 3,
         "update": 0,
         "keys": ["a_0_0", "a_0_1", "a_1_0", "b_0_0"],
@@ -123,8 +123,8 @@ def test_what_rows_share_is_a_forest_again():
     "text",
     [
         "",
-        '{"form": 2, "step": 1, "update": 0, "keys": []}\n{"call": "actor"}\n',
-        '{"form": 2, "step": 1, "update": 0, "keys": ["a_0_0"]}\n{"row": 0}\n',
+        '{"form": 3, "step": 1, "update": 0, "keys": []}\n{"call": "actor"}\n',
+        '{"form": 3, "step": 1, "update": 0, "keys": ["a_0_0"]}\n{"row": 0}\n',
         '{"call": "actor"}\n',
         "[" * 100_000 + "\n",
     ],
@@ -139,7 +139,7 @@ def test_a_file_that_holds_no_step_is_refused(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "header", ['{"step": 1, "keys": []}', '{"form": 3, "step": 1, "keys": [], "new": 1}']
+    "header", ['{"step": 1, "keys": []}', '{"form": 4, "step": 1, "keys": [], "new": 1}']
 )
 def test_a_file_of_another_form_is_refused(header, tmp_path):
     path = tmp_path / "3.jsonl"

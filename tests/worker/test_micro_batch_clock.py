@@ -109,9 +109,7 @@ def test_timings_lie_between_events_and_nothing_waits_until_they_are_read(device
         (1, 1, (2,), (), 1),
     ]
     # Two marks are a second: where a micro-batch begins, where the next one begins.
-    assert {(timing.call, timing.seconds, timing.busy_s) for timing in timings} == {
-        ("actor", 1.0, None)
-    }
+    assert {(timing.call, timing.seconds) for timing in timings} == {("actor", 1.0)}
     assert {timing.rank for timing in timings} == {3}
     assert clock.read() == []
 
@@ -145,33 +143,14 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
     assert timing.tokens == 13
 
 
-WAIT = 0.5
-"""Seconds."""
+def test_on_a_cpu_a_timing_is_by_the_clock_of_the_wall():
+    class Sleeps(Engine):
+        def forward_step(self, micro_batch):
+            time.sleep(0.1)
 
-
-class WaitsThenComputes(Engine):
-    """Sleeps for the first row, as a rank that waits for others; computes for the second."""
-
-    waits = True
-
-    def forward_step(self, micro_batch):
-        if self.waits:
-            time.sleep(WAIT)
-        until = time.process_time() + WAIT
-        while not self.waits and time.process_time() < until:
-            pass
-        self.waits = False
-        return None
-
-
-def test_on_a_cpu_a_rank_is_busy_while_its_process_computes(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     began = time.time()
-    waited, computed = timings_of(WaitsThenComputes, data(5, 9))
+    first, second = timings_of(Sleeps, data(5, 9))
     ended = time.time()
-    assert waited.seconds >= WAIT
-    # Not a matter of speed: other threads of this process take some, too.
-    assert waited.busy_s < WAIT <= computed.busy_s
-    assert waited.busy_s < waited.seconds / 2
-    assert waited.start_s + waited.seconds == pytest.approx(computed.start_s)
-    assert began - 0.05 < waited.start_s < computed.start_s + computed.seconds < ended + 0.05
+    assert min(first.seconds, second.seconds) >= 0.1
+    assert first.start_s + first.seconds == pytest.approx(second.start_s)
+    assert began - 0.05 < first.start_s < second.start_s + second.seconds < ended + 0.05

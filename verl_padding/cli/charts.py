@@ -44,7 +44,7 @@ def timed_chart(timings: Sequence[MicroBatchTiming]) -> Chart:
             timing.mini_batch,
             timing.micro_batch,
             timing.start_s - first_s,
-            timing.known_busy_s,
+            timing.seconds,
             timing.seconds,
             timing.rows,
             timing.pads,

@@ -3,16 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_padding.job import metric_names as names
 from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
-from verl_padding.timing.timings import (
-    MicroBatchTiming,
-    imbalance_and_waiting,
-    prediction_error,
-    timings_by_call,
-)
+from verl_padding.timing.timings import MicroBatchTiming, prediction_error, timings_by_call
 from verl_padding.worker import micro_batch_clock
 
 
@@ -39,14 +33,7 @@ def timing_metrics(
     timings: Sequence[MicroBatchTiming], cost_models: Mapping[str, CostModel]
 ) -> dict[str, float]:
     """Metrics of the calls that have timings, by the cost that the plan of each reckoned with."""
-    metrics: dict[str, float] = {}
-    for call, of_call in timings_by_call(timings).items():
-        metrics[names.PREDICTION_ERROR.format(call=call)] = prediction_error(
-            of_call, cost_models[call]
-        )
-        if (known := imbalance_and_waiting(of_call)) is not None:
-            (
-                metrics[names.MEASURED_IMBALANCE.format(call=call)],
-                metrics[names.WAITED_SECONDS.format(call=call)],
-            ) = known
-    return metrics
+    return {
+        f"padding/{call}/prediction_error": prediction_error(of_call, cost_models[call])
+        for call, of_call in timings_by_call(timings).items()
+    }

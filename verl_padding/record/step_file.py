@@ -20,7 +20,7 @@ from verl_padding.record.data_errors import as_data_error
 from verl_padding.record.files import check_fields, read_lines, read_objects, read_text
 from verl_padding.timing.timings import MicroBatchTiming
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the form: a reader knows by it whether it can read a file."""
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the

@@ -1,7 +1,7 @@
 """Timings: what each micro-batch took on each rank, and their figures."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +28,6 @@ class MicroBatchTiming:
     """When it began, in seconds since the epoch, by the clock of the rank's node."""
     seconds: float
     """How long it took, with what the rank waited for others."""
-    busy_s: float | None
-    """How long the rank computed; None where that cannot be told apart (a GPU, or a CPU with
-    several threads)."""
     rows: tuple[int, ...]
     """Numbers of its real rows in the batch."""
     pads: int
@@ -45,11 +42,6 @@ class MicroBatchTiming:
     def tokens(self) -> int:
         """Tokens that were computed."""
         return sum(self.computed_tokens) - sum(self.shared_tokens)
-
-    @property
-    def known_busy_s(self) -> float:
-        """``busy_s``, or all its seconds where that is not known."""
-        return self.seconds if self.busy_s is None else self.busy_s
 
     def cost(self, cost_model: CostModel) -> int:
         """What the plan reckons for its rows and pads."""
@@ -68,44 +60,17 @@ def timings_by_call(timings: Iterable[MicroBatchTiming]) -> dict[str, list[Micro
     return found
 
 
-def _by_micro_batch(timings: Iterable[MicroBatchTiming]) -> list[list[MicroBatchTiming]]:
-    found: dict[tuple[int, int], list[MicroBatchTiming]] = defaultdict(list)
-    for timing in timings:
-        found[timing.mini_batch, timing.micro_batch].append(timing)
-    return list(found.values())
-
-
-def imbalance_and_waiting(timings: Sequence[MicroBatchTiming]) -> tuple[float, float] | None:
-    """Seconds that the slowest rank of each micro-batch of a call computed, summed, over those of
-    the mean rank; and the seconds that the mean rank waited in the call. None where computing
-    cannot be told from waiting."""
-    busy_KD = [
-        [timing.busy_s for timing in group if timing.busy_s is not None]
-        for group in _by_micro_batch(timings)
-    ]
-    ranks, busy_s = len({timing.rank for timing in timings}), sum(map(sum, busy_KD))
-    if not busy_s:
-        return None
-    # Ranks that compute for 3 and 1 seconds, and then for 2 and 2: the slowest take 5, the mean
-    # rank 4, and it waits for 1.
-    return sum(map(max, busy_KD)) * ranks / busy_s, (
-        sum(timing.seconds for timing in timings) - busy_s
-    ) / ranks
-
-
-def prediction_error(timings: Sequence[MicroBatchTiming], cost_model: CostModel) -> float:
+def prediction_error(timings: Iterable[MicroBatchTiming], cost_model: CostModel) -> float:
     """How wrong the costs of a call's micro-batches are, as a share of their seconds.
 
-    sum |cost - seconds| / sum seconds, where costs are scaled to the same sum. Where computing
-    cannot be told from waiting, all ranks show the time of the slowest, so a micro-batch of all
-    ranks counts as one, by its costliest rank.
+    sum |cost - seconds| / sum seconds, where costs are scaled to the same sum. Ranks wait for each
+    other, so a micro-batch of all ranks counts as one, by its costliest rank.
     """
     # For example: costs of 30 and 10 for seconds of 2 and 2. Scaled to a sum of 4 they are 3 and 1,
     # each wrong by 1, so the error is 2 of 4.
-    groups = [[timing] for timing in timings if timing.busy_s is not None]
-    groups += _by_micro_batch(timing for timing in timings if timing.busy_s is None)
-    cost = np.array(
-        [max(timing.cost(cost_model) for timing in group) for group in groups], dtype=np.float64
-    )
-    seconds = np.array([max(timing.known_busy_s for timing in group) for group in groups])
+    found: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
+    for timing in timings:
+        number = timing.mini_batch, timing.micro_batch
+        found[number].append((timing.cost(cost_model), timing.seconds))
+    cost, seconds = np.array([np.max(of_ranks, axis=0) for of_ranks in found.values()]).T
     return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())

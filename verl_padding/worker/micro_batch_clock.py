@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name, get_torch_device
@@ -28,13 +27,6 @@ TIMINGS = "timings"
 
 
 @dataclass
-class _Mark:
-    event: Any = None
-    wall_s: float = field(default_factory=time.perf_counter)
-    cpu_s: float = field(default_factory=time.process_time)
-
-
-@dataclass
 class _MiniBatch:
     """One call of the engine; ``held`` goes by the names of :class:`MicroBatchTiming`."""
 
@@ -42,7 +34,7 @@ class _MiniBatch:
     number: int
     start_s: float = field(default_factory=time.time)
     held: list[dict[str, Any]] = field(default_factory=list)
-    marks: list[_Mark] = field(default_factory=list)
+    marks: list[Any] = field(default_factory=list)
 
 
 class MicroBatchClock:
@@ -105,25 +97,19 @@ class MicroBatchClock:
         held = {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed}
         timed.held.append(held | {"shared_tokens": shared if any(shared) else ()})
 
-    def _mark(self) -> _Mark:
+    def _mark(self) -> Any:
         if not self._has_events:
-            return _Mark()
+            return time.perf_counter()
         event = self._device.Event(enable_timing=True)
         event.record()
-        return _Mark(event)
+        return event
 
-    def _seconds(self, begin: _Mark, end: _Mark) -> float:
-        return (
-            float(begin.event.elapsed_time(end.event) / 1e3)
-            if self._has_events
-            else end.wall_s - begin.wall_s
-        )
+    def _seconds(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end) / 1e3 if self._has_events else end - begin)
 
     def _timings(self, timed: _MiniBatch) -> Iterator[MicroBatchTiming]:
         # Marks at 0, 3 and 7 s: micro-batches of 3 and 4 s.
         start_s = timed.start_s
-        # With several threads, the seconds of a process do not show how many of them were busy.
-        one_thread = not self._has_events and torch.get_num_threads() == 1
         for micro_batch, (held, (begin, end)) in enumerate(
             zip(timed.held, pairwise(timed.marks), strict=True)
         ):
@@ -135,7 +121,6 @@ class MicroBatchClock:
                 micro_batch=micro_batch,
                 start_s=start_s,
                 seconds=seconds,
-                busy_s=min(end.cpu_s - begin.cpu_s, seconds) if one_thread else None,
                 **held,
             )
             start_s += seconds
