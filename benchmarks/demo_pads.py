@@ -13,20 +13,22 @@ import typer
 from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.results import Keep, report
-from verl_padding.job.metric_names import PAD_ROWS_TOTAL, PAD_TOKENS_TOTAL, REAL_ROWS_TOTAL
+from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.runs.curves import ACTOR_STEPS, read_curves
 from verl_padding.runs.run_files import CONFIG
 from verl_padding.stock.padding import VERL_PAD_TOKENS, StockRule
+
+PAD_TOKENS = "padding/pad_tokens/total"
 
 
 def main(run: Path, keep: Keep = False) -> None:
     """Counts the pads of a run, and what stock verl would have appended to its batches."""
     curves, _ = read_curves(run)
-    assert PAD_TOKENS_TOTAL in curves, f"{run} is a run of stock verl"
+    assert PAD_TOKENS in curves, f"{run} is a run of stock verl"
     config = OmegaConf.load(run / CONFIG)
     assert isinstance(config, DictConfig)
     rule = StockRule.of_config(config)
-    names = (PAD_TOKENS_TOTAL, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL, ACTOR_STEPS)
+    names = (PAD_TOKENS, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL, ACTOR_STEPS)
     pad_tokens, pads, rows, steps = (
         [int(value) for value in curves[name].values()] for name in names
     )

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from benchmarks.learning import CONTEXT_RESET, EVERY_CALL, LAST, SUBAGENTS, Goal, Learning
 from benchmarks.results import Keep, busy_cores, kept, report
 from verl_padding.cli.demo import ASSETS, HYDRA, demo_job, empty_folder
-from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_MIN, REAL_ROWS_TOTAL
+from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.recipes.context_reset import job as context_reset
 from verl_padding.recipes.every_call import job as every_call
@@ -192,7 +192,7 @@ def figures_of(folder: Path, goal: Goal) -> dict[str, Any]:
     rewards, rows = curves[SESSION_REWARD], list(map(int, curves[REAL_ROWS_TOTAL]))
     learning, steps = Learning(rewards, goal), list(map(int, curves[ACTOR_STEPS]))
     if (
-        fewest := REAL_ROWS_MIN.format(update="actor")
+        fewest := "padding/actor/mini_batch_real_rows/min"
     ) not in curves:  # stock verl: all pads are behind the rows
         config = OmegaConf.load(folder / CONFIG)
         assert isinstance(config, DictConfig)

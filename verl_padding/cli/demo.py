@@ -27,7 +27,7 @@ COLUMNS = {
     "pads": (metric_names.PAD_ROWS_TOTAL, ".0f"),
     "optimizer steps": (ACTOR_STEPS, ".0f"),
     "grad norm": (metric_names.GRAD_NORM, ".3f"),
-    "seconds": (metric_names.STEP_SECONDS, ".1f"),
+    "seconds": ("timing_s/step", ".1f"),
 }
 """Heading -> (metric, format) in the line of a step."""
 

@@ -41,15 +41,15 @@ def session_counts(
         for session in rows_of_sessions(rows.keys)
     )
     if max(arrived_of.values()) > sessions or len(arrived_of) > prompts:
-        return {names.SESSIONS_ARRIVED: arrived_of.total()}
+        return {"padding/session/arrived/total": arrived_of.total()}
     missing = prompts * sessions - arrived_of.total()
     n_failed = sum(sessions - arrived_of[uid] for uid in failed)
     return {
-        names.SESSIONS_CONFIGURED: prompts * sessions,
-        names.SESSIONS_ARRIVED: arrived_of.total(),
-        names.SESSIONS_MISSING: missing,
-        names.SESSIONS_FAILED: n_failed,
-        names.SESSIONS_EMPTY: missing - n_failed,
+        "padding/session/configured/total": prompts * sessions,
+        "padding/session/arrived/total": arrived_of.total(),
+        "padding/session/missing/total": missing,
+        "padding/session/failed/total": n_failed,
+        "padding/session/empty/total": missing - n_failed,
     }
 
 
@@ -73,10 +73,10 @@ def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     response_tokens = sum(map(_response_tokens, rows_of))
     metrics: dict[str, float] = {
         names.SESSION_SCORE: float(np.mean(score_S)),
-        names.SESSION_RESPONSE_LENGTH: response_tokens / len(rows_S),
-        names.SESSION_ROWS: float(rows_S.mean()),
-        names.SESSION_ROWS_MAX: int(rows_S.max()),
-        **_quantiles(names.SESSION_ROWS_QUANTILE, rows_S, ROWS_QUANTILES),
+        "padding/session/response_length/mean": response_tokens / len(rows_S),
+        "padding/session/rows/mean": float(rows_S.mean()),
+        "padding/session/rows/max": int(rows_S.max()),
+        **_quantiles("padding/session/rows/p{percent}", rows_S, ROWS_QUANTILES),
     }
     turns = [
         float(_added(rows.turns_R, rows.turns_R, rows.continued_R).sum())
@@ -84,7 +84,7 @@ def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
         if rows.turns_R is not None
     ]
     if turns:
-        metrics[names.SESSION_TURNS] = sum(turns) / len(rows_S)
+        metrics["padding/session/num_turns/mean"] = sum(turns) / len(rows_S)
     return metrics
 
 
@@ -122,15 +122,15 @@ def role_metrics(
             of_role = [row for row, each in enumerate(role_R) if each == role]
             sessions = rows_of_sessions([rows.keys[row] for row in of_role])
             scores += [rows.reward_R[of_role[session[-1]]] for session in sessions]
-        metrics[names.ROLE_ROWS.format(role=role)] = n
-        metrics[names.ROLE_SCORE.format(role=role)] = float(np.mean(scores))
+        metrics[f"padding/role/{role}/rows/total"] = n
+        metrics[f"padding/role/{role}/score/mean"] = float(np.mean(scores))
     return metrics
 
 
 def token_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     """Quantiles of the tokens of a row, prompt and response."""
     return _quantiles(
-        names.ROW_TOKENS_QUANTILE,
+        "padding/rows/tokens/p{percent}",
         np.concatenate([rows.tokens_R for rows in rows_of]),
         TOKENS_QUANTILES,
     )
@@ -145,7 +145,11 @@ def age_metrics(rows_of: Sequence[TrainedRows], step: int) -> dict[str, float]:
         for made_by in rows.weights_step_R
         if made_by is not None
     ]
-    return {names.ROW_AGE: sum(ages) / len(ages), names.ROW_AGE_MAX: max(ages)} if ages else {}
+    return (
+        {"padding/rows/age/mean": sum(ages) / len(ages), "padding/rows/age/max": max(ages)}
+        if ages
+        else {}
+    )
 
 
 def advantage_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
@@ -161,9 +165,11 @@ def advantage_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     ):
         teaches[uid] = teaches.get(uid, False) or bool(row_teaches)
     return {
-        names.ROWS_WITHOUT_ADVANTAGE: float((~teaches_R).mean()),
-        names.TOKENS_WITHOUT_ADVANTAGE: float(tokens_R[~teaches_R].sum() / tokens_R.sum()),
-        names.PROMPTS_WITHOUT_ADVANTAGE: 1 - sum(teaches.values()) / len(teaches),
+        "padding/rows/without_advantage/share": float((~teaches_R).mean()),
+        "padding/rows/without_advantage/tokens_share": float(
+            tokens_R[~teaches_R].sum() / tokens_R.sum()
+        ),
+        "padding/prompts/without_advantage/share": 1 - sum(teaches.values()) / len(teaches),
     }
 
 

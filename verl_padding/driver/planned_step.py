@@ -122,7 +122,7 @@ class PlannedStep:
 
     def put_pads(self) -> None:
         """Puts the pads into TransferQueue."""
-        with simple_timer(names.UPSAMPLE_SECONDS, self.seconds):
+        with simple_timer("timing_s/padding/upsample", self.seconds):
             self._plans[-1].put_pads()
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
@@ -219,7 +219,7 @@ class PlannedStep:
         )
         made = {call: self._plans[-1] if call == ACTOR else self._padded for call in layouts}
         idle = {
-            names.IDLE_STEPS.format(update=call): padded.idle_steps(call)
+            f"padding/{call}/idle_steps/total": padded.idle_steps(call)
             for call, padded in made.items()
             if CALL_BY_NAME[call].trains
         }

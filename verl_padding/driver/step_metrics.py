@@ -18,13 +18,13 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
-REPORTED = {
-    MICRO_BATCHES: names.CALL_MICRO_BATCHES,
-    PACKING_EFFICIENCY: names.CALL_PACKING,
-    "perf/max_memory_allocated_gb": names.CALL_MEMORY,
-    "perf/max_memory_reserved_gb": names.CALL_MEMORY_RESERVED,
-}
-"""What the workers report of an update, under its name in verl's metrics -> our metric."""
+REPORTED = (
+    MICRO_BATCHES,
+    PACKING_EFFICIENCY,
+    "perf/max_memory_allocated_gb",
+    "perf/max_memory_reserved_gb",
+)
+"""What the workers report of an update."""
 
 
 def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:
@@ -34,32 +34,32 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
     metrics: dict[str, float] = {
         names.REAL_ROWS_TOTAL: n_rows,
         names.PAD_ROWS_TOTAL: plan.n_pads,
-        names.PAD_ROWS_SHARE: plan.n_pads / n_rows,
-        names.PAD_TOKENS_TOTAL: pad_tokens,
-        names.PAD_TOKENS_SHARE: pad_tokens / sum(tokens_R),
+        "padding/pad_rows/share": plan.n_pads / n_rows,
+        "padding/pad_tokens/total": pad_tokens,
+        "padding/pad_tokens/share": pad_tokens / sum(tokens_R),
     }
     for call, layout in plan.layouts.items():
         figures, trains = plan.figures[call], CALL_BY_NAME[call].trains
         if trains:
             metrics |= {
                 names.OPTIMIZER_STEPS.format(update=call): layout.n_mini_batches,
-                names.REAL_ROWS_MIN.format(update=call): min(layout.real_rows_M),
-                names.REAL_ROWS_MAX.format(update=call): max(layout.real_rows_M),
-                names.UPDATE_PADS.format(update=call): layout.n_pads,
-                names.IMBALANCE.format(update=call): figures.imbalance,
+                f"padding/{call}/mini_batch_real_rows/min": min(layout.real_rows_M),
+                f"padding/{call}/mini_batch_real_rows/max": max(layout.real_rows_M),
+                f"padding/{call}/pad_rows/total": layout.n_pads,
+                f"padding/{call}/imbalance": figures.imbalance,
             }
             if layout.left_out:
                 metrics[names.LEFT_OUT_ROWS.format(update=call)] = sum(map(len, layout.left_out))
         if plan.packer == "plan":
-            of_call: dict[str, float | None] = {names.MICRO_IMBALANCE: figures.micro_imbalance}
+            of_call = {"micro_batch_imbalance": figures.micro_imbalance}
             if plan.sharing != "off":
-                of_call[names.COMPUTED_TOKENS] = figures.computed_tokens
-                of_call[names.SHARING_FACTOR] = figures.sharing_factor
+                of_call["computed_tokens/total"] = figures.computed_tokens
+                of_call["sharing_factor"] = figures.sharing_factor
             if not trains:  # of updates the workers report these, whoever cut the micro-batches
-                of_call[names.CALL_MICRO_BATCHES] = figures.micro_batches
-                of_call[names.CALL_PACKING] = figures.packing_efficiency
+                of_call["micro_batches"] = figures.micro_batches
+                of_call["packing_efficiency"] = figures.packing_efficiency
             metrics |= {
-                name.format(call=call): value
+                f"padding/{call}/{name}": value
                 for name, value in of_call.items()
                 if value is not None
             }
@@ -155,9 +155,10 @@ def worker_metrics(
     """
     reported: dict[str, float] = {}
     for call in CALLS:
-        for theirs, ours in REPORTED.items():
+        for theirs in REPORTED:
             if call.trains and (name := f"{call.name}/{theirs}") in metrics:
-                reported[ours.format(call=call.name)] = metrics[name]
+                ours = theirs.rpartition("/")[2]
+                reported[f"padding/{call.name}/{ours}"] = metrics[name]
                 if theirs in (MICRO_BATCHES, PACKING_EFFICIENCY):
                     del metrics[name]
         if call.timer in seconds_after:

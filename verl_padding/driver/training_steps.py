@@ -159,7 +159,7 @@ class TrainingSteps:
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
         self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
-            with simple_timer(names.TIMING_SECONDS, metrics):
+            with simple_timer("timing_s/padding/timing", metrics):
                 step.timings, clock_metrics = read_timings(
                     self._worker_groups, self._job.step_job()
                 )
@@ -217,7 +217,7 @@ class TrainingSteps:
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
-        with simple_timer(names.ROWS_SECONDS, metrics):
+        with simple_timer("timing_s/padding/rows", metrics):
             rows_of = [
                 TrainedRows.read(update.batch, update.mask_R, update.prefixes.continued_R)
                 for update in self._updates
