@@ -11,6 +11,7 @@ from tests.support.pages import DOCS, FENCE, read, section
 from verl_padding.cli.batch_reader import read_rows
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.plan import LayoutFigures
+from verl_padding.plan.row_keys import session_of_key
 
 PAGE = section(read(DOCS / "reference.md"), "File formats")
 TEXTS = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "text"]
@@ -59,7 +60,7 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     message = len("user") + len("assistant") + 2 * (len("\n") * 2 + len("a") + 2)
     assert rows.tokens_R == (message, 2 * message, message + 1, message)
     assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
-    assert len(set(rows.session_R)) == 3
+    assert len(set(map(session_of_key, rows.key_R))) == 3
     assert rows.forest.shared_by_pairs(np.array([0]), np.array([1])).tolist() == [message]
 
 

@@ -26,6 +26,7 @@ from verl_padding.job.verl_losses import ESTIMATORS, Estimator
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
+from verl_padding.prefix_sharing.repeated_tokens import number_tokens
 
 MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewards", "values"
 READ = (MASK, SCORES, REWARDS, VALUES)
@@ -50,13 +51,16 @@ def trajectory_places(
     """
     extends_R = extends_R or [None] * len(keys)
     lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
-    # A number for each token of each row; a row has the numbers of the row that it extends, which
-    # is shorter.
-    token_R = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], index_of_key(keys[row]))):
-        earlier = extends_R[row]
-        if earlier is not None:
-            token_R[row][: lengths[earlier]] = token_R[earlier]
+    # A row that another one extends is shorter.
+    by_length = sorted(range(len(lengths)), key=lambda row: (lengths[row], index_of_key(keys[row])))
+    token_R = number_tokens(
+        lengths,
+        (
+            (row, earlier, lengths[earlier])
+            for row in by_length
+            if (earlier := extends_R[row]) is not None
+        ),
+    )
     # [5 | 6] is continued by [5 | 6 7 8]: the 6 has one number in both rows, so that the session is
     # 6 7 8, with the places [0] and [0 1 2].
     place_of_token = np.full(sum(lengths), -1, dtype=np.int64)

@@ -7,12 +7,7 @@ KEY_FORM = "{uid}_{session}_{index}"
 
 def row_key(uid: str, session: int | str, index: int) -> str:
     """``math_7_0_1`` is row 1 of session 0 of the prompt ``math_7``."""
-    return f"{session_name(uid, session)}_{index}"
-
-
-def session_name(uid: str, session: int | str) -> str:
-    """``math_7_0``"""
-    return f"{uid}_{session}"
+    return f"{uid}_{session}_{index}"
 
 
 def session_of_key(key: str) -> str:

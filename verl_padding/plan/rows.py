@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.forest import Forest
-from verl_padding.plan.row_keys import KEY_FORM, parts_of_key, session_name
+from verl_padding.plan.row_keys import KEY_FORM, parts_of_key
 
 MAX_TOKENS = 1 << 26
 """Most tokens that a row may have: beyond every model's context, yet their square is a cost that
@@ -24,8 +24,6 @@ class Rows:
     """Name of each row; no two are alike."""
     prompt_R: tuple[str, ...]
     """Prompt (``uid``) that each row answers."""
-    session_R: tuple[str, ...]
-    """Rollout that each row is a part of, named ``{uid}_{session}``."""
     tokens_R: tuple[int, ...]
     """Tokens of prompt and response together."""
     forest: Forest | None = None
@@ -36,7 +34,7 @@ class Rows:
     mini-batch of such rows alone, the one that comes first here is computed."""
 
     def __post_init__(self) -> None:
-        columns = self.key_R, self.prompt_R, self.session_R, self.tokens_R
+        columns = self.key_R, self.prompt_R, self.tokens_R
         assert len(set(map(len, columns))) == 1, f"columns of {[*map(len, columns)]} rows"
         seen: set[str] = set()
         for key, tokens in zip(self.key_R, self.tokens_R, strict=True):
@@ -62,7 +60,7 @@ class Rows:
         forest: Forest | None = None,
         idle: Iterable[int] = (),
     ) -> Rows:
-        """Reads prompt and session from keys of the form ``{uid}_{session}_{index}``.
+        """Reads prompts from keys of the form ``{uid}_{session}_{index}``.
 
         Args:
             tokens: tokens of each row: Python's integers or NumPy's.
@@ -77,8 +75,7 @@ class Rows:
                 below 1 or beyond ``MAX_TOKENS``.
         """
         key_R = tuple(keys)
-        prompt_R, session_R = [], []
-        # math_7_0_1 answers the prompt math_7, in its session math_7_0.
+        prompt_R = []
         for key in key_R:
             parts = parts_of_key(key)
             if parts is None:
@@ -86,13 +83,10 @@ class Rows:
                     f"row {key!r}: not of the form {KEY_FORM}, where session and index are whole "
                     "numbers from 0"
                 )
-            uid, session, _ = parts
-            prompt_R.append(uid)
-            session_R.append(session_name(uid, session))
+            prompt_R.append(parts[0])
         return cls(
             key_R=key_R,
             prompt_R=tuple(prompt_R),
-            session_R=tuple(session_R),
             # Anything but a whole number is refused with its key.
             tokens_R=tuple(int(n) if isinstance(n, np.integer) else n for n in tokens),
             forest=forest,

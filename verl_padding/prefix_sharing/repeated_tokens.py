@@ -10,14 +10,15 @@ agent loop says that neither goes on from the other
 (:data:`~verl_padding.prefix_sharing.detection.EXTENDS`), though they begin alike.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key
+from verl_padding.plan.row_keys import rows_of_sessions, session_of_key
 from verl_padding.prefix_sharing.detection import PrefixDetection
 
 MASK, LOSS_MASK = "response_mask", "loss_mask"
@@ -54,40 +55,47 @@ def repeated_tokens(
     for session in rows_of_sessions(keys):
         if len(session) == 1:
             continue
-        number_R = dict(_numbered(keys, session, prefixes))
-        is_trained = np.zeros(sum(map(len, number_R.values())), dtype=np.bool_)
-        for row in session:
+        number_I = number_tokens(
+            prefixes.by_samples.tokens_R[session], _shared(keys, session, prefixes)
+        )
+        is_trained = np.zeros(sum(map(len, number_I)), dtype=np.bool_)
+        for row, numbers in zip(session, number_I, strict=True):
             mask = mask_R[row].bool().numpy()
-            numbers = number_R[row][len(number_R[row]) - len(mask) :]
-            again = mask & is_trained[numbers]
-            is_trained[numbers[mask]] = True
+            of_response = numbers[len(numbers) - len(mask) :]
+            again = mask & is_trained[of_response]
+            is_trained[of_response[mask]] = True
             if again.any():
                 found[row] = torch.from_numpy(again)
     return found
 
 
-def _numbered(
+def number_tokens(
+    tokens_R: Sequence[int] | Int64s, shared: Iterable[tuple[int, int, int]]
+) -> list[Int64s]:
+    """A number for each token of each row, (tokens,), the same for tokens that rows share.
+
+    Args:
+        shared: a row, another one, and how many of their first tokens they share; what the other
+            one shares itself comes before.
+    """
+    # [5, 8], [5, 6, 7] and [5, 6], each sharing with the one before, are 0 1, 0 3 4 and 0 3.
+    number_R = np.split(np.arange(sum(tokens_R)), np.cumsum(tokens_R)[:-1])
+    for row, other, n_shared in shared:
+        number_R[row][:n_shared] = number_R[other][:n_shared]
+    return number_R
+
+
+def _shared(
     keys: Sequence[str], session: Sequence[int], prefixes: PrefixDetection
-) -> Iterator[tuple[int, Int64s]]:
-    """Each row of a session with a number for each of its tokens, (tokens,): the same for the same
-    token after the same prefix."""
-    # [5, 8], [5, 6, 7] and [5, 6], in the order of their tree, get the numbers 0 1, 0 3 4 and 0 3.
-    forest = prefixes.by_samples
-    tokens_R = forest.tokens_R
+) -> Iterator[tuple[int, int, int]]:
+    """Places in a session of two rows, and how many tokens they share that are the same
+    samples."""
     if session_of_key(keys[session[0]]) in prefixes.declaring:
         # What a row continues has a smaller index.
-        rows = sorted(session, key=lambda row: index_of_key(keys[row]))
-        earlier_I = [prefixes.continued_R[row] for row in rows]
-        shared_I = [0 if row is None else int(tokens_R[row]) for row in earlier_I]
-    else:
-        order, shared = forest.shared_among(np.array(session))
-        rows, shared_I = [session[place] for place in order], shared.tolist()
-        earlier_I = [None, *rows[:-1]]
-    number_R: dict[int, Int64s] = {}
-    n_tokens = 0
-    for row, earlier, n_shared in zip(rows, earlier_I, shared_I, strict=True):
-        number_R[row] = np.arange(n_tokens, n_tokens + tokens_R[row])
-        n_tokens += len(number_R[row])
-        if earlier is not None:
-            number_R[row][:n_shared] = number_R[earlier][:n_shared]
-        yield row, number_R[row]
+        for place, row in enumerate(session):
+            if (earlier := prefixes.continued_R[row]) is not None:
+                yield place, session.index(earlier), int(prefixes.by_samples.tokens_R[earlier])
+        return
+    order, shared_I = prefixes.by_samples.shared_among(np.array(session))
+    for (before, place), n_shared in zip(pairwise(order), shared_I[1:], strict=True):
+        yield int(place), int(before), int(n_shared)

@@ -9,9 +9,9 @@ from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.cells import fixed_row_count, sync_per_step, whole_cells
-from verl_padding.plan.packing.padded_rows import padded_rows
+from verl_padding.plan.packing.padded_rows import cut_padded_rows
 from verl_padding.plan.packing.pads import RowsDK, layout_of_cuts
-from verl_padding.plan.packing.sync_per_micro_batch import sync_per_micro_batch
+from verl_padding.plan.packing.sync_per_micro_batch import cut_micro_steps
 
 MicroBatchCutter = Callable[[CallCosts, Sequence[int], int | None], RowsDK]
 """Assigns the rows of a mini-batch, one at least, to ranks and micro-batches, and pads to what is
@@ -44,15 +44,15 @@ def _filled(costs: CallCosts, packer: Packer, rows: Sequence[int], size: int | N
         return filled
     tokens_DK, _ = costs.micro_batch_loads(filled)
     fits = costs.used_tokens(filled, tokens_DK).max() <= (costs.call.token_budget or 0)
-    return sync_per_micro_batch(costs, rows, size, best=filled if fits else None)
+    return cut_micro_steps(costs, rows, size, best=filled if fits else None)
 
 
 def _cutter(call: Call, packer: Packer) -> MicroBatchCutter:
     """The cutter of calls whose rows share nothing."""
     if call.padded_to != "row":
-        return padded_rows
+        return cut_padded_rows
     if call.token_budget is None:
         return fixed_row_count
     if packer == "verl":
         return whole_cells
-    return sync_per_step if call.sync_point == "mini_batch" else sync_per_micro_batch
+    return sync_per_step if call.sync_point == "mini_batch" else cut_micro_steps

@@ -28,7 +28,7 @@ MicroSteps = list[list[Bin]]
 yet. Both micro-steps and the bins in them come from costly to cheap."""
 
 
-def sync_per_micro_batch(
+def cut_micro_steps(
     costs: CallCosts, rows: Sequence[int], size: int | None, best: RowsDK | None = None
 ) -> RowsDK:
     """The fastest cut of a mini-batch, changed as little as its cells require: they are as small as
