@@ -15,7 +15,6 @@ from tensordict import TensorDict
 
 from benchmarks.one_gpu import rank, rows
 from benchmarks.one_gpu.figures import Figures
-from verl_padding.pads.columns import LEAVES_OUT
 from verl_padding.plan import BatchPlan, Sharing
 from verl_padding.worker.leak_probe import probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS
@@ -99,7 +98,7 @@ class Case:
 
     def gradient(self, micro_batches: Iterable[TensorDict]) -> torch.Tensor:
         engine = self._worker.actor.engine
-        loss = RealRowsLoss(self._worker.actor.loss_fn, "rows")
+        loss = RealRowsLoss(self._worker.actor.loss_fn)
         with engine.train_mode():
             for data in micro_batches:
                 value, _ = engine.forward_step(data, loss, forward_only=False)
@@ -128,7 +127,7 @@ class Case:
             config = self._worker.actor.loss_fn.keywords["config"]
             object.__setattr__(config, name, 0)  # verl's configs are frozen
         computed, skipped = (
-            self.gradient(self.as_planned(self._plan("on", 1, idle), **{LEAVES_OUT: bool(idle)}))
+            self.gradient(self.as_planned(self._plan("on", 1, idle), leaves_out=bool(idle)))
             for idle in ([], rows.rows_of_prompts(self._rows, "01"))
         )
         yield "zero-advantage rows skipped", {"off_rows_computed": rank.distance(skipped, computed)}

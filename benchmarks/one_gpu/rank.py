@@ -1,6 +1,7 @@
 """One rank of verl's actor worker, with its FSDP2 engine, in this process."""
 
 import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from benchmarks.one_gpu.rows import SAID, Row, micro_batch_of, pad_of
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
-from verl_padding.pads import columns
+from verl_padding.pads.columns import row_columns
+from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall, cut_into, mini_batches
 from verl_padding.plan import BatchPlan
 
 SIZES = {
@@ -124,7 +126,13 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
 
 
 def rows_of_call(
-    rows: dict[str, Row], plan: BatchPlan | None = None, call: str = "actor", **said: Any
+    rows: dict[str, Row],
+    plan: BatchPlan | None = None,
+    call: str = "actor",
+    *,
+    leaves_out: bool = False,
+    takes_own_log_probs: bool = False,
+    **said: Any,
 ) -> TensorDict:
     """The rows of a worker call as a padded trainer sends them; as stock verl does, without a
     plan."""
@@ -139,17 +147,21 @@ def rows_of_call(
         layout = plan.layouts[call]
         pad = pad_of(fields)
         data = micro_batch_of([fields[row] if row < n_rows else pad for row in layout.order])
-        of_call = columns.micro_batch_columns(plan, call)
+        shares = plan.sharing == "on" and plan.forest is not None
+        of_call: dict[str, Any] = {}
         if call == "actor":
             trained = [int(row["response_mask"].sum()) for row in fields]
-            leaves_out = bool(said.get(columns.LEAVES_OUT))
-            of_call |= columns.loss_columns(layout, trained, trained, leaves_out=leaves_out)
-            to_worker |= columns.cut_into(layout, epochs=1) | {columns.DENOMINATOR: "rows"}
-        for name, column in of_call.items():
+            steps = mini_batches(layout, trained, trained, leaves_out=leaves_out)
+            of_call = {"steps": deque(steps), "takes_own_log_probs": takes_own_log_probs}
+            to_worker |= cut_into(layout) | {MINI_BATCH: steps[0]}
+        to_worker[CALL] = PlannedCall(
+            layout=layout,
+            branches=True if shares else None,
+            position_R=plan.forest.dfs_position_R.tolist() if shares else (),
+            **of_call,
+        )
+        for name, column in row_columns(layout, marks_pads=True).items():
             data[name] = column
-        to_worker[columns.CUT_BY_PLAN] = True
-        if plan.sharing == "on":
-            to_worker[columns.BRANCHES] = True
     tu.assign_non_tensor(data, **to_worker | said)
     return data
 

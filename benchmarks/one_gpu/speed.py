@@ -17,7 +17,6 @@ import torch
 from benchmarks.one_gpu import rank, rows
 from benchmarks.one_gpu.figures import Figures, seconds, timed
 from benchmarks.update_sides import Side
-from verl_padding.pads.columns import LEAVES_OUT, OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.plan import BatchPlan
 
 KINDS = ("qwen2", "qwen3_5_text")
@@ -111,8 +110,8 @@ class Batch:
         pass_s = self._pass(plan)[2] if side.old_log_probs == "pass" else 0.0
         said: dict[str, Any] = {
             "calculate_entropy": False,
-            LEAVES_OUT: side.skips_idle,
-            OLD_LOG_PROBS_OF_UPDATE: side.old_log_probs == "update",
+            "leaves_out": side.skips_idle,
+            "takes_own_log_probs": side.old_log_probs == "update",
         }
         data = rank.rows_of_call(self._rows, plan, **said)
         output, update_s = timed(lambda: self._worker.update_actor(data), self._cuda)

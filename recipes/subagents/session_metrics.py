@@ -17,7 +17,7 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 from verl_padding.pads.tags import is_padding
-from verl_padding.plan.row_keys import parts_of_key, session_name
+from verl_padding.plan.row_keys import parts_of_key
 
 TRAINER_NAME = "subagents_sync"
 
@@ -40,7 +40,7 @@ def session_metrics(keys: Sequence[str], tags: Sequence[dict[str, Any]]) -> dict
         parts = parts_of_key(key)
         assert parts is not None, key
         uid, session, index = parts
-        tokens_of[session_name(uid, session)][int(index)] = tag["response_len"]
+        tokens_of[f"{uid}_{session}"][int(index)] = tag["response_len"]
     sessions = [[tokens[index] for index in sorted(tokens)] for tokens in tokens_of.values()]
     return {
         "subagents/rows_per_session": sum(map(len, sessions)) / len(sessions),

@@ -22,7 +22,8 @@ from verl_padding.driver.worker_calls import PaddedWorkerGroup, wrap_worker_grou
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR, CALLS
 from verl_padding.job.savings import Savings
-from verl_padding.pads.columns import IS_PADDING, OPTIMIZER_STEPS, read_column
+from verl_padding.pads.columns import IS_PADDING, read_column
+from verl_padding.pads.planned_call import CALL
 from verl_padding.pads.template import PadTemplate
 from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS, WORK
 from verl_padding.worker.worker_check import check_in_worker
@@ -51,7 +52,7 @@ class Workers:
         self.sent = []
 
     def execute_with_func_generator(self, function):
-        steps = self.sent[-1].extra_info.get(OPTIMIZER_STEPS, ()) if self.sent else ()
+        steps = self.sent[-1].extra_info[CALL].steps if self.sent else ()
         return work_of([{STEPS: len(steps), SCHEDULER_STEPS: int(bool(steps))}] * 2)
 
     def compute_log_prob(self, data, scale=1.0):
@@ -125,8 +126,8 @@ def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, wor
     assert queue_content() == content, "the step's own pads stay until it ends"
     if call == "update_actor":
         assert (
-            len(workers.sent[0].extra_info[OPTIMIZER_STEPS])
-            <= len(workers.sent[1].extra_info[OPTIMIZER_STEPS])
+            len(workers.sent[0].extra_info[CALL].steps)
+            <= len(workers.sent[1].extra_info[CALL].steps)
             == 2
         )
 

@@ -9,7 +9,7 @@ from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingConfigError, PaddingDataError
-from verl_padding.pads import columns
+from verl_padding.pads.planned_call import CALL
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 
@@ -74,22 +74,12 @@ def test_an_update_gets_the_rows_that_have_an_advantage(workers):
     ] == [{key for key in IDLE if key[0] in prompts} for prompts in ("ab", "cd")]
     assert sorted(real_keys(passed)) == sorted(ROWS)
     assert sorted(real_keys(updated)) == sorted(ROWS.keys() - IDLE)
-    assert updated.extra_info[columns.LEAVES_OUT]
-    assert "leaves_out" not in passed.extra_info
-    has = {
-        key: column
-        for key, *column in zip(
-            updated.keys, *read_columns(updated, *columns.OF_ALL_ROWS), strict=True
-        )
-    }
-    counted = {key: [int(value) for value in has[key]] for key in ("b_0_0", "d_0_0")}
+    assert not passed.extra_info[CALL].steps
     # Tokens of prompts a and b: 3 + 1 + 2 + 2 + 1; of c and d: 4 + 1 + 1 + 1.
-    assert counted == {"b_0_0": [9, 9], "d_0_0": [7, 7]}
-    [of_all] = read_columns(updated, columns.LOSS_ROWS)
-    assert {key: int(n) for key, n in zip(updated.keys, of_all, strict=True) if key in counted} == {
-        "b_0_0": 5,
-        "d_0_0": 4,
-    }
+    assert [
+        (step.all_loss_tokens, step.all_trained_tokens, step.rows_with_loss)
+        for step in updated.extra_info[CALL].steps
+    ] == [(9, 9, 5), (7, 7, 4)]
 
 
 def test_a_step_without_advantages_computes_its_shortest_trained_row(workers):
@@ -100,7 +90,7 @@ def test_a_step_without_advantages_computes_its_shortest_trained_row(workers):
     trainer._compute_advantage(batch, {})
     group.update_actor(batch)
     assert sorted(real_keys(workers.sent[0])) == ["a_0_1", "c_1_0"]
-    assert len(workers.sent[0].extra_info[columns.OPTIMIZER_STEPS]) == 2
+    assert len(workers.sent[0].extra_info[CALL].steps) == 2
 
 
 def test_the_update_is_planned_by_the_advantages_at_its_call(workers):
@@ -144,14 +134,14 @@ def test_an_update_takes_its_own_log_probs_where_there_are_no_others(recompute, 
     trainer._balance_batch(batch, {})
     trainer._compute_advantage(batch, {})
     group.update_actor(batch)
-    assert workers.sent[-1].extra_info[columns.OLD_LOG_PROBS_OF_UPDATE]
+    assert workers.sent[-1].extra_info[CALL].takes_own_log_probs
     with pytest.raises(PaddingConfigError, match=r"^padding.recompute_old_log_probs="):
         group.update_actor(batch)
     # As a trainer of one's own may write them, in a method that it adds.
     put_columns(batch, old_log_probs=[torch.zeros(len(mask)) for mask, _ in ROWS.values()])
     for _ in range(2):
         group.update_actor(batch)
-        assert columns.OLD_LOG_PROBS_OF_UPDATE not in workers.sent[-1].extra_info
+        assert not workers.sent[-1].extra_info[CALL].takes_own_log_probs
     trainer.steps.current.close()
 
 
@@ -207,7 +197,7 @@ def test_an_update_with_lcm_keeps_its_steps_beside_a_critic(workers):
     sent = workers.sent[-1]
     # Eleven rows, the actor's mini-batches of 4 and the critic's of 8: 16 rows, so four steps, and
     # not three.
-    assert planned == len(sent.extra_info[columns.OPTIMIZER_STEPS]) == 4
+    assert planned == len(sent.extra_info[CALL].steps) == 4
     assert len(ROWS) > len(real_keys(sent)) >= len(ROWS.keys() - IDLE)
 
 

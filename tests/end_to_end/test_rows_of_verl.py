@@ -15,7 +15,7 @@ from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, queue_content
 from tests.support.verl_config import compose_job
 from verl_padding.on_cpu.tiny_models import make_tiny_model
-from verl_padding.pads.columns import IS_PADDING, OWN_COLUMNS
+from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.template import PadTemplate
 
@@ -140,7 +140,7 @@ def assert_padded(batch):
         read_rows(batch.keys[:1], PARTITION),
         read_rows(padded.pads.keys[:1], PARTITION),
     )
-    assert pad.keys() - OWN_COLUMNS == row.keys() - OWN_COLUMNS
+    assert pad.keys() - COLUMN_DTYPES.keys() == row.keys() - COLUMN_DTYPES.keys()
     call = padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=call.keys, partition_id=PARTITION)
     assert data[IS_PADDING].any()

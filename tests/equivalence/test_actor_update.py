@@ -36,7 +36,6 @@ from tests.support.updates import (
     read_log_probs,
     update_both,
 )
-from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.upsampling import strip
@@ -165,12 +164,13 @@ def test_ranks_with_the_updates_own_log_probs_end_as_with_a_pass(actors):
         start_over([ranks], "token-mean")
         batch = put_trained_rows()
         plan = plan_of(batch, "plan", mini_batch=6)
-        padded = upsample(batch, plan, TEMPLATE)
+        padded = upsample(batch, plan, TEMPLATE, own_old_log_probs="actor" if own else None)
+        padded.has_old_log_probs = lambda: False
         group = padded_group(ranks, padded)
         if not own:
             group.compute_log_prob(call(batch, batch.keys, compute_loss=False))
             put_columns(batch, old_log_probs=read_log_probs(batch))
-        said = {"global_batch_size": 7, "epochs": 1, OLD_LOG_PROBS_OF_UPDATE: own}
+        said = {"global_batch_size": 7, "epochs": 1}
         metrics = group.update_actor(call(batch, batch.keys, **said))["metrics"]
         strip(padded.pads)
         outcomes.append((weights_of(ranks), moments_of(ranks), metrics))

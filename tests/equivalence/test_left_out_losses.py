@@ -1,6 +1,8 @@
 """Every loss that verl registers, without the rows that have no advantage, and with old log-probs
 of its own."""
 
+from functools import partial
+
 import pytest
 import torch
 from verl.trainer.config import RolloutCorrectionConfig
@@ -45,10 +47,10 @@ def rows_of(*, masked: bool = False, scale: float = 1.0) -> Rows:
 def with_and_without(loss, rows: Rows, denominator="rows", *, at_once: bool = False):
     """Gradients and metrics of all rows, and of those that are not idle, in several micro-batches
     or in one."""
-    wrapped = RealRowsLoss(loss, denominator)
+    wrapped = RealRowsLoss(loss)
     every, some = ([[[0, 1, 2, 3, 4]]], [[[0, 2, 4]]]) if at_once else (ALL, WITHOUT)
-    both = [run_as_verl_does(wrapped, rows, every, "log_probs")]
-    return [*both, run_as_verl_does(wrapped, rows, some, "log_probs", left_out=IDLE)]
+    run = partial(run_as_verl_does, wrapped, rows, denominator=denominator)
+    return [run(every, "log_probs"), run(some, "log_probs", left_out=IDLE)]
 
 
 def farthest(all_rows, without, rows: Rows) -> float:
@@ -86,7 +88,7 @@ def test_in_each_precision_an_idle_row_has_a_gradient_of_exactly_0(name, dtype):
     rows = rows_of(scale=0.1)
     for row in rows.fields:
         row |= {field: value.to(dtype) for field, value in row.items() if value.is_floating_point()}
-    loss = RealRowsLoss(policy_loss("token-mean", name, terms=False), "rows")
+    loss = RealRowsLoss(policy_loss("token-mean", name, terms=False))
     gradients, _ = run_as_verl_does(loss, rows, [[[0, 1], [2]], [[3], [4]]], "log_probs")
     found = [float(gradient.abs().max()) for gradient in gradients]
     assert [found[row] for row in IDLE] == [0.0, 0.0]
@@ -142,7 +144,7 @@ def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
         }:  # which no such job computes
             assert of_some[each] == same(of_all[each], rel=RELATIVE_FLOAT32), each
         _, counted = run_as_verl_does(
-            RealRowsLoss(loss, "rows"), rows, WITHOUT, "log_probs"
+            RealRowsLoss(loss), rows, WITHOUT, "log_probs"
         )  # over the tokens of all
         for each in CLIP_FRACTIONS & of_all.keys():
             clips_no_zero &= counted[each] == same(of_all[each], rel=RELATIVE_FLOAT32)
@@ -156,9 +158,7 @@ def test_a_metric_has_verls_name_just_where_it_is_verls_of_all_rows(name):
 def test_the_entropy_loss_is_the_entropy_of_the_pass(mode):
     for masked in (False, True):
         rows = rows_of(masked=masked)
-        _, metrics = run_as_verl_does(
-            RealRowsLoss(policy_loss(mode), "rows"), rows, ALL, "log_probs"
-        )
+        _, metrics = run_as_verl_does(RealRowsLoss(policy_loss(mode)), rows, ALL, "log_probs")
         lengths = [(len(row["prompts"]), row["output"] ** 2) for row in rows.fields]
         entropy = nested(values[prompt - 1 : -1] for prompt, values in lengths).to_padded_tensor(
             0.0
@@ -176,9 +176,9 @@ def test_the_entropy_loss_is_the_entropy_of_the_pass(mode):
     in_each_mode(name for name in POLICY_LOSSES if name != "bypass_mode"),
 )
 def test_the_updates_own_log_probs_give_the_gradients_of_a_pass(name, mode, terms):
-    loss = RealRowsLoss(seeded(policy_loss(mode, name, terms=terms)), "rows")
+    loss = RealRowsLoss(seeded(policy_loss(mode, name, terms=terms)))
     want, metrics = run_as_verl_does(loss, rows_of(scale=0.0), ALL, "log_probs")
-    own = run_as_verl_does(loss, rows_of(scale=1.0), ALL, "log_probs", old_log_probs_of_update=True)
+    own = run_as_verl_does(loss, rows_of(scale=1.0), ALL, "log_probs", takes_own_log_probs=True)
     assert max(float(gradient.abs().max()) for gradient in want) > 0
     assert all(map(torch.equal, own[0], want))
     assert own[1] == metrics

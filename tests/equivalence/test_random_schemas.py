@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_some_fields
-from verl_padding.pads.columns import OWN_COLUMNS
+from verl_padding.pads.columns import COLUMN_DTYPES
 from verl_padding.pads.queue import read_rows
 from verl_padding.pads.roles import FieldRole, Role
 from verl_padding.pads.template import PadTemplate, Schema, empty_value
@@ -132,7 +132,7 @@ def test_pads_between_rows_change_no_field_of_any_micro_batch(schema, lengths, d
 
 def check_micro_batch(keys, custom, names, alone):
     data = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
-    found = {name for name in set(data.keys()) - OWN_COLUMNS if name.startswith("custom_")}
+    found = {name for name in set(data.keys()) - COLUMN_DTYPES.keys() if name.startswith("custom_")}
     real = [key for key in keys if key in custom]
     want = set.intersection(*[custom[key] for key in real]) if real else set.union(*custom.values())
     assert found == want, "a pad made a field appear or vanish"

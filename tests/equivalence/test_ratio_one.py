@@ -119,7 +119,7 @@ def metrics_of_an_update(
     inner = policy_loss("token-mean")
     # verl's default, low_var_kl, is a square: of last bits it would be 0 in float32.
     object.__setattr__(inner.keywords["config"], "kl_loss_type", "kl")
-    loss, metrics = RealRowsLoss(inner, "rows"), {}
+    loss, metrics = RealRowsLoss(inner), {}
     for mini_batch in range(plan.layouts[UPDATE].n_mini_batches):
         # Other outputs than the pass asked for: log-probs must not depend on that.
         said = {"global_batch_size": 7, "calculate_entropy": False}

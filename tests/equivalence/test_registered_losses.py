@@ -117,7 +117,7 @@ NORMALIZED = RolloutCorrectionConfig(
 def test_a_loss_depends_on_the_packing_where_a_job_may_not_pack(name, normalized):
     said = {"rollout_correction": NORMALIZED} if normalized and name == "bypass_mode" else {}
     loss, rows = policy_loss("token-mean", name, **said), Rows()
-    loss = RealRowsLoss(seeded(loss) if name in PACKING_MATTERS else loss, "rows")
+    loss = RealRowsLoss(seeded(loss) if name in PACKING_MATTERS else loss)
     cuts = [[[0, 1, 2, 3, 4]]], [[[0], [1, 2], [3], [4]]], [[[0, 4], [1]], [[2], [3]]]
     gradients = [torch.cat(run_as_verl_does(loss, rows, cut, "log_probs")[0]) for cut in cuts]
     whole, *others = gradients
@@ -141,7 +141,7 @@ LOSSES = {
 @pytest.mark.parametrize(("name", "mode"), in_each_mode(["critic", *sorted(LOSSES)]))
 def test_a_mini_batch_without_a_trained_token_has_losses_of_zero(name, mode):
     output_name = "values" if name == "critic" else "log_probs"
-    loss = RealRowsLoss(critic_loss(mode) if name == "critic" else LOSSES[name](mode, name), "rows")
+    loss = RealRowsLoss(critic_loss(mode) if name == "critic" else LOSSES[name](mode, name))
     layout = [[[0, 1], [2, PAD]], [[3, 4], [PAD]]]
     rows = Rows(*range(5))
     for known in (set(), {f"{output_name} loss", "other"}):

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl.utils import tensordict_utils as tu
 
 from tests.prefix_sharing.test_repeated_tokens import masks_by_hand, masks_trained_once
 from tests.support.loss_comparisons import POLICY_LOSSES, seeded
@@ -14,7 +13,6 @@ from tests.support.plan_oracles import layout_of_cells
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.tolerance import RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
-from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.worker.losses import RealRowsLoss
@@ -42,14 +40,6 @@ class SplitRows(Rows):
                     fields[field][at] = token[field][0]
             self.fields.append(fields | {"response_mask": mask, "loss_mask": mask})
 
-    def micro_batch(self, rows, leaves, output_name, **shape):
-        output, data = super().micro_batch(rows, leaves, output_name, **shape)
-        if self.factor_R is not None:
-            factors = [self.factor_R[row] if isinstance(row, int) else 0.0 for row in rows]
-            data[LOSS_FACTOR] = torch.tensor(factors, dtype=torch.float64)
-            tu.assign_non_tensor(data, **{WEIGHS_ROWS: True})
-        return output, data
-
 
 def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor], *, by_session: bool):
     """Of the output of each action, added up over the rows that have it."""
@@ -63,7 +53,7 @@ def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor], *, by_sess
     half = len(rows) // 2
     ranks = [[[*range(half), PAD]], [[*range(half, len(rows))]]]
     leaf_R, _ = run_as_verl_does(
-        RealRowsLoss(seeded(loss), "rows"), SplitRows(rows, masks, factor_R), ranks, "log_probs"
+        RealRowsLoss(seeded(loss)), SplitRows(rows, masks, factor_R), ranks, "log_probs"
     )
     found: dict[tuple, float] = {}
     for row, leaf in zip(rows, leaf_R, strict=True):

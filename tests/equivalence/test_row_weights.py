@@ -34,7 +34,6 @@ from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.verl_losses import losses_that
-from verl_padding.pads.columns import LOSS_FACTOR, WEIGHS_ROWS
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.worker.losses import RealRowsLoss, weighted_output
 
@@ -68,13 +67,6 @@ class WeightedRows(Rows):
         super().__init__()
         tokens_R = [response for _, response in self.lengths]
         self.factor_R = loss_factors(ALONE, KEYS, weight_R, tokens_R, weighting)
-
-    def micro_batch(self, rows, leaves, output_name, **shape):
-        output, data = super().micro_batch(rows, leaves, output_name, **shape)
-        factors = [self.factor_R[row] if isinstance(row, int) else 0.0 for row in rows]
-        data[LOSS_FACTOR] = torch.tensor(factors, dtype=torch.float64)
-        tu.assign_non_tensor(data, **{WEIGHS_ROWS: True})
-        return output, data
 
 
 def weighting(mode, denominator="rows", *, by_session=False) -> LossWeighting:
@@ -118,7 +110,7 @@ def assert_weighed(
     gradients = gradients_of_the_rows(loss, output_name)
     below = over(mode, denominator, weight_R, count_R or weight_R)
     got, metrics = run_as_verl_does(
-        RealRowsLoss(loss, denominator), rows, layout, output_name, nominal=NOMINAL
+        RealRowsLoss(loss), rows, layout, output_name, nominal=NOMINAL, denominator=denominator
     )
     for leaf, got_leaf in enumerate(got):
         want = (
@@ -127,7 +119,7 @@ def assert_weighed(
         torch.testing.assert_close(got_leaf, want, rtol=RELATIVE_FLOAT64, atol=1e-15)
     assert any(grad.abs().max() > 0 for grad in got)
     _, unweighted = run_as_verl_does(
-        RealRowsLoss(loss, denominator), Rows(), layout, output_name, nominal=NOMINAL
+        RealRowsLoss(loss), Rows(), layout, output_name, nominal=NOMINAL, denominator=denominator
     )
     assert metrics == unweighted, "metrics are those of rows that weigh the same"
 
@@ -223,7 +215,7 @@ def parts_of_sessions(mode, weight_R) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize(("name", "mode"), in_each_mode(POLICY_LOSSES))
 def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
-    loss = RealRowsLoss(seeded(policy_loss(mode, name)), "rows")
+    loss = RealRowsLoss(seeded(policy_loss(mode, name)))
     got, metrics = run_as_verl_does(
         loss, WeightedRows(weighting(mode), [1.0] * 5), SPREAD, "log_probs"
     )

@@ -32,8 +32,8 @@ from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, po
 from tests.support.sessions_that_grow import grown_sessions
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
-from verl_padding.pads.columns import LOSS_ROWS
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
+from verl_padding.pads.planned_call import MINI_BATCH
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import uid_of_key
@@ -158,7 +158,7 @@ def by_real_rows(loss):
     else of ours."""
 
     def told(model_output, data, dp_group=None):
-        tu.assign_non_tensor(data, global_batch_size=int(data[LOSS_ROWS][0]))
+        tu.assign_non_tensor(data, global_batch_size=data[MINI_BATCH].rows_with_loss)
         return loss(model_output=model_output, data=data, dp_group=dp_group)
 
     return told
@@ -204,7 +204,8 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(
         same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
         want = train_as_planned(plain, rows, plan, CALL, verls, **same)
     assert_same_gradients(
-        shared_gradients(sharing, rows, plan, RealRowsLoss(loss, denominator)), want
+        shared_gradients(sharing, rows, plan, RealRowsLoss(loss), by_rows=denominator == "rows"),
+        want,
     )
 
 
@@ -267,7 +268,7 @@ def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(
         for key, row in rows.items()
     }
     said = {"distillation_use_topk": use_topk}
-    got = shared_gradients(engines[0], taught, plan, RealRowsLoss(loss, "rows"), **said)
+    got = shared_gradients(engines[0], taught, plan, RealRowsLoss(loss), **said)
     want = plain_gradients(engines[1], taught, plan, loss, **said)
     assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
 
@@ -279,7 +280,7 @@ def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
     rows = trained_rows(
         {key: ([5 + number, *ids], response) for number, (key, (ids, response)) in enumerate(texts)}
     )
-    loss = RealRowsLoss(policy_loss(mode), "rows")
+    loss = RealRowsLoss(policy_loss(mode))
     said = {"token_budget": BUDGET, "global_batch_size": NOMINAL}
     shared, off = (
         [*train_as_planned(engines[0], rows, plan_of(rows, sharing=sharing), CALL, loss, **said)]

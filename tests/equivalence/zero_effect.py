@@ -36,7 +36,8 @@ from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, po
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.pads.columns import OWN_COLUMNS
+from verl_padding.pads.columns import COLUMN_DTYPES
+from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall
 from verl_padding.worker.losses import RealRowsLoss
 
 PROMPTS, SESSIONS, MICRO, RANKS = 30, 4, 6, 2
@@ -64,7 +65,8 @@ class Side:
 
     name: str
     trainer: Any
-    wraps_loss: bool = False
+    call: PlannedCall | None = None
+    """What the update says of its rows, whose loss is wrapped then."""
     keys: list[str] = field(default_factory=list)
     """Rows in the order in which ranks and micro-batches get them."""
     pads: list[bool] = field(default_factory=list)
@@ -153,12 +155,13 @@ def pad_as_verl(estimator: str, n_rows: int) -> Side:
 
 def pad_as_we_do(estimator: str, n_rows: int) -> Side:
     """Our pads and plan, advantages of verl's method in the padded trainer."""
-    side = Side("verl_padding", make_trainer(estimator), wraps_loss=True)
+    side = Side("verl_padding", make_trainer(estimator))
     batch = side.trainer._balance_batch(put_rows_without_pads(n_rows), {})
     torch.manual_seed(0)
     batch = side.trainer._compute_advantage(batch, side.metrics)
     rows = side.trainer.steps.current.padded_for("actor").update_call("actor", batch)
     side.keys, side.pads = list(rows.keys), [bool(tag.get("is_padding")) for tag in rows.tags]
+    side.call = rows.extra_info[CALL]
     assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + n_rows
     return side
 
@@ -179,7 +182,7 @@ def read(side: Side, *, columns: bool) -> Any:
     data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
     # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or
     # not.
-    names = [*READ, *(OWN_COLUMNS if columns else ())]
+    names = [*READ, *(COLUMN_DTYPES if columns else ())]
     return data.select(*[name for name in names if name in data])
 
 
@@ -212,6 +215,9 @@ def gradient(
         tokens = int(data["loss_mask"].values().sum())
         size = NOMINAL if with_pads else len(side.keys) - sum(side.pads)
         tu.assign_non_tensor(micro, dp_size=ranks, batch_num_tokens=tokens, global_batch_size=size)
+        if side.call is not None and with_pads:
+            [step] = side.call.steps
+            tu.assign_non_tensor(micro, **{CALL: side.call, MINI_BATCH: step})
         outputs = [leaves[side.keys[row]] for row in rows]
         model_output = {output_name: nested(outputs)}
         if output_name == "log_probs":
@@ -232,9 +238,9 @@ def gradient(
 
 def padded_gradient(loss: Loss, side: Side, output_name: str = "log_probs") -> torch.Tensor:
     """That of a side's own pads, by its own loss."""
-    wrapped = RealRowsLoss(loss, "rows") if side.wraps_loss else loss
+    wrapped = RealRowsLoss(loss) if side.call else loss
     return gradient(
-        wrapped, side, read(side, columns=side.wraps_loss), with_pads=True, output_name=output_name
+        wrapped, side, read(side, columns=bool(side.call)), with_pads=True, output_name=output_name
     )
 
 

@@ -19,10 +19,10 @@ from tests.support.rows_in_queue import (
     queue_content,
 )
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads import columns
-from verl_padding.pads.columns import IS_PADDING, LOSS_FACTOR, WEIGHS_ROWS
+from verl_padding.pads.columns import BATCH_ROW, IS_PADDING
 from verl_padding.pads.loss_weighting import LossWeighting
 from verl_padding.pads.padded_batch import PaddedBatch
+from verl_padding.pads.planned_call import CALL
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 
@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 EOS = 3
 TEMPLATE = PadTemplate(eos_token_id=EOS, length=4)
-COLUMNS_OF_A_ROW = (columns.LOSS_FACTOR, columns.LOSS_ROWS, columns.LOSS_TOKENS, columns.BATCH_ROW)
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=3, max_size=12)
 
 
@@ -71,7 +70,8 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     assert layout.n_mini_batches == 3
     assert "mini_batch_size" not in rows.extra_info
     assert rows.extra_info["epochs"] == 2
-    assert list(rows.extra_info[columns.OPTIMIZER_STEPS]) == [*enumerate(layout.cell_rows_M)] * 2
+    steps = list(rows.extra_info[CALL].steps)
+    assert [step.cells for step in steps] == [*layout.cells] * 2
     assert batch.extra_info["mini_batch_size"] == 4
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     # What verl's workers make of it: equal chunks a rank, and mini-batches as the batch_sampler
@@ -83,22 +83,15 @@ def test_an_update_carries_the_mini_batch_of_each_row():
         == list(range(size))
         == list(range(rows.extra_info["num_mini_batch"]))
     )
-    for mini_batch, places in enumerate(sampler):
+    for step, places in zip(steps[: len(sampler)], sampler, strict=True):
         held_D = [[rank * size + place for place in places] for rank in range(layout.dp_size)]
-        real_D = [
-            [place for place in held if not data[columns.IS_PADDING][place]] for held in held_D
-        ]
-        want = {
-            columns.MINI_BATCH: mini_batch,
-            columns.LOSS_ROWS: sum(map(len, real_D)),
-            columns.REPORTING_RANKS: sum(map(bool, real_D)),
-        }
-        assert want[columns.LOSS_ROWS] >= 1
-        for name, value in want.items():
-            assert {int(data[name][place]) for held in held_D for place in held} == {value}
-    assert data[columns.IS_PADDING].any()
+        real_D = [[place for place in held if not data[IS_PADDING][place]] for held in held_D]
+        assert step.cells == tuple(tuple(data[BATCH_ROW][held].tolist()) for held in held_D)
+        assert step.rows_with_loss == step.trained_rows == sum(map(len, real_D)) >= 1
+        assert step.reporting_ranks == sum(map(bool, real_D))
+    assert data[IS_PADDING].any()
     assert "returns" in data, "ranks with a pad lack what pads lack"
-    assert columns.LOSS_FACTOR not in data, "all rows weigh the same"
+    assert rows.extra_info[CALL].factor_R is None, "all rows weigh the same"
 
 
 @pytest.mark.parametrize(
@@ -111,12 +104,10 @@ def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
     padded = upsample(batch, plan_for(batch, **{"mini": 4} | job), TEMPLATE)
     layout, rows = padded.plan.layouts["actor"], padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-    assert len(padded.pads) == layout.n_pads == data[columns.IS_PADDING].sum()
-    assert set(data[columns.MINI_BATCH].tolist()) == {0}
-    micro_batches = [
-        [k for k, of in enumerate(layout.rows_MDK[0][rank]) for _ in of] for rank in (0, 1)
-    ]
-    assert data[columns.MICRO_BATCH].tolist() == [*micro_batches[0], *micro_batches[1]]
+    assert len(padded.pads) == layout.n_pads == data[IS_PADDING].sum()
+    [rows_DK] = layout.rows_MDK
+    in_order = [row for rows_K in rows_DK for rows in rows_K for row in rows]
+    assert data[BATCH_ROW].tolist() == in_order
 
 
 def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
@@ -131,21 +122,13 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
         batch.reorder(order)
         rows = padded.update_call("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
-        read.append(
-            [
-                (key, *(float(data[name][i]) for name in COLUMNS_OF_A_ROW))
-                for i, key in enumerate(rows.keys)
-            ]
-        )
-        for key, factor, *_, number in read[-1]:
-            assert factor == weight_of.get(key, 0.0)
-            assert number == -1 or padded.batch.keys[int(number)] == key, (
-                "timings are read by these keys"
-            )
+        told = rows.extra_info[CALL]
+        read.append((rows.keys, data[BATCH_ROW].tolist(), list(told.steps)))
+        for key, number in zip(rows.keys, data[BATCH_ROW].tolist(), strict=True):
+            assert key == [*padded.batch.keys, *padded.pads.keys][number]
+            assert number >= 5 or told.factor_R[number] == weight_of[key]
     assert read[0] == read[1]
-    assert len({real_rows for _, _, real_rows, *_ in read[0]}) == 2, (
-        "the mini-batches were meant to differ"
-    )
+    assert len({step.trained_tokens for step in told.steps}) == 2, "meant to differ"
 
 
 def test_a_real_row_that_is_tagged_as_padding_is_refused():
@@ -164,20 +147,16 @@ WEIGHED_LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
 BY_ROWS = LossWeighting(call="actor", mode="seq-mean-token-mean")
 
 
-def sent(batch, *loss_weightings) -> tuple[dict[str, float], list[float], object]:
-    """Factor of each real row, those of the pads, and all that an update sends; none if the loss is
-    to read none."""
+def sent(batch, *loss_weightings) -> tuple[dict[str, float], object]:
+    """Factor of each real row, none if the loss is to read none; and all that an update sends."""
     padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=loss_weightings)
     padded.put_pads()
     rows = padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     strip(padded.pads)
     assert data[IS_PADDING].any()
-    if not rows.extra_info.get(WEIGHS_ROWS):
-        return {}, [], data
-    factors = dict(zip(rows.keys, data[LOSS_FACTOR].tolist(), strict=True))
-    real = {key: factors[key] for key in batch.keys}
-    return real, [factor for key, factor in factors.items() if key not in real], data
+    factor_R = rows.extra_info[CALL].factor_R
+    return dict(zip(batch.keys, factor_R, strict=True)) if factor_R else {}, data
 
 
 @pytest.mark.parametrize(
@@ -187,7 +166,7 @@ def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
     batch = put_rows(
         WEIGHED_LENGTHS, loss_weight=[kind(weight) for weight in (2.0, 0.5, 0.0, 1.0, 1.5)]
     )
-    real, pads, data = sent(batch, BY_ROWS)
+    real, data = sent(batch, BY_ROWS)
     assert list(real.values()) == [
         2.0,
         0.5,
@@ -195,7 +174,6 @@ def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
         1.0,
         1.5,
     ]  # they add up to the rows: nothing is left to level
-    assert set(pads) == {0.0}
     assert {
         float(weight)
         for weight, pad in zip(data["loss_weight"], data[IS_PADDING], strict=True)

@@ -23,7 +23,7 @@ from tests.support.plan_oracles import (
     reporting_ranks,
     tips,
 )
-from verl_padding.pads.columns import cut_into
+from verl_padding.pads.planned_call import cut_into
 from verl_padding.plan import Job, LayoutFigures, Rows, Update, plan_batch
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.planner import reuses_layout_of
@@ -62,7 +62,7 @@ def test_verls_dispatch_of_the_order_gives_the_cells(rows, job):
         # (make_iterator).
         order, size = list(layout.order), len(layout.order) // call.dp_size
         assert len(order) % call.dp_size == 0
-        sampler = cut_into(layout, epochs=1)["dataloader_kwargs"]["batch_sampler"]
+        sampler = cut_into(layout)["dataloader_kwargs"]["batch_sampler"]
         for rank in range(call.dp_size):
             chunk = order[rank * size : (rank + 1) * size]
             assert [tuple(chunk[place] for place in of) for of in sampler] == [

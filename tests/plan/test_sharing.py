@@ -13,7 +13,6 @@ from tensordict import TensorDict
 from benchmarks.one_gpu.rows import nested
 from tests.support.drawn_jobs import batches, forest_of_chains, jobs
 from tests.support.plan_oracles import used
-from verl_padding.pads.columns import DFS_POSITION
 from verl_padding.plan import Job, Layout, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
 from verl_padding.plan.forest import Forest
@@ -173,11 +172,9 @@ def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
 
     def computed(held: Sequence[int]) -> int:
         """By the worker's own tree of a micro-batch, which compares the rows' tokens."""
-        fields = {
-            "input_ids": nested([ids_R[row] for row in held]),
-            DFS_POSITION: torch.from_numpy(rows.forest.dfs_position_R[list(held)])[:, None],
-        }
-        return find_tree(TensorDict(fields, len(held)), branches=job.may_branch).tokens
+        data = TensorDict({"input_ids": nested([ids_R[row] for row in held])}, len(held))
+        position_R = rows.forest.dfs_position_R[list(held)].tolist()
+        return find_tree(data, branches=job.may_branch, position_R=position_R).tokens
 
     for name, call in job.calls():
         if call.token_budget is not None:

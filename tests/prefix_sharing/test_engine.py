@@ -15,7 +15,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError, PaddingError
-from verl_padding.pads.columns import BRANCHES, DFS_POSITION, MICRO_BATCH
+from verl_padding.pads.columns import BATCH_ROW
+from verl_padding.pads.planned_call import CALL, PlannedCall
+from verl_padding.plan import Layout
 from verl_padding.prefix_sharing.engine import engine_blockers, find_tree
 from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.padded_engine import padded
@@ -124,10 +126,15 @@ def test_rows_of_other_images_between_them_keep_no_rows_from_sharing(branches):
     data = rows_of(
         [[5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5]],
         multi_modal_inputs=images,
-        **{DFS_POSITION: list(map(torch.tensor, [1, 3, 0, 2]))},
     )
-    assert tips_of(data, branches=branches) == (2, 3, 2, 3)
-    assert find_tree(data, branches=branches).tokens == 10
+    tree = find_tree(data, branches=branches, position_R=[1, 3, 0, 2])
+    assert tree.tokens == 10
+    assert [places.tolist() for places in tree.place_RT] == [
+        [0, 1, 2],
+        [5, 6, 7],
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+    ]
 
 
 def test_rows_with_images_beside_them_share_no_more_than_chains():
@@ -180,7 +187,7 @@ def cut(
 ) -> TensorDict:
     """The one micro-batch of these rows, as the plan cuts it."""
     data = rows_of(tokens)
-    data[MICRO_BATCH] = torch.zeros(len(tokens), dtype=torch.int64)
+    data[BATCH_ROW] = torch.arange(len(tokens))
     tu.assign_non_tensor(
         data,
         use_dynamic_bsz=True,
@@ -188,7 +195,9 @@ def cut(
         sp_size=1,
         use_remove_padding=packed,
     )
-    tu.assign_non_tensor(data, cut_by_plan=True, **({BRANCHES: False} if chained else {}))
+    layout = Layout(n_rows=len(tokens), rows_MDK=(((tuple(range(len(tokens))),),),), by_tokens=True)
+    call = PlannedCall(layout=layout, branches=False if chained else None)
+    tu.assign_non_tensor_data(data, CALL, call)
     (micro_batch,), _ = follow_plan(prepare_micro_batches)(data)
     return micro_batch
 

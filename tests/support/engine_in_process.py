@@ -21,15 +21,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from benchmarks.one_gpu.rows import Row, micro_batch_of, pad_of, trained_rows
-from verl_padding.pads.columns import (
-    BRANCHES,
-    CUT_BY_PLAN,
-    IS_PADDING,
-    MICRO_BATCH,
-    WEIGHS_ROWS,
-    loss_columns,
-    micro_batch_columns,
-)
+from verl_padding.pads.columns import IS_PADDING, row_columns
+from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall, mini_batches
 from verl_padding.plan import BatchPlan
 from verl_padding.prefix_sharing.engine import find_tree
 from verl_padding.prefix_sharing.tree import TREE
@@ -153,6 +146,7 @@ def cut_as_planned(
     *,
     token_budget: int,
     factor_R: Sequence[float] | None = None,
+    by_rows: bool = True,
     **said: Any,
 ) -> Iterator[tuple[list[str | None], TensorDict]]:
     """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a
@@ -160,13 +154,22 @@ def cut_as_planned(
 
     Args:
         factor_R: of each row, if rows weigh differently.
+        by_rows: whether losses that weigh rows divide by those of the mini-batch.
         said: non-tensor data of every micro-batch, beside what each update says.
     """
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
     pad = pad_of(fields)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     tokens_R = [int(row["loss_mask"].sum()) for row in fields]
-    columns = loss_columns(layout, trained_R, tokens_R, factor_R) | micro_batch_columns(plan, call)
+    shares = plan.sharing == "on" and plan.forest is not None
+    told = PlannedCall(
+        layout=layout,
+        branches=True if plan.sharing == "on" else None,
+        position_R=plan.forest.dfs_position_R.tolist() if shares else (),
+        factor_R=factor_R,
+    )
+    step = mini_batches(layout, trained_R, tokens_R, by_rows=by_rows)[mini_batch]
+    columns = row_columns(layout, marks_pads=True)
     cut = follow_plan(prepare_micro_batches)
     ranks = layout.cells[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
@@ -179,11 +182,9 @@ def cut_as_planned(
         shape: dict[str, Any] = {
             "dp_size": layout.dp_size,
             "batch_num_tokens": tokens,
-            WEIGHS_ROWS: factor_R is not None,
-            CUT_BY_PLAN: MICRO_BATCH in columns,
+            CALL: told,
+            MINI_BATCH: step,
         }
-        if plan.sharing == "on":
-            shape[BRANCHES] = True
         tu.assign_non_tensor(data, **COMMON | budget | shape | said)
         micro_batches, places = cut(data)
         assert places is not None

@@ -59,7 +59,7 @@ def metrics_where_gradients_agree(
         return loss(**kwargs)[0], {}
 
     want, _ = run_as_verl_does(without_metrics, rows, at_once, output_name, nominal=len(with_loss))
-    got, metrics = run_as_verl_does(RealRowsLoss(loss, "rows"), rows, layout, output_name)
+    got, metrics = run_as_verl_does(RealRowsLoss(loss), rows, layout, output_name)
     assert any(gradient is not None and gradient.abs().max() > 0 for gradient in want)
     for row, (padded, plain) in enumerate(zip(got, want, strict=True)):
         zero = torch.zeros_like(rows.fields[row]["output"])

@@ -22,14 +22,9 @@ from verl.workers.config import (
 from verl.workers.utils.losses import ppo_loss, value_loss
 
 from benchmarks.one_gpu.rows import nested
-from verl_padding.pads.columns import (
-    IS_PADDING,
-    LOSS_ROWS,
-    LOSS_TOKENS,
-    OF_ALL_ROWS,
-    REPORTING_RANKS,
-    TRAINED_ROWS,
-)
+from tests.support.plan_oracles import layout_of_cells
+from verl_padding.pads.columns import BATCH_ROW, IS_PADDING
+from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
 
 PAD = "pad"
 # [rank][micro-batch] -> rows; a micro-batch of pads alone, one mixed, one of real rows.
@@ -70,6 +65,9 @@ SETTINGS = {
 }
 
 
+OF_ALL_ROWS = ("all_loss_tokens", "all_trained_tokens")
+
+
 class Rows:
     """Five real rows and any number of pads, with everything that verl's losses read, in float64.
 
@@ -77,6 +75,9 @@ class Rows:
         masked: rows without a trained token, as an agent loop gives them, or as rejection leaves
             them.
     """
+
+    factor_R: list[float] | None = None
+    """What the gradient of each row's outputs is multiplied by."""
 
     def __init__(self, *masked, rejected=False):
         self.lengths = [(3, 4), (5, 1), (2, 6), (4, 2), (1, 3)]
@@ -156,6 +157,7 @@ class Rows:
         reporting_ranks,
         nominal=7,
         left_out=(),
+        takes_own_log_probs=False,
         **said,
     ):
         picked = [self.pad() if row is PAD else self.fields[row] for row in rows]
@@ -168,19 +170,27 @@ class Rows:
             {name: nested(row[name] for row in picked) for name in names}, batch_size=len(rows)
         )
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
-        data[LOSS_ROWS] = torch.full((len(rows),), real_rows)
-        data[REPORTING_RANKS] = torch.full((len(rows),), reporting_ranks)
+        data[BATCH_ROW] = torch.tensor([self.n_real if row is PAD else row for row in rows])
         computed = [row for row in range(self.n_real) if row not in left_out]
-        data[LOSS_TOKENS] = torch.full((len(rows),), self.tokens("response_mask", computed))
-        data[TRAINED_ROWS] = torch.full((len(rows),), sum(map(self.trains, computed)))
+        of_all = (self.tokens(mask, range(self.n_real)) for mask in ("loss_mask", "response_mask"))
+        mini_batch = MiniBatch(
+            cells=(),
+            rows_with_loss=real_rows,
+            trained_tokens=self.tokens("response_mask", computed),
+            trained_rows=sum(map(self.trains, computed)),
+            reporting_ranks=reporting_ranks,
+            **dict(zip(OF_ALL_ROWS, of_all, strict=True)) if left_out else {},
+        )
+        call = PlannedCall(
+            layout=layout_of_cells(self.n_real, [[tuple(range(self.n_real))]]),
+            factor_R=self.factor_R,
+            takes_own_log_probs=takes_own_log_probs,
+        )
         tokens = self.tokens("loss_mask", computed)  # as verl counts them: of the rows that it gets
         tu.assign_non_tensor(
             data, dp_size=dp_size, batch_num_tokens=tokens, global_batch_size=nominal, **said
         )
-        if left_out:
-            tu.assign_non_tensor(data, leaves_out=True)
-            for name, mask in zip(OF_ALL_ROWS, ("loss_mask", "response_mask"), strict=True):
-                data[name] = torch.full((len(rows),), self.tokens(mask, range(self.n_real)))
+        tu.assign_non_tensor(data, **{CALL: call, MINI_BATCH: mini_batch})
         output = {output_name: nested(outputs)}
         if output_name == "log_probs":
             output["entropy"] = nested(o * o for o in outputs)
@@ -238,11 +248,14 @@ def critic_loss(mode):
     return partial(value_loss, config=config)
 
 
-def run_as_verl_does(loss, rows, layout, output_name, nominal=7, left_out=(), **said):
+def run_as_verl_does(
+    loss, rows, layout, output_name, nominal=7, left_out=(), denominator="rows", **said
+):
     """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them
     up.
 
     Args:
+        denominator: ``padding.denominator``.
         left_out: rows that no micro-batch holds, though they belong to the mini-batch.
         said: goes to the loss with each micro-batch.
     """
@@ -251,7 +264,7 @@ def run_as_verl_does(loss, rows, layout, output_name, nominal=7, left_out=(), **
     reporting = sum(any(rows.trains(row) for micro in rank for row in micro) for rank in layout)
     shape = {
         "dp_size": len(layout),
-        "real_rows": rows.with_loss([*held, *left_out]),
+        "real_rows": rows.with_loss([*held, *left_out]) if denominator == "rows" else None,
         "reporting_ranks": reporting,
         "nominal": nominal,
     }

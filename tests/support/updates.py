@@ -30,7 +30,6 @@ from tests.support.trained_batches import (
     put_trained_rows,
 )
 from verl_padding.job.calls import CALLS
-from verl_padding.pads.columns import OLD_LOG_PROBS_OF_UPDATE
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
@@ -238,7 +237,6 @@ def update_both(
     """
     layout, method = plan.layouts[update], METHODS[update]
     before = weights_of(padded_ranks)
-    said_plain = {name: value for name, value in said.items() if name != OLD_LOG_PROBS_OF_UPDATE}
     assert torch.equal(before, weights_of(one_rank))
 
     padded = padded or upsample(
@@ -267,7 +265,7 @@ def update_both(
                 global_batch_size=_rows_with_loss(plain, keys),
                 mini_batch_size=len(keys),
                 epochs=1,
-                **said_plain,
+                **said,
             )
             want.append(_metrics(getattr(one_rank, method)(alone)))
 

@@ -28,7 +28,7 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient():
     output, data = rows.micro_batch(
         [PAD, PAD], [], "log_probs", dp_size=2, real_rows=5, reporting_ranks=1
     )
-    loss, metrics = RealRowsLoss(forbidden, "rows")(model_output=output, data=data)
+    loss, metrics = RealRowsLoss(forbidden)(model_output=output, data=data)
     assert loss.item() == 0.0
     assert loss.requires_grad
     assert list(metrics) == [MICRO_BATCHES]
@@ -40,7 +40,7 @@ def test_the_first_mini_batch_reports_its_loss_if_no_row_trains():
     output, data = rows.micro_batch(
         [PAD, PAD], [], "log_probs", dp_size=2, real_rows=5, reporting_ranks=0
     )
-    _, metrics = RealRowsLoss(policy_loss("token-mean"), "rows")(model_output=output, data=data)
+    _, metrics = RealRowsLoss(policy_loss("token-mean"))(model_output=output, data=data)
     reported = {
         name: sum(metric.values) for name, metric in metrics.items() if name.startswith("actor/")
     }
@@ -71,7 +71,7 @@ def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, s
         tu.assign_non_tensor_data(data, TREE, build_tree(lengths, range(len(held)), shared))
     # Ulysses: two GPUs share a row, and so do they a budget of 10 tokens each.
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=10, sp_size=2)
-    _, metrics = RealRowsLoss(policy_loss("token-mean"), "rows")(model_output=output, data=data)
+    _, metrics = RealRowsLoss(policy_loss("token-mean"))(model_output=output, data=data)
     told = {name: metrics[name] for name in (MICRO_BATCHES, PACKING_EFFICIENCY)}
     assert {name: (metric.aggregation, metric.values) for name, metric in told.items()} == {
         MICRO_BATCHES: (AggregationType.SUM, [1.0]),
@@ -81,6 +81,6 @@ def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, s
 
 def test_top_k_distillation_is_asked_for_its_token_values_first():
     seen = {}
-    RealRowsLoss(lambda **kwargs: seen.update(kwargs), "rows")(student_logits="logits", data="data")
+    RealRowsLoss(lambda **kwargs: seen.update(kwargs))(student_logits="logits", data="data")
     assert seen["student_logits"] == "logits"
     assert seen["data"] == "data"

@@ -9,7 +9,9 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
+from tests.support.plan_oracles import layout_of_cells
+from verl_padding.pads.columns import BATCH_ROW
+from verl_padding.pads.planned_call import CALL, PlannedCall
 from verl_padding.prefix_sharing.tree import TREE, build_tree
 from verl_padding.timing.timings import MicroBatchTiming
 from verl_padding.worker import micro_batch_clock
@@ -68,10 +70,11 @@ def data(*lengths: int, timed: bool = True) -> TensorDict:
     rows = torch.nested.as_nested_tensor(
         [torch.zeros(n, dtype=torch.int64) for n in lengths], layout=torch.jagged
     )
-    numbers = torch.tensor([*range(len(lengths) - 1), -1])
+    numbers = torch.arange(len(lengths))  # the last one is a pad
     made = TensorDict({"input_ids": rows, BATCH_ROW: numbers}, batch_size=len(lengths))
-    if timed:
-        tu.assign_non_tensor(made, **{TIMED_CALL: "actor"})
+    layout = layout_of_cells(len(lengths) - 1, [[tuple(range(len(lengths)))]])
+    call = PlannedCall(layout=layout, timed_as="actor" if timed else None)
+    tu.assign_non_tensor_data(made, CALL, call)
     return made
 
 

@@ -1,7 +1,9 @@
 """What verl's registry and workers do with the engines of padded jobs."""
 
 import inspect
+from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from tests.support.plan_oracles import layout_of_cells
 from tests.support.ranks_in_process import Rank
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VENDOR
-from verl_padding.pads.columns import MINI_BATCH, cut_into
+from verl_padding.pads.columns import BATCH_ROW
+from verl_padding.pads.planned_call import CALL, PlannedCall, cut_into, mini_batches
 from verl_padding.worker.work_done import SCHEDULER_STEPS, STEPS
 
 
@@ -25,7 +28,7 @@ class Watched(Rank):
 
     def __init__(self):
         super().__init__(
-            dp_rank=1, dp_size=2, answers=True, numbers=lambda data: data["number"].tolist()
+            dp_rank=1, dp_size=2, answers=True, numbers=lambda data: data[BATCH_ROW].tolist()
         )
         self.scheduler_moves: list[bool] = []
 
@@ -36,18 +39,18 @@ class Watched(Rank):
 
 
 def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, **said) -> TensorDict:
-    """As verl's workers get them: numbered, with the column and key of an update."""
-    n_rows = sum(cell_rows_M)
-    mini_batches = [number for number, rows in enumerate(cell_rows_M) for _ in range(rows)]
+    """As verl's workers get them: with the column and keys of an update."""
+    n_rows, ends = sum(cell_rows_M), [*accumulate(cell_rows_M, initial=0)]
     texts = [torch.arange(2 + row) for row in range(n_rows)]
     rows = {
-        "number": torch.arange(n_rows),
-        MINI_BATCH: torch.tensor(mini_batches),
+        BATCH_ROW: torch.arange(n_rows),
         "texts": torch.nested.as_nested_tensor(texts, layout=torch.jagged),
     }
     data = TensorDict(rows, batch_size=n_rows)
-    layout = layout_of_cells(n_rows, [[tuple(range(rows))] for rows in cell_rows_M])
-    for key, value in ({"epochs": epochs} | cut_into(layout, epochs=epochs) | said).items():
+    layout = layout_of_cells(n_rows, [[tuple(range(*cell))] for cell in pairwise(ends)])
+    steps = mini_batches(layout, [1] * n_rows, [1] * n_rows)
+    call = PlannedCall(layout=layout, steps=deque(steps * epochs))
+    for key, value in ({"epochs": epochs, CALL: call} | cut_into(layout) | said).items():
         tu.assign_non_tensor_data(data, key, value)  # as verl's workers do
     return data
 
@@ -71,7 +74,7 @@ def test_verl_trains_on_the_mini_batches_in_each_epoch(cell_rows_M, epochs):
 
 
 def test_a_call_that_no_plan_has_cut_is_verls():
-    rank, data = Watched(), rows_of_a_rank([2, 2], epochs=1).select("number", "texts")
+    rank, data = Watched(), rows_of_a_rank([2, 2], epochs=1).select(BATCH_ROW, "texts")
     tu.assign_non_tensor(data, mini_batch_size=4, epochs=2)
     rank.train_mini_batch(data)
     assert rank.mini_batches == [[0, 1], [2, 3]] * 2

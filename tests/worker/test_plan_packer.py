@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,25 +12,37 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine.utils import prepare_micro_batches
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import CUT_BY_PLAN, MICRO_BATCH
+from verl_padding.pads.columns import BATCH_ROW
+from verl_padding.pads.planned_call import CALL, PlannedCall
+from verl_padding.plan import Layout
 from verl_padding.worker.plan_packer import follow_plan, micro_batches_of_plan
 
 LENGTHS = [9, 4, 7, 2, 2, 6]
-MICRO_BATCHES = [0, 0, 1, 1, 1, 2]
+LAYOUT = Layout(
+    n_rows=11,
+    rows_MDK=(
+        (((6,), (7,)), ((8,), (9,))),
+        (((0, 1), (2, 3, 4), (5,)), ((10, 11), (12, 13, 14), (15,))),
+    ),
+    by_tokens=True,
+)
+"""The rows below are those of rank 0 in mini-batch 1."""
 
 
-def cell(*, budget: int = 16, dynamic: bool = True, numbers=MICRO_BATCHES) -> TensorDict:
-    rows = [torch.arange(length) + 100 * row for row, length in enumerate(LENGTHS)]
+def cell(*, budget: int = 16, dynamic: bool = True, rows=range(6), planned=True) -> TensorDict:
+    texts = [torch.arange(length) + 100 * row for row, length in enumerate(LENGTHS)]
     data = TensorDict(
-        {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)},
-        batch_size=len(rows),
+        {
+            "input_ids": torch.nested.as_nested_tensor(texts, layout=torch.jagged),
+            BATCH_ROW: torch.tensor(rows),
+        },
+        batch_size=len(texts),
     )
-    if numbers is not None:
-        data[MICRO_BATCH] = torch.tensor(numbers)
     sizes = {"max_token_len_per_gpu": budget, "micro_batch_size_per_gpu": 2, "sp_size": 1}
-    tu.assign_non_tensor(
-        data, use_dynamic_bsz=dynamic, **sizes | {CUT_BY_PLAN: numbers is not None}
-    )
+    tu.assign_non_tensor(data, use_dynamic_bsz=dynamic, **sizes)
+    if planned:
+        layout = replace(LAYOUT, by_tokens=dynamic)
+        tu.assign_non_tensor_data(data, CALL, PlannedCall(layout=layout))
     return data
 
 
@@ -52,7 +65,7 @@ def test_the_micro_batches_are_those_of_the_plan_without_any_collective(monkeypa
 
 
 def test_rows_that_no_plan_has_cut_go_to_verls_packer():
-    for data in (cell(numbers=None, budget=30), cell(numbers=None, dynamic=False)):
+    for data in (cell(planned=False, budget=30), cell(dynamic=False)):
         want, want_indices = prepare_micro_batches(data)
         got, indices = follow_plan(prepare_micro_batches)(data)
         assert rows_of(got) == rows_of(want)
@@ -63,8 +76,8 @@ def test_rows_that_no_plan_has_cut_go_to_verls_packer():
     ("data", "message"),
     [
         (cell(budget=12), r"micro-batch of 13 tokens, more than the 12"),
-        (cell(numbers=[0, 0, 2, 2, 2, 1]), r"not in the plan's order"),
-        (cell(numbers=[1, 1, 2, 2, 2, 3]), r"not in the plan's order"),
+        (cell(rows=[0, 1, 2, 4, 3, 5]), r"not in the plan's order"),
+        (cell(rows=[0, 1, 2, 3, 4, 10]), r"not in the plan's order"),
     ],
 )
 def test_rows_that_are_not_as_planned_are_refused(data, message):

@@ -1,14 +1,17 @@
 """A batch with its plan and its pads: put in, ordered into worker calls, taken out."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads import columns
+from verl_padding.pads.columns import COLUMN_DTYPES, row_columns
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
+from verl_padding.pads.planned_call import CALL, PlannedCall, cut_into, mini_batches
 from verl_padding.pads.queue import (
     KVBatchMeta,
     fields_of_all,
@@ -22,9 +25,12 @@ from verl_padding.pads.queue import (
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.template import Columns, PadTemplate
 from verl_padding.pads.upsampling import check_weight_is_a_field, new_pads, strip
-from verl_padding.plan import BatchPlan, Layout
+from verl_padding.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
+
+NO_ADAPTER = "no_lora_adapter"
+"""verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference."""
 
 
 class PaddedBatch:
@@ -103,14 +109,10 @@ class PaddedBatch:
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of a log-prob, reference or value pass; if there are pads among them, a column
         marks them."""
-        layout = self.plan.layouts[call]
-        rows = self._rows_of(layout, batch)
-        self._put_columns(call, rows, columns.pad_column(layout) if layout.n_pads else {})
-        return rows
+        return self._rows_of(call, batch, marks_pads=self.plan.layouts[call].n_pads > 0)
 
     def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of an update, with what the loss must know about each row's mini-batch as
-        columns.
+        """The rows of an update, with what the loss must know of each mini-batch.
 
         A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
         ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the cells of
@@ -123,20 +125,22 @@ class PaddedBatch:
             # that holds a pad.
             pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
             put_columns(pads, self._new_fields(layout.n_pads))
-        rows = self._rows_of(layout, batch)
-        rows.extra_info[columns.DENOMINATOR] = self._denominator
-        factor_R = self._factors.get(call)
-        if factor_R is not None:
-            rows.extra_info[columns.WEIGHS_ROWS] = True
-        if leaves_out := call == self._skips_idle:
-            rows.extra_info[columns.LEAVES_OUT] = True
-        if call == self._own_old_log_probs and not self.has_old_log_probs():
-            rows.extra_info[columns.OLD_LOG_PROBS_OF_UPDATE] = True
-        of_loss = columns.loss_columns(
-            layout, self._trained_tokens_R, self.loss_tokens_R, factor_R, leaves_out=leaves_out
+        steps = mini_batches(
+            layout,
+            self._trained_tokens_R,
+            self.loss_tokens_R,
+            by_rows=self._denominator == "rows",
+            leaves_out=call == self._skips_idle,
         )
-        self._put_columns(call, rows, of_loss)
-        rows.extra_info |= columns.cut_into(layout, epochs=rows.extra_info.get("epochs", 1))
+        takes_own = call == self._own_old_log_probs and not self.has_old_log_probs()
+        rows = self._rows_of(
+            call,
+            batch,
+            factor_R=self._factors.get(call),
+            takes_own_log_probs=takes_own,
+            steps=deque(steps * batch.extra_info.get("epochs", 1)),
+        )
+        rows.extra_info |= cut_into(layout)
         rows.extra_info.pop("mini_batch_size", None)
         return rows
 
@@ -147,8 +151,7 @@ class PaddedBatch:
     def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
         """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
         rows = rows_like(output, batch.keys, batch.tags)
-        for key in (columns.TIMED_CALL, columns.CUT_BY_PLAN, columns.BRANCHES):
-            rows.extra_info.pop(key, None)
+        rows.extra_info.pop(CALL, None)
         return rows
 
     def weights(self, call: str) -> list[float]:
@@ -183,40 +186,39 @@ class PaddedBatch:
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         return tokens_of_masks(self.batch, "loss_mask")
 
-    def _rows_of(self, layout: Layout, batch: KVBatchMeta) -> KVBatchMeta:
+    def _rows_of(
+        self, call: str, batch: KVBatchMeta, *, marks_pads: bool = True, **of_update: Any
+    ) -> KVBatchMeta:
+        """The rows of a call, in the order of its layout, with what workers must know of them."""
         assert sorted(batch.keys) == sorted(self.batch.keys), (
             "the batch changed between plan and worker call"
         )
+        layout, forest = self.plan.layouts[call], self.plan.forest
         # The trainer may have reordered its batch, and changed its tags, since it was planned.
         keys = [*batch.keys, *self.pads.keys]
         tag_of = dict(zip(keys, [*batch.tags, *self.pads.tags], strict=True))
         planned = [*self.batch.keys, *self.pads.keys]
         ordered = [planned[row] for row in layout.order]
-        return rows_like(batch, ordered, [tag_of[key] for key in ordered])
-
-    def _put_columns(
-        self, call: str, rows: KVBatchMeta, of_call: Mapping[str, torch.Tensor]
-    ) -> None:
-        of_call = {**of_call, **columns.micro_batch_columns(self.plan, call)}
-        rows.extra_info[columns.CUT_BY_PLAN] = columns.MICRO_BATCH in of_call
-        if self._branches is not None:
-            rows.extra_info[columns.BRANCHES] = self._branches
-        if self._timed:
-            of_call |= columns.in_order(
-                columns.BATCH_ROW, self.plan.layouts[call], range(len(self.batch)), of_pads=-1
-            )
-            # A LoRA actor without its adapter is its own reference, by the same call.
-            rows.extra_info[columns.TIMED_CALL] = (
-                columns.REF if rows.extra_info.get(columns.NO_ADAPTER) else call
-            )
-        put_columns(rows, of_call)
+        rows = rows_like(batch, ordered, [tag_of[key] for key in ordered])
+        # A LoRA actor without its adapter is its own reference, by the same call.
+        name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
+        shares = self._branches is not None
+        rows.extra_info[CALL] = PlannedCall(
+            layout=layout,
+            branches=self._branches,
+            position_R=forest.dfs_position_R.tolist() if shares and forest is not None else (),
+            timed_as=name if self._timed else None,
+            **of_update,
+        )
+        put_columns(rows, row_columns(layout, marks_pads=marks_pads))
+        return rows
 
     def _new_fields(self, n_pads: int) -> Columns:
         """What pads do not have yet of what real rows have by now."""
         rows = self._source.read()
         check_weight_is_a_field(rows)
         # Columns of an earlier call come anew with each call.
-        leave_out = self._made | columns.OWN_COLUMNS
+        leave_out = self._made | COLUMN_DTYPES.keys()
         names = dict.fromkeys(name for row in rows for name in row if name not in leave_out)
         return self._template.fields(rows, names, n_pads)
 

@@ -11,7 +11,7 @@ and nothing reads it.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +21,6 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.blocker import Blocker
-from verl_padding.pads.columns import DFS_POSITION, read_column
 from verl_padding.plan.forest import Forest
 from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
 from verl_padding.prefix_sharing.linear_attention import (
@@ -48,22 +47,21 @@ class BranchesMixedError(PaddingError):
     seen another."""
 
 
-def find_tree(data: TensorDict, *, branches: bool) -> PrefixTree:
+def find_tree(data: TensorDict, *, branches: bool, position_R: Sequence[int] = ()) -> PrefixTree:
     """The tree of a micro-batch's rows, each compared with the row before it: a plan that was wrong
     about them costs time alone.
 
     Pads are computed as they are, as they were planned.
 
     Args:
-        data: a micro-batch, on the CPU; without :data:`DFS_POSITION`, its rows are sorted by their
-            tokens.
+        data: a micro-batch, on the CPU.
         branches: whether rows share tokens before they part; if not, a row shares all of itself or
             nothing.
+        position_R: place of each row, so that one shares most with the one before it; -1 for a pad.
+            Without it, rows are sorted by their tokens.
     """
     inputs = RowInputs(data)
-    if DFS_POSITION in data:
-        position_R = read_column(data, DFS_POSITION).tolist()
-    else:
+    if not position_R:
         position_R = Forest.from_tokens(inputs.ids_R).dfs_position_R.tolist()
     order = sorted(range(len(data)), key=position_R.__getitem__)
     # What sees an image may see more than what is before it: a mask of the model's says so, which

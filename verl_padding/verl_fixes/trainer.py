@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from verl_padding.pads.columns import NO_ADAPTER
+from verl_padding.pads.padded_batch import NO_ADAPTER
 from verl_padding.pads.queue import KVBatchMeta
 
 if TYPE_CHECKING:

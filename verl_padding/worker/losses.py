@@ -22,9 +22,9 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
-from verl_padding.config import Denominator
 from verl_padding.job.verl_losses import POLICY_LOSSES
-from verl_padding.pads import columns
+from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, read_column
+from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
 from verl_padding.prefix_sharing.tree import computed_rows
 from verl_padding.worker.training_workers import token_budget
 
@@ -74,14 +74,13 @@ class RealRowsLoss:
     computed rows, and named so.
     """
 
-    def __init__(self, inner: Callable[..., Any], denominator: Denominator):
+    def __init__(self, inner: Callable[..., Any]):
         self.inner = normalize_over_mini_batch(inner)
-        self.denominator = denominator
         policy_loss = _policy_loss(inner)
         mode = None if policy_loss is None else policy_loss.loss_mode
         # Rows without an advantage add nothing to these fractions, so where an update leaves such
         # rows out, they can still be taken over all rows. Not those of a bypass that rejects
-        # tokens: they are of the tokens that are left, which no column counts.
+        # tokens: they are of the tokens that are left, which no plan counts.
         skips_zeros = mode in POLICY_LOSSES and POLICY_LOSSES[mode].skips_zero_advantages
         rejects = skips_zeros and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
         self._fractions_of_all = CLIP_FRACTIONS if skips_zeros and not rejects else frozenset()
@@ -95,17 +94,17 @@ class RealRowsLoss:
     ) -> Any:
         """Loss (scalar) and metrics of one micro-batch of ``len(data)`` rows; see verl's
         ``ppo_loss``."""
-        if model_output is None or columns.IS_PADDING not in data:
+        if model_output is None or MINI_BATCH not in data:
             # Top-k distillation asks the loss for per-token values first, those of pads included;
             # nothing is summed.
             return self.inner(model_output=model_output, data=data, **kwargs)
-        real_R = ~columns.read_column(data, columns.IS_PADDING).bool()
+        mini_batch: MiniBatch = data[MINI_BATCH]
+        real_R = ~read_column(data, IS_PADDING).bool()
         has_token_R = torch.stack([mask.any() for mask in data["response_mask"].unbind()])
         trained = (real_R & has_token_R).nonzero().flatten().tolist()
         packing = _packing_metrics(data, real_R)
-        reporting_ranks = _number(data, columns.REPORTING_RANKS)
         if not trained:
-            if reporting_ranks == 0:  # where some rank trains, it alone reports losses
+            if mini_batch.reporting_ranks == 0:  # where some rank trains, it alone reports losses
                 packing |= {
                     name: RunningMetric(AggregationType.SUM, 0.0) for name in self._reported_losses
                 }
@@ -115,45 +114,29 @@ class RealRowsLoss:
                 name: _select(value, trained, len(data)) for name, value in model_output.items()
             }
             data = tu.index_select_tensor_dict(data, trained)
-        model_output = self._prepare(model_output, data)
+        _set_denominators(data, mini_batch)
+        model_output = _prepare(model_output, data)
         loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
-        return loss, self._share(metrics, data, reporting_ranks) | packing
-
-    def _prepare(self, model_output: dict[str, Any], data: TensorDict) -> dict[str, Any]:
-        """Gives ``data`` the mini-batch's denominators, and outputs the weights of their rows."""
-        if self.denominator == "rows":
-            tu.assign_non_tensor(data, global_batch_size=_number(data, columns.LOSS_ROWS))
-        if _flag(data, columns.WEIGHS_ROWS):
-            factor_R = columns.read_column(data, columns.LOSS_FACTOR)
-            model_output = {
-                name: weighted_output(value, factor_R) for name, value in model_output.items()
-            }
-        if _flag(data, columns.OLD_LOG_PROBS_OF_UPDATE):
-            data["old_log_probs"] = response_from_nested(
-                model_output["log_probs"].detach(), data["response_mask"]
-            )
-        if _flag(data, columns.LEAVES_OUT):
-            tu.assign_non_tensor(data, batch_num_tokens=_number(data, columns.ALL_TOKENS))
-        return model_output
+        return loss, self._share(metrics, data, mini_batch) | packing
 
     def _share(
-        self, metrics: dict[str, Any], data: TensorDict, reporting_ranks: int
+        self, metrics: dict[str, Any], data: TensorDict, mini_batch: MiniBatch
     ) -> dict[str, Any]:
         """The micro-batch's part in the metrics of its mini-batch."""
         self._reported_losses.update(summed_metrics(metrics))
         tokens = int(data["response_mask"].sum())
         share = partial(
             _share_metrics,
-            row_share=len(data) / _number(data, columns.TRAINED_ROWS),
-            reporting_ranks=reporting_ranks,
+            row_share=len(data) / mini_batch.trained_rows,
+            reporting_ranks=mini_batch.reporting_ranks,
             dp_size=int(data["dp_size"]),
         )
-        shared = share(metrics, token_share=tokens / _number(data, columns.LOSS_TOKENS))
-        if not _flag(data, columns.LEAVES_OUT):
+        shared = share(metrics, token_share=tokens / mini_batch.trained_tokens)
+        if mini_batch.all_trained_tokens is None:
             return shared
         of_all = {name: metrics[name] for name in self._fractions_of_all & metrics.keys()}
         keeps = {*summed_metrics(metrics), *of_all}
-        shared |= share(of_all, token_share=tokens / _number(data, columns.ALL_LOSS_TOKENS))
+        shared |= share(of_all, token_share=tokens / mini_batch.all_trained_tokens)
         return {
             name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
         }
@@ -170,13 +153,28 @@ def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric
     return metrics
 
 
-def _number(data: TensorDict, column: str) -> int:
-    """What a column says of the mini-batch: all of its rows have the same."""
-    return int(columns.read_column(data, column)[0])
+def _set_denominators(data: TensorDict, mini_batch: MiniBatch) -> None:
+    """Gives a micro-batch the denominators of its mini-batch, by verl's names."""
+    if mini_batch.rows_with_loss is not None:
+        tu.assign_non_tensor(data, global_batch_size=mini_batch.rows_with_loss)
+    if mini_batch.all_loss_tokens is not None:
+        tu.assign_non_tensor(data, batch_num_tokens=mini_batch.all_loss_tokens)
 
 
-def _flag(data: TensorDict, key: str) -> bool:
-    return bool(tu.get_non_tensor_data(data=data, key=key, default=False))
+def _prepare(model_output: dict[str, Any], data: TensorDict) -> dict[str, Any]:
+    """Gives outputs the weights of their rows, and ``data`` its old log-probs where they are the
+    update's own."""
+    call: PlannedCall = data[CALL]
+    if call.factor_R is not None:
+        factor_R = torch.tensor(call.factor_R, dtype=torch.float64)[read_column(data, BATCH_ROW)]
+        model_output = {
+            name: weighted_output(value, factor_R) for name, value in model_output.items()
+        }
+    if call.takes_own_log_probs:
+        data["old_log_probs"] = response_from_nested(
+            model_output["log_probs"].detach(), data["response_mask"]
+        )
+    return model_output
 
 
 def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from tensordict import TensorDict
-from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name, get_torch_device
 
-from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL, read_column
+from verl_padding.pads.columns import BATCH_ROW, read_column
+from verl_padding.pads.planned_call import planned_call
 from verl_padding.prefix_sharing.tree import computed_rows
 from verl_padding.timing.timings import MicroBatchTiming
 from verl_padding.worker.training_workers import training_workers
@@ -31,6 +31,8 @@ class _MiniBatch:
     """One call of the engine; ``held`` goes by the names of :class:`MicroBatchTiming`."""
 
     call: str
+    n_rows: int
+    """Real rows of the batch."""
     number: int
     start_s: float = field(default_factory=time.time)
     held: list[dict[str, Any]] = field(default_factory=list)
@@ -60,11 +62,12 @@ class MicroBatchClock:
     @contextmanager
     def mini_batch(self, data: TensorDict) -> Iterator[None]:
         """A with-block in which a mini-batch, or a pass, is timed, if its call says so."""
-        call = tu.get_non_tensor_data(data=data, key=TIMED_CALL, default=None)
-        if call is None or BATCH_ROW not in data:
+        call = planned_call(data)
+        if call is None or call.timed_as is None:
             yield
             return
-        timed = _MiniBatch(call, number=sum(each.call == call for each in self._timed))
+        number = sum(each.call == call.timed_as for each in self._timed)
+        timed = _MiniBatch(call.timed_as, call.layout.n_rows, number)
         if self._whole:
             self._begin(timed, data)
         else:
@@ -92,7 +95,7 @@ class MicroBatchClock:
         for a device."""
         timed.marks.append(self._mark())
         number_R = read_column(data, BATCH_ROW).tolist()
-        rows = tuple(number for number in number_R if number >= 0)
+        rows = tuple(number for number in number_R if number < timed.n_rows)
         _, computed, shared = zip(*computed_rows(data), strict=True)
         held = {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed}
         timed.held.append(held | {"shared_tokens": shared if any(shared) else ()})

@@ -2,7 +2,7 @@
 
 verl's registry looks up an engine by device and vendor, and takes the vendor from
 ``VERL_ENGINE_VENDOR`` where that is set. The config group sets it to :data:`VENDOR` for the workers
-of a padded job, so that those of any other job have verl's own classes. A call without our columns
+of a padded job, so that those of any other job have verl's own classes. A call that was not planned
 runs as verl's engine runs it.
 """
 
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VARIABLE, VENDOR
-from verl_padding.pads.columns import DENOMINATOR, MINI_BATCH, OPTIMIZER_STEPS, read_column
+from verl_padding.pads.planned_call import MINI_BATCH, planned_call
 from verl_padding.prefix_sharing.engine import SharingEngine
 from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
 from verl_padding.verl_fixes.position_ids import fix_all_position_ids
@@ -67,9 +66,9 @@ class PaddedEngine(VerlEngine):
         verl's workers take mini-batches from a DataLoader, whose sampler the trainer gives: they
         count them as if they had one row, and so never come to the last.
         """
-        if OPTIMIZER_STEPS in data:
-            is_last = _take_planned_step(data)
-            tu.assign_non_tensor(data, update_lr_scheduler=is_last)
+        if (call := planned_call(data)) is not None:
+            tu.assign_non_tensor_data(data, MINI_BATCH, call.take_step(data))
+            tu.assign_non_tensor(data, update_lr_scheduler=not call.steps)
         return super().train_batch(data, loss_function)
 
     def optimizer_step(self) -> Any:
@@ -83,9 +82,8 @@ class PaddedEngine(VerlEngine):
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
-        denominator = tu.get_non_tensor_data(data=data, key=DENOMINATOR, default=None)
-        if loss_function is not None and denominator is not None:
-            loss_function = self._real_rows_loss(loss_function, denominator)
+        if loss_function is not None and MINI_BATCH in data:
+            loss_function = self._real_rows_loss(loss_function)
         run = super().forward_backward_batch
         with micro_batches_of_plan(run), self.clock.mini_batch(data):
             return run(data, loss_function, forward_only)
@@ -97,22 +95,6 @@ class PaddedEngine(VerlEngine):
         ids = micro_batch[INPUT_IDS]  # dense in a user's own call, as verl's engine may take it
         self.done[TOKENS] += len(ids.values()) if ids.is_nested else ids.numel()
         return super().prepare_model_inputs(micro_batch)
-
-
-def _take_planned_step(data: TensorDict) -> bool:
-    """Whether the mini-batch is the last of its call; a PaddingDataError if it has other rows than
-    those that are next: verl would train on wrong ones."""
-    # All mini-batches of a call have the same one.
-    to_come = tu.get_non_tensor_data(data=data, key=OPTIMIZER_STEPS, default=None)
-    number_R = read_column(data, MINI_BATCH).tolist()
-    planned = to_come.popleft() if to_come else None
-    if planned is None or set(number_R) != {planned[0]} or len(number_R) != planned[1]:
-        raise PaddingDataError(
-            f"an optimizer step has {len(number_R)} rows of mini-batches "
-            f"{sorted(set(number_R))}, where (number, rows) {planned} is next: verl's workers "
-            "do not cut a batch as verl 0.9.1 does. Train with that, or without +padding."
-        )
-    return not to_come
 
 
 def padded(engine: type) -> type:

@@ -11,14 +11,13 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import groupby
 from typing import Any
 
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BRANCHES, CUT_BY_PLAN, MICRO_BATCH, read_column
+from verl_padding.pads.planned_call import planned_call
 from verl_padding.prefix_sharing.engine import find_tree
 from verl_padding.prefix_sharing.row_inputs import TOKENS
 from verl_padding.prefix_sharing.tree import TREE
@@ -65,31 +64,22 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
     def prepare_micro_batches(
         data: TensorDict, **kwargs: Any
     ) -> tuple[list[TensorDict], list[list[int]] | None]:
-        if not tu.get_non_tensor_data(data=data, key=CUT_BY_PLAN, default=False):
+        call = planned_call(data)
+        if call is None or not call.layout.by_tokens:
             return prepare(data, **kwargs)
-        # Rows of the micro-batches [0, 0, 1] are cut into [[0, 1], [2]].
-        number_R = read_column(data, MICRO_BATCH).tolist()
-        indices = [
-            list(rows) for _, rows in groupby(range(len(number_R)), key=number_R.__getitem__)
-        ]
-        if [number_R[rows[0]] for rows in indices] != list(range(len(indices))):
-            raise PaddingDataError(
-                f"rows of micro-batches {number_R} on one rank: not in the plan's order, so rows "
-                "were lost or moved. Set padding.packer=verl to train without that order."
-            )
+        indices = call.places_of_micro_batches(data)
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
-        # None: nothing is shared.
-        branches = tu.get_non_tensor_data(data=data, key=BRANCHES, default=None)
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tokens = computed = len(micro_batch[TOKENS].values())
-            if branches is not None and packs_rows:
-                tree = find_tree(micro_batch, branches=branches)
+            if call.branches is not None and packs_rows:
+                position_R = call.positions(micro_batch)
+                tree = find_tree(micro_batch, branches=call.branches, position_R=position_R)
                 computed = tree.tokens
                 if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TREE, tree)
             if computed > (budget := token_budget(data)):
-                if branches is None:
+                if call.branches is None:
                     raise PaddingDataError(
                         f"a micro-batch of {tokens} tokens, more than the {budget} of this call: "
                         "rows have changed since the plan. Set padding.packer=verl to have the "

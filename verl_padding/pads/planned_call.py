@@ -1,0 +1,148 @@
+"""What workers must know of a planned call: one object, in which they look rows up by their
+numbers."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+from tensordict import TensorDict
+
+from verl_padding.errors import PaddingDataError
+from verl_padding.pads.columns import BATCH_ROW, read_column
+from verl_padding.plan import Layout
+from verl_padding.plan.layout import Cell
+
+CALL = "planned_call"
+"""Key of a call's ``extra_info``, and so of its rows: the :class:`PlannedCall`."""
+MINI_BATCH = "mini_batch"
+"""Key of the rows of an optimizer step: its :class:`MiniBatch`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniBatch:
+    """What an optimizer step must know of its mini-batch, over all ranks."""
+
+    cells: tuple[Cell, ...]
+    """Row numbers of each rank."""
+    rows_with_loss: int | None
+    """Rows that have a token with a loss, by their ``loss_mask``, left out or not; None where
+    losses divide by a configured number."""
+    trained_tokens: int
+    """Those that ``response_mask`` keeps, of rows that are computed."""
+    trained_rows: int
+    """Rows that have some of these tokens."""
+    reporting_ranks: int
+    """Data-parallel ranks that hold some of them."""
+    all_loss_tokens: int | None = None
+    """Of an update that may leave rows out: tokens with a loss of all rows, by their ``loss_mask``,
+    which verl divides by."""
+    all_trained_tokens: int | None = None
+    """Of such an update: ``trained_tokens``, with those of rows that are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedCall:
+    """What workers must know of the rows of a call."""
+
+    layout: Layout
+    branches: bool | None = None
+    """Whether rows share tokens before they part, or whole beginnings alone; None where they share
+    nothing."""
+    position_R: Sequence[int] = ()
+    """Where they share: place of each real row among those of the batch, so that a row shares most
+    with the one before it."""
+    timed_as: str | None = None
+    """Name of the call in timings; None where its micro-batches are not timed."""
+    factor_R: Sequence[float] | None = None
+    """What the gradient of each real row's outputs is multiplied by
+    (:mod:`~verl_padding.pads.loss_weighting`); None where all weigh the same."""
+    takes_own_log_probs: bool = False
+    """Whether an update takes its own log-probs for the old policy's."""
+    steps: deque[MiniBatch] = field(default_factory=deque)
+    """The mini-batch of each optimizer step that is to come, in every epoch."""
+
+    def take_step(self, data: TensorDict) -> MiniBatch:
+        """The mini-batch of an optimizer step with these rows; a PaddingDataError if they are not
+        those that are next: verl would train on wrong ones."""
+        rows = tuple(read_column(data, BATCH_ROW).tolist())
+        if not self.steps or rows not in self.steps[0].cells:
+            raise PaddingDataError(
+                f"an optimizer step has {len(rows)} rows, and not those of the plan's next "
+                "mini-batch: verl's workers do not cut a batch as verl 0.9.1 does. Train with "
+                "that, or without +padding."
+            )
+        return self.steps.popleft()
+
+    def places_of_micro_batches(self, data: TensorDict) -> list[list[int]]:
+        """Places of the rows of each micro-batch, among those that a rank computes at once; a
+        PaddingDataError if they are not in the plan's order."""
+        # Micro-batches (3, 5) and (8,) of a rank are at the places 0 1 and 2.
+        rows = tuple(read_column(data, BATCH_ROW).tolist())
+        for rows_DK, cells in zip(self.layout.rows_MDK, self.layout.cells, strict=True):
+            if rows in cells:
+                ends = accumulate(map(len, rows_DK[cells.index(rows)]), initial=0)
+                return [list(range(begin, end)) for begin, end in pairwise(ends)]
+        raise PaddingDataError(
+            f"rows {rows[:8]}.. on one rank: not in the plan's order, so rows were lost or moved. "
+            "Set padding.packer=verl to train without that order."
+        )
+
+    def positions(self, data: TensorDict) -> list[int]:
+        """``position_R`` of some rows; -1 for a pad."""
+        numbers = read_column(data, BATCH_ROW).tolist()
+        return [self.position_R[row] if row < self.layout.n_rows else -1 for row in numbers]
+
+
+def planned_call(data: TensorDict) -> PlannedCall | None:
+    """What a call says of its rows; None of a call that was not planned."""
+    return data[CALL] if CALL in data else None  # noqa: SIM401  (get wraps what is no tensor)
+
+
+def mini_batches(
+    layout: Layout,
+    trained_tokens_R: Sequence[int],
+    tokens_R: Sequence[int],
+    *,
+    by_rows: bool = True,
+    leaves_out: bool = False,
+) -> list[MiniBatch]:
+    """The mini-batches of an update, from its real rows.
+
+    Args:
+        trained_tokens_R, tokens_R: tokens of each that ``response_mask`` and ``loss_mask`` keep.
+        by_rows: whether losses that weigh rows divide by those of the mini-batch.
+        leaves_out: whether the update may leave rows out.
+    """
+    found = []
+    for cells, rows in zip(layout.cells, layout.rows_M, strict=True):
+        trained_DC = [
+            [trained_tokens_R[row] for row in cell if row < layout.n_rows] for cell in cells
+        ]
+        found.append(
+            MiniBatch(
+                cells=cells,
+                rows_with_loss=sum(tokens_R[row] > 0 for row in rows) if by_rows else None,
+                trained_tokens=sum(map(sum, trained_DC)),
+                trained_rows=sum(tokens > 0 for cell in trained_DC for tokens in cell),
+                reporting_ranks=sum(map(any, trained_DC)),
+                all_loss_tokens=sum(tokens_R[row] for row in rows) if leaves_out else None,
+                all_trained_tokens=sum(trained_tokens_R[row] for row in rows)
+                if leaves_out
+                else None,
+            )
+        )
+    return found
+
+
+def cut_into(layout: Layout) -> dict[str, Any]:
+    """What makes verl's workers cut the rows of a rank into consecutive mini-batches.
+
+    Two rows and three are ``{"dataloader_kwargs": {"batch_sampler": [range(0, 2), range(2, 5)]},
+    ..}``. A DataLoader takes that only beside a batch size of 1, and verl's is the rows over
+    ``num_mini_batch``.
+    """
+    ends = [0, *accumulate(layout.cell_rows_M)]
+    sampler = [range(begin, end) for begin, end in pairwise(ends)]
+    return {"num_mini_batch": ends[-1], "dataloader_kwargs": {"batch_sampler": sampler}}
