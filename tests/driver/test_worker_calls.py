@@ -176,8 +176,8 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     trainer.steps.current.padded_for("actor")._timed = True
     trainer._compute_values(trainer._compute_ref_log_prob(batch, {}), {})
     reference, values = (sent.extra_info for sent in workers.sent)
-    assert (reference["no_lora_adapter"], reference["timed_call"]) == (True, "ref")
-    assert ("no_lora_adapter" in values, values["timed_call"]) == (False, "values")
+    assert (reference["no_lora_adapter"], reference[CALL].timed_as) == (True, "ref")
+    assert ("no_lora_adapter" in values, values[CALL].timed_as) == (False, "values")
     # Once verl takes it back by itself, RepairedTrainer._compute_ref_log_prob can go.
     assert (
         get_trainer_cls("sync")
@@ -192,7 +192,7 @@ def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
     trainer._balance_batch(batch, {})
     group.compute_log_prob(batch)
     group.update_actor(batch)
-    assert ["timed_call" in sent.extra_info for sent in workers.sent] == [False, True]
+    assert [sent.extra_info[CALL].timed_as for sent in workers.sent] == [None, "actor"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

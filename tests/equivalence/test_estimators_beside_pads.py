@@ -80,7 +80,7 @@ def without_and_with_pads(
         f"algorithm.use_kl_in_reward={kl_in_reward}",
     )
     trainer = padded_trainer(*settings, *CRITIC.get(estimator, []), *overrides)
-    trainer.steps._planner._dp_sizes = lambda: dict.fromkeys(
+    trainer.steps._dp_sizes = lambda: dict.fromkeys(
         (calls.ACTOR, calls.CRITIC, calls.LOG_PROB, calls.REF, calls.VALUES), 2
     )
     without = _computed(trainer, put_scored_rows())

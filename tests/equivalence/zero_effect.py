@@ -132,9 +132,7 @@ def make_trainer(estimator: str) -> Any:
         f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={MICRO}",
         *([f"critic.ppo_mini_batch_size={PROMPTS}"] if estimator == "gae" else []),
     )
-    trainer.steps._planner._dp_sizes = lambda: dict.fromkeys(
-        (ACTOR, CRITIC, LOG_PROB, REF, VALUES), RANKS
-    )
+    trainer.steps._dp_sizes = lambda: dict.fromkeys((ACTOR, CRITIC, LOG_PROB, REF, VALUES), RANKS)
     trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=1000)
     return trainer
 

@@ -1,8 +1,9 @@
 """Plan and pads of a local update, until it has ended."""
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +17,28 @@ from verl_padding.driver.step_metrics import (
     saved_metrics,
 )
 from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
+from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
-from verl_padding.job.blocker import refuse
+from verl_padding.job.blocker import Blocker, refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
-from verl_padding.job.verl_job import VerlJob
+from verl_padding.job.loss_weightings import loss_weightings
+from verl_padding.job.savings import OLD_LOG_PROBS
+from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
+from verl_padding.pads.prompt_order import data_order
 from verl_padding.pads.queue import KVBatchMeta
+from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
+from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
-from verl_padding.plan import BatchPlan
+from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.prefix_sharing.detection import PrefixDetection
+from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
 from verl_padding.timing.timings import MicroBatchTiming
+
+logger = logging.getLogger(__name__)
+
+PLAN_SECONDS = "timing_s/padding/plan"
 
 
 @dataclass(frozen=True)
@@ -44,46 +56,64 @@ class UpdateNumber:
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-class Planner(Protocol):
-    """What a step asks of what has planned it (``step_planner.py``)."""
+class OnceInTheLog:
+    """Says something in the log, the first time that the job meets what it is ``about``: by
+    default, the message."""
 
-    job: VerlJob
+    def __init__(self) -> None:
+        self._said: set[str] = set()
 
-    def pad(
-        self,
-        batch: KVBatchMeta,
-        number: UpdateNumber,
-        prefixes: PrefixDetection,
-        calls: Collection[str] | None,
-        left_out: Sequence[int] = (),
-    ) -> PaddedBatch: ...
-
-    def log_once(self, message: str, about: str = "") -> None: ...
+    def __call__(self, message: str, about: str = "") -> None:
+        about = about or message
+        if about not in self._said:
+            self._said.add(about)
+            logger.warning("verl_padding: %s", message)
 
 
 class PlannedStep:
-    """The real rows of a local update, and what its worker calls are sent: planned, with pads in
-    TransferQueue.
+    """The real rows of a local update, and the plan of its worker calls. Pads are in TransferQueue
+    from :meth:`put_pads` to :meth:`close`.
 
-    Pads are there from :meth:`put_pads` to :meth:`close`.
+    The batch is put in the order of the data set, in place: its rows come in the order in which
+    their sessions ended, which no run repeats. A PaddingDataError refuses rows that cannot be
+    planned; by then, masks of repeated tokens alone have been changed.
+
+    Args:
+        template: what pads are made from.
+        dp_sizes: data-parallel size of each worker call, as the worker groups have it.
+        calls: those that are planned; None for all that the update makes.
     """
 
     def __init__(
         self,
-        planner: Planner,
-        padded: PaddedBatch,
+        job: VerlJob,
+        batch: KVBatchMeta,
         number: UpdateNumber,
-        prefixes: PrefixDetection,
-        calls: Collection[str] | None,
         *,
-        repeated_tokens: int | None,
-        seconds: dict[str, float],
+        template: PadTemplate,
+        dp_sizes: Mapping[str, int],
+        log_once: Callable[..., None],
+        calls: Collection[str] | None = None,
     ):
-        self._planner, self._padded, self._calls = planner, padded, calls
-        self.number, self.prefixes = number, prefixes
-        self.batch = padded.batch
+        self._job, self.number, self._calls = job, number, calls
+        self._template, self._dp_sizes, self._log_once = template, dp_sizes, log_once
+        self.seconds: dict[str, float] = {}
+        """Metric -> seconds that planning and its parts took."""
+        self.repeated_tokens: int | None = None
+        """Tokens that an earlier row trains, where they are masked."""
+        with simple_timer(PLAN_SECONDS, self.seconds):
+            batch.reorder(data_order(batch.keys))
+            tokens_R = tokens_of_tags(batch.keys, batch.tags)
+            self.prefixes = PrefixDetection(batch, tokens_R, may_have_images=job.has_images)
+            # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
+            if batch.keys and calls is None:
+                self._keep_pass_that_rows_need(batch)
+                if job.padding.repeated_tokens == "once":
+                    self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
+            self._padded = self._planned(batch)
+        self.batch = self._padded.batch
         """The real rows, as they were planned."""
-        self._plans = [padded]
+        self._plans = [self._padded]
         """Beside the first, the actor's update each time that it was planned anew for the rows that
         it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._left_out: list[int] = []
@@ -92,12 +122,74 @@ class PlannedStep:
         """Whether an update of the actor has taken its own log-probs for the old policy's."""
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
-        self.repeated_tokens = repeated_tokens
-        """Tokens that an earlier row trains, where they are masked."""
-        self.seconds = seconds
-        """Metric -> seconds that planning and its parts took."""
         self.tokens: dict[str, CallTokens] = {}
         """Of each call that was made, for rows of the step."""
+
+    def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
+        """Keeps the pass for old log-probs if a row has what verl's trainer compares with them."""
+        correction = self._job.config.algorithm.get("rollout_correction")
+        if not self._job.leaves_out_old_log_probs or correction is None:
+            return
+        name = "rollout_log_probs"
+        if having := SourceRows(batch).keys_with(name):
+            why = "verl's trainer compares it with old log-probs"
+            fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
+            blocker = Blocker(f"field {name} of {having[0]}", why, fix)
+            self._job.savings.block(OLD_LOG_PROBS, [blocker])
+
+    def _planned(self, batch: KVBatchMeta, left_out: Sequence[int] = ()) -> PaddedBatch:
+        """The plan of the calls, and their pads, which are not put yet.
+
+        With rows ``left_out``, the result is of the actor's update alone, since that leaves them
+        out. All calls are planned even so, and the others dropped: ``lcm`` cuts the actor's
+        mini-batches by the critic's sizes, too.
+        """
+        job, step = self._job, self.number.global_step
+        shape = job.step_job(
+            calls=self._calls,
+            dp_sizes=self._dp_sizes,
+            updates_actor=job.updates_actor(step),
+            seed=self.number.seed(job.padding.seed),
+            pad_tokens=self._template.length,
+        )
+        branches, forest = None, None
+        if job.shares and batch.keys:
+            branches, forest = self._may_branch(), self.prefixes.by_outputs
+            shape = replace(shape, may_branch=branches)
+        tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        # Planned before a pad is put: what is refused leaves the queue as it was.
+        try:
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, left_out), shape)
+        except PlanError as refusal:
+            message = f"step {step}: {translate_plan_error(refusal)}"
+            raise PaddingDataError(message) from refusal
+        if left_out:
+            layouts, figures = {ACTOR: plan.layouts[ACTOR]}, {ACTOR: plan.figures[ACTOR]}
+            plan = replace(plan, layouts=layouts, figures=figures, warnings=(), hint=None)
+        for warning in plan.warnings:
+            logger.warning("verl_padding: step %d: %s", step, warning)
+        if plan.hint:
+            self._log_once(f"step {step}: {translate_plan_error(plan.hint)}", about="hint")
+        return PaddedBatch(
+            batch,
+            plan,
+            self._template,
+            denominator=job.padding.denominator,
+            loss_weightings=loss_weightings(job.config, job.padding),
+            branches=branches,
+            # Rows of a single call have other numbers than those of the step.
+            timed=job.padding.timing and self._calls is None,
+            own_old_log_probs=ACTOR if job.leaves_out_old_log_probs else None,
+            skips_idle=ACTOR if job.skips_zero_advantage_rows else None,
+        )
+
+    def _may_branch(self) -> bool:
+        """Whether rows that part may share what is before."""
+        if self._job.may_branch and self.prefixes.has_images:
+            # What sees an image may see more than what is before it, by a mask of the model's.
+            why = "rows have images, so in such batches rows share whole beginnings alone"
+            self._log_once(f"step {self.number.global_step}: {why}", about="images")
+        return self._job.may_branch and not self.prefixes.has_images
 
     @property
     def pads(self) -> list[KVBatchMeta]:
@@ -136,7 +228,7 @@ class PlannedStep:
         advantages are known. Until then the plan holds all rows, so that what cannot be planned was
         refused before any pass.
         """
-        job = self._planner.job
+        job = self._job
         if call == ACTOR and job.leaves_out_old_log_probs and not self._padded.has_old_log_probs():
             if self.has_updated:
                 refuse(
@@ -151,11 +243,8 @@ class PlannedStep:
         left_out = find_zero_advantage_rows(self.batch)
         # An update may be called twice, and a trainer of one's own may change advantages between.
         if left_out != self._left_out:
-            with simple_timer(names.PLAN_SECONDS, self.seconds):
-                padded = self._planner.pad(
-                    self.batch, self.number, self.prefixes, self._calls, left_out
-                )
-            self._plans.append(padded)
+            with simple_timer(PLAN_SECONDS, self.seconds):
+                self._plans.append(self._planned(self.batch, left_out))
             self._left_out = left_out
             # They are known before they are put: whatever happens, they are taken out again.
             self.put_pads()
@@ -166,13 +255,13 @@ class PlannedStep:
         where the plan has fewer: then it is slower than planned, and takes more memory."""
         padded = self._plans[-1] if call == ACTOR else self._padded
         layout, figures = padded.plan.layouts[call], padded.plan.figures[call]
-        epochs, noted = self._planner.job.epochs(call), self.tokens.setdefault(call, CallTokens())
+        epochs, noted = self._job.epochs(call), self.tokens.setdefault(call, CallTokens())
         computed = tokens - epochs * layout.n_pads * padded.pad_length
         noted.computed += computed
         noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
         noted.epochs += epochs
         if computed > (planned := epochs * figures.computed_tokens):
-            self._planner.log_once(
+            self._log_once(
                 f"step {self.number.global_step}: {computed:,} tokens reached the models in worker "
                 f"call {call!r}, where the plan has {planned:,}. Metrics of what is saved have the "
                 "former.",
@@ -202,14 +291,14 @@ class PlannedStep:
         found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
         if self.repeated_tokens is not None:
             found[names.REPEATED_TOKENS] = self.repeated_tokens
-        if self._planner.job.skips_zero_advantage_rows and ACTOR in self.plan.layouts:
+        if self._job.skips_zero_advantage_rows and ACTOR in self.plan.layouts:
             found = {names.LEFT_OUT_ROWS.format(update=ACTOR): 0} | found
         return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
 
     def final_metrics(self) -> dict[str, float]:
         """The same once the updates were made, with what was computed and left out, and with the
         optimizer steps whose rows have no trained token."""
-        job, layouts = self._planner.job, self.plan.layouts
+        job, layouts = self._job, self.plan.layouts
         saved = saved_metrics(
             self.tokens,
             of_all_rows=sum(tokens_of_tags(self.batch.keys, self.batch.tags)),

@@ -2,22 +2,22 @@
 verl calls them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from verl.utils.profiler import simple_timer
 
+from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
-from verl_padding.driver.planned_step import PlannedStep, UpdateNumber
+from verl_padding.driver.planned_step import OnceInTheLog, PlannedStep, UpdateNumber
 from verl_padding.driver.samples import (
     put_results_of_untrained,
     rows_that_train,
     sample_rows,
     select_rows,
 )
-from verl_padding.driver.step_planner import StepPlanner
 from verl_padding.driver.step_record import write_record
 from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows
@@ -30,8 +30,12 @@ from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
-from verl_padding.pads.tags import PADDING_TAG
+from verl_padding.pads.tags import PADDING_TAG, tokens_of_tags
+from verl_padding.pads.template import PadTemplate, Schema
+from verl_padding.pads.upsampling import find_images
+from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan.plural import plural
+from verl_padding.prefix_sharing.detection import PrefixDetection
 
 ComputeAdvantage = Callable[[KVBatchMeta, dict[str, Any]], KVBatchMeta]
 """verl's ``_compute_advantage`` of a trainer."""
@@ -66,13 +70,8 @@ class TrainingSteps:
         """The step of the local update that runs."""
         job.savings.block(OLD_LOG_PROBS, own_updates(trainer))
         self._worker_groups = wrap_worker_groups(trainer, job, self.step_for)
-        # Only the model reads it.
-        tokens = [trainer.tokenizer.eos_token_id, trainer.tokenizer.pad_token_id, 0]
-        self._planner = StepPlanner(
-            job,
-            pad_token_id=next(int(token) for token in tokens if token is not None),
-            dp_sizes=self._dp_sizes,
-        )
+        self._schema = Schema(job.padding.fields)
+        self._log_once = OnceInTheLog()
         self._by_role = job.padding.baseline == "role"
         self._updates: list[PlannedStep] = []  # of the global step
         self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
@@ -96,9 +95,9 @@ class TrainingSteps:
             self.has_probed = True
         # verl's replay buffer has just given this batch, and still has what it knew of its prompts.
         self._failed |= getattr(self._trainer.replay_buffer, "failure_keys", {}).get(TRAIN, set())
-        step = self._planner.plan(batch, self._number())
+        step = self._planned(batch)
         if step.repeated_tokens:
-            self._planner.log_once(
+            self._log_once(
                 f"step {step.number.global_step}: "
                 f"{plural(step.repeated_tokens, 'sampled token')} repeated from earlier rows of "
                 "their sessions, masked because of padding.repeated_tokens=once. "
@@ -125,7 +124,7 @@ class TrainingSteps:
             yield self.current
             return
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
-        step = self._planner.plan(rows, self._number(), [call])
+        step = self._planned(rows, [call])
         step.has_updated = self.current is not None  # other rows of the step may have been trained
         try:
             step.put_pads()
@@ -198,7 +197,13 @@ class TrainingSteps:
             found = None
             if self.current is not None and self.current.batch.keys == batch.keys:
                 found = self.current.prefixes
-            continued_R = (found or self._planner.detect_prefixes(batch)).continued_R
+            if found is None:
+                found = PrefixDetection(
+                    batch,
+                    tokens_of_tags(batch.keys, batch.tags),
+                    may_have_images=self._job.has_images,
+                )
+            continued_R = found.continued_R
         parts = [(batch, continued_R)]
         if self._by_role:
             parts = list(parts_by_role(batch, continued_R))
@@ -258,15 +263,39 @@ class TrainingSteps:
 
     def _show_savings(self) -> None:
         """Says in the log which savings the job has, once and again where it loses one."""
-        self._planner.log_once("\n  ".join(["savings:", *self._job.savings.lines()]))
+        self._log_once("\n  ".join(["savings:", *self._job.savings.lines()]))
 
     def log_saved(self) -> None:
         """Says in the log what the savings have left out, at the end of a run."""
         if line := saved_line(self._saved):
-            self._planner.log_once(line)
+            self._log_once(line)
 
-    def _number(self) -> UpdateNumber:
-        return UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step)
+    def _planned(self, batch: KVBatchMeta, calls: Collection[str] | None = None) -> PlannedStep:
+        return PlannedStep(
+            self._job,
+            batch,
+            UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step),
+            template=self._template(batch),
+            dp_sizes=self._dp_sizes(),
+            log_once=self._log_once,
+            calls=calls,
+        )
+
+    def _template(self, batch: KVBatchMeta) -> PadTemplate:
+        """What the pads of a batch are made from."""
+        job, tokenizer, image = self._job, self._trainer.tokenizer, None
+        # With a vision model, only the rows say whether this batch shows it anything.
+        if job.has_vision and (images := find_images(batch)) is not None:
+            maker = image_maker(job.padding.multimodal, job.model_config)
+            image = maker(images) if maker is not None else None
+        # Only the model reads it.
+        tokens = [tokenizer.eos_token_id, tokenizer.pad_token_id, 0]
+        return PadTemplate(
+            eos_token_id=next(int(token) for token in tokens if token is not None),
+            length=job.pad_length(1 + len(image.token_ids) if image else MIN_PAD_LENGTH),
+            schema=self._schema,
+            image=image,
+        )
 
     def _dp_sizes(self) -> dict[str, int]:
         return {

@@ -12,7 +12,6 @@ GRAD_NORM = "actor/grad_norm"
 
 REAL_ROWS_TOTAL = "padding/real_rows/total"
 PAD_ROWS_TOTAL = "padding/pad_rows/total"
-PLAN_SECONDS = "timing_s/padding/plan"
 
 ALL_COMPUTED_TOKENS = "padding/computed_tokens/total"
 SAVED_TOKENS = (

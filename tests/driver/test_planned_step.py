@@ -99,13 +99,13 @@ def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, mes
             "'weight': .* has not listed it",
         ),
         (
-            [{"micro_batch": torch.tensor(1.0)}] * 2,
-            "'micro_batch': rows have it, as torch.float32, but",
+            [{"batch_row": torch.tensor(1.0)}] * 2,
+            "'batch_row': rows have it, as torch.float32, but",
         ),
-        ([{}, {"micro_batch": "a word"}], "'micro_batch': rows have it, as no tensor, but"),
+        ([{}, {"batch_row": "a word"}], "'batch_row': rows have it, as no tensor, but"),
         (
-            [{"micro_batch": torch.ones(8).long()}, {"micro_batch": torch.ones(11).long()}],
-            r"'micro_batch': .* as torch.int64 of up to 11 values, but",
+            [{"batch_row": torch.ones(8).long()}, {"batch_row": torch.ones(11).long()}],
+            r"'batch_row': .* as torch.int64 of up to 11 values, but",
         ),
         ([{"batch_row": torch.ones(8).long()}, {}], r"'batch_row': .* of up to 8 values, but"),
     ],
@@ -121,9 +121,9 @@ def test_a_columns_dtype_is_taken_by_whichever_row_of_the_queue_has_it():
 
 
 def test_values_of_other_rows_keep_no_column_from_a_row():
-    put_some_fields([(5, 3)], [{"micro_batch": torch.ones(8).long()}])
+    put_some_fields([(5, 3)], [{"batch_row": torch.ones(8).long()}])
     batch = put_rows([(5, 3), (7, 2)], ["b_0_0", "b_1_0"])
-    put_columns(batch, micro_batch=[torch.ones(1).long()] * 2)
+    put_columns(batch, batch_row=[torch.ones(1).long()] * 2)
     padded_trainer()._balance_batch(batch, {})
 
 
