@@ -178,7 +178,7 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     reference, values = (sent.extra_info for sent in workers.sent)
     assert (reference["no_lora_adapter"], reference[CALL].timed_as) == (True, "ref")
     assert ("no_lora_adapter" in values, values[CALL].timed_as) == (False, "values")
-    # Once verl takes it back by itself, RepairedTrainer._compute_ref_log_prob can go.
+    # Once verl takes it back by itself, padded_batch.py need not.
     assert (
         get_trainer_cls("sync")
         ._compute_ref_log_prob(trainer, batch, {})

@@ -37,6 +37,8 @@ def check_job(config: DictConfig) -> VerlJob:
     name = config.trainer.v1.trainer_mode
     # The mode that a padded trainer extends; by its name where it is one of verl's.
     mode = getattr(TRAINER_REGISTRY.get(name), "extends", None) or stock_mode(name)
+    check_losses(config, padding)
+    check_baseline(config, padding)
     job = VerlJob(config, padding, mode)
     if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
         fix = f"Set trainer.v1.{job.mode} instead."
@@ -48,10 +50,6 @@ def check_job(config: DictConfig) -> VerlJob:
             "wait for it for ever",
             f"Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.",
         )
-    check_losses(config, padding)
-    check_baseline(config, padding)
-    # Whoever leaves nothing out may run losses and estimators that verl knows by no name yet.
-    job.block_what_is_needed()
     check_verl(config, {engine.strategy for engine in job.engines.values()})
     check_adapters(config, job.mode, job.engines.values())
     model = config.actor_rollout_ref.model

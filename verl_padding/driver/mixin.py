@@ -1,7 +1,7 @@
 """What makes one of verl's trainers a padded one."""
 
 import logging
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
@@ -17,7 +17,11 @@ from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.prompt_order import PromptNames
 from verl_padding.pads.queue import KVBatchMeta, clear_leftovers
 from verl_padding.verl_fixes.queue_owner import check_queue_owner
-from verl_padding.verl_fixes.trainer import RepairedTrainer
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
+else:
+    VerlTrainer = object  # a mixin: one of verl's trainers comes behind it
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +43,7 @@ def prepare_job(config: DictConfig) -> VerlJob:
     return job
 
 
-class PaddedTrainer(RepairedTrainer):
+class PaddedTrainer(VerlTrainer):
     """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing
     else.
 

@@ -56,8 +56,11 @@ def translate_plan_error(refusal: PlanError | str) -> str:
 
 
 class VerlJob:
-    """A job of verl, as far as it decides how a batch is planned, sent to workers and trained
-    on."""
+    """A job of verl, as far as it decides how a batch is planned, sent to workers and trained on.
+
+    It is checked when it is made, and refused by a PaddingConfigError. What it saves is known then,
+    but for what its models, its workers and its rows forbid.
+    """
 
     def __init__(self, config: DictConfig, padding: PaddingConfig, mode: str):
         self.config = config
@@ -66,8 +69,8 @@ class VerlJob:
         """The verl mode that the job's trainer extends."""
         self.padding = padding
         self.savings = Savings(padding)
-        """What the job computes less, as far as is known: :meth:`check_models`, the workers and the
-        rows may turn off more."""
+        """What the job computes less; :meth:`check_models`, the workers and the rows may turn off
+        more."""
         self.may_branch = True
         """Whether rows that part may share what is before, and not only all of a row: not in layers
         in which a token depends on more than the tokens before it that attention sees, as
@@ -77,16 +80,12 @@ class VerlJob:
             config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1)
         )
         """Local updates per global step, which share its prompts."""
+        self.engines = role_engines(config)
+        """The engine of each role of the job."""
+        check_engines(list(self.engines.values()), self.savings)
+        self._block_what_is_needed()
 
-    @cached_property
-    def engines(self) -> dict[str, RoleEngine]:
-        """The engine of each role of the job; refused where one does not work with another or with
-        the plan."""
-        engines = role_engines(self.config)
-        check_engines(list(engines.values()), self.savings)
-        return engines
-
-    def block_what_is_needed(self) -> None:
+    def _block_what_is_needed(self) -> None:
         """Blocks the savings that change the job's losses, or leave out what they or estimators
         need."""
         if blocker := packing_blocker(self.config):

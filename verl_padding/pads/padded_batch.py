@@ -29,8 +29,8 @@ from verl_padding.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
 
-NO_ADAPTER = "no_lora_adapter"
-"""verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference."""
+NO_ADAPTER, LOG_PROB = "no_lora_adapter", "log_prob"
+"""verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and the pass."""
 
 
 class PaddedBatch:
@@ -200,7 +200,10 @@ class PaddedBatch:
         planned = [*self.batch.keys, *self.pads.keys]
         ordered = [planned[row] for row in layout.order]
         rows = rows_like(batch, ordered, [tag_of[key] for key in ordered])
-        # A LoRA actor without its adapter is its own reference, by the same call.
+        # verl leaves this flag in the batch. The critic's pass, which comes next, would read it: a
+        # LoRA critic would compute values without its adapter, with no word in the log.
+        if call != LOG_PROB:
+            rows.extra_info.pop(NO_ADAPTER, None)
         name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
         shares = self._branches is not None
         rows.extra_info[CALL] = PlannedCall(
