@@ -99,7 +99,7 @@ def test_small_mini_batches_are_packed_almost_as_well_as_can_be():
         f"{exact:.0%}"
     )
     assert np.mean(over) < 1.005
-    assert max(over) < 1.06
+    assert max(over) < 1.07
 
 
 @st.composite
