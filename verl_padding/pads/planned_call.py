@@ -3,9 +3,9 @@ numbers."""
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
 from tensordict import TensorDict
 
@@ -63,6 +63,11 @@ class PlannedCall:
     steps: deque[MiniBatch] = field(default_factory=deque)
     """The mini-batch of each optimizer step that is to come, in every epoch."""
 
+    def __deepcopy__(self, memo: Any) -> Self:
+        # KVBatchMeta copies what it says with each part of a batch, one a rank, and workers copy it
+        # again. Nothing but the queue is ever changed.
+        return replace(self, steps=self.steps.copy())
+
     def take_step(self, data: TensorDict) -> MiniBatch:
         """The mini-batch of an optimizer step with these rows; a PaddingDataError if they are not
         those that are next: verl would train on wrong ones."""
@@ -90,8 +95,8 @@ class PlannedCall:
         )
 
     def positions(self, data: TensorDict) -> list[int]:
-        """``position_R`` of some rows; -1 for a pad."""
-        numbers = read_column(data, BATCH_ROW).tolist()
+        """``position_R`` of some rows, -1 for a pad; none where it is not known."""
+        numbers = read_column(data, BATCH_ROW).tolist() if self.position_R else []
         return [self.position_R[row] if row < self.layout.n_rows else -1 for row in numbers]
 
 
