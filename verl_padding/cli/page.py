@@ -121,12 +121,14 @@ def write_page(
     title: str,
     curves: Mapping[str, Curves],
     steps: Iterable[ShownStep],
+    saved: Sequence[str] = (),
     notes: Sequence[str],
 ) -> None:
     """Writes the page.
 
     Args:
         curves: of each run, by its name.
+        saved: sentences on what the runs have saved.
         notes: sentences on what was left out; they may grow while ``steps`` are taken.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -144,6 +146,7 @@ def write_page(
         runs=list(dict.fromkeys(run for run, *_ in shown)),
         columns=list(dict.fromkeys(name for _, _, cells, _ in shown for name in cells)),
         steps=shown,
+        saved=saved,
         notes=notes,
         curves=packed(_by_metric(curves)),
         plotly=get_plotlyjs(),

@@ -24,7 +24,7 @@ def write_report(
 ) -> list[str]:
     """Writes the page of runs, whose folders are as the demo and the recipes' scripts leave them.
 
-    Returns: what was left out, which the page says too.
+    Returns: what was saved and what was left out, which the page says too.
 
     Args:
         steps: which recorded steps are shown; None for all.
@@ -35,6 +35,7 @@ def write_report(
     """
     curves: dict[str, Curves] = {}
     recorded: list[tuple[str, Path]] = []
+    saved: list[str] = []
     notes: list[str] = []
     for folder in folders:
         run, paths = str(folder), dumps_in(folder / FOLDER)
@@ -46,15 +47,15 @@ def write_report(
             raise PaddingDataError(
                 f"{folder}: {why}. Name the folder of a job with padding.record=true."
             )
-        notes += [f"{folder}: {line}" for line in savings_of_run(folder)]
+        saved += [f"{folder}: {line}" for line in savings_of_run(folder)]
         notes += _not_reached(folder, paths)
     if steps and not recorded:
         raise PaddingDataError(f"--steps={steps}: none of them is recorded. Choose others.")
     # Read one by one while the page is written, since a long run does not fit into memory at once.
     shown = (each for run, path in recorded for each in _shown_steps(run, path, notes))
     title = " and ".join(folder.resolve().name for folder in folders)
-    write_page(out, title=title, curves=curves, steps=shown, notes=notes)
-    return notes
+    write_page(out, title=title, curves=curves, steps=shown, saved=saved, notes=notes)
+    return [*saved, *notes]
 
 
 def _not_reached(folder: Path, paths: Sequence[Path]) -> list[str]:
