@@ -25,6 +25,7 @@ from verl_padding.pads.columns import (
     BRANCHES,
     CUT_BY_PLAN,
     IS_PADDING,
+    LEAVES_OUT,
     MICRO_BATCH,
     WEIGHS_ROWS,
     loss_columns,
@@ -166,7 +167,9 @@ def cut_as_planned(
     pad = pad_of(fields)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     tokens_R = [int(row["loss_mask"].sum()) for row in fields]
-    columns = loss_columns(layout, trained_R, tokens_R, factor_R) | micro_batch_columns(plan, call)
+    leaves_out = bool(said.get(LEAVES_OUT))
+    columns = loss_columns(layout, trained_R, tokens_R, factor_R, leaves_out=leaves_out)
+    columns |= micro_batch_columns(plan, call)
     cut = follow_plan(prepare_micro_batches)
     ranks = layout.cells[mini_batch]
     tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
