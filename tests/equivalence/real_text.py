@@ -227,7 +227,11 @@ def main(keep: Keep = False) -> None:
         rows, exact = rows_and_exact(model)
         figures = {dtype: measure(model, rows, dtype, exact) for dtype in DTYPES}
     tokens = sum(len(row["input_ids"]) for row in rows.values())
-    report("real_text", {"rows": len(rows), "tokens": tokens} | figures, keep=keep)
+    ratio = max(
+        of["largest_log_ratio"] for each in figures.values() for of in each.values() if "pads" in of
+    )
+    said = {"rows": len(rows), "tokens": tokens, "largest_log_ratio": ratio}
+    report("real_text", said | figures, keep=keep)
 
 
 def rows_and_exact(model: Path) -> tuple[dict[str, Row], Found]:
