@@ -18,7 +18,8 @@ class GuessLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """The rows of the session in order; the last one has the reward."""
         number, top = int(row["reward_model"]["ground_truth"]), row["extra_info"]["top"]
-        messages, outputs, guesses = list(row["raw_prompt"]), [], []
+        messages, guesses = list(row["raw_prompt"]), []
+        outputs: list[AgentLoopOutput] = []
         while number not in guesses and len(outputs) < GUESSES:
             output = await self.call(messages, sampling_params)
             if not output.response_ids:  # the request was aborted
