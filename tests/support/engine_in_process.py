@@ -147,6 +147,7 @@ def cut_as_planned(
     token_budget: int,
     factor_R: Sequence[float] | None = None,
     by_rows: bool = True,
+    leaves_out: bool = False,
     **said: Any,
 ) -> Iterator[tuple[list[str | None], TensorDict]]:
     """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a
@@ -155,6 +156,7 @@ def cut_as_planned(
     Args:
         factor_R: of each row, if rows weigh differently.
         by_rows: whether losses that weigh rows divide by those of the mini-batch.
+        leaves_out: whether the update may leave rows out.
         said: non-tensor data of every micro-batch, beside what each update says.
     """
     layout, keys, fields = plan.layouts[call], list(rows), list(rows.values())
@@ -168,7 +170,7 @@ def cut_as_planned(
         position_R=plan.forest.dfs_position_R.tolist() if shares else (),
         factor_R=factor_R,
     )
-    step = mini_batches(layout, trained_R, tokens_R, by_rows=by_rows)[mini_batch]
+    steps = mini_batches(layout, trained_R, tokens_R, by_rows=by_rows, leaves_out=leaves_out)
     columns = row_columns(layout, marks_pads=True)
     cut = follow_plan(prepare_micro_batches)
     ranks = layout.cells[mini_batch]
@@ -183,7 +185,7 @@ def cut_as_planned(
             "dp_size": layout.dp_size,
             "batch_num_tokens": tokens,
             CALL: told,
-            MINI_BATCH: step,
+            MINI_BATCH: steps[mini_batch],
         }
         tu.assign_non_tensor(data, **COMMON | budget | shape | said)
         micro_batches, places = cut(data)

@@ -26,18 +26,8 @@ def read(page: Path) -> str:
     return COMMENT.sub("", page.read_text())
 
 
-FILE_NAME = re.compile(r"# (?P<name>\w+\.(?:py|sh|yaml))\n")
-
-
-def files_of(text: str) -> dict[str, str]:
-    """Name -> text of the files that a page prints: blocks whose first line is a comment with a
-    name."""
-    blocks = [match["code"] for match in FENCE.finditer(text)]
-    return {named["name"]: code for code in blocks if (named := FILE_NAME.match(code))}
-
-
 OWN_RECIPE = "Train your own agent"
-"""The section of docs/quickstart.md that builds a recipe in an empty folder."""
+"""The section of docs/quickstart.md that copies a recipe and runs it."""
 
 
 def section(page: str, heading: str) -> str:
@@ -52,29 +42,39 @@ def section(page: str, heading: str) -> str:
 
 
 def commands_of(text: str) -> list[str]:
-    """Blocks of commands of a page's text, in order, without those that are files."""
-    blocks = [match["code"] for match in FENCE.finditer(text) if match["language"] == "bash"]
-    return [code for code in blocks if not FILE_NAME.match(code)]
+    """Blocks of commands of a page's text, in order."""
+    return [match["code"] for match in FENCE.finditer(text) if match["language"] == "bash"]
 
 
 def own_recipe_text() -> str:
-    """What the quickstart says of a recipe from an empty folder."""
+    """What the quickstart says of the recipe to copy."""
     return section(read(DOCS / "quickstart.md"), OWN_RECIPE)
 
 
 def make_own_recipe(place: Path) -> Path:
-    """Writes the files of the quickstart's recipe and runs its commands up to the job, in
-    ``place``; returns the folder."""
-    page, folder = own_recipe_text(), place / "guess"
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    make_folder, make_data, *_ = (
-        ["/bin/bash", "-euo", "pipefail", "-c", code] for code in commands_of(page)
+    """Copies the quickstart's recipe, as the page does, and has its script make model and data;
+    returns the folder."""
+    copy, *_ = commands_of(own_recipe_text())
+    (place / "recipes").symlink_to(ROOT / "recipes")
+    subprocess.run(["/bin/bash", "-euo", "pipefail", "-c", copy], cwd=place, check=True)
+    job_of(place / "guess/run_cpu.sh")
+    return place / "guess"
+
+
+def job_of(script: Path, **environment: str) -> list[str]:
+    """The overrides that a script gives to the doctor and to verl's trainer, with what it makes for
+    them made."""
+    before, _, after = script.read_text().partition('verl-padding doctor "${job[@]}"\n')
+    assert 'python -m verl.trainer.main_ppo "${job[@]}" ' in after
+    code = before + "printf '%s\\n' \"${job[@]}\" > overrides"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["/bin/bash", "-c", code],
+        cwd=script.parent,
+        env=os.environ | {"PATH": path} | environment,
+        check=True,
     )
-    subprocess.run(make_folder, cwd=place, env=environment, check=True)
-    for name, text in files_of(page).items():
-        (folder / name).write_text(text)
-    subprocess.run(make_data, cwd=folder, env=environment, check=True)
-    return folder
+    return (script.parent / "overrides").read_text().splitlines()
 
 
 def skip_without_the_extra_docs() -> None:

@@ -65,11 +65,11 @@ def generate(
     # transformers takes the likeliest token of each row: the drawn one, once all others are ruled
     # out.
     def sample(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        tokens = _sample(logits, rows)
+        tokens = _sample(logits.cpu(), rows).to(logits.device)
         return torch.full_like(logits, float("-inf")).scatter(1, tokens[:, None], 0.0)
 
     def has_ended(*_: torch.Tensor, **__: Any) -> torch.Tensor:
-        return torch.tensor([row.is_finished or is_aborted() for row in rows])
+        return torch.tensor([row.is_finished or is_aborted() for row in rows], device=model.device)
 
     # The model's own would fill in what is left out here: a token that ends all rows, another way
     # to sample.
@@ -77,6 +77,7 @@ def generate(
     model.generation_config = GenerationConfig(
         max_new_tokens=limit, do_sample=False, pad_token_id=0
     )
+    inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
     model.generate(**inputs, logits_processor=[sample], stopping_criteria=[has_ended])
 
 

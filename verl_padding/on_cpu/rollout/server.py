@@ -208,7 +208,9 @@ class TransformersServer:
         )
         if wrong := {what: names for what, names in report.items() if names}:
             raise RuntimeError(f"the trainer's weights do not fit {model_class.__name__}: {wrong}")
-        return model.eval()
+        # A job for a GPU may choose this rollout, and let its server see one.
+        on_gpu = torch.cuda.is_available() and os.environ.get("VERL_PLATFORM") != "cpu"
+        return model.eval().to("cuda" if on_gpu else "cpu")
 
 
 class TransformersReplica(RolloutReplica):

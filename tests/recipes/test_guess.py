@@ -1,0 +1,98 @@
+"""The recipe that is made to be copied: its game, its data, and the folder of a real model."""
+
+import re
+from collections import Counter
+from configparser import ConfigParser
+
+import pandas as pd
+import pytest
+
+from tests.support import played
+from tests.support.pages import ROOT, own_recipe_text
+from verl_padding.recipes.guess import smollm2
+from verl_padding.recipes.guess.guess_loop import GUESSES, GuessLoop
+from verl_padding.recipes.guess.make_data import write_data
+
+ROW = {
+    "raw_prompt": [{"role": "user", "content": "?"}],
+    "reward_model": {"ground_truth": "6"},
+    "extra_info": {"top": 15},
+}
+FIRST = "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\nMy guess is"
+NEXT = " {}<|im_end|>\n<|im_start|>user\n{}.<|im_end|>\n<|im_start|>assistant\nMy guess is"
+
+
+def play(*replies):
+    return played.play(GuessLoop, replies, ROW, {"prompt_length": 300, "response_length": 3})
+
+
+def test_each_guess_is_a_row_and_is_told_higher_or_lower():
+    outputs, server = play(" 3!", "8\n\n", " 6")
+    second = FIRST + NEXT.format(3, "Higher")
+    assert server.prompts == [FIRST, second, second + NEXT.format(8, "Lower")]
+    assert len({request for request, *_ in server.requests}) == 3
+    for output in outputs:
+        assert output.response_mask == [1] * len(output.response_ids)
+        assert output.response_logprobs == [-0.5] * len(output.response_ids)
+        assert output.extra_fields["global_steps"] == 3
+    assert [output.reward_score for output in outputs] == [None, None, 1.0]
+    assert outputs[-1].extra_fields["reward_extra_info"] == {"won": 1.0, "guesses": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("replies", "rows", "reward"),
+    [
+        (["6"], 1, 1.0),
+        (["6 or 7"], 1, 1.0),
+        (["1", "2", "3", "4", "6"], 4, 0.1),  # too many
+        (["5", "16"], 2, 0.1 / 4),
+        (["0"], 1, 0.0),
+        (["5", "6", "7"], 2, 1.0),
+        (["1", "six"], 2, 0.1 / 4),
+        (["1", ""], 1, 0.1 / 4),  # an aborted request is no row
+    ],
+)
+def test_a_session_ends_with_the_number_or_what_is_no_guess(replies, rows, reward):
+    outputs, _ = play(*replies)
+    assert len(outputs) == rows
+    assert outputs[-1].reward_score == pytest.approx(reward)
+
+
+def test_a_session_whose_first_request_was_aborted_has_no_rows():
+    assert play("")[0] == []
+
+
+def test_halving_always_finds_the_number_in_time():
+    for number in range(1, 16):
+        low, high, guesses = 1, 15, 0
+        while (guess := (low + high) // 2) != number:
+            low, high = (guess + 1, high) if guess < number else (low, guess - 1)
+            guesses += 1
+        assert guesses < GUESSES
+
+
+def test_each_batch_has_each_number_once(tmp_path):
+    numbers = {}
+    for seed in (0, 1):
+        write_data(tmp_path, top=9, seed=seed)
+        for split in ("train", "val"):
+            rows = pd.read_parquet(tmp_path / f"{split}.parquet")
+            assert rows["prompt"].map(lambda prompt: "from 1 to 9," in prompt[0]["content"]).all()
+            found = [int(each["ground_truth"]) for each in rows["reward_model"]]
+            for start in range(0, len(found), 9):
+                assert Counter(found[start : start + 9]) == Counter(range(1, 10))
+            numbers[seed, split] = tuple(found[:36])
+    assert len(set(numbers.values())) == 4
+
+
+def test_a_missing_package_is_named_with_the_extra_that_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="smollm2"):
+        smollm2.make_smollm2(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = re.findall(r"\[(.*?)\]", smollm2.INSTALL)[0].split(",")
+    assert set(extras) <= set(setup["options.extras_require"])
+    packages = re.findall(r"--no-deps (.+)", smollm2.INSTALL)
+    assert packages[0] in own_recipe_text()
