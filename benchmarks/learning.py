@@ -1,48 +1,207 @@
-"""Whether the agent of a run has learned its task."""
+"""What a job's mini-batches do to learning: the source job's task with verl's rule, and with the
+strategies, over seeds, learning rates, two estimators and two tasks.
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
+    nice -n 19 python -m benchmarks.learning            # goes on where it was stopped
+    python -m benchmarks.learning --picture FILE
 
-LAST = 10
-"""Steps at the end of a run that count as its result."""
+A run (``learning_run.py``) is a line of ``learning.jsonl``. The task *two symbols* is that of
+recipes/context_reset, in which one reply to both symbols earns 0.41: fast learners may stay there.
+In *one symbol*, one reply is always right.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+
+import benchmarks.ray_and_queue  # noqa: F401  (before anything of verl: it chooses its platform)
+from benchmarks.learning_run import LearningRun
+from benchmarks.runs import CRITIC, LAST, SOURCE_JOB
+from verl_padding.recipes.context_reset.job import tiny_job
+
+FILE = Path(__file__).with_suffix(".jsonl")
+BATCHES, SEEDS = 24, 16
+TASKS = ("two symbols", "one symbol")
+ESTIMATORS = {"grpo": (), "gae": CRITIC}
+RATES = (1.0, 0.5, 2.0)
+"""Factors of the learning rate, the first one first."""
+SIDES = {
+    "stock verl": (),
+    "lcm": ("+padding=lcm",),
+    "prompt": ("+padding=prompt",),
+    "prompt, by rows": ("+padding=prompt", "padding.optimizer_steps=by_rows"),
+}
+TRAP = (0.35, 0.5)
+"""Reward of an agent that gives both symbols one reply, about."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """What a recipe is known to reach."""
+class Kind(NamedTuple):
+    """What all seeds of a side have in common."""
 
-    reward: float
-    """Of a session: the mean over the last steps has to reach it."""
-    floor: float
-    """No step may fall below it once a step has reached ``reward``."""
-    steps: int
-    """That the recipe is made for; a shorter run need not have learned."""
+    task: str
+    estimator: str
+    rate: float
+    side: str
 
 
-CONTEXT_RESET = Goal(reward=0.95, floor=0.9, steps=60)
-SUBAGENTS = Goal(reward=0.6, floor=0.5, steps=60)
-EVERY_CALL = Goal(reward=0.75, floor=0.6, steps=60)
+def kinds() -> Iterator[Kind]:
+    for estimator, rate, task, side in product(ESTIMATORS, RATES, TASKS, SIDES):
+        yield Kind(task, estimator, rate, side)
 
 
-class Learning:
-    """The mean reward of a session at each step of a run (one at least), against its recipe's goal.
+def all_runs() -> Iterator[tuple[Kind, int]]:
+    """In an order such that a study that is stopped has about as many seeds of each side."""
+    for estimator, rate in product(ESTIMATORS, RATES):
+        for seed, task, side in product(range(SEEDS), TASKS, SIDES):
+            yield Kind(task, estimator, rate, side), seed
 
-    Attributes:
-        last: the mean over the last `LAST` steps.
-        reached: the first step, counted from 1, that reaches the goal; None for none.
-        lowest: the lowest reward of a step from there on.
-        learned: whether the goal was reached and held; None if it was not, but the run was too
-            short, or if the reward of a step is unknown (NaN).
+
+def run(kind: Kind, seed: int, assets: Path) -> dict[str, Any]:
+    """Curves of one run: reward in thousandths, rows and optimizer steps of each batch."""
+    job = dict(each.split("=", 1) for each in tiny_job(assets, seed=seed))
+    data = pd.read_parquet(job["data.train_files"])
+    paths = [row["ground_truth"] for row in data["reward_model"]]
+    if kind.task == "one symbol":
+        paths = ["1" * len(path) for path in paths]
+    # One job for all seeds: it is composed once.
+    job |= {f"data.{split}_files": "data" for split in ("train", "val")}
+    model, job["actor_rollout_ref.model.path"] = job["actor_rollout_ref.model.path"], "model"
+    settings = (*SOURCE_JOB, *ESTIMATORS[kind.estimator], *SIDES[kind.side])
+    recipe = [f"{key}={value}" for key, value in job.items() if "seed" not in key]
+    learning = LearningRun(
+        (*recipe, *settings), Path(model), paths, seed=seed, rate=kind.rate, batches=BATCHES
+    )
+    batches = [learning.train_batch() for _ in range(BATCHES)]
+    return {
+        **kind._asdict(),
+        "seed": seed,
+        "reward": [round(1000 * batch["reward"]) for batch in batches],
+        **{name: [batch[name] for batch in batches] for name in ("rows", "steps")},
+        "pads": sum(batch["pads"] for batch in batches),
+    }
+
+
+def kept_runs(file: Path = FILE) -> dict[Kind, dict[int, dict[str, Any]]]:
+    """The runs of each kind, by seed."""
+    runs: dict[Kind, dict[int, dict[str, Any]]] = {kind: {} for kind in kinds()}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        found = json.loads(line)
+        runs[Kind(*(found[name] for name in Kind._fields))][found["seed"]] = found
+    return runs
+
+
+def last(found: dict[str, Any]) -> float:
+    """Mean reward of the last batches."""
+    return fmean(found["reward"][-LAST:]) / 1000
+
+
+def is_caught(found: dict[str, Any]) -> bool:
+    """Whether a run ends with one reply to both symbols."""
+    return TRAP[0] <= fmean(found["reward"][-3:]) / 1000 <= TRAP[1]
+
+
+def batches_to(found: dict[str, Any], reward: float) -> int:
+    """Batches until one earns as much; one more than there are if none does."""
+    reached = (n for n, each in enumerate(found["reward"], 1) if each >= 1000 * reward)
+    return next(reached, BATCHES + 1)
+
+
+def reward_after(found: dict[str, Any], name: str, total: int) -> float:
+    """Reward of the last batch that was sampled after at most so many ``steps`` or ``rows``."""
+    before = [0, *accumulate(found[name][:-1])]
+    return float(found["reward"][bisect_right(before, total) - 1]) / 1000
+
+
+def p_value(one: Sequence[float], other: Sequence[float]) -> float:
+    """How often the means of two sides differ as much if each seed's two values are exchanged or
+    not, over all 2^seeds ways: a permutation test in pairs.
+
+    >>> p_value([1, 2, 3], [0, 1, 2])
+    0.25
     """
+    difference = np.subtract(one, other)
+    signs = np.array([*product((1, -1), repeat=len(difference))])
+    sums = np.abs(signs @ difference)
+    return float((sums >= abs(difference.sum()) * (1 - 1e-9)).mean())
 
-    def __init__(self, rewards: Sequence[float], goal: Goal):
-        self.last = fmean(rewards[-LAST:])
-        self.reached = next(
-            (step for step, reward in enumerate(rewards, start=1) if reward >= goal.reward), None
-        )
-        self.lowest = None if self.reached is None else min(rewards[self.reached - 1 :])
-        held = self.last >= goal.reward and self.lowest is not None and self.lowest >= goal.floor
-        is_unknown = any(map(math.isnan, rewards)) or not (held or len(rewards) >= goal.steps)
-        self.learned = None if is_unknown else held
+
+def compared(runs: dict[Kind, dict[int, dict[str, Any]]], kind: Kind) -> dict[str, Any]:
+    """Figures of a side, each a median over the seeds, and whether it differs from stock verl at
+    the same rate, in the seeds that both have."""
+    stock = runs[kind._replace(side="stock verl")]
+    of = runs[kind]
+    both = sorted(of.keys() & stock.keys())
+    values = list(of.values())
+    equal_steps = BATCHES * 3
+    equal_rows = min(sum(each["rows"]) for each in [*values, *stock.values()])
+    return {
+        "seeds": len(values),
+        "last": median(map(last, values)),
+        "mean": fmean(map(last, values)),
+        "caught": sum(map(is_caught, values)),
+        "to_half": median(batches_to(each, 0.5) for each in values),
+        "after_steps": median(reward_after(each, "steps", equal_steps) for each in values),
+        "after_rows": median(reward_after(each, "rows", equal_rows) for each in values),
+        "p": p_value([last(of[seed]) for seed in both], [last(stock[seed]) for seed in both]),
+    }
+
+
+def draw(runs: dict[Kind, dict[int, dict[str, Any]]], path: Path) -> None:
+    """Each run as a point, by task, estimator, rate and side; a line for the median of a side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        len(TASKS), len(ESTIMATORS), figsize=(9, 5), sharex=True, sharey=True, layout="constrained"
+    )
+    rates = sorted(RATES)
+    for (row, task), (column, estimator) in product(enumerate(TASKS), enumerate(ESTIMATORS)):
+        axis = axes[row][column]
+        axis.set(title=f"{task}, {estimator.upper()}", ylim=(0, 1.02))
+        axis.set_xticks(range(len(rates)), [f"rate x {rate:g}" for rate in rates])
+        for (place, rate), (number, side) in product(enumerate(rates), enumerate(SIDES)):
+            values = [*map(last, runs[Kind(task, estimator, rate, side)].values())]
+            x = place + (number - 1.5) / 6
+            spread = np.linspace(-0.05, 0.05, len(values)) if values else []
+            axis.plot(x + np.array(spread), values, ".", color=f"C{number}", markersize=4)
+            if values:
+                axis.hlines(median(values), x - 0.07, x + 0.07, color=f"C{number}", label=side)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=len(SIDES))
+    figure.supylabel("mean reward of the last ten batches")
+    figure.savefig(path, dpi=110)
+
+
+def main(
+    seeds: Annotated[int, typer.Option(help="How many of the seeds to run.")] = SEEDS,
+    picture: Annotated[Path | None, typer.Option(help="Draw the kept runs, run none.")] = None,
+) -> None:
+    """Runs what has not been run."""
+    torch.set_num_threads(1)
+    if picture is not None:
+        draw(kept_runs(), picture)
+        return
+    done = kept_runs()
+    with tempfile.TemporaryDirectory() as assets, FILE.open("a") as file:
+        for kind, seed in all_runs():
+            if seed < seeds and seed not in done[kind]:
+                file.write(json.dumps(run(kind, seed, Path(assets)), separators=(",", ":")) + "\n")
+                file.flush()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -9,27 +9,26 @@ that is in its folder is not run again, so that a benchmark can be stopped and s
 run at a time (``--only``).
 
 *source_job* is the job that asked for padding: 45 prompts, 8 sessions each, mini-batches of 15
-prompts, two ranks; the task of recipes/context_reset with GRPO, and with GAE and a critic. Its side
-*steps* is ``+padding=prompt`` with a third of the mini-batch, so as many steps as stock verl takes.
-``--picture FILE`` draws its kept figures.
+prompts, two ranks; the task of recipes/context_reset with GRPO, and with GAE and a critic.
+``learning.py`` has many more runs of it, in one process.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import typer
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.learning import CONTEXT_RESET, EVERY_CALL, LAST, SUBAGENTS, Goal, Learning
-from benchmarks.results import Keep, busy_cores, kept, report
+from benchmarks.results import Keep, busy_cores, report
 from verl_padding.cli.demo import ASSETS, HYDRA, demo_job, empty_folder
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.on_cpu.launch import LOG, run_local_job
@@ -39,6 +38,49 @@ from verl_padding.recipes.subagents import job as subagents
 from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
 from verl_padding.runs.run_files import CONFIG, ROLLOUTS
 from verl_padding.stock.padding import StockRule
+
+LAST = 10
+"""Steps at the end of a run that count as its result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a recipe is known to reach."""
+
+    reward: float
+    """Of a session: the mean over the last steps has to reach it."""
+    floor: float
+    """No step may fall below it once a step has reached ``reward``."""
+    steps: int
+    """That the recipe is made for; a shorter run need not have learned."""
+
+
+CONTEXT_RESET = Goal(reward=0.95, floor=0.9, steps=60)
+SUBAGENTS = Goal(reward=0.6, floor=0.5, steps=60)
+EVERY_CALL = Goal(reward=0.75, floor=0.6, steps=60)
+
+
+class Learning:
+    """The mean reward of a session at each step of a run (one at least), against its recipe's goal.
+
+    Attributes:
+        last: the mean over the last `LAST` steps.
+        reached: the first step, counted from 1, that reaches the goal; None for none.
+        lowest: the lowest reward of a step from there on.
+        learned: whether the goal was reached and held; None if it was not, but the run was too
+            short, or if the reward of a step is unknown (NaN).
+    """
+
+    def __init__(self, rewards: Sequence[float], goal: Goal):
+        self.last = fmean(rewards[-LAST:])
+        self.reached = next(
+            (step for step, reward in enumerate(rewards, start=1) if reward >= goal.reward), None
+        )
+        self.lowest = None if self.reached is None else min(rewards[self.reached - 1 :])
+        held = self.last >= goal.reward and self.lowest is not None and self.lowest >= goal.floor
+        is_unknown = any(map(math.isnan, rewards)) or not (held or len(rewards) >= goal.steps)
+        self.learned = None if is_unknown else held
+
 
 LAST_STEPS = {
     "update_s": "timing_s/update_actor",
@@ -92,17 +134,10 @@ CRITIC = (
     f"critic.ppo_mini_batch_size={MINI_BATCH}",
     "critic.optim.lr=4e-3",
 )
-MORE_STEPS = MINI_BATCH // 3
-"""Prompts of a mini-batch with which ``prompt`` takes as many steps as stock verl takes at most."""
 FLAGS = {
     "stock": (),
     "lcm": ("+padding=lcm",),
     "prompt": ("+padding=prompt",),
-    "steps": (
-        "+padding=prompt",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={MORE_STEPS}",
-        f"critic.ppo_mini_batch_size={MORE_STEPS}",
-    ),
 }
 PLANNED = ("+padding=prompt", "padding.packer=plan")
 TREES = (*PLANNED, "padding.sharing=on")
@@ -218,50 +253,6 @@ def figures_of(folder: Path, goal: Goal) -> dict[str, Any]:
     }
 
 
-DRAWN = {"reward": "mean reward of a session", "optimizer_steps": "optimizer steps"}
-
-
-def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
-    """Reward of a session and optimizer steps by batch, with and without a critic: a thin line a
-    run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        2,
-        2,
-        figsize=(9, 5),
-        sharex=True,
-        sharey="row",
-        height_ratios=(2, 1),
-        layout="constrained",
-    )
-    looks = {"stock": ("stock verl", "tab:orange"), "lcm": ("+padding=lcm", "#aec7e8")}
-    looks["prompt"] = ("+padding=prompt", "tab:blue")
-    looks["steps"] = ("+padding=prompt, 9 steps", "tab:green")
-    for column, (estimator, title) in enumerate(
-        {"grpo": "GRPO", "gae": "GAE, with a critic"}.items()
-    ):
-        axes[0][column].set_title(title)
-        for axis, (name, label) in zip(axes[:, column], DRAWN.items(), strict=True):
-            for side, look in looks.items():
-                for number, run in enumerate(runs_of(runs, f"{estimator}_{side}")):
-                    batches = range(1, len(run["reward"]) + 1)
-                    axis.plot(
-                        batches,
-                        run[name],
-                        color=look[1],
-                        label=None if number else look[0],
-                        linewidth=1.2,
-                    )
-            axis.set(ylim=(0, None), ylabel=None if column else label)
-    figure.legend(*axes[0][1].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-    figure.supxlabel("batch")
-    figure.savefig(path, dpi=120)
-
-
 def runs_of(runs: dict[str, dict[str, Any]], side: str) -> Sequence[dict[str, Any]]:
     """Those of a side."""
     return [run for name, run in runs.items() if name.startswith(f"{side}_seed")]
@@ -271,13 +262,9 @@ def main(
     case: str,
     only: str = "",
     out: Path = Path("outputs"),
-    picture: Path | None = None,
     keep: Keep = False,
 ) -> None:
     """Runs a recipe, each side and seed whose name begins with ``only``."""
-    if picture is not None:
-        draw(kept(f"runs {case}")["runs"], picture)
-        return
     busy, it, runs = busy_cores(), CASES[case], {}
     for side, seed in product(it.sides, range(it.seeds)):
         if (name := f"{side}_seed{seed}").startswith(only):

@@ -44,7 +44,10 @@ def test_a_section_of_hydra_is_read():
         ({"sharing": ["trees"]}, r"^padding.sharing=\['trees'\]: "),
         ({"seed": -1}, r"^padding.seed=-1: "),
         ({"seed": True}, r"^padding.seed=True: "),
-        ({"stratgy": "rows"}, r"^padding.stratgy='rows': .*Choices: strategy, denominator,"),
+        (
+            {"stratgy": "rows"},
+            r"^padding.stratgy='rows': .*Choices: strategy, optimizer_steps, denominator,",
+        ),
         ("prompt", r"^padding='prompt': "),
     ],
 )

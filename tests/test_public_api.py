@@ -36,7 +36,7 @@ OF_PLANS = {
     plan.Rows: "key_R prompt_R tokens_R forest idle",
     plan.Job: (
         "strategy prompts sessions_per_prompt updates inference row_multiple pad_tokens cost_model"
-        " packer sharing may_branch seed prompts_setting sessions_setting"
+        " packer sharing may_branch seed optimizer_steps prompts_setting sessions_setting"
     ),
     plan.Update: "prompts_per_mini_batch shuffle mini_batch_setting",
     plan.Pass: "as_update",

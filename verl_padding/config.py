@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.roles import FieldRole, Fill, Role
-from verl_padding.plan import COST_MODELS, STRATEGIES, Packer, Sharing
+from verl_padding.plan import COST_MODELS, STRATEGIES, OptimizerSteps, Packer, Sharing
 from verl_padding.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -40,10 +40,13 @@ class PaddingConfig:
     """How batches are cut into mini-batches and what the pads look like."""
 
     strategy: str = dataclasses.field(default="prompt", metadata={"choices": tuple(STRATEGIES)})
-    """What a mini-batch is made of. ``prompt``: ppo_mini_batch_size prompts, with all their rows.
+    """What a mini-batch is made of. ``prompt``: an even share of the prompts, with all their rows.
     ``rows``: an even share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x
-    rollout.n rows, pads included, as in verl. With ``prompt`` and ``rows``, a batch takes the
-    configured number of optimizer steps; with ``lcm``, the number follows from the rows."""
+    rollout.n rows, pads included, in as many optimizer steps as verl takes."""
+    optimizer_steps: OptimizerSteps = "configured"
+    """How many a batch takes with ``prompt`` and ``rows``. ``configured``:
+    data.train_batch_size / ppo_mini_batch_size. ``by_rows``: one for ppo_mini_batch_size x
+    rollout.n rows, about as in verl; at most one a prompt with ``prompt``."""
     denominator: Denominator = "rows"
     """What the seq-mean loss modes divide by. ``rows``: the number of rows of the mini-batch that
     have a token with a loss. ``nominal``: ppo_mini_batch_size x rollout.n, as in verl."""

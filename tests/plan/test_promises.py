@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -34,7 +35,13 @@ from verl_padding.plan.strategies import STRATEGIES
 def _not_vacuous():
     yield from none_is_vacuous(
         often=(*OFTEN, "fewer steps"),
-        now_and_then=("rows that are left out", "steps of idle rows alone", "pads of a fixed size"),
+        now_and_then=(
+            "rows that are left out",
+            "steps of idle rows alone",
+            "pads of a fixed size",
+            "more steps than configured",
+            "steps bounded by prompts",
+        ),
     )
 
 
@@ -73,11 +80,11 @@ def test_verls_dispatch_of_the_order_gives_the_cells(rows, job):
 
 UNIT_R = {"prompt": "prompt_R", "rows": "key_R", "lcm": "key_R"}
 """Strategy -> the column of `Rows` by which it keeps rows in one mini-batch."""
-FIXED = tuple(name for name, strategy in STRATEGIES.items() if strategy.has_fixed_steps)
+FIXED = tuple(name for name, strategy in STRATEGIES.items() if not strategy.has_own_steps)
 
 
 @EXAMPLES
-@given(rows=batches(), job=jobs(strategies=FIXED))
+@given(rows=batches(), job=jobs(strategies=FIXED, steps="configured"))
 def test_the_steps_are_the_configured_ones_whatever_the_number_of_rows(rows, job):
     plan = planned(rows, job)
     for name, update in job.updates.items():
@@ -88,6 +95,21 @@ def test_the_steps_are_the_configured_ones_whatever_the_number_of_rows(rows, job
             f"{name}: " in warning and f"of {configured} optimizer" in warning
             for warning in plan.warnings
         ) == (units < configured)
+
+
+@EXAMPLES
+@given(rows=batches(), job=jobs(strategies=FIXED, steps="by_rows"))
+def test_steps_by_rows_are_those_the_rows_fill_and_at_most_one_a_unit(rows, job):
+    plan = planned(rows, job)
+    for name, update in job.updates.items():
+        filled, room = 1, update.prompts_per_mini_batch * job.sessions_per_prompt
+        while filled * room < len(rows):
+            filled += 1
+        units = len(set(getattr(rows, UNIT_R[job.strategy])))
+        assert plan.layouts[name].n_mini_batches == min(filled, units)
+        met["more steps than configured"] += filled > job.prompts // update.prompts_per_mini_batch
+        met["steps bounded by prompts"] += units < filled
+    assert not plan.warnings
 
 
 @EXAMPLES
@@ -292,11 +314,12 @@ def test_a_uniform_batch_has_no_pads_and_the_mini_batches_of_fixed_slicing(promp
     tokens = data.draw(st.lists(st.integers(2, 300), min_size=len(keys), max_size=len(keys)))
     rows = Rows.from_keys(keys, tokens)
     size = mini * n
-    for strategy in STRATEGIES:
+    for strategy, steps in product(STRATEGIES, ("configured", "by_rows")):
         # Micro-batches cut by rows: with a token budget the plan may buy balance with pads.
         update = Update(dp_size=2, prompts_per_mini_batch=mini)
         job = Job(
             strategy=strategy,
+            optimizer_steps=steps,
             prompts=prompts,
             sessions_per_prompt=n,
             updates={"actor": update},

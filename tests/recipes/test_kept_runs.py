@@ -3,9 +3,8 @@ as promised."""
 
 import pytest
 
-from benchmarks.learning import Learning
 from benchmarks.results import kept
-from benchmarks.runs import CASES, recipe_of, runs_of
+from benchmarks.runs import CASES, Learning, recipe_of, runs_of
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -118,7 +118,11 @@ def _growing_from_each_other(
 
 @st.composite
 def jobs(
-    draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, sharing: str | None = None
+    draw,
+    strategies=tuple(STRATEGIES),
+    pass_cut_as_update: bool = False,
+    sharing: str | None = None,
+    steps: str | None = None,
 ) -> Job:
     """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is
     cut as its update."""
@@ -164,6 +168,7 @@ def jobs(
     packer = "plan" if pass_cut_as_update else draw(st.sampled_from(["verl", "plan"]))
     return Job(
         strategy=strategy,
+        optimizer_steps=steps or draw(st.sampled_from(["configured", "by_rows"])),
         prompts=prompts,
         sessions_per_prompt=sessions,
         updates=updates,

@@ -41,6 +41,8 @@ SIZES = {
     "budget": ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu",),
 }
 """Options of the command -> the settings of a job that they are short for."""
+SETTINGS = ("strategy", "optimizer_steps", "packer", "sharing")
+"""Fields of a job that are shown with its plans."""
 LABELS = {
     "tokens": "tokens of rows",
     "pad_tokens": "tokens of pads",
@@ -203,7 +205,7 @@ def _print_tables(path: Path, planned: Sequence[PlannedBatch]) -> None:
     if len(planned) > 1:
         heading = "file"
         steps_by_name = {Path(each.batch.name).name: each.layouts[ACTOR].steps for each in planned}
-    settings = f"strategy {job.strategy}, packer {job.packer}, sharing {job.sharing}"
+    settings = ", ".join(f"{name.replace('_', ' ')} {getattr(job, name)}" for name in SETTINGS)
     title = f"{path.name}: {plural(job.updates[ACTOR].dp_size, 'rank')}, {settings}"
     console.print(step_table(steps_by_name, heading, title, by_micro=actor.by_micro))
     for totals in _comparison(planned).values():
@@ -229,7 +231,7 @@ def _as_json(path: Path, planned: Sequence[PlannedBatch]) -> dict[str, Any]:
         layout["figures"]["plan_seconds"] = each.seconds
         entry = {"file": each.batch.name, **layout, "notes": notes}
         batches.append(entry | _comparison([each]))
-    settings = {name: getattr(planned[0].job, name) for name in ("strategy", "packer", "sharing")}
+    settings = {name: getattr(planned[0].job, name) for name in SETTINGS}
     if not path.is_dir() and len(batches) == 1:
         return settings | batches[0]
     return settings | {"batches": batches} | _comparison(planned)

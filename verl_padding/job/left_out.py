@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.blocker import Blocker
+from verl_padding.job.calls import ACTOR
 from verl_padding.job.loss_weightings import CORRECTION, LOSS_MODE
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
 from verl_padding.job.verl_losses import ESTIMATORS, losses_that, verls_own
-from verl_padding.plan import STRATEGIES
+from verl_padding.plan import STRATEGIES, Job
 
 ESTIMATOR = "algorithm.adv_estimator"
 ROLLOUT_CORRECTION = "algorithm.rollout_correction"
@@ -36,28 +37,28 @@ def zero_advantage_blockers(config: DictConfig) -> Iterator[Blocker]:
     yield from _if_set(config, for_all, "rows without an advantage count in it")
 
 
-def old_log_prob_blockers(
-    config: DictConfig, strategy: str, *, steps: int, local_updates: int
-) -> Iterator[Blocker]:
+def old_log_prob_blockers(config: DictConfig, job: Job, *, local_updates: int) -> Iterator[Blocker]:
     """Who reads old log-probs beside the loss of the first optimizer step.
 
     ``tests/job/test_left_out.py`` lists all that reads them in verl.
 
     Args:
-        steps: optimizer steps of an epoch over a batch.
+        job: what is planned of a local update.
         local_updates: of a global step, all of which compare with the policy of its beginning.
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    if not STRATEGIES[strategy].has_fixed_steps:
-        fixed = " or ".join(name for name, each in STRATEGIES.items() if each.has_fixed_steps)
-        why = "a batch takes as many optimizer steps as its rows fill"
-        yield Blocker(f"padding.strategy={strategy}", why, f"Choose {fixed}.")
-    elif steps > 1:
+    steps, why = job.configured_steps(job.updates[ACTOR]), "a batch takes steps as its rows fill"
+    if STRATEGIES[job.strategy].has_own_steps:
+        others = " or ".join(name for name, each in STRATEGIES.items() if not each.has_own_steps)
+        yield Blocker(f"padding.strategy={job.strategy}", why, f"Choose {others}.")
+    elif job.optimizer_steps == "by_rows":
+        yield Blocker("padding.optimizer_steps=by_rows", why, "Set it to configured.")
+    if steps > 1:
         setting = f"{ACTOR_SECTION}.ppo_mini_batch_size"
         size = OmegaConf.select(config, setting)
         why = f"the second of {steps} optimizer steps compares with them"
-        yield Blocker(f"{setting}={size}", why, f"Set it to {size * steps}.")
+        yield Blocker(f"{setting}={size}", why, f"Set it to {job.prompts}.")
     # From the second optimizer step on, the policy is not the one that the pass was of.
     if (epochs := OmegaConf.select(config, f"{ACTOR_SECTION}.ppo_epochs")) > 1:
         why = "the second epoch compares with them"

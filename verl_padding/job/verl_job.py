@@ -92,12 +92,7 @@ class VerlJob:
             for saving in (PACKER, SHARING):
                 self.savings.block(saving, [blocker])
         job = self.step_job()
-        needed = old_log_prob_blockers(
-            self.config,
-            self.padding.strategy,
-            steps=job.optimizer_steps(job.updates[ACTOR]),
-            local_updates=self.parameter_sync_step,
-        )
+        needed = old_log_prob_blockers(self.config, job, local_updates=self.parameter_sync_step)
         self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_blockers(self.config))
         self.savings.block(OLD_LOG_PROBS, needed)
 
@@ -244,6 +239,7 @@ class VerlJob:
         try:
             return Job(
                 strategy=padding.strategy,
+                optimizer_steps=padding.optimizer_steps,
                 prompts=config.data.train_batch_size // self.parameter_sync_step,
                 prompts_setting="data.train_batch_size" + shared_out,
                 sessions_per_prompt=config.actor_rollout_ref.rollout.n,

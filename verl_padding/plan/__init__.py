@@ -7,7 +7,7 @@ Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported 
 """
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
-from verl_padding.plan.calls import Pass, Update
+from verl_padding.plan.calls import OptimizerSteps, Pass, Update
 from verl_padding.plan.cost import COST_MODELS
 from verl_padding.plan.errors import NoRealRowError, PlanError, RowTooLongError
 from verl_padding.plan.job import Job, Packer, Sharing
@@ -27,6 +27,7 @@ __all__ = [
     "Layout",
     "LayoutFigures",
     "NoRealRowError",
+    "OptimizerSteps",
     "Packer",
     "Pass",
     "PlanError",

@@ -9,6 +9,7 @@ from verl_padding.plan.errors import PlanError
 
 SyncPoint = Literal["mini_batch", "micro_batch"]
 PaddedTo = Literal["row", "micro_batch", "cell"]
+OptimizerSteps = Literal["configured", "by_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +112,24 @@ class StepShape:
     """``lcm`` pads the rows to a multiple of this, and of what the updates require."""
     seed: int = 0
     """Seed of the permutations of updates that shuffle."""
+    optimizer_steps: OptimizerSteps = "configured"
+    """How many a batch takes, unless the strategy has a rule of its own: as many as
+    configured, or as its rows fill."""
     prompts_setting: str = "prompts"
     """Setting of ``prompts``, for messages."""
     sessions_setting: str = "sessions_per_prompt"
     """Setting of ``sessions_per_prompt``, for messages."""
 
-    def optimizer_steps(self, update: Update) -> int:
-        """Optimizer steps if all prompts have arrived."""
+    def configured_steps(self, update: Update) -> int:
+        """Optimizer steps if all prompts have arrived, with one row a session."""
         return self.prompts // update.prompts_per_mini_batch
+
+    def steps_of_batch(self, update: Update, n_rows: int) -> int:
+        """Optimizer steps of a batch, if it has a unit for each."""
+        # Mini-batches of 15 prompts x 8 sessions: 360 rows fill three, and 361 begin a fourth.
+        if self.optimizer_steps == "by_rows":
+            return -(-n_rows // self.mini_batch_rows(update))
+        return self.configured_steps(update)
 
     def mini_batch_rows(self, update: Update) -> int:
         """Rows of a mini-batch when every session is one row."""

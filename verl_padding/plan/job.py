@@ -5,7 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from verl_padding.plan.calls import Call, Pass, StepShape, check_at_least_one, check_choices
+from verl_padding.plan.calls import (
+    Call,
+    OptimizerSteps,
+    Pass,
+    StepShape,
+    check_at_least_one,
+    check_choices,
+)
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
@@ -38,6 +45,7 @@ class Job(StepShape):
 
     def __post_init__(self) -> None:
         check_choices(self, packer=get_args(Packer), sharing=get_args(Sharing))
+        check_choices(self, optimizer_steps=get_args(OptimizerSteps))
         check_choices(self, strategy=STRATEGIES, cost_model=COST_MODELS)
         check_at_least_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
         if self.sharing != "off" and self.packer != "plan":

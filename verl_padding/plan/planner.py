@@ -98,7 +98,7 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
         layout = layouts[name]
         if layout.n_pads > len(rows):
             fixes = ["take fewer ranks"] if update.dp_size > 1 else []
-            if not STRATEGIES[job.strategy].has_fixed_steps:  # a mini-batch has its rows, or pads
+            if STRATEGIES[job.strategy].has_own_steps:  # a mini-batch has its rows, or pads
                 fixes.append("choose another strategy")
             elif layout.n_mini_batches > 1:
                 size = update.prompts_per_mini_batch

@@ -3,10 +3,9 @@ verl makes."""
 
 from math import lcm
 
-from verl_padding.plan.calls import StepShape, Update
+from verl_padding.plan.calls import StepShape
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered, rows_of_prompts
-from verl_padding.plan.plural import plural
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies.strategy import Strategy
 
@@ -34,7 +33,7 @@ class Lcm(Strategy):
     for them.
     """
 
-    has_fixed_steps = False
+    has_own_steps = True
 
     def check(self, shape: StepShape, name: str) -> None:
         update = shape.updates[name]
@@ -55,6 +54,3 @@ class Lcm(Strategy):
         by_prompt = ordered(rows_of_prompts(rows), shape.updates[name], shape.seed)
         order = [row for group in by_prompt for row in group]
         return cut_evenly(order, total // size, name, mini_batch_rows=size)
-
-    def describe_steps(self, shape: StepShape, update: Update) -> str:
-        return f"one optimizer step for {plural(shape.mini_batch_rows(update), 'row')}"

@@ -11,6 +11,5 @@ class EvenRows(Strategy):
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:
         update = shape.updates[name]
-        return cut_evenly(
-            ordered(range(len(rows)), update, shape.seed), shape.optimizer_steps(update), name
-        )
+        steps = shape.steps_of_batch(update, len(rows))
+        return cut_evenly(ordered(range(len(rows)), update, shape.seed), steps, name)

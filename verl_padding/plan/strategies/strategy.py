@@ -13,17 +13,16 @@ from verl_padding.plan.rows import Rows
 class Strategy(ABC):
     """A way to cut the rows of an update into mini-batches, one optimizer step each."""
 
-    has_fixed_steps: ClassVar[bool] = True
-    """Whether a batch takes the configured number of optimizer steps, whatever the number of its
-    rows."""
+    has_own_steps: ClassVar[bool] = False
+    """Whether it has a rule of its own for the number of optimizer steps, whatever a job says."""
 
     def check(self, shape: StepShape, name: str) -> None:
         """Raises a PlanError if the update called ``name`` cannot be cut like this, whatever rows
-        come: as long as a strategy says nothing else, because its prompts do not divide into whole
-        mini-batches."""
+        come: as long as a strategy says nothing else, because a fixed number of prompts does not
+        divide into whole mini-batches."""
         update, prompts = shape.updates[name], shape.prompts_setting
         size = update.prompts_per_mini_batch
-        if shape.prompts % size:
+        if shape.optimizer_steps == "configured" and shape.prompts % size:
             raise PlanError(
                 f"{update.mini_batch_setting}={size} of {name!r} does not divide "
                 f"{prompts}={shape.prompts}: set it to a divisor, or make {prompts} a multiple of "
@@ -36,4 +35,6 @@ class Strategy(ABC):
 
     def describe_steps(self, shape: StepShape, update: Update) -> str:
         """How many optimizer steps an update takes, in words."""
-        return f"{plural(shape.optimizer_steps(update), 'optimizer step')} per batch"
+        if self.has_own_steps or shape.optimizer_steps == "by_rows":
+            return f"one optimizer step for {plural(shape.mini_batch_rows(update), 'row')}"
+        return f"{plural(shape.configured_steps(update), 'optimizer step')} per batch"

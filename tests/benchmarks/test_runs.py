@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.learning import Goal, Learning
+from benchmarks.runs import Goal, Learning
 
 RISE = [0.02 * step for step in range(50)]
 GOAL = Goal(reward=0.95, floor=0.9, steps=60)
