@@ -1,13 +1,13 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import transformers
 
-from tests.support.verl_config import compose_job, compose_padded
-from verl_padding.config import PaddingConfig
+from tests.support.verl_config import compose_padded
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
@@ -202,7 +202,8 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
 
 def with_engines(pad_length, *configs) -> VerlJob:
     """A reader of a job with these engines, each a strategy and its settings."""
-    reader = VerlJob(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
+    reader = check_job(compose_padded())
+    reader.padding = replace(reader.padding, pad_length=pad_length)
     rest = {
         "section": "",
         "settings": {},
