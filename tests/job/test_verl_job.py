@@ -8,6 +8,7 @@ import pytest
 import transformers
 
 from tests.support.verl_config import compose_padded
+from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
@@ -198,6 +199,16 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
             VerlJob(job, padding, "sync").check_models()
     fits = compose_padded(*overrides, "critic.model.path=hdfs://models/critic")
     check_job(fits).check_models()
+
+
+def test_what_a_job_saves_is_known_when_it_is_made():
+    autos = ("algorithm.adv_estimator=grpo", "padding.packer=auto", "padding.sharing=auto")
+    for overrides, saved in (((), ["packer", "sharing"]), (FIXED, [])):
+        config = compose_padded(*autos, *overrides)
+        job = VerlJob(config, PaddingConfig.from_section(config.padding), "sync")
+        assert job.savings.on == saved
+        assert job.engines
+        assert job.savings.on == saved
 
 
 def with_engines(pad_length, *configs) -> VerlJob:
