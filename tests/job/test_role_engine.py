@@ -17,8 +17,9 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference
-from verl_padding.job.verl_job import VerlJob
+from verl_padding.job.engine_refusals import check_engines
+from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference, role_engines
+from verl_padding.job.savings import Savings
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 MEGATRON, VEOMNI = "model_engine=megatron", "model_engine=veomni"
@@ -138,7 +139,7 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
         f"critic.model.path={tiny_model}",
         *overrides,
     )
-    engines = VerlJob(config, PaddingConfig(packer="plan"), "sync").engines
+    engines = role_engines(config)
     assert list(engines) == ["critic", "ref", "actor"]
     for role, engine in engines.items():
         made = engine_in_verls_trainer(config, monkeypatch) if role == "critic" else None
@@ -151,7 +152,9 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
 
 
 def engines_of(*overrides, packer="verl") -> dict[str, RoleEngine]:
-    return VerlJob(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer=packer), "sync").engines
+    engines = role_engines(compose_job(*DYNAMIC, *overrides))
+    check_engines(list(engines.values()), Savings(PaddingConfig(packer=packer)))
+    return engines
 
 
 def engine_of(role, *overrides) -> RoleEngine:

@@ -1,12 +1,13 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import transformers
 
-from tests.support.verl_config import compose_job, compose_padded
+from tests.support.verl_config import compose_padded
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
@@ -200,9 +201,20 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
     check_job(fits).check_models()
 
 
+def test_what_a_job_saves_is_known_when_it_is_made():
+    autos = ("algorithm.adv_estimator=grpo", "padding.packer=auto", "padding.sharing=auto")
+    for overrides, saved in (((), ["packer", "sharing"]), (FIXED, [])):
+        config = compose_padded(*autos, *overrides)
+        job = VerlJob(config, PaddingConfig.from_section(config.padding), "sync")
+        assert job.savings.on == saved
+        assert job.engines
+        assert job.savings.on == saved
+
+
 def with_engines(pad_length, *configs) -> VerlJob:
     """A reader of a job with these engines, each a strategy and its settings."""
-    reader = VerlJob(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
+    reader = check_job(compose_padded())
+    reader.padding = replace(reader.padding, pad_length=pad_length)
     rest = {
         "section": "",
         "settings": {},
