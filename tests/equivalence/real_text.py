@@ -45,7 +45,7 @@ from verl_padding.recipes.guess.make_data import write_data
 from verl_padding.recipes.guess.smollm2 import make_smollm2
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
-PROMPTS, SESSIONS, RANKS, BUDGET = 3, 4, 4, 512
+PROMPTS, SESSIONS, RANKS, BUDGET = 3, 3, 4, 512
 AUTOCAST = "float32 weights, bfloat16 autocast"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, AUTOCAST: torch.float32}
 UPDATE, PASS = "actor", "log_prob"
@@ -135,7 +135,7 @@ def planned(
     )
     found = batch_of(rows)
     if idle is not None:
-        found = Rows.from_keys(rows, found.tokens_R.tolist(), found.forest, idle=idle)
+        found = Rows.from_keys(rows, found.tokens_R, found.forest, idle=idle)
     return plan_batch(found, job)
 
 
