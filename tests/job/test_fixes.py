@@ -73,7 +73,7 @@ def followed(refusal: str, overrides: dict[str, str]) -> dict[str, str]:
     if found := re.match(r"Set ([\w.]+)=([\w.]+)|Set (?!it )([\w.]+) to (?!its)(\w+)", fix):
         setting, value = filter(None, found.groups())
     else:
-        found = re.match(r"(?:Set it to|Choose one of|Choose|Choices:) ([\w.]+)", fix)
+        found = re.match(r"(?:Set it to|Choose one of|Choose|Choices:|Did you mean) ([\w.]+)", fix)
         assert found, refusal
         value = found[1]
     left = {key: old for key, old in overrides.items() if key.lstrip("+") != setting}
