@@ -250,6 +250,17 @@ def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["doctor", "dry-run"])
+def test_a_jobs_config_file_puts_no_package_on_hydras_search_path(command, hostile, monkeypatch):
+    monkeypatch.chdir(hostile)
+    (hostile / "beside.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w').close()")
+    mine = {"defaults": ["ppo_trainer"], "hydra": {"searchpath": ["pkg://beside"]}}
+    OmegaConf.save(OmegaConf.create(mine), hostile / "mine.yaml")
+    result = result_of(hostile, command, "--config-dir", hostile, "--config-name", "mine")
+    assert result.exit_code == 1
+    assert "pkg://beside" in "".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["doctor", "dry-run"])
 def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, monkeypatch):
     # The job itself runs its data, agents and rewards, and is not started here.
     def not_started(*_):
