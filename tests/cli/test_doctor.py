@@ -28,13 +28,13 @@ def _on_this_cpu(monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
 
 
-def diagnosed(*overrides: str) -> tuple[int, str]:
+def diagnosed(*overrides):
     console = Console(width=400, record=True, file=StringIO())
     code = diagnose(JobArguments(overrides=overrides), console=console)
     return code, console.export_text()
 
 
-def findings(*overrides: str) -> dict[str, tuple[str, str]]:
+def findings(*overrides):
     """Subject -> (verdict, message)."""
     found = check_job_of(JobArguments(overrides=overrides))
     return {each.subject: (each.verdict, each.message) for each in found}

@@ -1,7 +1,6 @@
 """Mistakes of a user's that verl would meet in a job's first minutes, or never: each is named."""
 
 from copy import deepcopy
-from pathlib import Path
 
 import pandas
 import pytest
@@ -36,7 +35,7 @@ def compute_score(**given):
 """
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder):
     """Files of a user's own, some of them with mistakes."""
     data = {
         "train": [ROW] * 8,

@@ -5,22 +5,21 @@ with a denominator that is worked out by hand, from the weights that one process
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.fsdp2_workers import make_value_model
-from tests.support.jobs import ACTOR, CRITIC, PROBE, JobFacts, run_job
+from tests.support.jobs import ACTOR, CRITIC, PROBE, run_job
 from tests.support.one_process import OneProcess
 from tests.support.probe import TRAINED
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT, RELATIVE_METRIC
 from tests.support.verl_config import compose_job
-from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
@@ -60,7 +59,7 @@ class MiniBatch:
     metrics: Mapping[str, float]
 
 
-def mini_batches(facts: JobFacts, model: str) -> list[MiniBatch]:
+def mini_batches(facts, model):
     files_D = [sorted((facts.folder / PROBE).glob(f"{model}_{rank}_*.pt")) for rank in range(RANKS)]
     of_ranks = [[torch.load(path, weights_only=False) for path in files] for files in files_D]
     return [
@@ -73,9 +72,7 @@ def mini_batches(facts: JobFacts, model: str) -> list[MiniBatch]:
     ]
 
 
-def run(
-    folder: Path, *overrides: str, steps: int = STEPS, model_kind: TinyModelKind = "qwen2"
-) -> JobFacts:
+def run(folder, *overrides, steps=STEPS, model_kind="qwen2"):
     probed = {TRAINED: "1"}
     return run_job(
         folder, *ACTOR_SETTINGS, *overrides, steps=steps, probed=probed, model_kind=model_kind
@@ -100,16 +97,14 @@ def prompt(tmp_path_factory):
     )
 
 
-def by_training_step(facts: JobFacts, model: str, counts: Sequence[int]) -> list[list[MiniBatch]]:
+def by_training_step(facts, model, counts):
     """The mini-batches of each training step, whose numbers are ``counts``."""
     found = mini_batches(facts, model)
     assert len(found) == sum(counts)
     return [[found.pop(0) for _ in range(count)] for count in counts]
 
 
-def assert_trained_as_by_one_process(
-    plain: OneProcess, steps: Sequence[Sequence[MiniBatch]], model: str
-) -> None:
+def assert_trained_as_by_one_process(plain, steps, model):
     for taken in steps:
         for number, mini_batch in enumerate(taken):
             want = plain.optimizer_step(mini_batch.rows, n_rows=len(mini_batch.rows))
@@ -121,14 +116,14 @@ def assert_trained_as_by_one_process(
         plain.schedule.step()
 
 
-def rows_of(taken: Sequence[MiniBatch]) -> list[tuple[int, ...]]:
+def rows_of(taken):
     """The tokens of each real row."""
     return sorted(
         tuple(row["input_ids"].tolist()) for mini_batch in taken for row in mini_batch.rows
     )
 
 
-def actor_of(facts: JobFacts, model_kind: TinyModelKind, steps: int = STEPS) -> OneProcess:
+def actor_of(facts, model_kind, steps=STEPS):
     config = compose_job(
         "+local=cpu", *ACTOR_SETTINGS, "actor_rollout_ref.actor.use_dynamic_bsz=true"
     )
@@ -161,7 +156,7 @@ def test_a_prompt_job_trains_actor_and_critic_as_one_process(prompt):
     assert_trained_as_by_one_process(critic, critic_steps, CRITIC)
 
 
-def trajectory_places(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def trajectory_places(rows):
     """Of each row of a session, in order: the place of each response token in what the session has
     said. A row goes on from the longest earlier one that it begins with."""
     said = [row["responses"].tolist() for row in rows]
@@ -176,7 +171,7 @@ def trajectory_places(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return places
 
 
-def gae(values: Sequence[float], reward: float) -> list[float]:
+def gae(values, reward):
     """Of each action of a session that earns ``reward`` with the last one."""
     gains: list[float] = []
     following = 0.0

@@ -17,7 +17,7 @@ from tests.end_to_end.test_beside_one_process import (
     run,
 )
 from tests.support.agent import FAILING_STEP, LONELY_STEP
-from tests.support.jobs import ACTOR, JobFacts, run_job
+from tests.support.jobs import ACTOR, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
 from verl_padding.job.calls import LOG_PROB, REF
@@ -56,7 +56,7 @@ def lcm(tmp_path_factory):
     )
 
 
-def assert_no_pad_outside_worker_calls(facts: JobFacts) -> None:
+def assert_no_pad_outside_worker_calls(facts):
     assert facts.batches
     assert facts.queue
     assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
@@ -66,7 +66,7 @@ def assert_no_pad_outside_worker_calls(facts: JobFacts) -> None:
         assert metrics["padding/pad_rows/total"] > 0 or facts.rows[step].real % 2 == 0
 
 
-def assert_finite_and_agreeing(facts: JobFacts) -> None:
+def assert_finite_and_agreeing(facts):
     for step, metrics in facts.metrics.items():
         assert [name for name, value in metrics.items() if not math.isfinite(value)] == []
         assert metrics["training/rollout_probs_diff_max"] < LOG_PROB_AGREEMENT, step
@@ -102,7 +102,7 @@ def test_each_session_that_brings_no_row_is_counted_as_failed_or_as_empty(lcm):
         assert counts == [configured, arrived, missing, failed, empty]
 
 
-def dumped(facts: JobFacts, step: int) -> dict[str, float]:
+def dumped(facts, step):
     """The score of each row, by its key, from verl's rollout dump."""
     lines = map(json.loads, (facts.folder / ROLLOUTS / f"{step}.jsonl").read_text().splitlines())
     return {line["uid"]: line["score"] for line in lines}

@@ -73,7 +73,7 @@ def ended(tmp_path_factory):
     }
 
 
-def answer_of(process: subprocess.CompletedProcess[str]) -> list:
+def answer_of(process):
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout.splitlines()[-1])
 

@@ -5,20 +5,15 @@ verl patches classes of Qwen3.5 with a tower: other models of it run in a proces
 
 import contextlib
 import inspect
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     Actor,
     Critic,
-    Row,
-    Whole,
     computed,
     of_mini_batch,
     off_rows_alone,
@@ -30,7 +25,7 @@ from tests.support.hybrid_models import IMAGE, IMAGE_START, Float64, hybrid_mode
 from tests.support.loss_comparisons import POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import critic_loss, in_each_mode, policy_loss
 from tests.support.pages import ROOT
-from tests.support.parting_rows import Tokens, awkward_trees, random_trees
+from tests.support.parting_rows import awkward_trees, random_trees
 from verl_padding.prefix_sharing import linear_attention
 from verl_padding.prefix_sharing.engine import BranchesMixedError
 from verl_padding.prefix_sharing.tree import TREE
@@ -39,9 +34,7 @@ from verl_padding.worker.losses import normalize_over_mini_batch
 Images = dict[str, torch.Tensor]
 
 
-def rows_of(
-    rows: Sequence[Tokens], *, axes: int = 0, dtype: torch.dtype = torch.float64
-) -> list[Row]:
+def rows_of(rows, *, axes=0, dtype=torch.float64):
     made = []
     for row in trained_rows(
         {f"r_{n}_0": (ids[:1], ids[1:]) for n, ids in enumerate(rows)}
@@ -56,7 +49,7 @@ def rows_of(
     return made
 
 
-def started(kind: type[Whole], model: nn.Module, *, shares: bool = False, **settings: Any) -> Whole:
+def started(kind, model, *, shares=False, **settings):
     engine = start_engine(kind, model, shares=shares, **settings)
     # As verl's engines find when they start.
     engine.pass_packed_cu_seqlens = "cu_seqlens" in inspect.signature(model.forward).parameters
@@ -68,7 +61,7 @@ def started(kind: type[Whole], model: nn.Module, *, shares: bool = False, **sett
 class Pair:
     """An engine that shares, and one that computes each row alone."""
 
-    def __init__(self, kind: str, *, exact: bool = True, is_critic: bool = False, **of_model: Any):
+    def __init__(self, kind, *, exact=True, is_critic=False, **of_model):
         models = [hybrid_model(kind, is_critic=is_critic, **of_model) for _ in range(2)]
         models = [model.double() if exact else model for model in models]
         engine = Critic if is_critic else Actor
@@ -81,7 +74,7 @@ class Pair:
         loss = critic_loss if is_critic else policy_loss
         self.loss = normalize_over_mini_batch(loss("seq-mean-token-mean"))
 
-    def off(self, texts: list[Tokens], images: Sequence[Images] = (), **how: Any) -> list[float]:
+    def off(self, texts, images=(), **how):
         """How far outputs and the gradient are off those of rows alone."""
         rows = rows_of(texts, dtype=torch.float64 if self.exact else torch.float32, **how)
         for row, shown in zip(rows, images, strict=False):
@@ -89,7 +82,7 @@ class Pair:
         with Float64() if self.exact else contextlib.nullcontext():
             return off_rows_alone(self.sharing, self.plain, rows, self.loss, **self.said)
 
-    def assert_exact(self, texts: list[Tokens], *images: Any, **how: Any) -> None:
+    def assert_exact(self, texts, *images, **how):
         of_outputs, of_gradient = self.off(texts, *images, **how)
         tolerance = 1e-12 if self.exact else 1e-5
         assert of_outputs <= tolerance, f"outputs differ by {of_outputs:.2g}"
@@ -97,7 +90,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
+def pair():
     return Pair("qwen3_next")
 
 
@@ -141,7 +134,7 @@ print("exact")
 """
 
 
-def rows_with_images() -> tuple[list[Tokens], list[Images]]:
+def rows_with_images():
     """Rows that begin with all of another, image and all; and one with another image, of the same
     tokens."""
     draw = torch.Generator().manual_seed(0)
@@ -161,7 +154,7 @@ def test_so_do_models_with_a_tower_and_fused_heads_which_verl_patches():
     assert run.stdout.endswith("exact\n"), run.stderr[-3000:]
 
 
-def packed_rule(rule: Any) -> Any:
+def packed_rule(rule):
     """transformers' rule, called as fla's: pieces one behind the other, with a state of each."""
 
     def rule_of_pieces(query, key, value, g, beta, *, cu_seqlens, cu_seqlens_cpu, **kwargs):

@@ -56,7 +56,7 @@ REFUSED = [
 """Overrides of jobs that are refused."""
 
 
-def refusal_of(overrides: dict[str, str]) -> str:
+def refusal_of(overrides):
     try:
         check_job(compose_job(*(f"{key}={value}" for key, value in overrides.items())))
     except PaddingConfigError as refusal:
@@ -64,7 +64,7 @@ def refusal_of(overrides: dict[str, str]) -> str:
     return ""
 
 
-def followed(refusal: str, overrides: dict[str, str]) -> dict[str, str]:
+def followed(refusal, overrides):
     """The overrides, changed by the first fix of a refusal."""
     setting = re.findall(r"([\w.]+)=\S+: ", refusal)[-1]
     fix = re.split(r"\. (?=[A-Z])", refusal)[-1].removesuffix(".")

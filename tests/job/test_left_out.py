@@ -67,7 +67,7 @@ READERS = {
 """Functions of verl that read what the pass computes."""
 
 
-def readers_in_verl() -> dict[str, set[str]]:
+def readers_in_verl():
     root = Path(verl.__file__).parent
     # Elsewhere, log_probs and entropy are an engine's outputs.
     trainers = ("trainer/ppo/v1", "workers/utils")
@@ -80,7 +80,7 @@ def readers_in_verl() -> dict[str, set[str]]:
     return {file: functions for file, functions in found.items() if functions}
 
 
-def _functions_with(node: ast.AST, names: set[str], inside: str = "") -> set[str]:
+def _functions_with(node, names, inside=""):
     """Functions that have one of these texts, or an argument of this name."""
     found = set()
     for child in ast.iter_child_nodes(node):

@@ -17,7 +17,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference
+from verl_padding.job.role_engine import has_critic, has_reference
 from verl_padding.job.verl_job import VerlJob
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
@@ -150,11 +150,11 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
         assert engine.config == theirs.engine_config
 
 
-def engines_of(*overrides, packer="verl") -> dict[str, RoleEngine]:
+def engines_of(*overrides, packer="verl"):
     return VerlJob(compose_job(*DYNAMIC, *overrides), PaddingConfig(packer=packer), "sync").engines
 
 
-def engine_of(role, *overrides) -> RoleEngine:
+def engine_of(role, *overrides):
     return engines_of(*overrides)[role]
 
 

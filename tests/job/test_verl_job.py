@@ -200,7 +200,7 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
     check_job(fits).check_models()
 
 
-def with_engines(pad_length, *configs) -> VerlJob:
+def with_engines(pad_length, *configs):
     """A reader of a job with these engines, each a strategy and its settings."""
     reader = VerlJob(compose_job(), PaddingConfig(pad_length=pad_length), "sync")
     rest = {

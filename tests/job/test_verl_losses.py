@@ -48,7 +48,7 @@ def test_an_estimator_that_groups_reads_which_prompt_a_sample_is_of():
 def test_an_estimator_raises_on_the_few_samples_that_its_line_names(name):
     line = ESTIMATORS[name]
 
-    def raises(mask: list[list[int]]) -> bool:
+    def raises(mask):
         masks = torch.tensor(mask)
         fields = {"response_mask": masks, "values": masks * 0.5, "token_level_rewards": masks * 1.0}
         samples = DataProto.from_single_dict(fields)

@@ -48,13 +48,13 @@ def _bystander():
     process.wait()
 
 
-def assert_all_gone(folder: Path) -> None:
+def assert_all_gone(folder):
     assert not left_of_job(folder)
     scratch = (folder / LOG).read_text().split("spawned ")[1].split()[0]
     assert not Path(scratch).exists()
 
 
-def left_of_job(folder: Path) -> list[int]:
+def left_of_job(folder):
     pids = [int(line) for line in (folder / "pids").read_text().split()]
     assert len(pids) >= 2
     return [pid for pid in pids if psutil.pid_exists(pid)]

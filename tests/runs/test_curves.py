@@ -10,7 +10,7 @@ from verl_padding.runs.curves import SESSION_REWARD, StockRule, read_curves
 from verl_padding.runs.run_files import METRICS, ROLLOUTS
 
 
-def change_metrics(folder, step: int, **values) -> None:
+def change_metrics(folder, step, **values):
     entries = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     entries[step - 1]["data"] |= values
     (folder / METRICS).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
