@@ -1,8 +1,5 @@
 """verl's real actor workers on real FSDP2 ranks, without a trainer around them."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import ray
@@ -13,7 +10,7 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.vendor import VARIABLE, VENDOR
 
 
-def start_actor(model: Path, n_ranks: int, *overrides: str, padded: bool = True) -> RayWorkerGroup:
+def start_actor(model, n_ranks, *overrides, padded=True):
     """An actor of ``n_ranks`` ranks, of FSDP2 unless an override says otherwise, from the model's
     weights; ``padded``: with the engine of a padded job."""
     said = (
@@ -35,12 +32,12 @@ def start_actor(model: Path, n_ranks: int, *overrides: str, padded: bool = True)
     return workers
 
 
-def on_a_cpu(overrides: Sequence[str]) -> list[str]:
+def on_a_cpu(overrides):
     """The choice of ``local``, where overrides make none."""
     return [] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]
 
 
-def start(n_ranks: int, worker: type, padded: bool, **of_worker: Any) -> RayWorkerGroup:
+def start(n_ranks, worker, padded, **of_worker):
     """A group of workers of a class, with what its constructor takes."""
     return RayWorkerGroup(
         resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
@@ -50,7 +47,7 @@ def start(n_ranks: int, worker: type, padded: bool, **of_worker: Any) -> RayWork
     )
 
 
-def stop(workers: RayWorkerGroup) -> None:
+def stop(workers):
     """Ends the workers and gives their tickets back."""
     for worker in workers.workers:
         ray.kill(worker)

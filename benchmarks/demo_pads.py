@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.results import Keep, report
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
-from verl_padding.runs.curves import ACTOR_STEPS, read_curves
+from verl_padding.runs.curves import ACTOR_STEPS, StockRule, read_curves
 from verl_padding.runs.run_files import CONFIG
-from verl_padding.stock.padding import VERL_PAD_TOKENS, StockRule
+from verl_padding.stock.padding import VERL_PAD_TOKENS
 
 PAD_TOKENS = "padding/pad_tokens/total"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +24,12 @@ class BatchJob:
     """Tokens of a micro-batch on one rank."""
 
     @property
-    def verl_steps(self) -> int:
+    def verl_steps(self):
         """Optimizer steps that verl takes: as many as its padded rows fill."""
         return -(-len(self.tokens_R) // self.mini_batch_rows)
 
 
-def five_jobs() -> list[BatchJob]:
+def five_jobs():
     """Lognormal row lengths, drawn one job after the other from one generator."""
     rng = np.random.default_rng(0)
     shapes = [
@@ -53,7 +52,7 @@ def five_jobs() -> list[BatchJob]:
     ]
 
 
-def random_jobs(number: int, seed: int = 1) -> Iterator[BatchJob]:
+def random_jobs(number, seed=1):
     """Jobs of 2 to 512 ranks, 1 to 40 rows a prompt, rows of up to 128k tokens, budgets of 1 to 8
     longest rows."""
     rng = np.random.default_rng(seed)
@@ -89,16 +88,16 @@ MAX_ROWS = 4096
 """Rows of a batch by verl's count, about: what verl's functions lay out in seconds."""
 
 
-def _lognormal(rng: np.random.Generator, rows: int) -> list[int]:
+def _lognormal(rng, rows):
     return _clipped(rng.lognormal(np.log(2000), 1.0, rows), LONGEST)
 
 
-def _turns(rng: np.random.Generator, rows: int) -> list[int]:
+def _turns(rng, rows):
     """One row a turn: each holds the turns before it."""
     return _clipped(np.cumsum(rng.lognormal(np.log(1500), 0.8, rows)), LONGEST)
 
 
-def _two_kinds(rng: np.random.Generator, rows: int) -> list[int]:
+def _two_kinds(rng, rows):
     """Short answers, and one in twenty that reasons for tens of thousands of tokens."""
     long = rng.random(rows) < 0.05
     return _clipped(
@@ -107,9 +106,9 @@ def _two_kinds(rng: np.random.Generator, rows: int) -> list[int]:
     )
 
 
-def _even(rng: np.random.Generator, rows: int) -> list[int]:
+def _even(rng, rows):
     return _clipped(rng.uniform(200, 8000, rows), LONGEST)
 
 
-def _clipped(lengths: np.ndarray, longest: int) -> list[int]:
+def _clipped(lengths, longest):
     return [int(length) for length in np.clip(lengths, SHORTEST, longest)]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 from verl_padding.driver.worker_calls import PaddedWorkerGroup
-from verl_padding.pads.padded_batch import PaddedBatch
 
 
 def padded_group(
-    worker_group: Any,
-    padded: PaddedBatch,
-    note_work: Callable[[str, int], None] = lambda call, tokens: None,
-) -> PaddedWorkerGroup:
+    worker_group,
+    padded,
+    note_work=lambda call, tokens: None,
+):
     """The worker group as a step's calls find it.
 
     Args:

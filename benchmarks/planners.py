@@ -1,13 +1,11 @@
-"""The plan beside other planners that share prefixes, on the same rows: TRL's and OpenPipe ART's.
+"""The plan beside another planner that shares prefixes, on the same rows: TRL's.
 
     python3.12 -m venv planners && planners/bin/pip install -e ".[cpu]" trl==1.16.0
-    planners/bin/pip install openpipe-art==0.5.23 transformers==5.10.4
     planners/bin/python -m benchmarks.planners [--keep]
 
-Three batches of 256 rows for eight ranks, micro-batches of 16,384 tokens. Each planner is called as
-its package has it, without a model: TRL's ``TokenBudgetBatcher`` gets the rows as a stream, and the
-micro-batch that it does not fill is left out; ART's trainer rank cuts micro-batches by the memory
-of a model on a GPU, so it plans what is shared in the plan's own. All are counted by one cost.
+Three batches of 256 rows for eight ranks, micro-batches of 16,384 tokens. TRL's
+``TokenBudgetBatcher`` is called as its package has it, without a model: it gets the rows as a
+stream, and the micro-batch that it does not fill is left out. Both are counted by one cost.
 """
 
 from __future__ import annotations
@@ -58,10 +56,8 @@ def main(keep: Keep = False) -> None:
                 sum(seconds for _, seconds in planned),
             ),
             "TRL": figures(*plan_by_trl(batches)),
-            "ART, in the micro-batches of verl_padding": share_by_art(planned),
         }
-    versions = {name: version(name) for name in ("trl", "openpipe-art")}
-    report("planners", {"planners": versions, "cases": cases}, keep=keep, busy=busy)
+    report("planners", {"planners": {"trl": version("trl")}, "cases": cases}, keep=keep, busy=busy)
 
 
 def plan(batch: rows.Texts) -> tuple[MicroSteps, float]:
@@ -107,37 +103,6 @@ def plan_by_trl(batches: Sequence[rows.Texts]) -> tuple[MicroSteps, float]:
     return [
         [[sample["input_ids"].numpy() for sample in row.samples] for row in step] for step in steps
     ], seconds
-
-
-def share_by_art(planned: Sequence[tuple[MicroSteps, float]]) -> dict[str, Any]:
-    """What ART's planner computes of given micro-batches, and its seconds for them."""
-    from art.trainer_rank import _impl
-    from art.trainer_rank._planner_cost import COEFFICIENT_VERSION, DEFAULT_TABLE
-    from art.trainer_rank._prefix_tree_planner import (
-        build_canonical_prefix_tree,
-        select_prefix_tree_layout,
-    )
-
-    groups = [
-        [torch.tensor(ids) for ids in cell] for steps, _ in planned for s in steps for cell in s
-    ]
-    begun, computed = time.perf_counter(), 0
-    for group in groups:
-        layout = select_prefix_tree_layout(
-            build_canonical_prefix_tree(group),
-            cp_size=1,
-            layers=28,
-            uses_gdn=False,
-            coefficient_version=COEFFICIENT_VERSION,
-            coefficients=DEFAULT_TABLE.coefficients_milli_us,
-            refinement_work_budget=_impl._PLANNER_REFINEMENT_BUDGET,
-        ).layout
-        computed += layout.packed_tokens
-    tokens = sum(len(ids) for group in groups for ids in group)
-    return {
-        "sharing_factor": tokens / computed,
-        "us_a_token": 1e6 * (time.perf_counter() - begun) / tokens,
-    }
 
 
 def figures(steps: MicroSteps, seconds: float) -> dict[str, Any]:

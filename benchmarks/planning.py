@@ -5,13 +5,10 @@
 - A batch: verl's ``get_seqlen_balanced_partitions`` as its trainer calls it, with a tensor; the
   plan's cells (``padding.packer=verl``); and the whole plan with the micro-batches of four calls
   (``padding.packer=plan``). 8,192 rows on 64 ranks, and 131,072 on 512, some minutes.
-- Shared prefixes: rows of agents whose reasoning is left out of later prompts, in 1 to 64
-  mini-batches; as many rows and ranks as of the largest batch.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +22,6 @@ from benchmarks.one_gpu.figures import timed
 from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, busy_cores, report
 from verl_padding.plan import Packer, Pass, Rows, plan_batch
-from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key
 
 BUDGET = 16384
@@ -73,66 +69,11 @@ def a_batch(n_rows: int, ranks: int, repeats: int) -> dict[str, Any]:
     return {"rows": n_rows, "ranks": ranks, "seconds": seconds}
 
 
-def thinking_rows(n_rows: int) -> tuple[Rows, int]:
-    """Rows of sessions of some eight model calls whose reasoning is left out of later prompts,
-    eight sessions a prompt; and the number of prompts."""
-    draw = np.random.default_rng(0)
-    keys: list[str] = []
-    tokens: list[int] = []
-    order: list[int] = []
-    shared: list[int] = []
-    prompts = 0
-    while len(tokens) < n_rows:
-        first = int(draw.integers(200, 800))
-        for session in range(8):
-            context, begins = first, len(tokens)
-            read: list[int] = []
-            for call in range(max(1, round(8 * draw.lognormal(-0.125, 0.5)))):
-                thought, answer = int(draw.integers(100, 600)), int(draw.integers(50, 300))
-                if context + thought + answer > BUDGET:
-                    break
-                keys.append(row_key(f"p{prompts}", session, call))
-                tokens.append(context + thought + answer)
-                read.append(context)
-                context += answer + int(draw.integers(20, 300))
-            # The longest first; a call shares what it has read with the next one, and the prompt
-            # with other sessions.
-            order += reversed(range(begins, len(tokens)))
-            shared += [first if session else 0, *read[:-1][::-1]]
-        prompts += 1
-    return Rows.from_keys(keys, tokens, forest=Forest.in_order(tokens, order, shared)), prompts
-
-
-def trees(n_rows: int, ranks: int) -> list[dict[str, Any]]:
-    """CPU seconds of the plan of an update and its pass with shared prefixes, by mini-batches."""
-    rows, prompts = thinking_rows(n_rows)
-    figures = []
-    for steps in (1, 4, 16, 64):
-        job = job_of(
-            prompts=prompts // steps * steps,
-            sessions=8,
-            mini_prompts=prompts // steps,
-            ranks=ranks,
-            budget=BUDGET,
-            has_pass=True,
-            packer="plan",
-            sharing="on",
-        )
-        started = time.process_time()
-        plan_batch(rows, job)
-        taken = time.process_time() - started
-        figures.append(
-            {"rows": len(rows), "ranks": ranks, "mini_batches": steps, "cpu_seconds": taken}
-        )
-    return figures
-
-
 def main(keep: Keep = False) -> None:
     """Measures all of it."""
     busy = busy_cores()
     figures = {
         "batches": [a_batch(8192, 64, 5), a_batch(131072, 512, 3)],
-        "trees": trees(131072, 512),
     }
     report("planning", figures, keep=keep, busy=busy)
 

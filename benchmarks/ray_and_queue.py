@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Before anything imports verl: its platform is chosen once a process.
@@ -24,7 +23,7 @@ import verl_padding.on_cpu  # noqa: F401  (before anything imports transformers,
 
 
 @contextmanager
-def ray_and_queue(object_store_bytes: int = 200_000_000, modules: str = "") -> Iterator[None]:
+def ray_and_queue(object_store_bytes=200_000_000, modules=""):
     """Starts both, and ends both; ``modules``: what verl imports in each worker
     (VERL_USE_EXTERNAL_MODULES)."""
     import ray

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -30,25 +29,25 @@ RESULTS = "results"
 """Name of the part of the page."""
 
 
-def part_marks(name: str) -> tuple[str, str]:
+def part_marks(name):
     """The comments before and after a generated part of a page, which no reader sees."""
     return f"<!-- generated: {name} -->\n", f"<!-- end: {name} -->\n"
 
 
-def part_of(page: str, name: str) -> str:
+def part_of(page, name):
     """A generated part of a page's text."""
     start, end = part_marks(name)
     return page.split(start)[1].split(end)[0]
 
 
-def with_part(page: str, name: str, text: str) -> str:
+def with_part(page, name, text):
     """The page's text with another generated part."""
     start, end = part_marks(name)
     before, rest = page.split(start)
     return before + start + text + end + rest.split(end)[1]
 
 
-def rendered() -> str:
+def rendered():
     """The results, from the kept figures."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -77,7 +76,7 @@ def rendered() -> str:
     return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **of_gpu)
 
 
-def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def gpu_updates(figures):
     """Of each width, batch and side of the updates on a GPU: seconds, and how many times as fast as
     stock verl."""
     rounds: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -102,7 +101,7 @@ def gpu_updates(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def losses(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], list[str]]:
+def losses(lines):
     """Cells of the table of losses -> the losses that have them."""
     found: dict[tuple[str, ...], list[str]] = {}
     for line in lines:
@@ -117,49 +116,47 @@ def losses(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], list[str]]:
     return found
 
 
-def is_off(errors: list[float | str]) -> bool:
+def is_off(errors):
     """Whether a relative error is above rounding, or an exception's name."""
     return not all(isinstance(error, float) and error < 1e-6 for error in errors)
 
 
-def reward_after(run: dict[str, Any], steps: int) -> float:
+def reward_after(run, steps):
     """The reward of the last batch that was sampled after at most so many optimizer steps."""
     before = [0, *accumulate(run["optimizer_steps"][:-1])]
     return float(run["reward"][bisect_right(before, steps) - 1])
 
 
-def each(runs: Sequence[dict[str, Any]], name: str) -> list[Any]:
+def each(runs, name):
     """A figure of each run; of each of its batches, where it has one a batch."""
     values = [run[name] for run in runs]
     return [one for value in values for one in value] if isinstance(values[0], list) else values
 
 
-def spread(values: list[float], digits: int = 2) -> str:
+def spread(values, digits=2):
     """Median, least and most: 1.48 (1.23 to 1.72)."""
     return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def span(values: list[int]) -> str:
+def span(values):
     """Least and most: 4 to 12, or 4 where all are."""
     return " to ".join(str(value) for value in sorted({min(values), max(values)}))
 
 
-def ratios(
-    side: list[dict[str, Any]], other: list[dict[str, Any]], name: str = "update"
-) -> list[float]:
+def ratios(side, other, name="update"):
     """Seconds of ``other`` over those of ``side``, round by round: how many times as fast the side
     is."""
     return [theirs[name] / its[name] for its, theirs in zip(side, other, strict=True)]
 
 
-def packages(record: dict[str, Any]) -> str:
+def packages(record):
     """Versions that a benchmark was run with."""
     versions = record["versions"]
     python = record["machine"]["python"]
     return f"Python {python}, verl {versions['verl']}, torch {versions['torch']}"
 
 
-def measured(name: str, command: str | None = None) -> str:
+def measured(name, command=None):
     """When and where a benchmark was run, and with which versions where these are not those of
     the first one."""
     record = json.loads(kept_file(name).read_text())

@@ -35,9 +35,8 @@ from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.recipes.context_reset import job as context_reset
 from verl_padding.recipes.every_call import job as every_call
 from verl_padding.recipes.subagents import job as subagents
-from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
+from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, StockRule, read_curves
 from verl_padding.runs.run_files import CONFIG, ROLLOUTS
-from verl_padding.stock.padding import StockRule
 
 LAST = 10
 """Steps at the end of a run that count as its result."""

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from benchmarks.ray_and_queue import ray_and_queue
-from benchmarks.update_sides import RANKS, Side
+from benchmarks.update_sides import RANKS
 
 
 @contextmanager
-def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
+def two_ranks(hidden, budget, kind="qwen2"):
     """The workers of an actor: a model of this width and kind, and micro-batches of ``budget``
     tokens."""
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
@@ -40,11 +38,11 @@ def two_ranks(hidden: int, budget: int, kind: str = "qwen2") -> Iterator[Any]:
         stop(workers)
 
 
-def start_side(workers: Any, side: Side) -> None:
+def start_side(workers, side):
     """Gives the workers the model's weights and a new optimizer: a call says how they compute."""
     from verl.protocol import DataProto
 
-    def start_over(worker: Any) -> Any:
+    def start_over(worker):
         worker.actor.reset()
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
         return DataProto()
@@ -52,15 +50,15 @@ def start_side(workers: Any, side: Side) -> None:
     workers.execute_with_func_generator(start_over)
 
 
-def cpu_seconds(workers: Any) -> float:
+def cpu_seconds(workers):
     """CPU seconds of all ranks since they were started."""
     return float(_of_ranks(workers, time.process_time).sum())
 
 
-def peak_mib(workers: Any) -> float:
+def peak_mib(workers):
     """The most memory of a rank since a side was started, in MiB."""
 
-    def read() -> float:
+    def read():
         (line,) = (
             each for each in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in each
         )
@@ -69,11 +67,11 @@ def peak_mib(workers: Any) -> float:
     return float(_of_ranks(workers, read).max())
 
 
-def _of_ranks(workers: Any, read: Callable[[], float]) -> torch.Tensor:
+def _of_ranks(workers, read):
     """What a function without arguments gives in each rank, as shape (ranks,)."""
     from verl.protocol import DataProto
 
-    def answer(worker: Any) -> Any:
+    def answer(worker):
         value = torch.tensor([read()], dtype=torch.float64)
         return DataProto(batch=TensorDict({"value": value}, batch_size=1))
 

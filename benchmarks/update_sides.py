@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import transfer_queue as tq
-from transfer_queue import KVBatchMeta
 
 from benchmarks.one_gpu.rows import SAID, job_of, micro_batch_of, trained_rows
-from verl_padding.plan import BatchPlan, Rows, Sharing, plan_batch
+from verl_padding.plan import Rows, Sharing, plan_batch
 
 RANKS = 2
 EOS = 3
@@ -45,11 +44,11 @@ class Case:
     """Numbers of the rows without an advantage."""
 
     @property
-    def idle_share(self) -> float:
+    def idle_share(self):
         """Tokens of idle rows, as a share of all."""
         return sum(tokens_of(self.rows[row]) for row in self.idle) / sum(map(tokens_of, self.rows))
 
-    def put(self) -> KVBatchMeta:
+    def put(self):
         """The rows in TransferQueue, with all that an update reads."""
         texts = {key: (prompt, response) for key, prompt, response in self.rows}
         tags = [
@@ -66,7 +65,7 @@ class Case:
         fields = micro_batch_of([*rows.values()])
         return tq.kv_batch_put(keys=[*rows], partition_id="train", fields=fields, tags=tags)
 
-    def update(self, workers: Any, side: Side, budget: int) -> dict[str, Any]:
+    def update(self, workers, side, budget):
         """Makes the update and its pass: the gradient norm of its optimizer step, and the factor by
         which a plan shares."""
         batch = self.put()
@@ -77,7 +76,7 @@ class Case:
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         return found
 
-    def _as_stock_verl(self, workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, Any]:
+    def _as_stock_verl(self, workers, batch, side):
         from verl.trainer.ppo.v1 import PPOTrainer
 
         trainer = SimpleNamespace(
@@ -89,9 +88,7 @@ class Case:
         assert len(balanced) == len(self.rows)
         return self._run(workers, balanced, side)
 
-    def _as_planned(
-        self, workers: Any, batch: KVBatchMeta, side: Side, budget: int
-    ) -> dict[str, Any]:
+    def _as_planned(self, workers, batch, side, budget):
         from benchmarks.one_step import padded_group
         from verl_padding.pads.padded_batch import PaddedBatch
         from verl_padding.pads.template import PadTemplate
@@ -111,7 +108,7 @@ class Case:
         strip(padded.pads)
         return found | {"sharing_factor": plan.figures["actor"].sharing_factor}
 
-    def _plan(self, batch: KVBatchMeta, side: Side, budget: int) -> BatchPlan:
+    def _plan(self, batch, side, budget):
         from verl_padding.prefix_sharing.detection import PrefixDetection
 
         job = job_of(
@@ -129,7 +126,7 @@ class Case:
         forest = PrefixDetection(batch, tokens_R).by_outputs if side.sharing == "on" else None
         return plan_batch(Rows.from_keys(batch.keys, tokens_R, forest=forest, idle=self.idle), job)
 
-    def _run(self, workers: Any, batch: KVBatchMeta, side: Side) -> dict[str, Any]:
+    def _run(self, workers, batch, side):
         batch.extra_info |= SAID | {
             "calculate_entropy": False,
             "dataloader_kwargs": {"shuffle": False},
@@ -143,11 +140,11 @@ class Case:
         return {"grad_norm": float(norm)}
 
 
-def tokens_of(row: Row) -> int:
+def tokens_of(row):
     return len(row[1]) + len(row[2])
 
 
-def log_prob_pass(workers: Any, batch: KVBatchMeta) -> None:
+def log_prob_pass(workers, batch):
     """The actor's pass over the rows of an update, which takes its log-probs for those of the old
     policy."""
     from verl.workers.utils.padding import response_from_nested

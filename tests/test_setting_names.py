@@ -10,8 +10,6 @@ from pathlib import Path
 import verl
 import yaml
 
-from verl_padding.config import REMOVED_SETTINGS
-
 ROOT = Path(__file__).parent.parent
 VERL_CONFIGS = Path(verl.__file__).parent / "trainer" / "config"
 SECTIONS = (
@@ -60,7 +58,9 @@ CONFIGS = [*VERL_CONFIGS.glob("_generated_*.yaml"), ROOT / "configs" / "shared" 
 SETTINGS = {
     path for file in CONFIGS for path in paths_in(yaml.load(file.read_text(), yaml.CSafeLoader))
 }
-SETTINGS |= {f"padding.{name}" for name in REMOVED_SETTINGS}  # which the changelog names
+SETTINGS |= {
+    f"padding.{old}" for old in ("log_prob_micro_batches", "weighted_losses", "timing_dir")
+}
 
 
 def named_settings(path: Path) -> set[tuple[str, str]]:

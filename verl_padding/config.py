@@ -1,35 +1,19 @@
 """The ``padding`` section of a verl config: typed, frozen, checked when it is made."""
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin
 
-from verl_padding.errors import PaddingConfigError
+from verl_padding.errors import PaddingConfigError, meant
 from verl_padding.pads.roles import FieldRole, Fill, Role
 from verl_padding.plan import COST_MODELS, STRATEGIES, OptimizerSteps, Packer, Sharing
 from verl_padding.version import __version__
-
-logger = logging.getLogger(__name__)
 
 Denominator = Literal["rows", "nominal"]
 AUTO = "auto"
 """Value of a setting with which a job computes less: on where the job allows it
 (``job/savings.py``)."""
-OLD_SHARING = {"chains": "on", "trees": "on"}
-"""Values of ``sharing`` in version 0.2 -> that of now."""
-REMOVED_SETTINGS = {
-    "log_prob_micro_batches": "log-prob passes always have the update's micro-batches",
-    "weighted_losses": (
-        "rows weigh in the losses of the actor, and all rows the same in that of the critic"
-    ),
-    "timing_dir": (
-        "files of steps are in the folder steps beside trainer.rollout_data_dir, or else in "
-        "trainer.default_local_dir"
-    ),
-}
-"""Settings of version 0.2 -> what is always done."""
 MIN_PAD_LENGTH = 2
 """One prompt token and one response token: verl takes a response's log-probs from the token before
 it."""
@@ -121,14 +105,6 @@ class PaddingConfig:
     made; do not set it."""
 
     def __post_init__(self) -> None:
-        if self.cost_model == "measured":
-            why = (
-                "plans no longer learn from the clock, which with attention row by row showed what"
-                " model knows"
-            )
-            raise PaddingConfigError(
-                f"padding.cost_model='measured': {why}. Set padding.cost_model=model."
-            )
         # Hydra hands over whatever the command line has, of any type.
         for key, choices in choices_by_setting().items():
             _check_unless_one_of(key, getattr(self, key), choices)
@@ -153,46 +129,18 @@ class PaddingConfig:
             groups = ", ".join(f"+padding={name}" for name in ("fast", *STRATEGIES))
             fix = f"Choices: {groups}, with verl_padding where the job is started."
             raise PaddingConfigError(f"padding={section!r}: {why}. {fix}")
-        values, changes = replace_old_settings(section)
-        for change in changes:
-            logger.warning("verl_padding: %s", change)
+        values = {str(key): value for key, value in section.items()}
+        if isinstance(sharing := values.get("sharing"), bool):
+            values["sharing"] = "on" if sharing else "off"  # what YAML makes of them without quotes
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
                 raise PaddingConfigError(
-                    f"padding.{key}={values[key]!r}: unknown key. Choices: {', '.join(known)}."
+                    f"padding.{key}={values[key]!r}: unknown key. {meant(key, known)}"
                 )
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
         return cls(**values)
-
-
-def replace_old_settings(section: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A section without the settings and values of version 0.2, and what a user is to change; None
-    stands for a setting that is not set.
-
-    Raises:
-        PaddingConfigError: rows are to weigh in the critic's loss, which would go unnoticed.
-    """
-    # The config groups still have the removed keys, as null: a command line of version 0.2 may set
-    # one, and Hydra refuses a key that is nowhere.
-    values = {str(key): value for key, value in section.items() if key not in REMOVED_SETTINGS}
-    changes = []
-    for key, why in REMOVED_SETTINGS.items():
-        value = section.get(key)
-        if value is None:
-            continue
-        if (key, value) == ("weighted_losses", "all"):
-            raise PaddingConfigError(f"padding.{key}={value!r}: {why}. Leave it out.")
-        changes.append(f"padding.{key}={value} is not read any more: {why}. Leave it out.")
-    sharing = values.get("sharing")
-    if isinstance(sharing, bool):
-        values["sharing"] = "on" if sharing else "off"  # what YAML makes of them without quotes
-    elif isinstance(sharing, str) and sharing in OLD_SHARING:
-        values["sharing"] = new = OLD_SHARING[sharing]
-        fix = f"Set padding.sharing={new}, the old value goes with the next release."
-        changes.append(f"padding.sharing={sharing} is read as {new}. {fix}")
-    return values, changes
 
 
 def choices_by_setting() -> dict[str, tuple[str, ...]]:
@@ -229,7 +177,7 @@ def _read_fields(section: Any) -> dict[str, FieldRole]:
 def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
         raise PaddingConfigError(
-            f"padding.{key}={value!r}: not a choice. Choices: {', '.join(map(str, choices))}."
+            f"padding.{key}={value!r}: not a choice. {meant(str(value), map(str, choices))}"
         )
 
 

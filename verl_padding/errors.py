@@ -1,5 +1,8 @@
 """The errors of the plug-in, with one root; those of settings and data are ValueErrors as well."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PaddingError(Exception):
     """Root of every error that the plug-in raises at a user."""
@@ -13,3 +16,11 @@ class PaddingConfigError(PaddingError, ValueError):
 class PaddingDataError(PaddingError, ValueError):
     """A row that cannot be planned or padded, raised before any row is dispatched; or rows that a
     worker lost."""
+
+
+def meant(value: str, choices: Iterable[str]) -> str:
+    """The fix of a name that is none of the choices: those that are close to it, or else all."""
+    names = list(choices)
+    if close := get_close_matches(value, names, n=1):
+        return f"Did you mean {close[0]}?"
+    return f"Choices: {', '.join(names) or 'none'}."

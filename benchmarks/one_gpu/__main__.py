@@ -1,5 +1,5 @@
-"""Runs one part: ``python -m benchmarks.one_gpu learn|exact|speed|attention|job --out FOLDER``;
-README.md has more."""
+"""Runs one part: ``python -m benchmarks.one_gpu learn|exact|speed|job --out FOLDER``; README.md
+has more."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def main(
     }
     if device == "cpu":
         os.environ["VERL_PLATFORM"] = "cpu"
-    from benchmarks.one_gpu import attention, exact, learning, speed, whole_job
+    from benchmarks.one_gpu import exact, learning, speed, whole_job
     from benchmarks.one_gpu.figures import Figures
 
     figures = Figures(part, out)
@@ -56,8 +56,6 @@ def main(
                 rounds,
                 seconds,
             )
-        elif part == "attention":
-            attention.measure(figures, device, rounds)
         else:
             for step in whole_job.run((out / "job").resolve(), timeout_s=seconds):
                 figures.keep("step", **{name: step.get(name) for name in METRICS})

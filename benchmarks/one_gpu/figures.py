@@ -3,9 +3,6 @@ it has shown."""
 
 import json
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,23 +12,23 @@ STARTED = time.perf_counter()
 class Figures:
     """The results of a part, in ``<folder>/results.jsonl`` and on standard output."""
 
-    def __init__(self, part: str, folder: Path):
+    def __init__(self, part, folder):
         self.part, self._file = part, folder / "results.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
 
-    def keep(self, what: str, **figures: Any) -> None:
+    def keep(self, what, **figures):
         line = json.dumps({"part": self.part, "what": what} | figures)
         print(line, flush=True)
         with self._file.open("a") as file:
             file.write(line + "\n")
 
 
-def seconds() -> float:
+def seconds():
     """Since the process began."""
     return time.perf_counter() - STARTED
 
 
-def timed(call: Callable[[], Any], on_gpu: bool) -> tuple[Any, float]:
+def timed(call, on_gpu):
     """What a call returns, and its seconds."""
     if on_gpu:
         torch.cuda.synchronize()

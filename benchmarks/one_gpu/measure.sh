@@ -3,7 +3,7 @@
 #   bash benchmarks/one_gpu/measure.sh KIT SITE OUT learn
 #   bash benchmarks/one_gpu/measure.sh KIT SITE OUT exact speed job -- --rounds 5
 # KIT holds packages.tar.xz (or its parts), SITE is where it is unpacked, once; OUT gets the results. Seconds of each
-# part: LEARN, EXACT, SPEED, ATTENTION, JOB. A part that fails or is stopped leaves what it has shown.
+# part: LEARN, EXACT, SPEED, JOB. A part that fails or is stopped leaves what it has shown.
 set -uo pipefail
 kit=$(realpath "$1") site=$2 out=$3
 shift 3
@@ -29,7 +29,7 @@ printf 'Metadata-Version: 2.1\nName: verl_padding\nVersion: 0\n' > "${own}/verl_
 printf '[verl.plugins]\nverl_padding = verl_padding.plugin\n' > "${own}/verl_padding-0.dist-info/entry_points.txt"
 export PYTHONSAFEPATH=1 PYTHONPATH="${own}:${site}" PYTHONUNBUFFERED=1 VERL_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 
-declare -A seconds=([learn]=${LEARN:-500} [exact]=${EXACT:-150} [speed]=${SPEED:-240} [attention]=${ATTENTION:-60} [job]=${JOB:-260})
+declare -A seconds=([learn]=${LEARN:-500} [exact]=${EXACT:-150} [speed]=${SPEED:-240} [job]=${JOB:-260})
 for part in "${parts[@]:-learn}"; do
     begun=$(date +%s) limit=${seconds[${part}]}
     command=(-m benchmarks.one_gpu "${part}" --out "${out}" --seconds $((limit - 25)) "$@")

@@ -1,14 +1,13 @@
 """Rows as agents make them, of random tokens, and the plan of a batch of them."""
 
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from verl_padding.pads.template import PadTemplate
-from verl_padding.plan import BatchPlan, Job, Pass, Rows, Sharing, Update, plan_batch
+from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.row_inputs import RowInputs
@@ -28,18 +27,16 @@ Row = Mapping[str, torch.Tensor]
 """Fields of a row."""
 
 
-def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+def nested(parts):
     return torch.nested.as_nested_tensor(list(parts), layout=torch.jagged)
 
 
-def trained_rows(
-    texts: Mapping[str, tuple[list[int], list[int]]], dtype: torch.dtype = torch.float64
-) -> dict[str, Row]:
+def trained_rows(texts, dtype=torch.float64):
     """Rows with all that an update of actor or critic reads, of the tokens of prompts and
     responses."""
     draw = torch.Generator().manual_seed(0)
 
-    def column(n: int, scale: float = 1.0) -> torch.Tensor:
+    def column(n, scale=1.0):
         return (torch.randn(n, generator=draw, dtype=torch.float64) * scale).to(dtype)
 
     rows = {}
@@ -63,13 +60,13 @@ def trained_rows(
     return rows
 
 
-def pad_of(rows: Sequence[Row]) -> Row:
+def pad_of(rows):
     """A pad beside some rows."""
     columns = PadTemplate(eos_token_id=3, length=2).fields(rows, list(rows[0]))
     return {name: column[0] for name, column in columns.items()}
 
 
-def micro_batch_of(rows: Sequence[Row]) -> TensorDict:
+def micro_batch_of(rows):
     """Rows as verl's workers have them: every field is jagged, even that of a single row."""
     return TensorDict(
         {name: nested([row[name] for row in rows]) for name in rows[0]}, batch_size=len(rows)
@@ -77,14 +74,14 @@ def micro_batch_of(rows: Sequence[Row]) -> TensorDict:
 
 
 def sessions(
-    draw: random.Random,
-    prompts: int,
+    draw,
+    prompts,
     *,
-    scale: float,
-    vocabulary: int,
-    turns: int,
-    grows: bool = False,
-) -> Texts:
+    scale,
+    vocabulary,
+    turns,
+    grows=False,
+):
     """Two sessions of a prompt, each call of the model a row.
 
     Earlier reasoning is left out of later prompts, as chat templates of thinking models do, unless
@@ -107,9 +104,7 @@ def sessions(
     return rows
 
 
-def rollouts(
-    draw: random.Random, prompts: int, number: int, *, scale: float, vocabulary: int
-) -> Texts:
+def rollouts(draw, prompts, number, *, scale, vocabulary):
     """Rollouts of prompts of 4,000 tokens, with responses of 500 to 1,500."""
     firsts = [tokens(draw, 4_000 * scale, vocabulary) for _ in range(prompts)]
     return {
@@ -119,25 +114,25 @@ def rollouts(
     }
 
 
-def tokens(draw: random.Random, number: float, vocabulary: int) -> list[int]:
+def tokens(draw, number, vocabulary):
     """The first tokens are special ones."""
     return [draw.randrange(5, vocabulary) for _ in range(max(1, round(number)))]
 
 
-def rows_of_prompts(keys: Iterable[str], prompts: str) -> list[int]:
+def rows_of_prompts(keys, prompts):
     """Numbers of the rows of some prompts, each a digit."""
     return [number for number, key in enumerate(keys) if uid_of_key(key)[1:] in prompts]
 
 
 def plan(
-    rows: dict[str, Row],
-    budget: int,
+    rows,
+    budget,
     *,
-    sharing: Sharing = "off",
-    ranks: int = 1,
-    has_pass: bool = False,
-    **of_rows: Any,
-) -> BatchPlan:
+    sharing="off",
+    ranks=1,
+    has_pass=False,
+    **of_rows,
+):
     """One mini-batch of all rows, by the plan's packer; ``of_rows``: what `Rows.from_keys` takes
     beside lengths."""
     keys = list(rows)
@@ -158,16 +153,16 @@ def plan(
 
 def job_of(
     *,
-    prompts: int,
-    sessions: int,
-    mini_prompts: int,
-    ranks: int,
-    budget: int,
-    has_pass: bool = False,
-    skips_idle: bool = False,
-    strategy: str = "prompt",
-    **of_job: Any,
-) -> Job:
+    prompts,
+    sessions,
+    mini_prompts,
+    ranks,
+    budget,
+    has_pass=False,
+    skips_idle=False,
+    strategy="prompt",
+    **of_job,
+):
     """A job of an actor's update, and of the pass before it."""
     shape: dict[str, Any] = {"dp_size": ranks, "token_budget": budget}
     return Job(

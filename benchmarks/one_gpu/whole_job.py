@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 from verl_padding.recipes.every_call import job as recipe
 
@@ -42,7 +40,7 @@ ON_GPU = (
 PADDED = ("+padding=prompt", "padding.packer=plan", "padding.sharing=on")
 
 
-def run(folder: Path, *, timeout_s: float = 600) -> list[dict[str, Any]]:
+def run(folder, *, timeout_s=600):
     """The metrics of each step.
 
     Raises:

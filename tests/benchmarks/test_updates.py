@@ -19,7 +19,7 @@ from benchmarks.updates import (
 
 @pytest.mark.parametrize("norm", [0.0, float("nan")])
 def test_an_update_that_learns_nothing_ends_the_benchmark(norm):
-    def group_with(norm: float):
+    def group_with(norm):
         return SimpleNamespace(update_actor=lambda batch: {"metrics": {"grad_norm": [norm]}})
 
     case = Case(rows=[("p_0_0", [5], [6, 7])], sides=(OFF,))

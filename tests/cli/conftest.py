@@ -1,7 +1,5 @@
 """A job that can start, for the tests of the doctor, and a file of rows."""
 
-from pathlib import Path
-
 import pandas
 import pytest
 
@@ -9,7 +7,7 @@ from tests.cli.test_plan import rows_of, write_lines
 
 
 @pytest.fixture(scope="session")
-def job(tmp_path_factory, tiny_model) -> list[str]:
+def job(tmp_path_factory, tiny_model):
     """Overrides of a job that can start."""
     folder = tmp_path_factory.mktemp("job")
     row = {
@@ -31,10 +29,10 @@ def job(tmp_path_factory, tiny_model) -> list[str]:
 
 
 @pytest.fixture
-def rows() -> list[dict]:
+def rows():
     return rows_of(9)
 
 
 @pytest.fixture
-def path(rows: list[dict], tmp_path: Path) -> Path:
+def path(rows, tmp_path):
     return write_lines(tmp_path / "rows.jsonl", rows)

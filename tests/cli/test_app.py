@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typer.testing import CliRunner
 
 from verl_padding import __version__
-from verl_padding.cli import app, dry_run
+from verl_padding.cli import app
 
 
 def test_the_version_is_shown_with_those_that_a_report_needs():
@@ -24,18 +24,5 @@ def test_the_module_is_the_command():
         [sys.executable, "-m", "verl_padding", "--help"], capture_output=True, text=True, check=True
     )
     assert "Usage: verl-padding" in run.stdout
-    assert " rehearse " not in run.stdout
     named = ("demo", "plan", "doctor", "dry-run", "report", "tiny-model", "--version")
     assert all(name in run.stdout for name in named)
-
-
-def test_old_names_of_dry_run_work_with_a_warning_of_one_line(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        dry_run, "dry_run", lambda arguments, **options: seen.append(arguments.overrides) or 3
-    )
-    for name in ("dry-run", "rehearse", "dry-run --only=step"):
-        result = CliRunner().invoke(app.app, [*name.split(), "+padding=prompt"])
-        assert result.exit_code == 3
-        assert result.stderr.count("\n") == (name != "dry-run")
-    assert seen == [("+padding=prompt",)] * 3

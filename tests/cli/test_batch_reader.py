@@ -14,19 +14,19 @@ ROW = {"prompt": "a", "session": 0, "tokens": 5}
 PAD = {"uid": "pad_0_0", "input": "", "output": ""}
 
 
-def lines_of(*rows: dict | str) -> list[bytes]:
+def lines_of(*rows):
     return [(row if isinstance(row, str) else json.dumps(row)).encode() + b"\n" for row in rows]
 
 
-def list_of_bytes(text: str) -> list[int]:
+def list_of_bytes(text):
     return list(text.encode())
 
 
-def read(*rows: dict | str, tokenize=None):
+def read(*rows, tokenize=None):
     return read_rows(lines_of(*rows), name="rows.jsonl", tokenize=tokenize)
 
 
-def refusal(*rows: dict | str, tokenize=None) -> str:
+def refusal(*rows, tokenize=None):
     with pytest.raises(PaddingDataError) as refused:
         read(*rows, tokenize=tokenize)
     assert "\n" not in str(refused.value)
@@ -112,7 +112,7 @@ def test_a_file_without_an_end_is_refused():
         read_batches(Path("/dev/zero"), None)
 
 
-def shared(batch, *pairs: tuple[int, int]) -> list[int]:
+def shared(batch, *pairs):
     one, other = np.array(pairs).T
     return batch.rows.forest.shared_by_pairs(one, other).tolist()
 

@@ -37,7 +37,7 @@ def test_a_failed_job_is_reported_with_its_log_and_has_the_seed(monkeypatch, tmp
     assert {seed.split("=")[1] for seed in seeds} == {"4"}
 
 
-def finished_run(monkeypatch, *, padded: bool) -> None:
+def finished_run(monkeypatch, *, padded):
     """Has the job leave a run of two steps."""
 
     def job(overrides, *, folder, on_line):

@@ -27,7 +27,7 @@ AUTO_MAP = {"AutoConfig": "conf.Hostile", "AutoTokenizer": ["conf.Hostile", "con
 class Pickled:
     """What a pickle can do."""
 
-    def __init__(self, taken: Path):
+    def __init__(self, taken):
         self.taken = taken
 
     def __reduce__(self):
@@ -35,7 +35,7 @@ class Pickled:
 
 
 @pytest.fixture
-def hostile(job, tiny_model, tmp_path, monkeypatch) -> Path:
+def hostile(job, tiny_model, tmp_path, monkeypatch):
     """The folder of a run, with its model, each file of which would write TAKEN if it ran."""
     monkeypatch.setenv("RAY_ADDRESS", "local")
     run, model, taken = tmp_path / "run", tmp_path / "run" / "model", tmp_path / TAKEN
@@ -65,12 +65,12 @@ def hostile(job, tiny_model, tmp_path, monkeypatch) -> Path:
     return run
 
 
-def target(run: Path) -> dict:
+def target(run):
     """What Hydra would make: a file."""
     return {"_target_": "logging.FileHandler", "filename": str(run.parent / TAKEN)}
 
 
-def write_config(run: Path, job: list[str], *overrides: str, **values) -> Path:
+def write_config(run, job, *overrides, **values):
     """The config that the run has left, which trusts its model."""
     padding = ("+padding=rows", "padding.cost_model=model")
     config = compose_job(JobArguments(overrides=(*job, *padding, *overrides)))
@@ -83,7 +83,7 @@ def write_config(run: Path, job: list[str], *overrides: str, **values) -> Path:
     return path
 
 
-def result_of(run: Path, *arguments: object):
+def result_of(run, *arguments):
     """The result of a command, which ran nothing of the folder and ended without a traceback."""
     result = CliRunner().invoke(app, [*map(str, arguments)])
     assert not (run.parent / TAKEN).exists()
@@ -91,7 +91,7 @@ def result_of(run: Path, *arguments: object):
     return result
 
 
-def taken(run: Path) -> bool:
+def taken(run):
     path = run.parent / TAKEN
     found = path.exists()
     path.unlink(missing_ok=True)
@@ -133,9 +133,14 @@ MAKES = "${{oc.create:{{_target_: logging.FileHandler, filename: {taken}}}}}"
 
 
 @pytest.mark.parametrize(
-    "value", [MAKES, "${{oc.decode:'{{a: 1}}'}}", "${{${{trainer.project_name}}:{taken}}}"]
+    ("place", "value"),
+    [
+        ("actor_rollout_ref__actor__optim", MAKES),
+        ("trainer__more", MAKES),
+        ("trainer__more", "${{oc.decode:'{{a: 1}}'}}"),
+        ("trainer__more", "${{${{trainer.project_name}}:{taken}}}"),
+    ],
 )
-@pytest.mark.parametrize("place", ["actor_rollout_ref__actor__optim", "trainer__more"])
 def test_a_runs_config_resolves_to_nothing_that_acts(value, place, hostile, job):
     made = value.format(taken=hostile.parent / TAKEN)
     path = write_config(hostile, job)
@@ -247,6 +252,17 @@ def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
     result = result_of(hostile, command, *of_config)
     assert result.exit_code == 1
     assert "external_lib=hostile_lib" in "".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["doctor", "dry-run"])
+def test_a_jobs_config_file_puts_no_package_on_hydras_search_path(command, hostile, monkeypatch):
+    monkeypatch.chdir(hostile)
+    (hostile / "beside.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w').close()")
+    mine = {"defaults": ["ppo_trainer"], "hydra": {"searchpath": ["pkg://beside"]}}
+    OmegaConf.save(OmegaConf.create(mine), hostile / "mine.yaml")
+    result = result_of(hostile, command, "--config-dir", hostile, "--config-name", "mine")
+    assert result.exit_code == 1
+    assert "pkg://beside" in "".join(result.output.split())
 
 
 @pytest.mark.parametrize("command", ["doctor", "dry-run"])

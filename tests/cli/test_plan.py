@@ -1,7 +1,6 @@
 """The command ``verl-padding plan``."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 from typer.testing import CliRunner
@@ -14,12 +13,12 @@ PLAN_PACKER = ("--", "padding.packer=plan")
 PLANNED = (*SHAPE, *PLAN_PACKER)
 
 
-def write_lines(path: Path, lines: list[dict]) -> Path:
+def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
-def rows_of(n_prompts: int) -> list[dict]:
+def rows_of(n_prompts):
     """Rows of prompts with two sessions, of one to three rows each."""
     rng = np.random.default_rng(0)
     return [
@@ -30,17 +29,17 @@ def rows_of(n_prompts: int) -> list[dict]:
     ]
 
 
-def run(*args: object, given: str | None = None):
+def run(*args, given=None):
     return CliRunner().invoke(app, ["plan", *map(str, args)], input=given)
 
 
-def plan_of(*args: object) -> dict:
+def plan_of(*args):
     result = run("--json", *args)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
-def refused(*args: object) -> str:
+def refused(*args):
     result = run(*args)
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
@@ -68,7 +67,7 @@ def test_what_stock_verl_stops_at_is_refused_and_not_compared(path):
     assert run(path, *SHAPE, "--dp", 2, "--budget", 128, "--compare").exit_code == 0
 
 
-def dump_line(uid: str, output: str) -> str:
+def dump_line(uid, output):
     return json.dumps(
         {"input": "ab", "output": output, "gts": None, "score": 1.0, "uid": uid}, ensure_ascii=False
     )

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from verl_padding.cli.app import app
 
 
-def tiny_model(*arguments: object):
+def tiny_model(*arguments):
     return CliRunner().invoke(app, ["tiny-model", *map(str, arguments)])
 
 

@@ -53,7 +53,7 @@ def put(keys, *, roles=True, masks=None):
     return put_rows([found[key][0] for key in keys], list(keys), **columns)
 
 
-def advantages_of(batch) -> dict[str, list[list[float]]]:
+def advantages_of(batch):
     columns = read_columns(batch, "advantages", "returns")
     rows = zip(*([row.tolist() for row in column] for column in columns), strict=True)
     found = dict(zip(batch.keys, map(list, rows), strict=True))

@@ -38,19 +38,6 @@ def test_a_session_counts_once_with_the_score_of_its_last_row():
     }
 
 
-def test_a_session_of_snapshots_has_the_turns_and_tokens_of_one_row():
-    """Three turns of two tokens and, between them, one of the user: 6 messages and 8 tokens."""
-    whole = {"a_0_0": MadeRow(prompt="??", response="aa.bb.cc", turns=6)}
-    snapshots = {
-        "a_1_0": MadeRow(prompt="??", response="aa", turns=2),
-        "a_1_1": MadeRow(prompt="??", response="aa.bb", turns=4),
-        "a_1_2": MadeRow(prompt="??aa.bb.", response="cc", turns=6),
-    }
-    metrics = session_metrics([trained_rows(whole | snapshots)])
-    assert metrics["padding/session/num_turns/mean"] == 6
-    assert metrics["padding/session/response_length/mean"] == 8
-
-
 @given(st.data())
 def test_session_metrics_do_not_depend_on_how_sessions_are_split(data):
     def measured(parts):

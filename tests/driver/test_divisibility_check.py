@@ -8,6 +8,7 @@ from verl.utils.config import validate_config
 from tests.support.verl_config import compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.driver.trainers import PaddedTrainerSync
+from verl_padding.errors import PaddingConfigError
 
 FIVE_TIMES_THREE = (
     "algorithm.adv_estimator=grpo",
@@ -27,22 +28,17 @@ def validate(config, check=validate_config):
     check(config=config, use_reference_policy=False, use_critic=False)
 
 
+FLAG, MODE = "+padding=prompt", "trainer.v1.trainer_mode"
+
+
 class Mine(PaddedTrainerSync):
     """A trainer of somebody's own."""
 
 
-@pytest.mark.parametrize(
-    "asking",
-    [
-        ["+padding=prompt"],
-        ["trainer.v1.trainer_mode=padded_sync"],
-        ["trainer.v1.trainer_mode=mine"],
-    ],
-    ids=lambda each: each[0],
-)
-def test_a_padded_job_passes_and_keeps_its_config(asking, monkeypatch):
+@pytest.mark.parametrize("mode", ["sync", "mine"])
+def test_a_padded_job_passes_and_keeps_its_config(mode, monkeypatch):
     monkeypatch.setitem(TRAINER_REGISTRY, "mine", Mine)
-    config = compose_job(*FIVE_TIMES_THREE, *asking)
+    config = compose_job(*FIVE_TIMES_THREE, FLAG, f"{MODE}={mode}")
     validate(config)
     validate_config(config, False, False)
     assert (config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (5, 3)
@@ -58,6 +54,17 @@ def test_a_padded_job_passes_and_keeps_its_config(asking, monkeypatch):
 def test_another_job_is_refused_as_ever():
     with pytest.raises(AssertionError, match=r"real_train_batch_size \(15\) must be divisible"):
         validate(compose_job(*FIVE_TIMES_THREE))
+
+
+def test_a_job_that_means_to_be_padded_and_is_not_is_refused():
+    for override, meant in (
+        ("+paddng=fast", "+padding=fast"),
+        (f"{MODE}=padded_sync", f"{MODE}=sync {FLAG}"),
+    ):
+        with pytest.raises(PaddingConfigError) as refusal:
+            validate(compose_job(*FIVE_TIMES_THREE, override))
+        assert override in str(refusal.value)
+        assert meant in str(refusal.value)
 
 
 def test_verls_own_function_still_needs_it():

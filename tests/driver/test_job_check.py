@@ -16,15 +16,6 @@ def job_of(*overrides):
     return check_job(compose_padded(*overrides)).step_job()
 
 
-def test_settings_of_a_padded_trainers_own_name_are_refused():
-    overrides = [
-        "trainer.v1.trainer_mode=padded_separate_async",
-        "+trainer.v1.padded_separate_async.parameter_sync_step=4",
-    ]
-    with pytest.raises(PaddingConfigError, match=r"padded_separate_async: .* instead"):
-        job_of(*overrides)
-
-
 SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_batch_size=16"]
 
 

@@ -75,7 +75,7 @@ def no_files(monkeypatch):
     monkeypatch.setattr(trainer_base, "tq", SimpleNamespace(kv_clear=lambda **_: None))
 
 
-def renamed(method) -> dict:
+def renamed(method):
     """verl's caller of a method, changed, and the method by its other name."""
     caller, other = OVERRIDDEN[method][0], f"{method}_of_verl"
     source = textwrap.dedent(inspect.getsource(getattr(PPOTrainer, caller)))

@@ -28,7 +28,7 @@ def trainer_of(*settings_of_job):
     return padded_trainer("algorithm.use_kl_in_reward=true", *settings_of_job)
 
 
-def put(masks: dict[str, list[int]], *, rewards: dict[str, float], kl: float | None = None):
+def put(masks, *, rewards, kl=None):
     """Rows with these masks, whose other numbers depend on their keys alone."""
     columns = {}
     for key, mask in masks.items():

@@ -17,13 +17,12 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 from tests.support.trainer_without_workers import make_trainer
 from tests.support.verl_config import DYNAMIC, SEPARATE, compose_job
 from verl_padding import __version__
-from verl_padding.driver.trainers import padded_trainer
+from verl_padding.driver.trainers import PADDED_TRAINERS
 from verl_padding.entry import import_hooks
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.modes import STOCK_MODES
+from verl_padding.job.modes import MODES
 from verl_padding.plan import STRATEGIES
 
-NAMES = [*STOCK_MODES, *(f"padded_{mode}" for mode in STOCK_MODES)]
 ONE_EACH = dict.fromkeys(("actor", "log_prob", "ref", "critic", "values"), 1)
 
 
@@ -47,21 +46,19 @@ def registered_as(name, base):
         del TRAINER_REGISTRY[name]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_trainer_is_the_padded_one_of_the_mode(name):
-    mode = name.removeprefix("padded_")
-    for config in (job(name, "+padding=rows"), job(name, padding={"strategy": "rows"})):
-        for trainer in (get_trainer_cls(name)(config=config), get_trainer_cls(mode)(config)):
-            assert type(trainer) is get_trainer_cls(f"padded_{mode}")
-            assert trainer._job.padding.strategy == "rows"
-            assert trainer.parameter_sync_step == (4 if mode == "separate_async" else 1)
-            assert trainer._job.step_job(dp_sizes=ONE_EACH).prompts == (
-                16 if mode == "separate_async" else 64
-            )
-            assert trainer.trainer_mode == config.trainer.v1.trainer_mode == mode
+@pytest.mark.parametrize("mode", MODES)
+def test_the_trainer_is_the_padded_one_of_the_mode(mode):
+    verls, is_separate = get_trainer_cls(mode), mode == "separate_async"
+    for config in (job(mode, "+padding=rows"), job(mode, padding={"strategy": "rows"})):
+        trainer = verls(config=config)
+        assert type(trainer) is PADDED_TRAINERS[verls]
+        assert trainer._job.padding.strategy == "rows"
+        assert trainer.parameter_sync_step == (4 if is_separate else 1)
+        assert trainer._job.step_job(dp_sizes=ONE_EACH).prompts == (16 if is_separate else 64)
+        assert trainer.trainer_mode == config.trainer.v1.trainer_mode == mode
 
 
-@pytest.mark.parametrize("mode", STOCK_MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_plain_string_in_place_of_the_section_is_refused(mode):
     # What Hydra makes of +padding=prompt where it has not found the group.
     with pytest.raises(
@@ -71,7 +68,7 @@ def test_a_plain_string_in_place_of_the_section_is_refused(mode):
         get_trainer_cls(mode)(config=job(mode, padding="prompt"))
 
 
-@pytest.mark.parametrize("mode", STOCK_MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_without_a_section_verls_trainers_are_verls(mode):
     trainer = make_trainer(job(mode))
     assert type(trainer) is get_trainer_cls(mode)
@@ -84,9 +81,11 @@ def test_a_trainer_of_ones_own_that_pads_nothing_is_refused_with_a_section():
             PaddingConfigError, match=r"^padding: Mine is not a padded trainer .*PaddedTrainerSync"
         ):
             mine(config=job("mine", "+padding=prompt"))
-        with pytest.raises(PaddingConfigError, match=r"^padding: Mine is not a padded trainer"):
-            padded_trainer("mine")
         assert type(mine(config=job("mine"))) is mine
+    with registered_as("mine", PADDED_TRAINERS[get_trainer_cls("sync")]) as mine:
+        assert type(mine(config=job("mine", "+padding=prompt"))) is mine
+        with pytest.raises(PaddingConfigError, match=r"^padding=None: "):
+            mine(config=job("mine"))
 
 
 def test_a_job_of_the_groups_stops_in_a_process_without_the_plugin():
@@ -126,8 +125,3 @@ def test_a_model_whose_vision_is_not_known_is_refused_before_any_worker(tmp_path
     ):
         trainers[0]._init_tokenizer()
     trainers[1]._init_tokenizer()
-
-
-def test_no_trainer_is_made_of_a_job_with_a_flag_that_is_misspelt():
-    with pytest.raises(PaddingConfigError, match=r"\+paddng=fast: .*\+padding=fast"):
-        get_trainer_cls("sync")(job("sync", "+paddng=fast"))

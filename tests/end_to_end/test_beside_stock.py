@@ -1,8 +1,6 @@
 """The plug-in beside stock verl: with the flag off nothing changes, and each resumes the other's
 checkpoints."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ FLOAT32 = 1e-5
 FEW = 30  # rows of a step at most, as agent.yaml has it
 
 
-def few_rows(folder: Path) -> list[str]:
+def few_rows(folder):
     """Rows and rewards of drawn numbers: two jobs have the same ones, whatever the model.
 
     They are fewer than a mini-batch holds: in which of several a row lands would follow the order
@@ -37,7 +35,7 @@ def few_rows(folder: Path) -> list[str]:
     ]
 
 
-def weights_in(folder: Path, step: int) -> dict[str, torch.Tensor]:
+def weights_in(folder, step):
     """Parameters of both ranks' shards, by rank and name."""
     weights = {}
     for rank in range(2):

@@ -1,7 +1,6 @@
 """Whole jobs on other engines: two ranks, or four, two to a row or to a model; trained, saved,
 resumed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,7 @@ class JobOnEngine:
     recorded."""
 
 
-def sizes(setting: str, roles: Sequence[str], size: int = 2) -> list[str]:
+def sizes(setting, roles, size=2):
     return [f"{role}.{setting}={size}" for role in roles]
 
 
@@ -69,7 +68,7 @@ JOBS = {
 }
 
 
-def marks_of(job: JobOnEngine) -> list[pytest.MarkDecorator]:
+def marks_of(job):
     return [] if job.engine == "fsdp" else [getattr(pytest.mark, job.engine)]
 
 

@@ -1,14 +1,12 @@
 """Jobs that leave out idle rows, or the pass that computes old log-probs, beside the same jobs that
 compute them."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests.end_to_end.test_beside_stock import weights_in
 from tests.end_to_end.test_runs_repeat import STEPS, assert_metrics_agree, rollouts
-from tests.support.jobs import JobFacts, run_job
+from tests.support.jobs import run_job
 from tests.support.tolerance import ADAM_EPS
 from verl_padding.job import metric_names
 
@@ -22,7 +20,7 @@ OF_COMPUTED_ROWS = ("actor/ppo_kl",)
 PLANNED = ("+padding=prompt", "padding.packer=plan")
 
 
-def run(folder: Path, *overrides: str, flags: tuple[str, ...] = PLANNED) -> JobFacts:
+def run(folder, *overrides, flags=PLANNED):
     return run_job(
         folder,
         *flags,
@@ -34,7 +32,7 @@ def run(folder: Path, *overrides: str, flags: tuple[str, ...] = PLANNED) -> JobF
     )
 
 
-def assert_trained_alike(facts: JobFacts, plain: JobFacts, *, absent: tuple[str, ...]) -> None:
+def assert_trained_alike(facts, plain, *, absent):
     """The same texts and rewards at each step, which the weights of the steps before decide, and
     the same metrics."""
     rows = rollouts(plain)

@@ -3,13 +3,12 @@ none is lost.
 """
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import transfer_queue as tq
 
 from tests.support import probe
-from tests.support.jobs import JobFacts, run_job
+from tests.support.jobs import run_job
 from tests.support.rows_in_queue import empty_queue, queue_content
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
@@ -25,9 +24,7 @@ SEPARATE = [
 GAE = ["algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_mini_batch_size=3"]
 
 
-def run_killed_and_resumed(
-    folder: Path, place: str, *overrides: str
-) -> tuple[JobFacts, JobFacts, Path]:
+def run_killed_and_resumed(folder, place, *overrides):
     checkpoints = folder / "checkpoints"
     common = [
         "+padding=prompt",
@@ -45,7 +42,7 @@ def run_killed_and_resumed(
     return killed, resumed, checkpoints
 
 
-def assert_each_prompt_counts_once(killed: JobFacts, resumed: JobFacts) -> None:
+def assert_each_prompt_counts_once(killed, resumed):
     """In the weights that come out of it: those of the checkpoint, trained on by the resumed
     run."""
     assert {note["step"] for note in killed.batches} == set(range(1, KILLED + 1))
@@ -62,7 +59,7 @@ def assert_each_prompt_counts_once(killed: JobFacts, resumed: JobFacts) -> None:
     assert fetched == set(range(len(fetched))), "a prompt was lost"
 
 
-def snapshot(folder: Path) -> dict[str, dict]:
+def snapshot(folder):
     """Tags of what a checkpoint holds of the queue, by key."""
     tq.load_checkpoint(folder / "transfer_queue")
     try:
@@ -71,9 +68,7 @@ def snapshot(folder: Path) -> dict[str, dict]:
         empty_queue()
 
 
-def assert_snapshots_hold_no_trained_row(
-    facts: JobFacts, checkpoints: Path, steps: list[int]
-) -> None:
+def assert_snapshots_hold_no_trained_row(facts, checkpoints, steps):
     for step in steps:
         content = snapshot(checkpoints / f"global_step_{step}")
         assert content, "nothing was in flight"
@@ -86,7 +81,7 @@ def assert_snapshots_hold_no_trained_row(
         assert {key.split("_")[0] for key in content} == prompts, "rows that nobody can sample"
 
 
-def assert_finished_groups_are_trained_whole(resumed: JobFacts, checkpoint: Path) -> None:
+def assert_finished_groups_are_trained_whole(resumed, checkpoint):
     content = snapshot(checkpoint)
     groups = {
         key for key, tag in content.items() if tag.get("is_prompt") and tag["status"] == "finished"

@@ -3,16 +3,24 @@
 import json
 import math
 from collections import Counter
-from itertools import islice
 
 import pytest
 from transfer_queue.storage import simple_storage
 
+from tests.end_to_end.test_beside_one_process import (
+    MINI,
+    PROMPTS,
+    RANKS,
+    actor_of,
+    assert_trained_as_by_one_process,
+    by_training_step,
+    run,
+)
 from tests.support.agent import FAILING_STEP, LONELY_STEP
-from tests.support.jobs import ACTOR, JobFacts, run_job
+from tests.support.jobs import ACTOR, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
-from verl_padding.job.calls import LOG_PROB
+from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.step_file import read_steps
 from verl_padding.runs.run_files import ROLLOUTS
@@ -20,7 +28,7 @@ from verl_padding.timing.timings import timings_by_call
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 
-PROMPTS, SESSIONS, MINI = 6, 3, 2
+SESSIONS = 3
 COUNTS = ("configured", "arrived", "missing", "failed", "empty")
 MISHAPS = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
 STEPS = 3
@@ -29,29 +37,26 @@ OFFLOAD = "+transfer_queue.backend.SimpleStorage.ssd_offload"
 
 
 @pytest.fixture(scope="module")
-def grpo(tmp_path_factory):
-    """GRPO by the plan's micro-batches; one step has a single row, in another sessions fail."""
-    return run_job(
-        tmp_path_factory.mktemp("grpo"),
-        "+padding=prompt",
+def lcm(tmp_path_factory):
+    """GRPO with a reference, by the plan's micro-batches, on a model that sees; of one batch, one
+    rank has pads alone, and of another, sessions fail."""
+    return run(
+        tmp_path_factory.mktemp("lcm"),
+        "+padding=lcm",
         "padding.packer=plan",
         "padding.timing=true",
         "padding.record=true",
         "trainer.v1.trainer_mode=sync",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=96",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=96",
         MISHAPS,
         steps=STEPS,
+        model_kind="qwen3_vl",
     )
 
 
-def split(steps, per_batch):
-    assert sum(per_batch) == len(steps)
-    steps = iter(steps)
-    return [list(islice(steps, n)) for n in per_batch]
-
-
-def assert_no_pad_outside_worker_calls(facts: JobFacts) -> None:
+def assert_no_pad_outside_worker_calls(facts):
     assert facts.batches
     assert facts.queue
     assert all(note["pads"] == 0 for note in facts.batches + facts.queue)
@@ -61,77 +66,69 @@ def assert_no_pad_outside_worker_calls(facts: JobFacts) -> None:
         assert metrics["padding/pad_rows/total"] > 0 or facts.rows[step].real % 2 == 0
 
 
-def assert_finite_and_agreeing(facts: JobFacts) -> None:
+def assert_finite_and_agreeing(facts):
     for step, metrics in facts.metrics.items():
         assert [name for name, value in metrics.items() if not math.isfinite(value)] == []
         assert metrics["training/rollout_probs_diff_max"] < LOG_PROB_AGREEMENT, step
 
 
-def test_every_grpo_batch_takes_the_configured_steps_of_real_rows(grpo):
-    real = [grpo.rows[step].real for step in range(1, STEPS + 1)]
-    assert len(set(real)) == STEPS, "the row counts were meant to vary"
-    assert any(n % (MINI * SESSIONS) for n in real), "no row count was awkward"
-    expected = [PROMPTS // MINI] * STEPS
-    expected[LONELY_STEP - 1] = 1
-    for step, mini_batches in enumerate(split(grpo.optimizer_steps[ACTOR], expected), start=1):
-        assert sum(m.real_rows for m in mini_batches) == grpo.rows[step].real
-        assert min(m.real_rows for m in mini_batches) >= 1
-        assert grpo.metrics[step]["padding/actor/optimizer_steps/total"] == len(mini_batches)
-    assert sum(m.rows - m.real_rows for m in grpo.optimizer_steps[ACTOR]) > 0, "no pad was met"
+def test_an_lcm_job_trains_as_one_process_and_its_ranks_compute_all_pads(lcm):
+    size = MINI * SESSIONS
+    real = [lcm.rows[step].real for step in range(1, STEPS + 1)]
+    assert real[0] % size
+    assert real[LONELY_STEP - 1] == 1, "one rank was meant to have pads alone"
+    steps = by_training_step(lcm, ACTOR, [math.ceil(n_rows / size) for n_rows in real])
+    has_image = {bool(row["images"]) for each in steps[0] for row in each.rows}
+    assert has_image == {True, False}, "some rows were meant to have images"
+    for step, (taken, n_rows) in enumerate(zip(steps, real, strict=True), start=1):
+        assert sum(len(each.rows) for each in taken) == n_rows
+        assert all(each.n_rows_D == [size // RANKS] * RANKS for each in taken)
+        metrics = lcm.metrics[step]
+        pads = size * len(taken) - n_rows
+        assert [metrics[f"padding/{each}pad_rows/total"] for each in ("", "actor/")] == [pads, pads]
+        tokens = sum(len(row["input_ids"]) for each in taken for row in each.rows)
+        assert metrics["perf/total_num_tokens"] == tokens + metrics["padding/pad_tokens/total"]
+    assert_trained_as_by_one_process(actor_of(lcm, "qwen3_vl", STEPS), steps, ACTOR)
 
 
-def test_a_step_with_one_real_row_trains_on_it_and_warns(grpo):
-    assert grpo.rows[LONELY_STEP].real == 1
-    assert grpo.metrics[LONELY_STEP]["padding/actor/optimizer_steps/total"] == 1
-    assert f"verl_padding: step {LONELY_STEP}: " in grpo.log
-
-
-def test_failed_sessions_cost_rows_and_nothing_else(grpo):
-    assert "this session fails on purpose" in grpo.log
-    assert grpo.metrics[FAILING_STEP]["padding/actor/optimizer_steps/total"] == PROMPTS // MINI
-
-
-def test_each_session_that_brings_no_row_is_counted_as_failed_or_as_empty(grpo):
+def test_each_session_that_brings_no_row_is_counted_as_failed_or_as_empty(lcm):
     configured = PROMPTS * SESSIONS
-    for step, metrics in grpo.metrics.items():
-        arrived = len({session_of_key(uid) for uid in dumped(grpo, step)})
+    for step, metrics in lcm.metrics.items():
+        arrived = len({session_of_key(uid) for uid in dumped(lcm, step)})
         missing = configured - arrived
-        assert (missing > 0) is (step in (LONELY_STEP, FAILING_STEP))
-        failed, empty = (missing, 0) if step == FAILING_STEP else (0, missing)
-        counts = [metrics[f"padding/session/{name}/total"] for name in COUNTS]
-        assert counts == [configured, arrived, missing, failed, empty]
+        *counts, failed, empty = (metrics[f"padding/session/{name}/total"] for name in COUNTS)
+        assert counts == [configured, arrived, missing]
+        assert failed + empty == missing
+        if step in (LONELY_STEP, FAILING_STEP):
+            assert missing == (failed if step == FAILING_STEP else empty) > 0
 
 
-def dumped(facts: JobFacts, step: int) -> dict[str, float]:
+def dumped(facts, step):
     """The score of each row, by its key, from verl's rollout dump."""
     lines = map(json.loads, (facts.folder / ROLLOUTS / f"{step}.jsonl").read_text().splitlines())
     return {line["uid"]: line["score"] for line in lines}
 
 
-def test_nothing_but_a_worker_call_sees_a_pad(grpo):
-    assert_no_pad_outside_worker_calls(grpo)
+def test_nothing_but_a_worker_call_sees_a_pad(lcm):
+    assert_no_pad_outside_worker_calls(lcm)
 
 
-def test_performance_counts_all_that_ranks_get_and_accuracy_real_rows(grpo):
-    for step, metrics in grpo.metrics.items():
-        lengths = metrics["padding/real_rows/total"] * (
-            metrics["prompt_length/mean"] + metrics["response_length/mean"]
-        )
-        # A pad has two tokens.
-        tokens = round(lengths) + 2 * metrics["padding/actor/pad_rows/total"]
-        assert metrics["perf/total_num_tokens"] == tokens == 2 * metrics["global_seqlen/mean"]
+def test_performance_counts_all_that_ranks_get_and_accuracy_real_rows(lcm):
+    for step, metrics in lcm.metrics.items():
+        tokens = metrics["perf/total_num_tokens"]
+        assert tokens == 2 * metrics["global_seqlen/mean"]
         throughput = tokens / (2 * metrics["timing_s/step"])
         assert metrics["perf/throughput"] == pytest.approx(throughput)
         assert metrics["timing_per_token_ms/update_actor"] == pytest.approx(
             1000 * metrics["timing_s/update_actor"] / tokens
         )
         assert metrics["critic/score/mean"] == pytest.approx(
-            sum(dumped(grpo, step).values()) / metrics["padding/real_rows/total"]
+            sum(dumped(lcm, step).values()) / metrics["padding/real_rows/total"]
         )
 
 
-def test_no_metric_is_nan_and_rollout_and_trainer_agree(grpo):
-    assert_finite_and_agreeing(grpo)
+def test_no_metric_is_nan_and_rollout_and_trainer_agree(lcm):
+    assert_finite_and_agreeing(lcm)
 
 
 @pytest.mark.slow
@@ -207,13 +204,13 @@ def test_an_lcm_job_takes_verls_steps_and_computes_all_pads(tmp_path):
     assert all(step.moved for step in steps)
 
 
-def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(grpo):
-    keys = {note["step"]: note["keys"] for note in grpo.batches}
-    for step, metrics in grpo.metrics.items():
-        (timed,) = read_steps(grpo.folder / "steps" / f"{step}.jsonl")
+def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(lcm):
+    keys = {note["step"]: note["keys"] for note in lcm.batches}
+    for step, metrics in lcm.metrics.items():
+        (timed,) = read_steps(lcm.folder / "steps" / f"{step}.jsonl")
         assert (timed.step, list(timed.keys)) == (step, keys[step])
         by_call = timings_by_call(timed.timings)
-        assert set(by_call) == {LOG_PROB, ACTOR_CALL}
+        assert set(by_call) == {LOG_PROB, REF, ACTOR_CALL}
         for call, timings in by_call.items():
             timed_rows = Counter(row for timing in timings for row in timing.rows)
             assert timed_rows == dict.fromkeys(range(len(timed.keys)), 1)
@@ -229,11 +226,11 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(grpo):
         assert metrics["timing_s/padding/timing"] > 0
 
 
-def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(grpo):
-    for step in grpo.metrics:
-        (recorded,) = read_steps(grpo.folder / "steps" / f"{step}.jsonl")
+def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(lcm):
+    for step in lcm.metrics:
+        (recorded,) = read_steps(lcm.folder / "steps" / f"{step}.jsonl")
         assert [row.key for row in recorded.rows] == list(recorded.keys)
-        assert {row.key: row.reward for row in recorded.rows} == pytest.approx(dumped(grpo, step))
+        assert {row.key: row.reward for row in recorded.rows} == pytest.approx(dumped(lcm, step))
         assert all(row.age == 0 and row.trained_tokens > 0 for row in recorded.rows)
         for timing in recorded.timings:
             for row in timing.rows:
@@ -242,8 +239,8 @@ def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(grpo):
                 assert place.mini_batch == timing.mini_batch
 
 
-def test_the_plan_cuts_the_micro_batches_of_pass_and_update(grpo):
-    metrics = grpo.metrics[1]
+def test_the_plan_cuts_the_micro_batches_of_pass_and_update(lcm):
+    metrics = lcm.metrics[1]
     for call in (ACTOR_CALL, LOG_PROB):
         assert metrics[f"padding/{call}/micro_batches"] > 1, call
         assert 0.3 < metrics[f"padding/{call}/packing_efficiency"] <= 1, call

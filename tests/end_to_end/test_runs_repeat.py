@@ -6,13 +6,12 @@ And a job whose rows extend each other, with shared prefixes and without.
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.fsdp2_workers import make_value_model
-from tests.support.jobs import JobFacts, run_job
+from tests.support.jobs import run_job
 from tests.support.probe import LOG_PROBS
 from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
 from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
@@ -27,7 +26,7 @@ MEASURED = re.compile(r"timing|seconds|memory|perf/(mfu|throughput|time)")
 """Metrics of time and memory; all others repeat."""
 
 
-def run(folder: Path) -> JobFacts:
+def run(folder):
     """GRPO on sub-agents who are asked the same at once; data set and mini-batches are shuffled;
     with validation."""
     return run_job(
@@ -48,14 +47,14 @@ def both(tmp_path_factory):
     return run(tmp_path_factory.mktemp("first")), run(tmp_path_factory.mktemp("again"))
 
 
-def row_name(key: str) -> tuple:
+def row_name(key):
     """Step and place of the prompt, session, row: what of a row's key repeats. A prompt of
     validation has no place."""
     uid, session, index = parts_of_key(key)
     return place_of(uid), int(session), int(index)
 
 
-def rollouts(facts: JobFacts) -> dict[int, list[tuple]]:
+def rollouts(facts):
     """Step -> rows of the dump, which verl sorts by uid."""
     lines = {
         int(path.stem): path.read_text().split("\n")[:-1]
@@ -70,7 +69,7 @@ def rollouts(facts: JobFacts) -> dict[int, list[tuple]]:
     }
 
 
-def repeating_metrics(facts: JobFacts) -> dict[int, dict[str, float]]:
+def repeating_metrics(facts):
     return {
         step: {name: value for name, value in metrics.items() if not MEASURED.search(name)}
         for step, metrics in facts.metrics.items()
@@ -108,7 +107,7 @@ def test_each_metric_of_each_step_is_the_same_to_the_last_bit(both):
         assert values.keys() == metrics[step].keys()
 
 
-def names_of(batches: list[dict]) -> list[list[tuple]]:
+def names_of(batches):
     return [[row_name(key) for key in batch["keys"]] for batch in batches]
 
 
@@ -130,9 +129,7 @@ OF_THE_PLAN = re.compile(r"^padding/|^global_seqlen/|^perf/total_num_tokens")
 """What the two plans are meant to differ in."""
 
 
-def run_growing(
-    folder: Path, sharing: str, *overrides: str, model_kind: TinyModelKind = "qwen2"
-) -> JobFacts:
+def run_growing(folder, sharing, *overrides, model_kind="qwen2"):
     return run_job(
         folder,
         "+padding=prompt",
@@ -186,16 +183,16 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
 
 
 def assert_metrics_agree(
-    facts: JobFacts,
-    plain: JobFacts,
+    facts,
+    plain,
     *,
-    among: tuple[str, ...] = (
+    among=(
         "critic/rewards/mean",
         "actor/entropy",
         "rollout_corr/training_log_ppl",
     ),
-    absent: tuple[str, ...] = (),
-) -> None:
+    absent=(),
+):
     """At each step the same metrics, but for those that tell of the plan, and those ``absent``."""
     for step, want in plain.metrics.items():
         metrics = facts.metrics[step]
@@ -215,7 +212,7 @@ def assert_metrics_agree(
             )
 
 
-def assert_log_probs_agree(shared: JobFacts, plain: JobFacts) -> None:
+def assert_log_probs_agree(shared, plain):
     """Token by token, at each step."""
     got, want = (
         [

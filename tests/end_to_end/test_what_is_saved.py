@@ -36,11 +36,11 @@ class Step:
     metrics: dict[str, float]
 
     @property
-    def reached(self) -> int:
+    def reached(self):
         """Input ids of real rows."""
         return sum(map(sum, self.reached_DK)) - self.pads
 
-    def tokens(self, *, computed: bool) -> int:
+    def tokens(self, *, computed):
         """Of the rows that the update has computed, or left out."""
         return sum(row.tokens for row in self.recorded.rows if bool(row.places) == computed)
 
@@ -81,7 +81,7 @@ def step(tmp_path_factory):
     )
 
 
-def to_compute(rows: list[tuple[int, ...]]) -> int:
+def to_compute(rows):
     """Tokens of rows, each once for all rows that begin with the same up to the one after it, of
     which the model's output there tells; a row that another begins with has none of its own."""
     beginnings = {row[:end] for row in rows for end in range(2, len(row) + 1)}
@@ -125,7 +125,7 @@ def test_rows_without_an_advantage_and_no_others_are_left_out(step):
     assert step.metrics["padding/real_rows/total"] == len(step.recorded.rows)
 
 
-def group_advantages(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+def group_advantages(rows):
     """GRPO's, of each row: how much better its session was than those of its prompt."""
     rewards: dict[str, dict[str, float]] = {}
     for key, row in rows.items():

@@ -1,13 +1,9 @@
 """Models and workers that several files train."""
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM
 from verl.single_controller.ray import RayWorkerGroup
 
@@ -19,7 +15,7 @@ from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 
 @pytest.fixture(autouse=True)
-def _empty_queue(request) -> Iterator[None]:
+def _empty_queue(request):
     """No test finds the rows of another."""
     yield
     if "transfer_queue" in request.fixturenames:
@@ -27,11 +23,11 @@ def _empty_queue(request) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Callable[..., nn.Module]:
+def models(tmp_path_factory):
     """Loads the tiny model of a kind in float64."""
     folder = tmp_path_factory.mktemp("models")
 
-    def load(kind: str, auto: Any = AutoModelForCausalLM, **settings: Any) -> nn.Module:
+    def load(kind, auto=AutoModelForCausalLM, **settings):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # of a value head
             return in_float64(
@@ -42,11 +38,11 @@ def models(tmp_path_factory) -> Callable[..., nn.Module]:
 
 
 @pytest.fixture(scope="module")
-def model_of(tmp_path_factory) -> Callable[[Shape], Path]:
+def model_of(tmp_path_factory):
     """The model of a shape, which each rank starts from."""
     folder, found = tmp_path_factory.mktemp("models"), {}
 
-    def model(shape: Shape) -> Path:
+    def model(shape):
         if shape.kind not in found:
             found[shape.kind] = with_shared_heads(make_tiny_model(shape.kind, folder))
         if shape.update == "actor" or shape.engine == "megatron":
@@ -58,12 +54,12 @@ def model_of(tmp_path_factory) -> Callable[[Shape], Path]:
 
 
 @pytest.fixture(scope="module")
-def one_rank_of(transfer_queue, model_of) -> Iterator[Callable[[Shape], RayWorkerGroup]]:
+def one_rank_of(transfer_queue, model_of):
     """The rank without pads of a shape; shapes share it."""
     with ExitStack() as stack:
         found: dict[Shape, RayWorkerGroup] = {}
 
-        def one_rank(shape: Shape) -> RayWorkerGroup:
+        def one_rank(shape):
             reference = shape.reference
             if reference not in found:
                 found[reference] = stack.enter_context(started(reference, model_of(reference)))

@@ -51,7 +51,6 @@ def actors(model_of, one_rank_of):
 
 
 EACH_PACKER = pytest.mark.parametrize("packer", PACKERS)
-EACH_MODE = pytest.mark.parametrize("mode", MODES)
 TOKENS, ROWS = MODES
 UPDATES: dict[str, dict[str, Any]] = {
     "verl's packer": {"packer": "verl", "mode": TOKENS},
@@ -205,21 +204,6 @@ def test_log_probs_come_back_in_row_order(sharing, actors):
     assert len({len(row) for row in want}) > 5
     for row_got, row_want in zip(got, want, strict=True):
         torch.testing.assert_close(row_got, row_want, rtol=RELATIVE_FLOAT32, atol=1e-5)
-
-
-@pytest.mark.slow
-@EACH_MODE
-def test_a_row_of_weight_three_trains_as_three_rows_do(mode, actors):
-    start_over(actors, mode)
-    batch = put_trained_rows()
-    copies = put_copies(batch)
-    put_weights(batch)
-    plan = plan_of(batch, "plan")
-    padded = PaddedBatch(
-        batch, plan, TEMPLATE, loss_weightings=[LossWeighting(call="actor", mode=mode)]
-    )
-    padded.put_pads()
-    update_both(*actors, batch, plan, padded=padded, copies=copies)
 
 
 EXACT = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
 STOCK = get_trainer_cls("sync")
 
 
-def assert_still(fault: bool, what: str) -> None:
+def assert_still(fault, what):
     assert fault, (
         f"verl {version('verl')} no longer does this: {what}. Take it out of docs/evidence.md, run "
         "`python -m tests.equivalence.zero_effect --keep` and `python -m "
@@ -40,7 +40,7 @@ def assert_still(fault: bool, what: str) -> None:
     )
 
 
-def balanced(n_rows: int, *, dp: int, actor: int, critic: int) -> list[list[bool]]:
+def balanced(n_rows, *, dp, actor, critic):
     """Of each rank's rows in verl's order, whether they are pads; the sizes are rows of a
     mini-batch."""
     trainer = padded_trainer(
@@ -60,7 +60,7 @@ def balanced(n_rows: int, *, dp: int, actor: int, critic: int) -> list[list[bool
     return [pads[rank * size : (rank + 1) * size] for rank in range(dp)]
 
 
-def real_rows_of_steps(pads_D: list[list[bool]], mini_batch: int) -> list[int]:
+def real_rows_of_steps(pads_D, mini_batch):
     """Real rows of each optimizer step: verl's workers cut a rank's rows by this function, in their
     order."""
     cell, real_of_step = mini_batch // len(pads_D), Counter()

@@ -5,15 +5,11 @@ test_engine_shapes.py has its updates in each shape. The rank without pads is on
 computes the model of Hugging Face; it is one of Megatron where routes are replayed.
 """
 
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
-from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
-from verl.single_controller.ray import RayWorkerGroup
 
 from benchmarks.one_step import padded_group
 from tests.support.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started
@@ -30,7 +26,6 @@ from tests.support.trained_batches import (
 from tests.support.updates import (
     CUTS,
     PACKERS,
-    BothUpdates,
     assert_metrics_agree,
     assert_updates_agree,
     call,
@@ -38,7 +33,6 @@ from tests.support.updates import (
     read_log_probs,
     update_both,
 )
-from verl_padding.plan import BatchPlan
 
 pytestmark = [
     pytest.mark.ray,
@@ -77,7 +71,7 @@ def test_ranks_whose_gradients_are_divided_by_tokens_agree_with_one_rank(
             assert_updates_agree(padded, one_rank_of(shape), **full, **shape.planned)
 
 
-def assert_divides_by_tokens(worker: Any) -> DataProto:
+def assert_divides_by_tokens(worker):
     assert worker.actor.engine.tf_config.calculate_per_token_loss
     return DataProto()
 
@@ -92,7 +86,7 @@ def test_so_do_ranks_whose_micro_batches_verl_rounds_up(model_of, one_rank_of):
             padded.execute_with_func_generator(assert_rounded_up)
 
 
-def note_lengths(worker: Any) -> DataProto:
+def note_lengths(worker):
     engine = worker.actor.engine
     engine.lengths = set()
     engine.module[0].register_forward_pre_hook(
@@ -101,7 +95,7 @@ def note_lengths(worker: Any) -> DataProto:
     return DataProto()
 
 
-def assert_rounded_up(worker: Any) -> DataProto:
+def assert_rounded_up(worker):
     lengths = worker.actor.engine.lengths
     assert lengths
     assert not any(length % BUCKET for length in lengths), lengths
@@ -109,23 +103,21 @@ def assert_rounded_up(worker: Any) -> DataProto:
 
 
 @contextmanager
-def on_megatron(
-    shape: Shape, model: Any, *more: str
-) -> Iterator[tuple[RayWorkerGroup, RayWorkerGroup]]:
+def on_megatron(shape, model, *more):
     """Padded ranks of a shape, and one rank without pads, both of Megatron."""
     alone = Shape(engine="megatron", kind=shape.kind, ranks=1)
     with started(shape, model, *more) as padded_ranks, started(alone, model, *more) as one_rank:
         yield padded_ranks, one_rank
 
 
-def with_drawn_routes(batch: KVBatchMeta) -> KVBatchMeta:
+def with_drawn_routes(batch):
     """Puts experts of each token and layer, (tokens, layers, top k), as if they were recorded."""
     draw = torch.Generator().manual_seed(0)
     scores = [torch.rand(tag["seq_len"], LAYERS, EXPERTS, generator=draw) for tag in batch.tags]
     return with_routes(batch, [of_row.argsort(-1)[..., :TOP_K] for of_row in scores])
 
 
-def with_routes(batch: KVBatchMeta, routes: Sequence[torch.Tensor]) -> KVBatchMeta:
+def with_routes(batch, routes):
     return put_columns(batch, routed_experts=[of_row.to(torch.int16) for of_row in routes])
 
 
@@ -167,9 +159,7 @@ def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(
             empty_queue()
 
 
-def assert_replays_what_was_recorded(
-    padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup, packer: str, shape: Shape, layer: int
-) -> None:
+def assert_replays_what_was_recorded(padded_ranks, one_rank, packer, shape, layer):
     start_over((padded_ranks, one_rank), "token-mean")
     want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
     empty_queue()
@@ -194,20 +184,20 @@ def assert_replays_what_was_recorded(
     )
 
 
-def plan_for(batch: KVBatchMeta, packer: str, shape: Shape) -> BatchPlan:
+def plan_for(batch, packer, shape):
     sizes = dict(shape.planned)
     return plan_of(batch, packer, pad_tokens=sizes.pop("template").length, **sizes)
 
 
 def assert_other_experts_give_another_update(
-    layer: int,
-    padded_ranks: RayWorkerGroup,
-    one_rank: RayWorkerGroup,
-    shape: Shape,
-    update: BothUpdates,
-    batch: KVBatchMeta,
-    plan: BatchPlan,
-) -> None:
+    layer,
+    padded_ranks,
+    one_rank,
+    shape,
+    update,
+    batch,
+    plan,
+):
     """What is replayed is what rows have: with other experts in the layer, the first step has other
     log-probs."""
     (others,) = read_columns(batch, "routed_experts")
@@ -222,7 +212,7 @@ def assert_other_experts_give_another_update(
     assert abs(changed - first) > 1e-4
 
 
-def after_pass(workers: Any, batch: KVBatchMeta) -> KVBatchMeta:
+def after_pass(workers, batch):
     """Has log-probs computed and put, as verl's trainer does before an update."""
     workers.compute_log_prob(call(batch, batch.keys, calculate_entropy=True, compute_loss=False))
     return put_columns(batch, old_log_probs=read_log_probs(batch))

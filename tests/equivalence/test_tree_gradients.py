@@ -43,7 +43,7 @@ def rows():
     return list(trained_rows(branching_rows()).values())
 
 
-def sliding_window(_models: Any) -> nn.Module:
+def sliding_window(_models):
     config = Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1)
     assert set(config.layer_types) == {"full_attention", "sliding_attention"}
     with torch.random.fork_rng(devices=[]):
@@ -51,19 +51,19 @@ def sliding_window(_models: Any) -> nn.Module:
         return in_float64(Qwen2ForCausalLM(config))
 
 
-def adapted(model: nn.Module) -> nn.Module:
+def adapted(model):
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return get_peft_model(model, config).double()
 
 
-def checkpointed(model: nn.Module) -> nn.Module:
+def checkpointed(model):
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 
 
-def fused(model: nn.Module) -> nn.Module:
+def fused(model):
     model.forward = partial(forward_with_torch_backend, model)  # as verl does, of this model alone
     return model
 

@@ -3,11 +3,9 @@ without pads."""
 
 import json
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
-from transfer_queue import KVBatchMeta
 
 from tests.support.engine_shapes import Shape, started
 from tests.support.fsdp2_workers import start_over
@@ -18,7 +16,7 @@ from tests.support.vision_rows import FAMILIES, make_vision_model, put_vision_ro
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import RUNS_WITHOUT_IMAGES, image_maker
-from verl_padding.plan import BatchPlan, Job, Rows, Update, plan_batch
+from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.prefix_sharing.detection import PrefixDetection
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("transfer_queue")]
@@ -50,7 +48,7 @@ def actors(request, transfer_queue, tmp_path_factory):
         yield request.param, config, padded_ranks, one_rank
 
 
-def template_for(config: dict, batch: KVBatchMeta) -> PadTemplate:
+def template_for(config, batch):
     """Of pads that show the model's vision tower what it must see."""
     maker = image_maker("auto", config)
     image = maker and maker(find_images(batch))
@@ -58,12 +56,12 @@ def template_for(config: dict, batch: KVBatchMeta) -> PadTemplate:
 
 
 def plan_for(
-    batch: KVBatchMeta,
-    forest: Any = None,
+    batch,
+    forest=None,
     *,
-    prompts_per_mini_batch: int = 1,
-    **of_job: Any,
-) -> BatchPlan:
+    prompts_per_mini_batch=1,
+    **of_job,
+):
     of_call = {"dp_size": 2, "token_budget": BUDGET}
     update = Update(**of_call, prompts_per_mini_batch=prompts_per_mini_batch)
     job = Job(

@@ -40,7 +40,7 @@ PLAN = "padding.packer=plan"
 BFLOAT16 = (f"{ACTOR}.fsdp_config.model_dtype=bfloat16", f"{ACTOR}.fsdp_config.dtype=bfloat16")
 
 
-def experts(folder: Path) -> list[str]:
+def experts(folder):
     """The tiny recipe on a mixture whose rollout records routes; a metric of verl's says whether
     rows have them."""
     recorded = (
@@ -57,7 +57,7 @@ class Case:
     overrides: tuple[str, ...]
     packages: tuple[str, ...] = ()
 
-    def job(self, folder: Path) -> list[str]:
+    def job(self, folder):
         return [*self.recipe(folder), *ON_A_GPU, *self.overrides]
 
 
@@ -97,7 +97,7 @@ CASES = {
 """What a job would show."""
 
 
-def is_there(module: str) -> bool:
+def is_there(module):
     return find_spec(module.partition(".")[0]) is not None and find_spec(module) is not None
 
 
@@ -125,7 +125,7 @@ def test_on_a_gpu(name, tmp_path):
     assert "prefixes" not in name or any(step["padding/actor/sharing_factor"] > 1 for step in steps)
 
 
-def train_on_a_gpu(overrides: list[str], folder: Path) -> list[dict]:
+def train_on_a_gpu(overrides, folder):
     """Runs a job, and gives the metrics of each step."""
     environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
     environment |= {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"), "HF_HUB_OFFLINE": "1"}

@@ -21,7 +21,7 @@ def _installed(request, monkeypatch):
     monkeypatch.setattr(attention, "find_spec", lambda name: name in packages or None)
 
 
-def attentions(*overrides: str) -> list[str | None]:
+def attentions(*overrides):
     config = compose_job("trainer.device=cuda", *overrides)
     before = [OmegaConf.select(config, name) for name in MODELS]
     changed = use_torch_attention(config)

@@ -236,7 +236,7 @@ def test_what_exchanges_or_shares_no_row_is_not_refused():
         (
             (MEGATRON, f"{MODEL}.lora.rank=8", PATH),
             f"{MODEL}.lora_adapter_path",
-            "adapter_path",
+            f"{MODEL}.lora.rank and {MODEL}.lora.adapter_path",
         ),
         ((VEOMNI[0], f"{MODEL}.lora_rank=8"), f"{MODEL}.lora_rank", None),
         ((VEOMNI[0], PATH), f"{MODEL}.lora_adapter_path", None),

@@ -57,7 +57,7 @@ REFUSED = [
 """Overrides of jobs that are refused."""
 
 
-def refusal_of(overrides: dict[str, str]) -> str:
+def refusal_of(overrides):
     try:
         check_job(compose_job(*(f"{key}={value}" for key, value in overrides.items())))
     except PaddingConfigError as refusal:
@@ -65,7 +65,7 @@ def refusal_of(overrides: dict[str, str]) -> str:
     return ""
 
 
-def followed(refusal: str, overrides: dict[str, str]) -> dict[str, str]:
+def followed(refusal, overrides):
     """The overrides, changed by the first fix of a refusal."""
     setting = re.findall(r"([\w.]+)=\S+: ", refusal)[-1]
     fix = re.split(r"\. (?=[A-Z])", refusal)[-1].removesuffix(".")
@@ -74,7 +74,7 @@ def followed(refusal: str, overrides: dict[str, str]) -> dict[str, str]:
     if found := re.match(r"Set ([\w.]+)=([\w.]+)|Set (?!it )([\w.]+) to (?!its)(\w+)", fix):
         setting, value = filter(None, found.groups())
     else:
-        found = re.match(r"(?:Set it to|Choose one of|Choose|Choices:) ([\w.]+)", fix)
+        found = re.match(r"(?:Set it to|Choose one of|Choose|Choices:|Did you mean) ([\w.]+)", fix)
         assert found, refusal
         value = found[1]
     left = {key: old for key, old in overrides.items() if key.lstrip("+") != setting}

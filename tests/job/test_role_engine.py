@@ -18,7 +18,7 @@ from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.engine_refusals import check_engines
-from verl_padding.job.role_engine import RoleEngine, has_critic, has_reference, role_engines
+from verl_padding.job.role_engine import has_critic, has_reference, role_engines
 from verl_padding.job.savings import Savings
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
@@ -151,13 +151,13 @@ def test_engines_are_those_that_verls_own_code_makes(overrides, tiny_model, monk
         assert engine.config == theirs.engine_config
 
 
-def engines_of(*overrides, packer="verl") -> dict[str, RoleEngine]:
+def engines_of(*overrides, packer="verl"):
     engines = role_engines(compose_job(*DYNAMIC, *overrides))
     check_engines(list(engines.values()), Savings(PaddingConfig(packer=packer)))
     return engines
 
 
-def engine_of(role, *overrides) -> RoleEngine:
+def engine_of(role, *overrides):
     return engines_of(*overrides)[role]
 
 

@@ -111,8 +111,10 @@ def is_admitted(name: str, *overrides: str) -> bool:
     job = compose_job("+padding=prompt", *ONE_STEP, *asked, *overrides)
     with suppress(PaddingConfigError):
         return bool(check_job(job))
-    with pytest.raises(PaddingConfigError, match=rf"^padding\.{name}="):
+    with pytest.raises(PaddingConfigError, match=rf"^padding\.{name}=") as refusal:
         check_job(job)
+    named = [f"{A}.strategy=", *(f"{each.lstrip('+').partition('=')[0]}=" for each in overrides)]
+    assert any(setting in str(refusal.value) for setting in named)
     return False
 
 

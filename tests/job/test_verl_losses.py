@@ -14,7 +14,15 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from tests.equivalence.test_estimators_beside_pads import CRITIC, VERLS_LIMITS
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import estimate, estimator_settings
-from verl_padding.job.verl_losses import ESTIMATORS, POLICY_LOSSES, verls_own
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.verl_losses import (
+    ESTIMATOR,
+    ESTIMATORS,
+    LOSS_MODE,
+    POLICY_LOSSES,
+    check_names,
+    verls_own,
+)
 
 
 def test_each_loss_and_estimator_that_verl_registers_has_its_line():
@@ -40,7 +48,7 @@ def test_an_estimator_that_groups_reads_which_prompt_a_sample_is_of():
 def test_an_estimator_raises_on_the_few_samples_that_its_line_names(name):
     line = ESTIMATORS[name]
 
-    def raises(mask: list[list[int]]) -> bool:
+    def raises(mask):
         masks = torch.tensor(mask)
         fields = {"response_mask": masks, "values": masks * 0.5, "token_level_rewards": masks * 1.0}
         samples = DataProto.from_single_dict(fields)
@@ -58,6 +66,20 @@ def test_an_estimator_raises_on_the_few_samples_that_its_line_names(name):
     assert raises([[1, 0], [0, 0]]) == line.whitens
     assert raises([[1, 1]]) == line.needs_two_samples
     assert not raises([[1, 1], [1, 0]])
+
+
+def test_one_of_verls_that_has_no_line_is_refused_and_a_users_own_is_not(monkeypatch):
+    for setting, registry in (
+        (LOSS_MODE, POLICY_LOSS_REGISTRY),
+        (ESTIMATOR, ADV_ESTIMATOR_REGISTRY),
+    ):
+        monkeypatch.setitem(registry, "new", one_of_a_users_own)
+        config = compose_job(f"{setting}=new")
+        check_names(config)
+        monkeypatch.setattr(one_of_a_users_own, "__module__", "verl.trainer.ppo.core_algos")
+        with pytest.raises(PaddingConfigError, match=f"^{setting}=new: "):
+            check_names(config)
+        monkeypatch.undo()
 
 
 def one_of_a_users_own():

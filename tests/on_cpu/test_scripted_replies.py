@@ -21,7 +21,7 @@ def rollout(tmp_path, monkeypatch):
     return OmegaConf.create({"multi_turn": {**turns, "format": "hermes"}})
 
 
-def answered(replies: Replies, room: int = 100, seed: int = 0) -> list[int]:
+def answered(replies, room=100, seed=0):
     request = Generation([1], room, seed=seed)
     replies.answer(request)
     assert request.is_finished

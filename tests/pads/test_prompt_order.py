@@ -12,7 +12,7 @@ PLACES = st.tuples(st.integers(0, 10**7 - 1), st.integers(0, 10**7 - 1))
 
 
 @st.composite
-def prompts(draw) -> list[tuple[tuple[int, int], list[int]]]:
+def prompts(draw):
     """Place of each prompt in the data set, and the number of rows of each of its sessions; some
     rows in all."""
     places = draw(st.lists(PLACES, min_size=1, max_size=10, unique=True))
@@ -22,7 +22,7 @@ def prompts(draw) -> list[tuple[tuple[int, int], list[int]]]:
     return list(zip(places, rows, strict=True))
 
 
-def keys_of(uids, prompts) -> list[str]:
+def keys_of(uids, prompts):
     return [
         f"{uid}_{session}_{index}"
         for uid, (_, sessions) in zip(uids, prompts, strict=True)

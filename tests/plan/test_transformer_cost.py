@@ -55,7 +55,7 @@ ALL_EXPERTS = CONFIGS["qwen3_5_moe_text"].to_dict() | {"intermediate_size": None
 LENGTHS = (1, 7, 8, 9, 40)
 
 
-def measured(config: transformers.PretrainedConfig, length: int) -> int:
+def measured(config, length):
     """Operations of a forward pass, counted by torch; its kernels compute masked pairs as well."""
     torch.manual_seed(0)
     # Experts one after the other, each on its tokens: then all of their products are seen by the
@@ -84,7 +84,7 @@ def test_operations_are_those_of_a_measured_forward_pass(name):
 
 @pytest.mark.parametrize("window", [None, 1, 5, 100])
 def test_a_query_sees_itself_and_the_keys_before_it_within_its_window(window):
-    def pairs(length: int) -> int:
+    def pairs(length):
         return sum(min(at, window or length) for at in range(1, length + 1))
 
     sliding = 0 if window is None else 2

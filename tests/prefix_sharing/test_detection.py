@@ -23,12 +23,12 @@ from verl_padding.prefix_sharing.detection import PrefixDetection, continued_row
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 
-def detect(rows, *, images: bool = False, **fields) -> PrefixDetection:
+def detect(rows, *, images=False, **fields):
     batch = put_grown_sessions(rows, **fields)
     return PrefixDetection(batch, [tag["seq_len"] for tag in batch.tags], may_have_images=images)
 
 
-def continued(rows, **fields) -> list[int | None]:
+def continued(rows, **fields):
     found = detect(rows, **fields).continued_R
     tq.kv_clear(keys=list(rows), partition_id=PARTITION)
     return found
@@ -107,7 +107,7 @@ def test_token_ids_are_read_once_for_the_plan_the_advantages_and_the_record(monk
     assert seen == [["input_ids"], ["extra_fields"]]
 
 
-def declared(rows, extends: dict[str, object]) -> list[int | None]:
+def declared(rows, extends):
     extra = [
         {"min_global_steps": 1} | ({"extends": extends[key]} if key in extends else {})
         for key in rows

@@ -29,7 +29,7 @@ MASKS = [[1], [1, 0, 1], [0, 1], [1, 1], [1]]
 """The 7 is what a tool has said; of the session a_0 the 6 is trained twice."""
 
 
-def masks_trained_once(rows: list[Row], *, said: bool) -> list[torch.Tensor]:
+def masks_trained_once(rows, *, said):
     """What is left of the masks of rows whose agent loop says what they extend, or nothing."""
     keys, masks = [row.key for row in rows], [torch.tensor(row.mask) for row in rows]
     ids_R = [np.array(row.prompt + row.response) for row in rows]
@@ -43,12 +43,12 @@ def masks_trained_once(rows: list[Row], *, said: bool) -> list[torch.Tensor]:
     return masks
 
 
-def masks_by_hand(rows: list[Row], *, said: bool) -> list[torch.Tensor]:
+def masks_by_hand(rows, *, said):
     """A token's sample: where it stands first, going back through the rows that a row extends; or
     the tokens up to it."""
     row_of = {row.key: row for row in rows}
 
-    def sample(row: Row, place: int) -> tuple:
+    def sample(row, place):
         if not said:
             return session_of_key(row.key), *(row.prompt + row.response)[: place + 1]
         while row.extends is not None:
@@ -92,7 +92,7 @@ def test_so_it_is_however_a_session_is_split(said, data):
 
 
 @st.composite
-def rows_with_masks(draw) -> list[Row]:
+def rows_with_masks(draw):
     """Rows of a session in any order, of few tokens, so that many begin alike; each with a mask of
     its own, as an attempt that was aborted has none of."""
     rows = []
@@ -128,7 +128,7 @@ def put(**fields):
     return put_grown_sessions(ROWS, response_mask=masks, loss_mask=masks, **fields)
 
 
-def masks_of(batch) -> list[list[int]]:
+def masks_of(batch):
     """What is in TransferQueue, in the order of :data:`ROWS`."""
     found, loss_masks = read_columns(batch, "response_mask", "loss_mask")
     assert list(map(torch.Tensor.tolist, loss_masks)) == list(map(torch.Tensor.tolist, found))
@@ -154,7 +154,7 @@ def test_masks_are_cut_before_anything_reads_them(caplog):
     assert metrics["padding/repeated_tokens/total"] == 0, "nothing is left to mask"
 
 
-def routes(first: int, later: int) -> list[torch.Tensor]:
+def routes(first, later):
     """Of each row: those of a_0_0 are ``first``."""
     lengths = [len(prompt) + len(response) for prompt, response in ROWS.values()]
     return [
@@ -162,7 +162,7 @@ def routes(first: int, later: int) -> list[torch.Tensor]:
     ]
 
 
-def images(first: float, later: float) -> list[dict]:
+def images(first, later):
     return [{"pixel_values": torch.full((1, 2), later if row else first)} for row in range(5)]
 
 

@@ -6,12 +6,11 @@ import math
 import pytest
 
 from tests.support.run_folder import write_run
-from verl_padding.runs.curves import SESSION_REWARD, read_curves
+from verl_padding.runs.curves import SESSION_REWARD, StockRule, read_curves
 from verl_padding.runs.run_files import METRICS, ROLLOUTS
-from verl_padding.stock.padding import StockRule
 
 
-def change_metrics(folder, step: int, **values) -> None:
+def change_metrics(folder, step, **values):
     entries = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     entries[step - 1]["data"] |= values
     (folder / METRICS).write_text("".join(json.dumps(entry) + "\n" for entry in entries))

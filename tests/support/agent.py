@@ -4,12 +4,9 @@ run."""
 import asyncio
 import hashlib
 import random
-from collections.abc import Coroutine, Sequence
-from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
-from verl.workers.rollout.replica import TokenOutput
 
 from tests.support.probe import text_of
 
@@ -18,13 +15,11 @@ LONELY_STEP = 2  # step in which a single session of a single prompt yields a si
 FAILING_STEP = 3  # step in which some sessions raise
 
 
-def _hash(*parts: object) -> int:
+def _hash(*parts):
     return int(hashlib.md5("-".join(map(str, parts)).encode()).hexdigest(), 16)
 
 
-def fields_of(
-    prompt_ids: Sequence[int], response_ids: list[int], answer: TokenOutput
-) -> dict[str, Any]:
+def fields_of(prompt_ids, response_ids, answer):
     """Of a row, from the rollout's answer."""
     return {
         "prompt_ids": list(prompt_ids),
@@ -37,7 +32,7 @@ def fields_of(
     }
 
 
-def reward_letters(tokenizer: Any, output: AgentLoopOutput) -> None:
+def reward_letters(tokenizer, output):
     text = tokenizer.decode(output.response_ids, skip_special_tokens=True)
     output.reward_score = sum(letter.isalpha() for letter in text) / max(1, len(text))
     output.extra_fields["reward_extra_info"] = {"acc": output.reward_score}
@@ -52,13 +47,11 @@ class VaryingTurns(AgentLoopBase):
         routes: (layers, top-k, experts) of a mixture whose routes each row records; None for none.
     """
 
-    def __init__(
-        self, *args: Any, mishaps: bool, routes: tuple[int, int, int] | None = None, **kwargs: Any
-    ):
+    def __init__(self, *args, mishaps, routes=None, **kwargs):
         super().__init__(*args, **kwargs)
         self.mishaps, self.routes = mishaps, routes
 
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+    async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         turns = 1 + _hash(index, session, step) % MAX_TURNS
         if self.mishaps and step == LONELY_STEP:
@@ -76,17 +69,13 @@ class VaryingTurns(AgentLoopBase):
             reward_letters(self.tokenizer, outputs[-1])
         return outputs
 
-    async def _play(
-        self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]
-    ) -> list[AgentLoopOutput]:
+    async def _play(self, turns):
         return [await turn for turn in turns]
 
-    def _message(self, first: dict[str, Any], turn: int) -> dict[str, Any]:
+    def _message(self, first, turn):
         return {"role": "user", "content": text_of(first) + "x" * (7 * turn)} if turn else first
 
-    async def _turn(
-        self, sampling_params: dict[str, Any], message: dict[str, Any]
-    ) -> AgentLoopOutput:
+    async def _turn(self, sampling_params, message):
         media = await self.process_multi_modal_info([message])
         prompt_ids = await self.ct_build_initial_tokens([message], images=media.get("images"))
         answer = await self.server_manager.generate(
@@ -98,14 +87,14 @@ class VaryingTurns(AgentLoopBase):
         ids = answer.token_ids[: self.rollout_config.response_length]
         return AgentLoopOutput(**fields_of(prompt_ids, ids, answer), multi_modal_data=media)
 
-    def _draw_routes(self, tokens: int, *seed: object) -> list[list[list[int]]] | None:
+    def _draw_routes(self, tokens, *seed):
         if self.routes is None:
             return None
         layers, top_k, experts = self.routes
         draw = random.Random(_hash("routes", *seed))
         return [[draw.sample(range(experts), top_k) for _ in range(layers)] for _ in range(tokens)]
 
-    def first_prompts_of(self, step: int) -> range:
+    def first_prompts_of(self, step):
         """Indices of the prompts of a training step (no shuffle; validation does not get here at
         such a step)."""
         size = self.config.data.train_batch_size
@@ -116,22 +105,18 @@ class SubagentsInAnyOrder(VaryingTurns):
     """The turns of a session side by side: sub-agents who are all asked the same, after a while
     that no run repeats."""
 
-    async def _play(
-        self, turns: Sequence[Coroutine[Any, Any, AgentLoopOutput]]
-    ) -> list[AgentLoopOutput]:
+    async def _play(self, turns):
         return [*await asyncio.gather(*turns)]
 
-    def _message(self, first: dict[str, Any], turn: int) -> dict[str, Any]:
+    def _message(self, first, turn):
         return first
 
-    async def _turn(
-        self, sampling_params: dict[str, Any], message: dict[str, Any]
-    ) -> AgentLoopOutput:
+    async def _turn(self, sampling_params, message):
         await asyncio.sleep(random.SystemRandom().uniform(0, 0.3))
         return await super()._turn(sampling_params, message)
 
 
-def rows_of_step(step: int, most: int = 500) -> int:
+def rows_of_step(step, most=500):
     """Rows of a training step of the soak: anything from 1 to ``most``, the smallest and the
     largest among them."""
     return {1: 1, 2: most}.get(step, 1 + _hash("soak", step) % most)
@@ -146,11 +131,11 @@ class ManyRows(AgentLoopBase):
             empty sessions.
     """
 
-    def __init__(self, *args: Any, most: int = 500, fewest: int = 0, **kwargs: Any):
+    def __init__(self, *args, most=500, fewest=0, **kwargs):
         super().__init__(*args, **kwargs)
         self.most, self.fewest = most, fewest
 
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+    async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         prompts, sessions = (
             self.config.data.train_batch_size,
@@ -196,11 +181,11 @@ class GrowingContext(AgentLoopBase):
         equal_of_three: of each three prompts, so many earn 1 in every session.
     """
 
-    def __init__(self, *args: Any, equal_of_three: int = 0, **kwargs: Any):
+    def __init__(self, *args, equal_of_three=0, **kwargs):
         super().__init__(*args, **kwargs)
         self.equal_of_three = equal_of_three
 
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+    async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         draw = random.Random(_hash("grow", index, session, step))
         context = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
@@ -233,11 +218,11 @@ class Snapshots(AgentLoopBase):
         equal_of_three: as :class:`GrowingContext` has it.
     """
 
-    def __init__(self, *args: Any, equal_of_three: int = 0, **kwargs: Any):
+    def __init__(self, *args, equal_of_three=0, **kwargs):
         super().__init__(*args, **kwargs)
         self.equal_of_three = equal_of_three
 
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+    async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         draw = random.Random(_hash("snapshots", index, session, step))
         prompt = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])

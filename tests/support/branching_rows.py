@@ -2,17 +2,16 @@
 leaves out later."""
 
 import random
-from collections.abc import Sequence
 
 
 def branching_rows(
-    seed: int = 0,
+    seed=0,
     *,
-    prompts: int = 3,
-    rollouts: int = 3,
-    turns: Sequence[int] = (1, 3, 2),
-    system: int = 3,
-) -> dict[str, tuple[list[int], list[int]]]:
+    prompts=3,
+    rollouts=3,
+    turns=(1, 3, 2),
+    system=3,
+):
     """Prompt and response of each row, by its key; the thinking of earlier turns is left out in
     every other session.
 
@@ -22,7 +21,7 @@ def branching_rows(
     """
     draw = random.Random(seed)
 
-    def tokens(least: int, most: int) -> list[int]:
+    def tokens(least, most):
         return [draw.randrange(5, 200) for _ in range(draw.randint(least, most))]
 
     begin, rows = tokens(system, system), {}

@@ -1,8 +1,6 @@
 """Copies of verl's source in which something has another name."""
 
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 from verl_padding.job.verl_source import VerlSource, installed_verl
@@ -23,7 +21,7 @@ TRAIN_BATCH = "self.engine.train_batch(data, loss"
 THROUGH_THE_CLASS = "BaseEngine.train_batch(self.engine, data, loss"
 
 
-def copy_of_verl(folder: Path, *, can_run: bool = False) -> VerlSource:
+def copy_of_verl(folder, *, can_run=False):
     """verl as it is installed, in ``folder/verl``; the parts that have facts, or all that it needs
     to run."""
     root = folder / "verl"
@@ -32,7 +30,7 @@ def copy_of_verl(folder: Path, *, can_run: bool = False) -> VerlSource:
     return VerlSource(root)
 
 
-def rename(verl: VerlSource, name_of: Mapping[str, str], *files: str) -> int:
+def rename(verl, name_of, *files):
     """Renames words in files of a copy, by default in all; how many there were."""
     word = re.compile(r"\b(" + "|".join(map(re.escape, name_of)) + r")\b")
     paths = [verl.root / file for file in files] or [*verl.root.rglob("*.py")]
@@ -44,14 +42,14 @@ def rename(verl: VerlSource, name_of: Mapping[str, str], *files: str) -> int:
     return renamed
 
 
-def without_seven_methods(folder: Path, *, can_run: bool = False) -> VerlSource:
+def without_seven_methods(folder, *, can_run=False):
     """verl whose trainer calls :data:`SEVEN` by other names."""
     verl = copy_of_verl(folder, can_run=can_run)
     assert rename(verl, {name: f"{name}_of_step" for name in SEVEN}) >= 2 * len(SEVEN)
     return verl
 
 
-def without_denominators(folder: Path) -> VerlSource:
+def without_denominators(folder):
     """verl whose losses read other denominators, and whose workers call an engine's ``train_batch``
     through its class."""
     verl = copy_of_verl(folder)

@@ -11,7 +11,6 @@ from pathlib import Path
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
-from hydra.plugins.config_source import ConfigSource
 
 ROOTS = (
     sysconfig.get_path("purelib"),
@@ -21,7 +20,7 @@ _load, _compose = ConfigRepository.load_config, ConfigLoaderImpl._compose_config
 _loaded, _composed = {}, {}
 
 
-def _is_installed(source: ConfigSource) -> bool:
+def _is_installed(source):
     return source.scheme() != "file" or source.path.startswith(ROOTS)
 
 

@@ -1,7 +1,6 @@
 """Random batches and jobs for the planner's properties."""
 
 import dataclasses
-from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
@@ -26,7 +25,7 @@ class DrawnRows(Rows):
     """Whether rows share all of a row or nothing."""
 
 
-def computed_once(texts: Sequence[Text]) -> list[int]:
+def computed_once(texts):
     """Positions of the tokens that are computed where rows share what they begin with: each token
     of a trie, and once more the last one before each further branch."""
     tokens = {token for text in texts for token in text}
@@ -40,12 +39,12 @@ def computed_once(texts: Sequence[Text]) -> list[int]:
 @st.composite
 def batches(
     draw,
-    max_prompts: int = 12,
-    max_sessions: int = 3,
-    max_rows: int = 4,
-    known: str | None = None,
-    max_tokens: int = MAX_TOKENS,
-) -> DrawnRows:
+    max_prompts=12,
+    max_sessions=3,
+    max_rows=4,
+    known=None,
+    max_tokens=MAX_TOKENS,
+):
     """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any
     order.
 
@@ -73,7 +72,7 @@ def batches(
     return dataclasses.replace(rows, forest=rows.forest.whole_beginnings(), whole=True)
 
 
-def forest_of_chains(tokens_R: Sequence[int], chain_R: Sequence[int]) -> Forest:
+def forest_of_chains(tokens_R, chain_R):
     """Of rows that are one chain, the longer ones begin with all of the shorter ones; others share
     nothing."""
     order = sorted(range(len(tokens_R)), key=lambda row: (chain_R[row], -tokens_R[row], -row))
@@ -87,9 +86,7 @@ def forest_of_chains(tokens_R: Sequence[int], chain_R: Sequence[int]) -> Forest:
     return Forest.in_order(tokens_R, order, shared_I)
 
 
-def _growing_from_each_other(
-    keys: Sequence[str], tokens: Sequence[int], random: Random
-) -> DrawnRows:
+def _growing_from_each_other(keys, tokens, random):
     """Each row begins with some of the tokens of a row of its prompt before it, with all, or with
     none."""
     texts: list[Text] = []
@@ -117,13 +114,7 @@ def _growing_from_each_other(
 
 
 @st.composite
-def jobs(
-    draw,
-    strategies=tuple(STRATEGIES),
-    pass_cut_as_update: bool = False,
-    sharing: str | None = None,
-    steps: str | None = None,
-) -> Job:
+def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update=False, sharing=None, steps=None):
     """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is
     cut as its update."""
     strategy = draw(st.sampled_from(strategies))

@@ -20,19 +20,17 @@ class Sample:
     penalties: Sequence[float]  # what an in-reward KL takes from each token
 
     @property
-    def score(self) -> float:
+    def score(self):
         return self.reward - sum(self.penalties)
 
     @property
-    def rewards(self) -> list[float]:
+    def rewards(self):
         """Of each token: the reward is the last one's."""
         given = [-penalty for penalty in self.penalties]
         return [*given[:-1], given[-1] + self.reward] if given else []
 
 
-def advantages(
-    estimator: str, samples: Sequence[Sample], gamma: float, lam: float
-) -> list[list[float]]:
+def advantages(estimator, samples, gamma, lam):
     """Of each trained token of each sample."""
     match estimator:
         case "gae":
@@ -43,9 +41,7 @@ def advantages(
     return whitened(found) if estimator == "reinforce_plus_plus_baseline" else found
 
 
-def returns(
-    estimator: str, samples: Sequence[Sample], gamma: float, lam: float
-) -> list[list[float]]:
+def returns(estimator, samples, gamma, lam):
     """Of each trained token of each sample."""
     match estimator:
         case "gae":
@@ -57,7 +53,7 @@ def returns(
     return advantages(estimator, samples, gamma, lam)
 
 
-def _gae(sample: Sample, gamma: float, lam: float) -> list[float]:
+def _gae(sample, gamma, lam):
     following = [*sample.values, 0.0][1:]
     deltas = [
         r + gamma * n - v for r, n, v in zip(sample.rewards, following, sample.values, strict=True)
@@ -65,14 +61,14 @@ def _gae(sample: Sample, gamma: float, lam: float) -> list[float]:
     return _discounted(deltas, gamma * lam)
 
 
-def _discounted(numbers: Sequence[float], by: float) -> list[float]:
+def _discounted(numbers, by):
     """The sum of each number and all later ones."""
     return list(itertools.accumulate(reversed(numbers), lambda later, number: number + by * later))[
         ::-1
     ]
 
 
-def _outcome(estimator: str, sample: Sample, samples: Sequence[Sample]) -> float:
+def _outcome(estimator, sample, samples):
     score, of_prompt = sample.score, [other for other in samples if other.uid == sample.uid]
     scores = [other.score for other in of_prompt]
     match estimator:
@@ -95,7 +91,7 @@ def _outcome(estimator: str, sample: Sample, samples: Sequence[Sample]) -> float
     raise AssertionError(f"{estimator}: its formula is not written out here")
 
 
-def whitened(rows: list[list[float]]) -> list[list[float]]:
+def whitened(rows):
     """verl's masked_whiten, with the variance of a sample."""
     numbers = [number for row in rows for number in row]
     middle = mean(numbers)

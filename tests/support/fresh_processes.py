@@ -3,12 +3,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 
-def run_fresh(
-    code: str, *arguments: str, platform: str | None, folder: Path | str = "."
-) -> subprocess.CompletedProcess[str]:
+def run_fresh(code, *arguments, platform, folder="."):
     """Runs code to its end in a process of its own, with these arguments and this VERL_PLATFORM, or
     none."""
     environment = os.environ | {"VERL_PLATFORM": platform}

@@ -1,17 +1,14 @@
 """verl's real actor and critic workers on real FSDP2 ranks, without a trainer around them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 from verl.protocol import DataProto
-from verl.single_controller.ray import RayWorkerGroup
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
@@ -23,7 +20,7 @@ from tests.support.verl_config import compose_job
 __all__ = ["start_actor", "stop"]
 
 
-def start_critic(model: Path, n_ranks: int, *overrides: str, padded: bool = True) -> RayWorkerGroup:
+def start_critic(model, n_ranks, *overrides, padded=True):
     """A critic of ``n_ranks`` ranks, from the weights of a model with a value head, as verl's
     trainer does it.
 
@@ -53,7 +50,7 @@ def start_critic(model: Path, n_ranks: int, *overrides: str, padded: bool = True
     return workers
 
 
-def make_value_model(language_model: Path, folder: Path) -> Path:
+def make_value_model(language_model, folder):
     """A model with a value head, of a language model's weights: every worker then starts from the
     same head."""
     with torch.random.fork_rng(devices=[]):
@@ -66,12 +63,12 @@ def make_value_model(language_model: Path, folder: Path) -> Path:
 
 
 def start_over(
-    groups: Sequence[RayWorkerGroup],
-    loss_agg_mode: str,
-    micro_batch_rows: int | None = None,
-    policy_loss: str = "vanilla",
-    terms: bool = True,
-) -> None:
+    groups,
+    loss_agg_mode,
+    micro_batch_rows=None,
+    policy_loss="vanilla",
+    terms=True,
+):
     """Gives workers the model's weights and a new optimizer again, and verl's loss with other
     modes.
 
@@ -80,7 +77,7 @@ def start_over(
         terms: whether an actor's loss has its KL and entropy terms.
     """
 
-    def reset(worker: Any) -> DataProto:
+    def reset(worker):
         training_worker = getattr(worker, "actor", worker)
         training_worker.reset()
         config = training_worker.loss_fn.keywords["config"]
@@ -101,10 +98,10 @@ def start_over(
         workers.execute_with_func_generator(reset)
 
 
-def give_same_head(workers: RayWorkerGroup) -> None:
+def give_same_head(workers):
     """Gives each worker of a Megatron critic the same value head."""
 
-    def give(worker: Any) -> DataProto:
+    def give(worker):
         draw = torch.Generator().manual_seed(0)
         for name, weight in chain.from_iterable(
             part.named_parameters() for part in worker.engine.module
@@ -116,7 +113,7 @@ def give_same_head(workers: RayWorkerGroup) -> None:
     workers.execute_with_func_generator(give)
 
 
-def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
+def weights_of(workers):
     """All parameters, (N,) float32, gathered from the ranks; each rank must have the same."""
     of_ranks = workers.execute_with_func_generator(_gather_weights).batch["weights"]
     assert all(torch.equal(weights, of_ranks[0]) for weights in of_ranks), (
@@ -125,10 +122,10 @@ def weights_of(workers: RayWorkerGroup) -> torch.Tensor:
     return of_ranks[0]
 
 
-def moments_of(workers: RayWorkerGroup) -> torch.Tensor:
+def moments_of(workers):
     """Both moments of AdamW of all parameters of an FSDP2 engine, (2N,) float32."""
 
-    def gather(worker: Any) -> DataProto:
+    def gather(worker):
         states = getattr(worker, "actor", worker).engine.optimizer.state.values()
         flat = [
             state[name].full_tensor().reshape(-1)
@@ -140,7 +137,7 @@ def moments_of(workers: RayWorkerGroup) -> torch.Tensor:
     return workers.execute_with_func_generator(gather).batch["moments"][0]
 
 
-def _gather_weights(worker: Any) -> DataProto:
+def _gather_weights(worker):
     engine = getattr(worker, "actor", worker).engine
     if engine.engine_config.strategy != "megatron":
         named = {name: weight.full_tensor() for name, weight in engine.module.named_parameters()}
@@ -154,8 +151,8 @@ def _gather_weights(worker: Any) -> DataProto:
 
 
 def _with_a_weight_for_each_expert(
-    named: Mapping[str, torch.Tensor],
-) -> Iterator[tuple[str, torch.Tensor]]:
+    named,
+):
     """As they are named in a folder of a model, and by bridges; transformers keeps those of a layer
     in one tensor."""
     for name, weight in named.items():
@@ -169,7 +166,7 @@ def _with_a_weight_for_each_expert(
                 yield f"{layer}{experts}{expert}.{part}.weight", of_part
 
 
-def _weights_of_value_model(engine: Any) -> dict[str, torch.Tensor]:
+def _weights_of_value_model(engine):
     """Those of all ranks of a Megatron critic: the bridges export language models only."""
     from megatron.core import parallel_state
     from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -214,7 +211,7 @@ def _weights_of_value_model(engine: Any) -> dict[str, torch.Tensor]:
     return {name: weight for stage in of_stages for name, weight in stage.items()}
 
 
-def _with_experts_of_all_ranks(of_experts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _with_experts_of_all_ranks(of_experts):
     """``weight1`` of the third of ranks with two experts each is ``weight5`` of all."""
     from megatron.core import parallel_state
 
@@ -231,6 +228,6 @@ def _with_experts_of_all_ranks(of_experts: Mapping[str, torch.Tensor]) -> dict[s
     return named
 
 
-def _with_layer_from(name: str, first: int) -> str:
+def _with_layer_from(name, first):
     """``layers.1.x`` of a part that begins with layer 2 is ``layers.3.x``."""
     return re.sub(r"\blayers\.(\d+)", lambda place: f"layers.{int(place[1]) + first}", name)

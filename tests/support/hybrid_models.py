@@ -1,7 +1,5 @@
 """Tiny models with linear attention, as verl patches them, and their float64."""
 
-from typing import Any
-
 import torch
 import transformers
 from torch import nn
@@ -33,7 +31,7 @@ IDS = {
 }
 
 
-def config_of(kind: str) -> Any:
+def config_of(kind):
     is_moe = kind.endswith("_moe")
     text = SIZES | (EXPERTS if is_moe else {})
     if kind.startswith("qwen3_next"):
@@ -50,9 +48,7 @@ def config_of(kind: str) -> Any:
     return with_tower(text_config=text, vision_config=TOWER, **IDS)
 
 
-def hybrid_model(
-    kind: str, *, is_critic: bool = False, checkpointed: bool = False, fused: bool = False
-) -> nn.Module:
+def hybrid_model(kind, *, is_critic=False, checkpointed=False, fused=False):
     """A model of random weights whose states last, in float32; verl patches its class."""
     config = config_of(kind)
     auto = transformers.AutoModelForCausalLM
@@ -82,7 +78,7 @@ class Float64(TorchFunctionMode):
     """Casts to float32, of which norms, gates and rules of transformers have many, are casts to
     float64."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is torch.Tensor.float:
             return args[0].double()

@@ -7,7 +7,6 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +16,7 @@ import pandas as pd
 
 from tests.support import probe
 from verl_padding.on_cpu.launch import LOG, run_command
-from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.runs.run_files import ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
 
 HERE = Path(__file__).parent
@@ -59,7 +58,7 @@ class JobFacts:
     levels: list[dict]  # what was left after each step, if that was asked for
     log: str
 
-    def trained_questions(self, steps: Iterable[int]) -> list[str]:
+    def trained_questions(self, steps):
         """What the prompts trained in some steps ask, each once a local update that trained a row
         of it."""
         return [
@@ -71,14 +70,14 @@ class JobFacts:
 
 
 def run_job(
-    folder: Path,
-    *overrides: str,
-    steps: int,
-    probed: Mapping[str, str] = MappingProxyType({}),
-    model_kind: TinyModelKind = "qwen2",
-    plugin: bool = True,
-    local: str = "cpu",
-) -> JobFacts:
+    folder,
+    *overrides,
+    steps,
+    probed=MappingProxyType({}),
+    model_kind="qwen2",
+    plugin=True,
+    local="cpu",
+):
     """One job on two FSDP2 ranks: 6 prompts a step, 3 sessions each, 1 to 4 rows a session.
 
     Args:
@@ -130,7 +129,7 @@ def run_job(
     )
 
 
-def environment_of_job(facts: Path, plugin: bool) -> dict[str, str]:
+def environment_of_job(facts, plugin):
     """What has verl load the probe, and the plug-in or what it needs on a CPU without it."""
     modules = [*([] if plugin else [ON_A_CPU]), "tests.support.probe"]
     return {
@@ -141,7 +140,7 @@ def environment_of_job(facts: Path, plugin: bool) -> dict[str, str]:
     }
 
 
-def write_data(folder: Path, *, with_images: bool) -> Path:
+def write_data(folder, *, with_images):
     """Prompts of a training job, each its own number, and five of them for validation."""
     data = folder / "train.parquet"
     rows = [
@@ -162,7 +161,7 @@ def write_data(folder: Path, *, with_images: bool) -> Path:
     return data
 
 
-def _picture(seed: int) -> bytes:
+def _picture(seed):
     """64 x 64 pixels, or twice as many: 4 or 8 tokens."""
     from PIL import Image
 
@@ -172,7 +171,7 @@ def _picture(seed: int) -> bytes:
     return file.getvalue()
 
 
-def read_probe(folder: Path) -> dict:
+def read_probe(folder):
     """What the probe has noted."""
     notes = [
         json.loads(line)

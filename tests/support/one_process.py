@@ -5,9 +5,8 @@ No worker, no FSDP, no packing: each row is computed alone, and the rows of a mi
 micro-batch of verl's loss, with their number as ``global_batch_size``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class OneProcess:
         steps: training steps of the job.
     """
 
-    def __init__(self, config: Any, model: Path, *, steps: int):
+    def __init__(self, config, model, *, steps):
         self.config = omega_conf_to_dataclass(config)
         self.is_critic = "cliprange_value" in config
         kind = transformers.AutoConfig.from_pretrained(model)
@@ -52,7 +51,7 @@ class OneProcess:
         )
         self.loss = partial(value_loss if self.is_critic else ppo_loss, config=self.config)
 
-    def outputs(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    def outputs(self, rows):
         """What verl's engine makes of each row, jagged (R, L): of a token, what is said of the next
         one."""
         found: dict[str, list[torch.Tensor]] = {}
@@ -71,14 +70,14 @@ class OneProcess:
             found.setdefault("entropy", []).append(-(log_probs.exp() * log_probs).sum(-1))
         return {name: nested(each) for name, each in found.items()}
 
-    def of_responses(self, rows: Sequence[Row], name: str) -> list[torch.Tensor]:
+    def of_responses(self, rows, name):
         """An output of the tokens of each response, without a gradient."""
         with torch.no_grad():
             of_rows = self.outputs(rows)[name].unbind()
         pairs = zip(of_rows, rows, strict=True)
         return [output[-1 - len(row["responses"]) : -1] for output, row in pairs]
 
-    def optimizer_step(self, rows: Sequence[Row], n_rows: int) -> dict[str, float]:
+    def optimizer_step(self, rows, n_rows):
         """Trains on a mini-batch that counts as ``n_rows`` rows; metrics by verl's names."""
         names = [
             name

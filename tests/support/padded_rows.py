@@ -1,12 +1,9 @@
 """Pads put into the queue beside real rows, as a step of the padded trainer does it."""
 
-from typing import Any
-
 import torch
 
 from verl_padding.pads.padded_batch import PaddedBatch
-from verl_padding.pads.template import PadTemplate
-from verl_padding.plan import BatchPlan, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.row_keys import uid_of_key
 
 
@@ -32,7 +29,7 @@ def plan_for(batch, *, dp_size=2, mini=1, multiple=1, budget=512, strategy="prom
     return plan_batch(rows, job)
 
 
-def upsample(batch, plan: BatchPlan, template: PadTemplate, **of_batch: Any) -> PaddedBatch:
+def upsample(batch, plan, template, **of_batch):
     """The batch with its pads in TransferQueue; `strip` takes them out. ``of_batch`` is what else
     it is made of."""
     padded = PaddedBatch(batch, plan, template, **of_batch)
@@ -40,7 +37,7 @@ def upsample(batch, plan: BatchPlan, template: PadTemplate, **of_batch: Any) -> 
     return padded
 
 
-def values_of(columns, row: int = 0) -> dict:
+def values_of(columns, row=0):
     """Fields of one of the pads that a template makes."""
     plain = {
         name: column if isinstance(column, torch.Tensor) else column.tolist()

@@ -5,7 +5,7 @@ import random
 Tokens = list[int]
 
 
-def random_trees(seed: int) -> list[Tokens]:
+def random_trees(seed):
     """Rows of several trees, some of which are whole beginnings of others, and some equal."""
     draw = random.Random(seed)
     lengths = (1, 2, 3, 5, 63, 64, 65)
@@ -21,15 +21,15 @@ def random_trees(seed: int) -> list[Tokens]:
     return found
 
 
-def tokens(draw: random.Random, number: int) -> Tokens:
+def tokens(draw, number):
     return [draw.randrange(5, 200) for _ in range(number)]
 
 
-def awkward_trees() -> dict[str, list[Tokens]]:
+def awkward_trees():
     draw = random.Random(7)
     trunk = tokens(draw, 150)
 
-    def parting_at(*cuts: int, own: int = 40) -> list[Tokens]:
+    def parting_at(*cuts, own=40):
         return [trunk, *(trunk[:cut] + tokens(draw, own) for cut in cuts)]
 
     deep = [trunk]

@@ -2,11 +2,9 @@
 model."""
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
 
 from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, DictConfigWrap
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
@@ -22,15 +20,13 @@ class ScriptedServer:
         script: replies, or (part of the prompt that it is for, reply).
     """
 
-    def __init__(self, script: Iterable[str | tuple[str, str]], tokenizer: Any = TOKENIZER):
+    def __init__(self, script, tokenizer=TOKENIZER):
         self.tokenizer = tokenizer
         self.script = [("", each) if isinstance(each, str) else each for each in script]
         self.requests: list[tuple[str, str, dict]] = []
         """Name, prompt and sampling parameters of each request."""
 
-    async def generate(
-        self, *, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
-    ) -> TokenOutput:
+    async def generate(self, *, request_id, prompt_ids, sampling_params, **_):
         prompt = self.tokenizer.decode(prompt_ids)
         self.requests.append((request_id, prompt, dict(sampling_params)))
         fitting = [each for each in self.script if each[0] in prompt]
@@ -42,18 +38,18 @@ class ScriptedServer:
         )
 
     @property
-    def prompts(self) -> list[str]:
+    def prompts(self):
         return [prompt for _, prompt, _ in self.requests]
 
 
 def play(
-    kind: type[AgentLoopBase],
-    script: Iterable[str | tuple[str, str]],
-    row: dict[str, Any],
-    rollout: dict[str, Any],
-    tokenizer: Any = TOKENIZER,
-    **settings: Any,
-) -> tuple[list[AgentLoopOutput], ScriptedServer]:
+    kind,
+    script,
+    row,
+    rollout,
+    tokenizer=TOKENIZER,
+    **settings,
+):
     """Rows of a session, and the server that was asked.
 
     Args:
@@ -62,7 +58,7 @@ def play(
     """
     server = ScriptedServer(script, tokenizer)
 
-    async def run() -> list[AgentLoopOutput]:
+    async def run():
         loop = kind(
             trainer_config=DictConfigWrap(
                 OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})

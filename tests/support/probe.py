@@ -35,7 +35,7 @@ LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
 them."""
 
 
-def text_of(message: dict) -> str:
+def text_of(message):
     """What a message says, without its images."""
     content = message["content"]
     return (
@@ -43,12 +43,12 @@ def text_of(message: dict) -> str:
     )
 
 
-def _note(**facts) -> None:
+def _note(**facts):
     with (Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(facts) + "\n")
 
 
-def _watch_optimizer_steps(module) -> None:
+def _watch_optimizer_steps(module):
     import ray
     import torch
 
@@ -85,7 +85,7 @@ def _watch_optimizer_steps(module) -> None:
     module.TrainingWorker.train_batch = watched
 
 
-def _rows_of(data) -> list[dict]:
+def _rows_of(data):
     import torch
 
     rows = [{} for _ in range(len(data))]
@@ -98,7 +98,7 @@ def _rows_of(data) -> list[dict]:
     return rows
 
 
-def _save_trained(worker: str, data, metrics) -> None:
+def _save_trained(worker, data, metrics):
     import torch
     from verl.utils.metric import Metric
 
@@ -113,7 +113,7 @@ def _save_trained(worker: str, data, metrics) -> None:
     torch.save({"rows": _rows_of(data), "metrics": metrics}, folder / f"{worker}_{number:03}.pt")
 
 
-def _watch_calls(module) -> None:
+def _watch_calls(module):
     """Notes each call that a worker makes for the trainer: the tokens that each pass of a model
     gets.
 
@@ -160,13 +160,13 @@ def _watch_calls(module) -> None:
         setattr(module.ActorRolloutRefWorker, name, noted)
 
 
-def _local_parameters(engine) -> list:
+def _local_parameters(engine):
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
 
 
-def _routes_of_pads(data) -> list:
+def _routes_of_pads(data):
     """Experts of each token and layer of the rows without a loss, if routes came along: what pads
     say they took."""
     if "routed_experts" not in data:
@@ -177,7 +177,7 @@ def _routes_of_pads(data) -> list:
     ]
 
 
-def _watch_steps(module) -> None:
+def _watch_steps(module):
     step_once = module.PPOTrainer._step_once
 
     def watched(self, *args, **kwargs):
@@ -225,7 +225,7 @@ def _watch_steps(module) -> None:
     module.PPOTrainer._save_checkpoint = watched_save
 
 
-def _save_batch(batch, step: int) -> None:
+def _save_batch(batch, step):
     import torch
     import transfer_queue as tq
 
@@ -234,7 +234,7 @@ def _save_batch(batch, step: int) -> None:
     torch.save(dict(zip(batch.keys, rows, strict=True)), path)
 
 
-def _watch_sampling(module) -> None:
+def _watch_sampling(module):
     sample = module.ReplayBuffer.sample
 
     @functools.wraps(sample)
@@ -255,7 +255,7 @@ def _watch_sampling(module) -> None:
     module.ReplayBuffer.sample = watched
 
 
-def _log_probs(keys) -> dict:
+def _log_probs(keys):
     """Of the tokens with a loss: the trainer's, row by row, and the most by which the rollout's
     differ."""
     import transfer_queue as tq
@@ -271,7 +271,7 @@ def _log_probs(keys) -> dict:
     }
 
 
-def _questions(keys) -> list[str]:
+def _questions(keys):
     import transfer_queue as tq
 
     if not keys:
@@ -280,7 +280,7 @@ def _questions(keys) -> list[str]:
     return [text_of(messages[-1]) for messages in data["raw_prompt"]]
 
 
-def _watch_levels(module) -> None:
+def _watch_levels(module):
     log = module.Tracking.log
 
     def watched(self, data, step, *args, **kwargs):
@@ -300,7 +300,7 @@ def _watch_levels(module) -> None:
     module.Tracking.log = watched
 
 
-def _ray_objects() -> int:
+def _ray_objects():
     """Objects in Ray's store, over all nodes."""
     import ray
     from ray._private.internal_api import memory_summary
@@ -310,7 +310,7 @@ def _ray_objects() -> int:
     return int(re.search(r"Plasma memory usage .*?, (\d+) objects", summary).group(1))
 
 
-def _pads(tags) -> int:
+def _pads(tags):
     return sum(bool(tag.get("is_padding", False)) for tag in tags)
 
 

@@ -5,10 +5,9 @@ Its dispatch is verl's, and so is what a worker does with its rows before an eng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import ray
 import torch
@@ -38,12 +37,12 @@ class Engine(SimpleNamespace):
 
     engine_config, module = SimpleNamespace(), None
 
-    def train_batch(self, data: TensorDict, loss_function: Any) -> None:
+    def train_batch(self, data, loss_function):
         self.optimizer_step()
 
-    def optimizer_step(self) -> None: ...
+    def optimizer_step(self): ...
 
-    def lr_scheduler_step(self) -> None: ...
+    def lr_scheduler_step(self): ...
 
 
 class Rank(TrainingWorker):
@@ -55,10 +54,10 @@ class Rank(TrainingWorker):
 
     def __init__(
         self,
-        dp_rank: int,
-        dp_size: int,
-        answers: bool,
-        numbers: Callable[[TensorDict], list[int | None]],
+        dp_rank,
+        dp_size,
+        answers,
+        numbers,
     ):
         # verl's own starts a process group, and an engine with a model.
         self._Worker__dispatch_dp_rank, self._Worker__collect_dp_rank = (
@@ -79,7 +78,7 @@ class Rank(TrainingWorker):
         """Rows of each mini-batch that was trained on."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
-    def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
+    def compute_log_prob(self, data):
         self.passes.append(self.numbers(data))
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
@@ -87,10 +86,10 @@ class Rank(TrainingWorker):
         return TensorDict({ANSWER: torch.tensor(answer)}, batch_size=len(data))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
-    def update_actor(self, data: TensorDict) -> TensorDict | None:
+    def update_actor(self, data):
         return self.train_mini_batch(data=data)
 
-    def train_batch(self, data: TensorDict) -> TensorDict:
+    def train_batch(self, data):
         # As verl's own does it.
         self.engine.train_batch(data, loss_function=None)
         if tu.get(data, "update_lr_scheduler"):
@@ -104,26 +103,22 @@ class Rank(TrainingWorker):
 class RanksInProcess(RayWorkerGroup):
     """A worker group of these ranks, all of one class."""
 
-    def __init__(self, ranks: Sequence[Rank]):
+    def __init__(self, ranks):
         WorkerGroup.__init__(self, resource_pool=None)
         self._workers = list(ranks)
         self._world_size, self.fused_worker_used = len(self._workers), False
         self._bind_worker_method(type(ranks[0]), func_generator)
 
     @classmethod
-    def of_shape(
-        cls, shape: str, numbers: Callable[[TensorDict], list[int | None]]
-    ) -> RanksInProcess:
+    def of_shape(cls, shape, numbers):
         """64 ranks of a shape of :data:`SHAPES`."""
         dp_size, dp_rank_of, answers = SHAPES[shape]
         return cls([Rank(dp_rank_of(rank), dp_size, answers(rank), numbers) for rank in range(64)])
 
-    def _execute_remote_single_worker(
-        self, worker: Rank, method_name: str, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _execute_remote_single_worker(self, worker, method_name, *args, **kwargs):
         here = [ray.get(value) if isinstance(value, ray.ObjectRef) else value for value in args]
         return ray.put(getattr(worker, method_name)(*here, **kwargs))
 
-    def dp_ranks(self) -> Sequence[int]:
+    def dp_ranks(self):
         """The data-parallel rank of each rank."""
         return [worker.engine.get_data_parallel_rank() for worker in self._workers]

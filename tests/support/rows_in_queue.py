@@ -1,6 +1,5 @@
 """Rows as verl's agent loop writes them, in the real TransferQueue."""
 
-from collections.abc import Sequence
 from uuid import uuid4
 
 import torch
@@ -15,7 +14,7 @@ from verl_padding.plan.row_keys import row_key, uid_of_key
 PARTITION = "train"
 
 
-def row_fields(prompt: int, response: int, uid: str) -> dict:
+def row_fields(prompt, response, uid):
     """Fields of a text row of ``prompt`` + ``response`` tokens (verl,
     trainer/ppo/v1/agent_loop_tq.py)."""
     ids = torch.randint(5, 200, (prompt + response,))
@@ -41,7 +40,7 @@ def row_fields(prompt: int, response: int, uid: str) -> dict:
     }
 
 
-def row_tag(prompt: int, response: int) -> dict:
+def row_tag(prompt, response):
     """What verl's agent loop says of a row."""
     lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
     return {
@@ -53,15 +52,13 @@ def row_tag(prompt: int, response: int) -> dict:
     }
 
 
-def default_keys(n_rows: int) -> list[str]:
+def default_keys(n_rows):
     """Two rows a session and one session a prompt."""
     uids = [uuid4().hex for _ in range(n_rows)]
     return [row_key(uids[i - i % 2], 0, i % 2) for i in range(n_rows)]
 
 
-def put_rows(
-    lengths: Sequence[tuple[int, int]], keys: Sequence[str] | None = None, **extra_fields: Sequence
-) -> KVBatchMeta:
+def put_rows(lengths, keys=None, **extra_fields):
     """Puts one row a (prompt, response) length, and gives their batch as verl samples it.
 
     Without ``keys``, two rows a session and one session a prompt.
@@ -85,7 +82,7 @@ def put_rows(
     )
 
 
-def put_columns(batch: KVBatchMeta, **columns: Sequence[torch.Tensor]) -> KVBatchMeta:
+def put_columns(batch, **columns):
     """Puts a tensor of each row, by the name of its field, as trainer and workers put what they
     have computed.
 
@@ -100,7 +97,7 @@ def put_columns(batch: KVBatchMeta, **columns: Sequence[torch.Tensor]) -> KVBatc
     )
 
 
-def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) -> KVBatchMeta:
+def put_some_fields(lengths, rows):
     """Puts rows one by one, as sessions end, each with fields of its own beside those of a text
     row."""
     keys, tags = default_keys(len(lengths)), [row_tag(*length) for length in lengths]
@@ -110,19 +107,19 @@ def put_some_fields(lengths: Sequence[tuple[int, int]], rows: Sequence[dict]) ->
     return KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION, fields=None, extra_info={})
 
 
-def read_columns(batch: KVBatchMeta, *names: str) -> list[list[torch.Tensor]]:
+def read_columns(batch, *names):
     """Of each field, a tensor of each row."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=list(names))
     return [[row.clone() for row in data[name].unbind()] for name in names]
 
 
-def empty_queue() -> None:
+def empty_queue():
     """Takes out all rows that tests have put there."""
     for partition, rows in (tq.kv_list() or {}).items():
         if rows:
             tq.kv_clear(keys=list(rows), partition_id=partition)
 
 
-def queue_content() -> dict[str, dict]:
+def queue_content():
     """Keys and tags of all rows that are in the queue now."""
     return dict((tq.kv_list(PARTITION) or {}).get(PARTITION, {}))

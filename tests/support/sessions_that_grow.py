@@ -2,17 +2,13 @@
 observation."""
 
 import random
-from collections.abc import Sequence
 
 import torch
-from transfer_queue import KVBatchMeta
 
 from tests.support.rows_in_queue import put_rows
 
 
-def grown_sessions(
-    turns: Sequence[int], *, prompts: int, seed: int = 0
-) -> dict[str, tuple[list[int], list[int]]]:
+def grown_sessions(turns, *, prompts, seed=0):
     """Prompt and response of each row, by its key.
 
     Args:
@@ -30,9 +26,7 @@ def grown_sessions(
     return rows
 
 
-def put_grown_sessions(
-    rows: dict[str, tuple[list[int], list[int]]], **extra_fields: Sequence
-) -> KVBatchMeta:
+def put_grown_sessions(rows, **extra_fields):
     """Puts them into TransferQueue as verl's agent loop does."""
     lengths = [(len(prompt), len(response)) for prompt, response in rows.values()]
     return put_rows(

@@ -1,6 +1,6 @@
 """Rows with fields of every shape that docs/custom_code.md names, in a TensorDict."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,9 +44,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, 
 SHAPES = st.sets(st.sampled_from(sorted(FIELDS)))
 
 
-def rows_of(
-    lengths: Sequence[tuple[int, int]], tried: Collection[str] = ()
-) -> list[dict[str, Any]]:
+def rows_of(lengths, tried=()):
     """Rows of (prompt, response) lengths, with the fields of some keys of :data:`FIELDS` beside
     those of text."""
     extra = [FIELDS[each] for each in sorted(tried)]
@@ -57,14 +55,14 @@ def rows_of(
     ]
 
 
-def in_tensordict(rows: Sequence[dict[str, Any]], *, jagged: bool = True) -> TensorDict:
+def in_tensordict(rows, *, jagged=True):
     """Rows as TransferQueue hands them out; or as verl joins them, with fields of one shape in
     plain tensors."""
     columns = {name: _column([row[name] for row in rows], jagged) for name in rows[0]}
     return TensorDict(columns, batch_size=len(rows))
 
 
-def _column(values_R: Sequence[Any], jagged: bool) -> torch.Tensor | NonTensorStack:
+def _column(values_R, jagged):
     if not all(isinstance(value, torch.Tensor) for value in values_R):
         return NonTensorStack(*values_R)
     if values_R[0].dim() == 0 or (not jagged and len({value.shape for value in values_R}) == 1):
@@ -75,7 +73,7 @@ def _column(values_R: Sequence[Any], jagged: bool) -> torch.Tensor | NonTensorSt
         return torch.nested.as_nested_tensor(list(values_R), layout=torch.strided)
 
 
-def assert_same_rows(got: TensorDict, want: TensorDict) -> None:
+def assert_same_rows(got, want):
     """The same columns, of the same kind and layout, with the same values."""
     assert set(got.keys()) == set(want.keys())
     assert got.batch_size == want.batch_size
@@ -86,12 +84,12 @@ def assert_same_rows(got: TensorDict, want: TensorDict) -> None:
             assert_equal(value, other, f"{name} of row {row}")
 
 
-def layout(column: torch.Tensor | NonTensorStack) -> tuple:
+def layout(column):
     if not isinstance(column, torch.Tensor):
         return (type(column),)
     return column.is_nested, column.layout, column.dim(), getattr(column, "_ragged_idx", None)
 
 
-def values(column: torch.Tensor | NonTensorStack) -> list[Any]:
+def values(column):
     """The value of each row."""
     return list(column.unbind()) if isinstance(column, torch.Tensor) else column.tolist()

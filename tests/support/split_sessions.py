@@ -43,7 +43,7 @@ class Row:
     None if untrained."""
     extends: int | None = None  # number of the row of its session that it continues
 
-    def add(self, tokens: list[int], values=(), penalties=(), turn: int | None = None) -> None:
+    def add(self, tokens, values=(), penalties=(), turn=None):
         """Adds tokens to the response; those of a turn are trained."""
         self.response += tokens
         self.mask += [int(turn is not None)] * len(tokens)
@@ -59,18 +59,18 @@ class Session:
     contexts: list[Context]
 
     @property
-    def trained(self) -> list[Turn]:
+    def trained(self):
         return [turn for context in self.contexts for turn in context.turns if turn.trained]
 
     @property
-    def sample(self) -> Sample:
+    def sample(self):
         of = {
             name: [x for turn in self.trained for x in getattr(turn, name)]
             for name in ("values", "penalties")
         }
         return Sample(self.name.split("_")[0], self.reward, **of)
 
-    def in_one_row(self) -> Row:
+    def in_one_row(self):
         """Contexts one after the other; prompts of all but the first are as if they were
         observed."""
         row, number = Row(f"{self.name}_0", self.contexts[0].prompt), 0
@@ -88,7 +88,7 @@ EIGHTHS = st.integers(-16, 16).map(lambda number: number / 8)
 
 
 @st.composite
-def sessions(draw, *, said: bool) -> list[Session]:
+def sessions(draw, *, said):
     """Two prompts of two or three sessions each.
 
     Args:
@@ -97,11 +97,11 @@ def sessions(draw, *, said: bool) -> list[Session]:
     """
     fresh = iter(range(100, 1 << 20))
 
-    def tokens(least: int, most: int) -> list[int]:
+    def tokens(least, most):
         length = draw(st.integers(least, most))
         return [draw(st.integers(1, 2)) if said else next(fresh) for _ in range(length)]
 
-    def turn(trained: bool) -> Turn:
+    def turn(trained):
         response = tokens(1, 3)
         values, penalties = ([draw(EIGHTHS) for _ in response] for _ in range(2))
         return Turn(
@@ -133,7 +133,7 @@ def sessions(draw, *, said: bool) -> list[Session]:
 
 
 @st.composite
-def split(draw, session: Session, *, said: bool, again: bool = True) -> list[Row]:
+def split(draw, session, *, said, again=True):
     """The rows of a session, split somehow.
 
     Args:
@@ -142,7 +142,7 @@ def split(draw, session: Session, *, said: bool, again: bool = True) -> list[Row
     rows: list[Row] = []
     number = 0
 
-    def untrained_row() -> None:
+    def untrained_row():
         if draw(st.integers(0, 3)) == 0:
             row = Row("", [3])
             row.add([4] * draw(st.integers(0, 2)))

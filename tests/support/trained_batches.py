@@ -25,20 +25,20 @@ LENGTHS = [
 ]
 
 
-def put_trained_rows() -> KVBatchMeta:
+def put_trained_rows():
     """Rows with all that an update of actor or critic reads."""
     torch.manual_seed(0)
     return with_trained_fields(put_rows(LENGTHS))
 
 
-def put_few_rows() -> KVBatchMeta:
+def put_few_rows():
     """Rows of three prompts, of which the first two have one row: too few for all ranks of a
     mini-batch each."""
     torch.manual_seed(0)
     return with_trained_fields(put_rows(LENGTHS[:5], ["a_0_0", "b_0_0", "c_0_0", "c_0_1", "c_1_0"]))
 
 
-def put_full_rows() -> KVBatchMeta:
+def put_full_rows():
     """Rows of which some fill a rank's micro-batch, so that no pad fits beside them."""
     torch.manual_seed(0)
     lengths = {
@@ -53,7 +53,7 @@ def put_full_rows() -> KVBatchMeta:
     return with_trained_fields(put_rows([*lengths.values()], [*lengths]))
 
 
-def put_branching_rows() -> KVBatchMeta:
+def put_branching_rows():
     """Rows that begin alike and part, in a session and between those of a prompt."""
     torch.manual_seed(0)
     rows = branching_rows(prompts=6, rollouts=3, turns=(2, 1), system=0)
@@ -61,11 +61,11 @@ def put_branching_rows() -> KVBatchMeta:
     return with_trained_fields(put_grown_sessions(rows))
 
 
-def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
+def with_trained_fields(batch):
     """Puts what trainer and workers add to rows before an update."""
     generator = torch.Generator().manual_seed(0)
 
-    def column(scale: float, shift: float) -> list[torch.Tensor]:
+    def column(scale, shift):
         return [
             torch.randn(tag["response_len"], generator=generator) * scale + shift
             for tag in batch.tags
@@ -84,7 +84,7 @@ def with_trained_fields(batch: KVBatchMeta) -> KVBatchMeta:
 WEIGHTS = [1, 3, 2, 1, 1, 2, 0, 1, 3, 1, 2]
 
 
-def put_copies(batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, list[str]]]:
+def put_copies(batch):
     """Puts each row as often as it weighs: all copies, and their keys by that of the row."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION)
     rows = [row for row, weight in enumerate(WEIGHTS) for _ in range(weight)]

@@ -1,6 +1,5 @@
 """Rows after an update, made by hand."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +26,7 @@ class MadeRow:
     turns: int = 1
 
 
-def trained_rows(rows: Mapping[str, MadeRow]) -> TrainedRows:
+def trained_rows(rows):
     """The rows of a local update, by their keys."""
     masks = [
         torch.tensor(list(map(int, row.mask or "1" * len(row.response)))) for row in rows.values()

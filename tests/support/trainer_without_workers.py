@@ -2,9 +2,8 @@
 
 from types import SimpleNamespace
 
-from omegaconf import DictConfig
 from verl.protocol import DataProto
-from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
+from verl.trainer.ppo.v1 import get_trainer_cls
 
 import verl_padding.driver.trainers  # noqa: F401  (registers them)
 from tests.support.verl_config import compose_job
@@ -15,11 +14,11 @@ from verl_padding.driver.training_steps import TrainingSteps
 class _NothingExpected(Receipts):
     """Of tests that call some of a step's methods alone."""
 
-    def _expect(self, what: str, *methods: str) -> None:
+    def _expect(self, what, *methods):
         pass
 
 
-def make_trainer(config: DictConfig) -> PPOTrainer:
+def make_trainer(config):
     """The trainer of a job as ``verl.trainer.main_ppo`` makes it; it has not started anything
     yet."""
     return get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)

@@ -2,7 +2,6 @@
 
 import verl  # noqa: F401  (loads the plug-in, which puts its configs on Hydra's search path)
 from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
 DYNAMIC = (
     "actor_rollout_ref.actor.use_dynamic_bsz=true",
@@ -20,12 +19,12 @@ SEPARATE = (
 """What verl's own constructor of separate_async wants; the other modes run with it too."""
 
 
-def compose_job(*overrides: str) -> DictConfig:
+def compose_job(*overrides):
     """verl's ``ppo_trainer`` config with overrides."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides=list(overrides))
 
 
-def compose_padded(*overrides: str) -> DictConfig:
+def compose_padded(*overrides):
     """A padded job whose micro-batches are cut by token budgets."""
     return compose_job("+padding=prompt", *DYNAMIC, *overrides)

@@ -1,13 +1,10 @@
 """Tiny vision models of four families, and rows with and without images for them."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
 import transformers
-from transfer_queue import KVBatchMeta
 
 from tests.support.rows_in_queue import put_rows
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
@@ -47,7 +44,7 @@ KINDS = {
 }
 
 
-def make_vision_model(family: str, folder: Path) -> Path:
+def make_vision_model(family, folder):
     """A random model of two text and two vision layers, with the byte tokenizer and a few ids for
     images behind it."""
     tokenizer = make_byte_tokenizer()
@@ -83,9 +80,7 @@ def make_vision_model(family: str, folder: Path) -> Path:
     return folder
 
 
-def put_vision_rows(
-    family: str, config: dict[str, Any], images: Sequence[Sequence[bool]]
-) -> KVBatchMeta:
+def put_vision_rows(family, config, images):
     """One session a prompt; each of its rows begins with the whole row before it, and may bring one
     more image.
 
@@ -126,9 +121,7 @@ def put_vision_rows(
     )
 
 
-def _image(
-    family: str, config: dict[str, Any], draw: torch.Generator
-) -> tuple[dict[str, torch.Tensor], list[int]]:
+def _image(family, config, draw):
     if family == "gemma3":
         ids = [
             config["boi_token_index"],

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ class Page(HTMLParser):
     """The data of a page, the cells of each line of its table of steps, its links, and its
     notes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.packed: dict[str, Any] = {}
         self.lines: list[list[str]] = []
@@ -33,7 +32,7 @@ class Page(HTMLParser):
         self._id: str | None = None
         self._in_cell = self._in_note = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         named = dict(attrs)
         self.links += [named[name] or "" for name in ("src", "href") if name in named]
         self._id = named.get("id")
@@ -41,10 +40,10 @@ class Page(HTMLParser):
             self.lines.append([])
         self._in_cell, self._in_note = tag == "td", named.get("class") == "note"
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self._in_cell = self._in_note = False
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._id and self._id.startswith("packed-"):
             self.packed[self._id.removeprefix("packed-")] = json.loads(
                 gzip.decompress(base64.b64decode(data))
@@ -56,7 +55,7 @@ class Page(HTMLParser):
             self.notes.append(data)
 
 
-def parsed(page: Path) -> Page:
+def parsed(page):
     found = Page()
     found.feed(page.read_text(encoding="utf-8"))
     return found
@@ -65,7 +64,7 @@ def parsed(page: Path) -> Page:
 class Opened:
     """What a browser has made of a page, and written to its console."""
 
-    def __init__(self, page: Path, folder: Path, *, at: str = ""):
+    def __init__(self, page, folder, *, at=""):
         command = [
             *(
                 str(BROWSER),
@@ -87,11 +86,11 @@ class Opened:
         self.console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
     @property
-    def prompts(self) -> str:
+    def prompts(self):
         """HTML of the prompts and their rows."""
         return self.dom.split('id="prompts"')[1].split("<script")[0]
 
-    def visible(self, element: str) -> str:
+    def visible(self, element):
         """Text of the elements of this name, one after the other, entities as they are."""
         found = re.findall(rf"<{element}\b.*?</{element}>", self.dom)
         return " | ".join(re.sub(r"<[^>]*>", " ", each) for each in found)

@@ -18,7 +18,7 @@ from verl_padding.worker.padded_engine import padded
 SKIP, UPDATE = ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS
 
 
-def policy_loss(mode: str) -> partial:
+def policy_loss(mode):
     return partial(ppo_loss, config=SimpleNamespace(policy_loss=SimpleNamespace(loss_mode=mode)))
 
 
@@ -40,7 +40,7 @@ class Trainee:
         self.engine = padded(Engine)(module or torch.nn.Linear(2, 2))
 
 
-def blocked(saving: str, training_worker: Trainee) -> list[str]:
+def blocked(saving, training_worker):
     """What of an actor's worker blocks a saving."""
     answer = find_blockers([saving])(SimpleNamespace(actor=training_worker))
     (found,) = answer.non_tensor_batch[BLOCKERS]

@@ -1,7 +1,7 @@
 """Log-probs and entropies in chunks, beside verl's own functions and worked-out values."""
 
 import importlib.util
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def _chunk(request, monkeypatch):
     monkeypatch.setattr(log_probs, "CHUNK", request.param)
 
 
-def drawn(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(dtype):
     draw = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(8, 50, generator=draw)).to(dtype).requires_grad_()
     return logits, torch.randint(0, 50, (8,), generator=draw)
@@ -89,7 +89,7 @@ def test_entropies_and_their_gradients_are_verls_to_rounding(dtype):
     torch.testing.assert_close(*gradients, **tolerance)
 
 
-def stock_functions() -> ModuleType:
+def stock_functions():
     """verl's module once more, as it is before ours are put into it: under another name, no hook
     finds it."""
     spec = importlib.util.spec_from_file_location("stock_functions", torch_functional.__file__)

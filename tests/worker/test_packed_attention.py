@@ -131,7 +131,7 @@ def test_tokens_of_an_image_see_each_other():
     assert both[0].equal(both[1])
 
 
-def engine_of(model: torch.nn.Module, **config: Any) -> Any:
+def engine_of(model, **config):
     config = {
         "strategy": "fsdp2",
         "use_remove_padding": True,
@@ -152,7 +152,7 @@ def test_ranks_that_share_a_row_are_refused_without_an_exchange():
         pack_rows(engine_of(sdpa(KEPT["a soft cap"]), ulysses_sequence_parallel_size=2))
 
 
-def packed_and_alone(model: torch.nn.Module) -> list[torch.Tensor]:
+def packed_and_alone(model):
     """Logits (tokens, vocabulary) of packed rows by torch's attention, and of each row alone by
     sdpa."""
     ids = torch.randint(3, 60, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
@@ -188,7 +188,7 @@ def test_layers_that_do_not_hand_position_ids_on_keep_rows_apart(family):
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-def stock_configs_of_no_window() -> list[Any]:
+def stock_configs_of_no_window():
     """Of transformers' types, those whose config says by a number that no layer has a window."""
     found = []
     for config in map(CONFIG_MAPPING.__getitem__, CONFIG_MAPPING):

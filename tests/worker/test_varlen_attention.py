@@ -1,7 +1,6 @@
 """flash-attn's functions by torch are those that flash-attn documents."""
 
 from itertools import accumulate
-from typing import Any
 
 import pytest
 import torch
@@ -15,12 +14,12 @@ from verl_padding.worker import varlen_attention
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func, how_to_group_heads
 
 
-def ends_of(lengths: list[int]) -> torch.Tensor:
+def ends_of(lengths):
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[list[torch.Tensor], dict[str, Any]]:
+def calls(draw):
     """Queries that are at most as many as their keys, and how they are attended to."""
     keys = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
     queries = [draw(st.integers(1, n)) for n in keys]

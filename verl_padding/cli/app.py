@@ -193,7 +193,6 @@ def tiny_model(
     )
 
 
-@app.command("rehearse", hidden=True, deprecated=True, context_settings=HYDRA)
 @app.command("dry-run", context_settings=HYDRA)
 def dry_run(
     overrides: Annotated[list[str], OVERRIDES],
@@ -202,9 +201,8 @@ def dry_run(
         typer.Option(help="A reply of the model, beside random text and tool calls; repeatable."),
     ] = None,
     timeout: Annotated[
-        int, typer.Option(min=1, help="Maximum seconds of the step, after the start.")
-    ] = 300,
-    only: Annotated[str | None, typer.Option(hidden=True)] = None,
+        int, typer.Option(min=1, help="Maximum seconds of the job, its start included.")
+    ] = 900,
 ) -> None:
     """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.
 
@@ -213,10 +211,6 @@ def dry_run(
     """
     from verl_padding.cli.dry_run import dry_run as run
 
-    if only is not None:
-        typer.echo(
-            f"--only={only}: not read any more, a dry run is one step. Leave it out.", err=True
-        )
     job, console = job_arguments(overrides), Console(file=sys.stdout)
     sys.exit(run(job, console=console, replies=reply or [], timeout_s=timeout))
 

@@ -24,7 +24,7 @@ def dry_run(
 
     Args:
         replies: of the model in sessions, among noise and calls of tools.
-        timeout_s: seconds that the step may take, after the start of the job.
+        timeout_s: seconds that the job may take.
     """
     os.environ["VERL_PLATFORM"] = "cpu"  # verl reads it when it is imported
     sys.path.insert(0, os.getcwd())
@@ -36,10 +36,7 @@ def dry_run(
         config = compose_or_refuse(arguments)
         with as_a_job_would_start():
             from verl_padding.driver.job_check import check_job
-            from verl_padding.driver.trainers import asks_for_padding
-        # Outside of the block, in which no warning is shown, such as that of a setting that has
-        # gone.
-        if asks_for_padding(config) and (savings := check_job(config).savings.lines()):
+        if config.get("padding") is not None and (savings := check_job(config).savings.lines()):
             _print_lines(console, "savings", savings)
         with (
             tempfile.TemporaryDirectory(prefix="dry-run-", ignore_cleanup_errors=True) as folder,

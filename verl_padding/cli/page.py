@@ -92,27 +92,11 @@ class ShownStep:
         for title, name in SUMS.items():
             if name in columns:
                 cells[title] = f"{sum(columns[name]):,}"
-        if self.forest is not None:
-            cells["parted rows"] = f"{self._parted(sessions):,}"
         if "reward" in columns:
             # verl gives each row of a session the session's reward.
             rewards = [columns["reward"][session[-1]] for session in sessions]
             cells["reward"] = "unknown" if None in rewards else f"{sum(rewards) / len(rewards):.3f}"
         return cells
-
-    def _parted(self, sessions: Sequence[Sequence[int]]) -> int:
-        """Rows that begin like the row before them in their session, and part from it before either
-        ends."""
-        # Rows of 10 and 15 tokens that share 7 part; if they share 10, the second continues the
-        # first.
-        pairs = [pair for session in sessions for pair in pairwise(session)]
-        if not pairs or self.forest is None:
-            return 0
-        before, row = np.array(pairs).T
-        shared = self.forest.shared_by_pairs(before, row)
-        return int(
-            ((shared > 0) & (shared < np.minimum(*self.forest.tokens_R[[before, row]]))).sum()
-        )
 
 
 def write_page(

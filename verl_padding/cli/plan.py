@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_padding.cli.batch_reader import read_batches
+from verl_padding.cli.batch_reader import Tokenize, read_batches
 from verl_padding.cli.page import write_page
 from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_batch
 from verl_padding.doctor.job_config import as_a_job_would_start, compose_or_refuse
@@ -43,13 +43,6 @@ SIZES = {
 """Options of the command -> the settings of a job that they are short for."""
 SETTINGS = ("strategy", "optimizer_steps", "packer", "sharing")
 """Fields of a job that are shown with its plans."""
-LABELS = {
-    "tokens": "tokens of rows",
-    "pad_tokens": "tokens of pads",
-    "imbalance": "slowest / mean rank",
-    "over_perfect": "time / time without waits, pads, sharing",
-}
-"""Figure -> what a comparison calls it, where that is another name."""
 
 
 def job_to_plan(
@@ -99,9 +92,8 @@ def _planned_job(arguments: JobArguments, *, has_job: bool) -> Job:
     config = compose_or_refuse(arguments, finds_modules=finds_modules)
     with as_a_job_would_start(finds_modules=finds_modules):
         from verl_padding.driver.job_check import check_job
-        from verl_padding.driver.trainers import asks_for_padding
 
-        if not asks_for_padding(config):
+        if config.get("padding") is None:
             raise PaddingConfigError("padding: the job does not ask for it. Add +padding=prompt.")
         if is_recorded(arguments) and OmegaConf.select(config, "padding.cost_model") == "model":
             _check_models_are_here(config)
@@ -140,9 +132,7 @@ def show_plan(
         PlanError: a batch cannot be planned.
     """
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
-    tokenize = None
-    if tokenizer is not None:
-        tokenize = partial(_load_tokenizer(tokenizer).encode, add_special_tokens=False)
+    tokenize = None if tokenizer is None else _load_tokenizer(tokenizer)
     with errors.status("planning"):
         # All before anything is printed: a refused command prints only its refusal.
         batches, refused = read_batches(path, tokenize)
@@ -163,18 +153,17 @@ def show_plan(
         errors.print(f"The page is in {page}.", markup=False)
 
 
-def _load_tokenizer(name: str) -> Any:
-    """A tokenizer of Hugging Face, without code that comes with it."""
+def _load_tokenizer(name: str) -> Tokenize:
+    """By a tokenizer of Hugging Face, without code that comes with it."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of any kind, by what is in the folder
         why = shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ..")
-        raise PaddingDataError(
-            f"--tokenizer={name}: it cannot be read ({why}). Name the folder of a model, or a model"
-            " of the hub."
-        ) from error
+        fix = "Name the folder of a model, or a model of the hub"
+        raise PaddingDataError(f"--tokenizer={name}: cannot be read ({why}). {fix}.") from error
+    return partial(tokenizer.encode, add_special_tokens=False)
 
 
 def plan_notes(planned: PlannedBatch) -> Iterator[str]:
@@ -266,13 +255,12 @@ def layout_totals(
 
 def comparison_table(totals: Mapping[str, Mapping[str, float]]) -> Table:
     """A line for each figure, a column for each layout."""
-    table = Table("", title="Stock verl and the plan", title_justify="left")
-    for name in totals:
-        table.add_column(name, justify="right")
-    for figure in next(iter(totals.values())):
-        cells = [_shown(column[figure]) for column in totals.values()]
-        table.add_row(LABELS.get(figure, figure.replace("_", " ")), *cells)
-    return table
+    figures = next(iter(totals.values()))
+    lines = [
+        [figure.replace("_", " "), *(_shown(column[figure]) for column in totals.values())]
+        for figure in figures
+    ]
+    return _table("Stock verl and the plan", dict.fromkeys(["", *totals], ""), lines)
 
 
 def step_table(
@@ -298,14 +286,23 @@ def step_table(
     if by_micro:
         columns["micro_batches"] = "micro-\nbatches"
     columns["imbalance"] = "slowest /\nmean rank"
-    table = Table(title=escape(title), title_justify="left", show_footer=True)
-    table.add_column(heading, footer="all", justify="right", no_wrap=True)
-    for figure, column in columns.items():
-        # Not wrapped: rich would cut digits off in narrow columns.
-        table.add_column(column, footer=_shown(totals[figure]), justify="right", no_wrap=True)
+    lines = []
     for name, steps in steps_by_name.items():
         of_name = layout_totals(steps, by_micro=by_micro)
-        table.add_row(name, *[_shown(of_name[figure]) for figure in columns])
+        lines.append([name, *(_shown(of_name[figure]) for figure in columns)])
+    footers = {column: _shown(totals[figure]) for figure, column in columns.items()}
+    return _table(title, {heading: "all"} | footers, lines)
+
+
+def _table(title: str, footers: Mapping[str, str], lines: Iterable[Sequence[str]]) -> Table:
+    """A table with these columns, each with its footer."""
+    shown = any(footers.values())
+    table = Table(title=escape(title), title_justify="left", show_footer=shown)
+    for column, footer in footers.items():
+        # Not wrapped: rich would cut digits off in narrow columns.
+        table.add_column(column, footer=footer, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
     return table
 
 

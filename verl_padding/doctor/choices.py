@@ -1,15 +1,16 @@
-"""Names that a job chooses by, asked of verl's own registries and functions."""
+"""Names that a job chooses by, asked of verl's own registries and code."""
 
+import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from verl_padding.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, meant, own_agent_loops
+from verl_padding.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
 from verl_padding.doctor.finding import Finding, warning, wrong
 from verl_padding.doctor.keys import verls_code
+from verl_padding.errors import meant
 
 ROLLOUT = "actor_rollout_ref.rollout"
 PARSER = f"{ROLLOUT}.multi_turn.format"
@@ -32,22 +33,28 @@ def agent_loops(config: DictConfig) -> list[str]:
     """Names of the agent loops that a job's workers will know."""
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
-    return [*_agent_loop_registry, *(loop["name"] for loop in own_agent_loops(config))]
+    return [*_agent_loop_registry, *own_agent_loops(config)]
 
 
 def choices(config: DictConfig) -> dict[str, Collection[str]]:
     """Setting -> names that verl has for it, those that a job registers among them."""
     from verl.experimental.agent_loop.tool_parser import ToolParser
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+    from verl.trainer.ppo import core_algos
     from verl.utils.tracking import Tracking
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
+    # Names that are compared one by one; "full" is not implemented.
+    of_kl = re.findall(r'"(\w+)"', inspect.getsource(core_algos.kl_penalty_forward))
+    penalties = [name + plus for name in of_kl if name != "full" for plus in ("", "+")]
     found = {
         "trainer.logger": Tracking.supported_backend,
         "trainer.resume_mode": re.findall(r'resume_mode == "(\w+)"', verls_code()),
-        "algorithm.adv_estimator": [str(name) for name in ADV_ESTIMATOR_REGISTRY],
-        "actor_rollout_ref.actor.policy_loss.loss_mode": POLICY_LOSS_REGISTRY,
+        "algorithm.adv_estimator": [str(name) for name in core_algos.ADV_ESTIMATOR_REGISTRY],
+        "algorithm.kl_penalty": penalties,
+        "algorithm.kl_ctrl.type": re.findall(r'kl_ctrl\.type == "(\w+)"', verls_code()),
+        "actor_rollout_ref.actor.kl_loss_type": penalties,
+        "actor_rollout_ref.actor.policy_loss.loss_mode": core_algos.POLICY_LOSS_REGISTRY,
         f"{AGENT}.default_agent_loop": agent_loops(config),
         f"{ROLLOUT}.name": [name for name, _ in _ROLLOUT_REGISTRY],
         PARSER: ToolParser._registry,
@@ -68,25 +75,3 @@ def unknown_choices(config: DictConfig) -> Iterator[Finding]:
             if name is not None and name not in names:
                 why = f"{name}: verl does not know it, nor is it registered by the job"
                 yield say(setting, f"{why}. {meant(str(name), names)}")
-    for setting, ask in _asked(config).items():
-        value = OmegaConf.select(config, setting)
-        try:
-            ask(value)
-        except (NotImplementedError, AssertionError) as refusal:
-            why = f"verl does not know it {refusal}".rstrip()
-            yield wrong(setting, f"{value}: {why}. Correct it.")
-
-
-def _asked(config: DictConfig) -> dict[str, Callable[[Any], object]]:
-    """Setting -> verl's function that takes its value."""
-    import torch
-    from verl.trainer.ppo.core_algos import get_kl_controller, kl_penalty
-
-    zero, found = torch.zeros(1), {}
-    if config.actor_rollout_ref.actor.use_kl_loss:
-        found["actor_rollout_ref.actor.kl_loss_type"] = lambda name: kl_penalty(zero, zero, name)
-    if config.algorithm.use_kl_in_reward:
-        found["algorithm.kl_penalty"] = lambda name: kl_penalty(zero, zero, name)
-        controller = config.algorithm.kl_ctrl
-        found["algorithm.kl_ctrl.type"] = lambda _: get_kl_controller(controller)
-    return found

@@ -1,19 +1,19 @@
 """What a job's files of data hold: columns, enough prompts, agent loops, prompts that the chat
 template takes."""
 
-import ast
 import inspect
-import textwrap
+import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.doctor.choices import agent_loops
-from verl_padding.doctor.files import AGENT, meant, own_agent_loops
+from verl_padding.doctor.files import AGENT, own_agent_loops
 from verl_padding.doctor.finding import Finding, warning, wrong
+from verl_padding.errors import meant
 from verl_padding.plan.plural import plural
 
 TRAIN, VALIDATION = "data.train_files", "data.val_files"
@@ -37,25 +37,19 @@ def data_findings(config: DictConfig, tokenizer: Any | None) -> Iterator[Finding
             yield wrong(setting, "no file. Name at least one.")
         if any("://" in file for file in files):
             continue
-        rows: list[Mapping[str, Any]] = []
         needed = config.data.train_batch_size if setting == TRAIN else 1
-        unread = False
-        for file in files:
-            try:
-                rows += islice(_rows(file), max(needed - len(rows), 0))
-            except FileNotFoundError:
-                yield wrong(setting, f"{file}: there is no such file here. Correct the path.")
-                unread = True
-            except Exception as error:  # of the libraries that verl reads it with
-                why = " ".join(str(error).split())
-                yield wrong(setting, f"{file}: cannot be read ({why}). Correct the file.")
-                unread = True
+        try:
+            rows = list(islice(chain.from_iterable(map(_rows, files)), needed))
+        except Exception as error:  # of the libraries that verl reads it with
+            why = " ".join(str(error).split())
+            yield wrong(setting, f"{', '.join(files)}: cannot be read ({why}). Correct it.")
+            continue
         if rows:
             yield from _columns(config, setting, rows[0])
             yield from _agents(config, setting, rows)
             if config.data.prompt_key in rows[0] and tokenizer is not None:
                 yield from _prompts(config, setting, rows, tokenizer)
-        if len(rows) < needed and files and not unread:
+        if len(rows) < needed and files:
             why = f"{plural(len(rows), 'prompt')}, fewer than data.train_batch_size={needed}"
             yield wrong(setting, f"{', '.join(files)}: {why}. Give more, or lower it.")
 
@@ -64,10 +58,8 @@ def _rows(file: str) -> Iterator[Mapping[str, Any]]:
     import datasets
 
     path = Path(file).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(file)
     if path.suffix not in READERS:
-        raise ValueError(f"verl reads {', '.join(READERS)}")
+        raise ValueError(f"verl reads {', '.join(READERS)}, not {file}")
     datasets.disable_progress_bars()
     return iter(
         datasets.load_dataset(
@@ -87,8 +79,8 @@ def _columns(config: DictConfig, setting: str, row: Mapping[str, Any]) -> Iterat
     read = _columns_of_rewards(config)
     for column in sorted(read - row.keys()):
         yield wrong(setting, f"no column {column!r}, which the reward manager reads. Add it.")
-    if read <= row.keys():
-        yield from _rewards(config, row)
+        return
+    yield from _rewards(config, row)
 
 
 def _columns_of_rewards(config: DictConfig) -> set[str]:
@@ -99,15 +91,8 @@ def _columns_of_rewards(config: DictConfig) -> set[str]:
     manager = REWARD_MANAGER.get(settings.name) if settings.source == "register" else None
     if manager is None or config.reward.reward_model.enable:
         return set()
-    source = ast.parse(textwrap.dedent(inspect.getsource(manager.run_single)))
-    return {
-        str(node.slice.value)
-        for node in ast.walk(source)
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr == "non_tensor_batch"
-        and isinstance(node.slice, ast.Constant)
-    }
+    source = inspect.getsource(manager.run_single)
+    return set(re.findall(r'\.non_tensor_batch\["(\w+)"\]', source))
 
 
 def _rewards(config: DictConfig, row: Mapping[str, Any]) -> Iterator[Finding]:
@@ -141,20 +126,17 @@ def _prompts(
 ) -> Iterator[Finding]:
     """Whether the chat template takes a prompt, and prompts are short enough."""
     longest = config.data.max_prompt_length
-    options = config.data.get("apply_chat_template_kwargs") or {}
+    options = dict(config.data.get("apply_chat_template_kwargs") or {})
+    options |= {"add_generation_prompt": True, "return_dict": False}
     if not isinstance(rows[0][config.data.prompt_key], list):
         why = f"{config.data.prompt_key!r} is no list of messages (role and content)"
         yield wrong(setting, f"{why}. Make it one.")
         return
-    texts = [row for row in rows if not any(row.get(key) for key in _kinds_of_images(config))]
+    kinds = [config.data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio")]
+    texts = [row for row in rows if not any(row.get(key) for key in kinds)]
     try:
         lengths = [
-            len(
-                tokenizer.apply_chat_template(
-                    row[config.data.prompt_key],
-                    **{**options, "add_generation_prompt": True, "return_dict": False},
-                )
-            )
+            len(tokenizer.apply_chat_template(row[config.data.prompt_key], **options))
             for row in texts
         ]
     except Exception as error:  # of the template, or of a tokenizer without one
@@ -167,7 +149,3 @@ def _prompts(
         why = f"{long} of {plural(len(lengths), 'prompt')} are longer, up to {max(lengths)} tokens"
         say = wrong if long == len(lengths) and config.data.filter_overlong_prompts else warning
         yield say("data.max_prompt_length", f"{longest}: {why}. Raise it, or drop them.")
-
-
-def _kinds_of_images(config: DictConfig) -> list[str]:
-    return [config.data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio")]

@@ -3,19 +3,21 @@
 Nothing of them is run. What is in the data, ``data.py`` says.
 """
 
-from collections.abc import Collection, Iterator
-from difflib import get_close_matches
+import ast
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from verl_padding.doctor.code_names import defined_in, find_module
-from verl_padding.doctor.finding import Finding, ok, warning, wrong
+from verl_padding.doctor.finding import Finding, warning, wrong
 from verl_padding.doctor.keys import leaves
-from verl_padding.job.blocker import refuse
+from verl_padding.errors import meant
+from verl_padding.record.data_errors import as_data_error
 
 AGENT = "actor_rollout_ref.rollout.agent"
 WRITTEN = "save_path"
@@ -25,6 +27,8 @@ MODULES = ("external_lib", "custom_backend_module")
 doctor imports, too."""
 RESUMED, STEP = "trainer.resume_from_path", "global_step_"
 CONFIG_FILES = (".yaml", ".yml", ".json", ".py")
+OF_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+"""A model of the hub, such as Qwen/Qwen3-4B."""
 
 
 def settings_in_use(config: DictConfig) -> dict[str, Any]:
@@ -67,8 +71,8 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
     step = settings.get(RESUMED, STEP)
     if STEP not in str(step):
         yield wrong(RESUMED, f"{step}: no folder of a step. Set it to one, such as {STEP}20.")
-    for loop in own_agent_loops(config):
-        yield from _class_named(f"{AGENT}.agent_loop_config_path", loop["_target_"])
+    for target in own_agent_loops(config).values():
+        yield from _class_named(f"{AGENT}.agent_loop_config_path", target)
 
 
 FIX_MODULE = "Correct it, or start the job where it can be imported."
@@ -77,25 +81,17 @@ FIX_PATH = "Correct the path."
 
 def _path(key: str, value: str) -> Iterator[Finding]:
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
 
     if "://" in value or _here(value).exists():
         return
-    try:
-        validate_repo_id(value)
-        is_of_hub = "model" in key and not value.endswith(CONFIG_FILES)
-    except HFValidationError:  # a path, such as /models/mine
-        is_of_hub = False
-    folder = Path(value).parent
-    is_of_hub = is_of_hub and (folder == Path() or not folder.is_dir())
-    if is_of_hub and isinstance(try_to_load_from_cache(value, "config.json"), str):
-        yield ok(key, f"{value}: of the hub, and in this machine's cache")
-    elif is_of_hub:
+    is_model = "model" in key and not value.endswith(CONFIG_FILES)
+    owner = Path(value).parent
+    is_here = owner != Path() and owner.is_dir()
+    if not is_model or is_here or not OF_HUB.fullmatch(value):
+        yield wrong(key, f"{value}: there is nothing of this name here. {FIX_PATH}")
+    elif not isinstance(try_to_load_from_cache(value, "config.json"), str):
         why = "no folder here, and not in this machine's cache of the hub"
         yield warning(key, f"{value}: {why}. Correct it, unless verl can fetch it.")
-    else:
-        yield wrong(key, f"{value}: there is nothing of this name here. {FIX_PATH}")
 
 
 def _here(path: str) -> Path:
@@ -131,43 +127,57 @@ def _class_named(key: str, value: str) -> Iterator[Finding]:
 
 def _names(key: str, value: str, file: Path, name_key: str, name: str | None) -> Iterator[Finding]:
     try:
-        names = defined_in(file)
+        words = _words(file)
     except (SyntaxError, ValueError) as error:  # a zero byte is a ValueError
         yield wrong(key, f"{value}: {error}. Correct the file.")
         return
-    if name is not None and names is not None and name not in names:
+    if name is not None and words and name not in words:
         given = value if name_key == key else name
-        why = f"{given}: {file} does not define {name}"
-        yield wrong(name_key, f"{why}. {meant(name, names)}")
+        yield wrong(name_key, f"{given}: {file} does not define {name}. {meant(name, words)}")
 
 
-def meant(value: str, choices: Collection[str]) -> str:
-    """The fix of a name that is none of the choices."""
-    if close := get_close_matches(value, choices, n=1):
-        return f"Did you mean {close[0]}?"
-    return f"Choices: {', '.join(sorted(choices)) or 'none'}."
+def _words(file: Path) -> set[str]:
+    """The words of a module, which names that it defines are among; none where only running it
+    would tell."""
+    if file.suffix != ".py":
+        return set()
+    with tokenize.open(file) as opened:
+        text = opened.read()
+    ast.parse(text, str(file))
+    words = set(re.findall(r"\w+", text))
+    return set() if "__getattr__" in words or "import *" in text else words
 
 
-def own_agent_loops(config: DictConfig) -> list[dict[str, Any]]:
-    """Entries of the job's file of agent loops, as verl reads it.
+def find_module(name: str) -> Path | None:
+    """The file of a module, or the folder of a namespace package, and nothing is imported; None if
+    there is none."""
+    # importlib's find_spec imports the packages above a module.
+    where, spec = None, None
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        above = ".".join(parts[: depth + 1])
+        spec = _find_spec(above, where)
+        if spec is None:
+            return None
+        # A package that is imported may have changed where its modules are.
+        where = getattr(sys.modules.get(above), "__path__", spec.submodule_search_locations)
+    assert spec is not None
+    return Path(spec.origin if spec.has_location and spec.origin else next(iter(where or ["."])))
 
-    Raises:
-        PaddingConfigError: verl cannot read them.
-    """
+
+def _find_spec(name: str, where: list[str] | None) -> ModuleSpec | None:
+    found = (finder.find_spec(name, where) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def own_agent_loops(config: DictConfig) -> dict[str, str]:
+    """Name and class of the entries of the job's file of agent loops, as verl reads it; a
+    PaddingDataError if it cannot read them."""
     key = f"{AGENT}.agent_loop_config_path"
     path = OmegaConf.select(config, key)
     if not path or not _here(path).is_file():  # which is found by its path
-        return []
-    try:
+        return {}
+    expected = "a list of agent loops, with the texts name and _target_"
+    with as_data_error(f"{key}={path}", expected, "Correct the file"):
         entries: Any = OmegaConf.to_container(OmegaConf.load(_here(path)), resolve=True)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        refuse(f"{key}={path}", f"cannot be read ({error})", "Correct the file.")
-    fix = "Give a list of entries with the texts name and _target_."
-    if not isinstance(entries, list):
-        refuse(f"{key}={path}", "no list of agent loops", fix)
-    for loop in entries:
-        if not isinstance(loop, dict) or not all(
-            isinstance(loop.get(part), str) for part in ("name", "_target_")
-        ):
-            refuse(f"{key}={path}", f"{loop} is no agent loop", fix)
-    return entries
+        return {loop["name"]: f"{loop['_target_']}" for loop in entries}

@@ -5,8 +5,9 @@ What verl reports by itself, such as missing GPUs, is left to it; the dry run sh
 
 import os
 import platform
+import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 
 from packaging.requirements import Requirement
@@ -63,39 +64,33 @@ def _installed(name: str) -> str | None:
 def plug_in() -> Iterator[Finding]:
     """The entry point, the trainers and the config groups, each tried as verl and Hydra use
     them."""
-    policy = os.environ.get(PLUGIN_POLICY, "auto").strip().lower()
-    is_loaded = policy == "auto" or PACKAGE in [name.strip() for name in policy.split(",")]
-    others_only = f"{policy}: verl loads only these plug-ins. Leave it out, or add {PACKAGE}."
-    yield ok(PLUGIN_POLICY, policy) if is_loaded else wrong(PLUGIN_POLICY, others_only)
     yield from run_check("entry point", _entry_point())
     yield from run_check("trainers", _trainers())
     yield from run_check("config groups", _config_groups())
 
 
 def _entry_point() -> Iterator[Finding]:
-    # Two of them, as of a checkout beside an installed copy, would both be loaded.
-    found = [entry for entry in entry_points(group="verl.plugins") if entry.name == PACKAGE]
-    if len(found) != 1:
-        fix = f"Install {PACKAGE} once, in the environment that verl is in."
-        yield wrong("entry point", f"{len(found)} of them, but one is needed. {fix}")
-        return
-    import verl_padding.entry.import_hooks  # noqa: F401  (the entry point only logs what goes wrong in it)
-
-    found[0].load()
-    yield ok("entry point", found[0].value)
-
-
-def _trainers() -> Iterator[Finding]:
     # First, since verl loads modules that derive from our trainers once they are there: they have
     # to be there whole.
     import verl  # noqa: F401
 
-    # Registers them: if verl's entry point could not, this says why.
-    from verl_padding.driver.trainers import padded_trainer
-    from verl_padding.job.modes import SYNC
+    import verl_padding.entry.import_hooks  # noqa: F401  (verl only logs what goes wrong in it)
 
-    padded_trainer(SYNC)
-    yield ok("trainers", "registered")
+    if f"{PACKAGE}.plugin" in sys.modules:
+        yield ok("entry point", "loaded by verl")
+    elif policy := os.environ.get(PLUGIN_POLICY):
+        fix = f"Leave it out, or add {PACKAGE}."
+        yield wrong(PLUGIN_POLICY, f"{policy}: verl loads only these plug-ins. {fix}")
+    else:
+        fix = f"Install {PACKAGE} in the environment that verl is in."
+        yield wrong("entry point", f"verl has not found it. {fix}")
+
+
+def _trainers() -> Iterator[Finding]:
+    # If verl's entry point could not import them, this says why.
+    import verl_padding.driver.trainers  # noqa: F401
+
+    yield ok("trainers", "in the place of verl's")
 
 
 def _config_groups() -> Iterator[Finding]:

@@ -31,9 +31,7 @@ PADDING_OFF = hint(
 def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
     """Composes a job as verl would, and finds what the plug-in would refuse, and what would end the
     job later on."""
-    from verl_padding.config import replace_old_settings
     from verl_padding.driver.job_check import check_job
-    from verl_padding.driver.trainers import asks_for_padding
 
     try:
         config = compose_or_refuse(arguments)
@@ -41,13 +39,11 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
         yield from run_check("settings", _refusals(startup(config, verls)))
         if any(values_of_other_kinds(config, verls)):
             return
-        if not asks_for_padding(config):
+        if config.get("padding") is None:
             yield from _refusals(verls_own_check(config))
             yield PADDING_OFF
             return
         verl_job = check_job(config)
-        for change in replace_old_settings(config.get("padding") or {})[1]:
-            yield warning("padding", change)
         yield from _refusals(verls_own_check(config))
         yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from _summary(verl_job)
@@ -93,6 +89,8 @@ def verls_own_check(config: DictConfig) -> Iterator[Finding]:
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # by the workers' constructors
+    except PaddingError as refusal:
+        yield _refused(refusal)
     except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
         yield wrong("verl", f"its check of the config: {error}. Correct the settings.")
 

@@ -20,6 +20,7 @@ from verl_padding.job.composition import (
     code_named_by_files,
     compose_job,
     is_recorded,
+    settings_of,
 )
 from verl_padding.job.misspelt_flag import FLAG
 
@@ -79,14 +80,6 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
     return config
 
 
-def _keys(config: DictConfig, above: str = "") -> Iterator[str]:
-    """Full keys of all sections and settings."""
-    for name in map(str, config):
-        yield f"{above}{name}"
-        if isinstance(section := config._get_node(name), DictConfig) and section:
-            yield from _keys(section, f"{above}{name}.")
-
-
 def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
     """What to say in the place of Hydra's advice to append a key, which is right for none that is
     misspelt, and to override a group, which command lines cannot."""
@@ -94,7 +87,8 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
         key = found[1]
         given = next(each for each in overrides if each.partition("=")[0] == key)
         with as_a_job_would_start():
-            known = list(_keys(compose_job(JobArguments(overrides=(FLAGGED,)))))
+            padded = compose_job(JobArguments(overrides=(FLAGGED,)))
+        known = [name for name, _ in settings_of(OmegaConf.to_container(padded))]
         ends = [each for each in known if each.endswith(f".{key}")]
         close = ends or get_close_matches(key, known, cutoff=0.7)
         meant = [f"+{FLAG}" if each == FLAG else each for each in close]

@@ -15,11 +15,14 @@ from typing import Any, get_args, get_type_hints
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.config import PaddingConfig
 from verl_padding.doctor.finding import Finding, warning, wrong
+from verl_padding.job.composition import settings_of
 from verl_padding.job.misspelt_flag import FLAG, meant_by
 
 TOOLS = "actor_rollout_ref.rollout.multi_turn."
 """A section whose tools verl loads whether it is enabled or not."""
+SETTINGS = PaddingConfig.__dataclass_fields__
 KINDS = {bool: "true or false", int: "a number", float: "a number"}
 """Type of a value in verl's own config -> what a job's has to be."""
 
@@ -54,27 +57,24 @@ def _leaves(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
 def unread_keys(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     """Names keys that are not in verl's own config and that its code does not read: at the top, all
     of them; below, those that are nearly one that is."""
-    yield from _unread(_plain(config), _plain(verls), "")
-
-
-def _unread(config: Mapping[str, Any], verls: Mapping[str, Any], above: str) -> Iterator[Finding]:
-    for name, value in config.items():
-        key = f"{above}{name}"
-        if name in verls:
-            if isinstance(value, Mapping) and isinstance(verls[name], Mapping):
-                yield from _unread(value, verls[name], f"{key}.")
-        elif key != FLAG:
-            # A section that is empty in verl's config is of other libraries' arguments.
-            flag = meant_by(str(name), value) if verls else None
-            if flag is None and _is_read(str(name), at_the_top=not above):
-                continue
-            close = get_close_matches(str(name), map(str, verls), n=1, cutoff=0.8)
-            why = f"{value}: neither verl nor verl_padding reads this key"
-            if flag or (above and close):
-                yield wrong(key, f"{why}. Did you mean {flag or above + close[0]}?")
-            elif not above:
-                fix = f"Did you mean {close[0]}?" if close else "Leave it out."
-                yield warning(key, f"{why}, unless your own code does. {fix}")
+    sections = dict(settings_of(_plain(verls))) | {"": _plain(verls)}
+    for key, value in settings_of(_plain(config)):
+        above, _, name = key.rpartition(".")
+        beside = sections.get(above)
+        if key in sections or key == FLAG or not isinstance(beside, dict):
+            continue
+        # A section that is empty in verl's config is of other libraries' arguments.
+        flag = meant_by(name, value) if beside else None
+        ours = [f"{FLAG}.{key}"] if key in SETTINGS else []
+        if not flag and not ours and _is_read(name, at_the_top=not above):
+            continue
+        close = ours or get_close_matches(name, beside, n=1, cutoff=0.8)
+        why = f"{value}: neither verl nor verl_padding reads this key"
+        if flag or (above and close):
+            yield wrong(key, f"{why}. Did you mean {flag or f'{above}.{close[0]}'}?")
+        elif not above:
+            fix = f"Did you mean {close[0]}?" if close else "Leave it out."
+            yield warning(key, f"{why}, unless your own code does. {fix}")
 
 
 def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
@@ -87,13 +87,12 @@ def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Fin
             continue
         if isinstance(value, str):
             yield wrong(key, f"{value}: a text, where verl has {own[key]}. Set it to {kind}.")
-        elif value is None:
-            if not _takes_none(key, verls):
-                yield wrong(key, f"null, where verl has {own[key]}. Set it to {kind}.")
+        elif value is None and not _takes_none(key, verls):
+            yield wrong(key, f"null, where verl has {own[key]}. Set it to {kind}.")
         elif isinstance(value, float) and math.isnan(value):
             yield wrong(key, f"{value}: no number. Set it to {kind}.")
         # Some switch a clip off by infinity.
-        elif key.endswith((".lr", "_lr")) and not 0 <= value < math.inf:
+        elif key.endswith((".lr", "_lr")) and not (value is None or 0 <= value < math.inf):
             yield wrong(key, f"{value}: no learning rate. Set it to a number of at least 0.")
 
 

@@ -6,7 +6,6 @@ of what its ranks take at once. Pads always make it one. The check stands in the
 so verl's function is shown a batch that is changed for this check only.
 """
 
-from collections.abc import Callable
 from copy import deepcopy
 from types import ModuleType
 from typing import Any
@@ -14,15 +13,19 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 
-def disable_divisibility_check(module: ModuleType, is_padded: Callable[[Any], bool]) -> None:
-    """Wraps ``validate_config`` of verl.utils.config; a job that ``is_padded`` denies passes
-    through untouched."""
+def disable_divisibility_check(module: ModuleType) -> None:
+    """Wraps ``validate_config`` of verl.utils.config; a job without padding passes through
+    untouched, unless it means to have it."""
 
     def wrapped(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config = kwargs.pop("config") if "config" in kwargs else args[0]
-        validate(
-            _with_divisible_batch(config) if is_padded(config) else config, *args[1:], **kwargs
-        )
+        if config.get("padding") is not None:
+            config = _with_divisible_batch(config)
+        else:
+            from verl_padding.job.misspelt_flag import refuse_misspelt_flag
+
+            refuse_misspelt_flag(config)
+        validate(config, *args[1:], **kwargs)
 
     wrap_function_wrapper(module, "validate_config", wrapped)
 

@@ -12,9 +12,10 @@ from verl_padding.driver.agent_roles import check_baseline
 from verl_padding.job.blocker import refuse
 from verl_padding.job.engine_refusals import check_adapters
 from verl_padding.job.loss_weightings import check_losses
-from verl_padding.job.modes import MODE_PREFIX, SEPARATE_ASYNC, stock_mode
+from verl_padding.job.modes import SEPARATE_ASYNC, check_mode
 from verl_padding.job.verl_check import check_verl
 from verl_padding.job.verl_job import VerlJob
+from verl_padding.job.verl_losses import check_names
 
 
 def check_job(config: DictConfig) -> VerlJob:
@@ -27,6 +28,8 @@ def check_job(config: DictConfig) -> VerlJob:
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
     check_verl(config)
+    if config.get("padding") is None:  # of a trainer of one's own
+        refuse("padding=None", "a padded trainer takes its settings", "Add +padding=prompt.")
     padding = PaddingConfig.from_section(config.get("padding"))
     trainers = "padded trainers extend verl's v1 trainers"
     if (of_another := config.get("async_training")) is not None:
@@ -36,13 +39,11 @@ def check_job(config: DictConfig) -> VerlJob:
         refuse("trainer.use_v1=False", f"{trainers}, not the older one", "Set it to True.")
     name = config.trainer.v1.trainer_mode
     # The mode that a padded trainer extends; by its name where it is one of verl's.
-    mode = getattr(TRAINER_REGISTRY.get(name), "extends", None) or stock_mode(name)
+    mode = getattr(TRAINER_REGISTRY.get(name), "extends", None) or check_mode(name)
+    check_names(config)
     check_losses(config, padding)
     check_baseline(config, padding)
     job = VerlJob(config, padding, mode)
-    if name.startswith(MODE_PREFIX) and config.trainer.v1.get(name):
-        fix = f"Set trainer.v1.{job.mode} instead."
-        refuse(f"trainer.v1.{name}", "verl does not read this", fix)
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
         refuse(
             f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}",

@@ -4,12 +4,10 @@ is imported."""
 import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from wrapt import register_post_import_hook
 
 from verl_padding.entry.plugin_errors import report_failure
-from verl_padding.job.modes import STOCK_MODES
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.version import __version__
 
@@ -33,22 +31,11 @@ def _when_imported(name: str, failure: str) -> Callable[[Hook], Hook]:
     return register
 
 
-def _is_padded(config: Any) -> bool:
-    if config.get("padding") is not None:
-        return True
-    trainer = config.get("trainer") or {}
-    if (trainer.get("v1") or {}).get("trainer_mode") in (None, *STOCK_MODES):
-        return False  # nothing heavy of ours is imported for these
-    from verl_padding.driver.trainers import asks_for_padding
-
-    return asks_for_padding(config)
-
-
 @_when_imported("verl.utils.config", "verl's check of a batch's rows could not be turned off")
 def _disable_divisibility_check(config: ModuleType) -> None:
     from verl_padding.driver.divisibility_check import disable_divisibility_check
 
-    disable_divisibility_check(config, _is_padded)
+    disable_divisibility_check(config)
 
 
 @_when_imported("omegaconf", "the version could not be registered with OmegaConf")
@@ -58,14 +45,13 @@ def _register_resolver(omegaconf: ModuleType) -> None:
     )
 
 
-@_when_imported("verl.trainer.ppo.v1", "the padded trainers could not be registered")
+@_when_imported("verl.trainer.ppo.v1", "the padded trainers could not be imported")
 def _register_trainers(trainers: ModuleType) -> None:
     from verl_padding.driver.stock_guard import pad_or_refuse_in_stock_trainers
 
-    pad_or_refuse_in_stock_trainers(
-        trainers.PPOTrainer
-    )  # first: it is needed most if the next line fails
-    import verl_padding.driver.trainers  # noqa: F401  (registers on import)
+    # First: it is needed most if the next line fails.
+    pad_or_refuse_in_stock_trainers(trainers.PPOTrainer)
+    import verl_padding.driver.trainers  # noqa: F401  (a trainer of a user's own extends them)
 
 
 @_when_imported(

@@ -12,12 +12,7 @@ def asks_for_padding(arguments: Sequence[str]) -> str | None:
     """The argument of a command line that wants this plug-in, if there is one: ``+padding=prompt``,
     for example."""
     for argument in arguments:
-        # The prefix of padded modes stands here again, since modes.py may be what is broken; a test
-        # compares them.
-        key, _, value = argument.lstrip("+").partition("=")
-        if key.split(".")[0] == "padding" or (
-            key == "trainer.v1.trainer_mode" and value.startswith("padded_")
-        ):
+        if argument.lstrip("+").partition("=")[0].split(".")[0] == "padding":
             return argument
     return None
 

@@ -61,7 +61,9 @@ def compose_job(arguments: JobArguments) -> DictConfig:
         search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
     GlobalHydra.instance().clear()
     try:  # as hydra.main does: Hydra's public way of composing takes no folders
-        config = Hydra.create_main_hydra2("main_ppo", search_path).compose_config(
+        hydra = Hydra.create_main_hydra2("main_ppo", search_path)
+        _check_search_path(hydra.config_loader.repository, arguments)
+        config = hydra.compose_config(
             arguments.config_name,
             list(arguments.overrides),
             run_mode=RunMode.RUN,
@@ -78,6 +80,17 @@ def compose_job(arguments: JobArguments) -> DictConfig:
         del config.hydra
     OmegaConf.to_container(config, resolve=True)  # a copy, only to see that resolving works
     return config
+
+
+def _check_search_path(repository: Any, arguments: JobArguments) -> None:
+    """Refuses packages on the search path of a primary config, which Hydra imports."""
+    primary = repository.load_config(arguments.config_name)
+    own = OmegaConf.select(primary.config, "hydra.searchpath") if primary else None
+    typed = any(each.lstrip("+").startswith("hydra.searchpath=") for each in arguments.overrides)
+    packages = [each for each in own or () if str(each).startswith("pkg:")]
+    if packages and not typed:
+        fix = "Set it on the command line if you trust that code"
+        raise PaddingConfigError(f"hydra.searchpath={packages}: a file says so. {fix}.")
 
 
 def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
@@ -123,15 +136,15 @@ def code_named_by_files(config: DictConfig, arguments: JobArguments) -> Iterator
     of_job, engine = HydraConfig.instance().cfg, config.get("model_engine", "dp")
     own = compose_job(JobArguments(overrides=(f"model_engine={engine}",)))
     HydraConfig.instance().cfg = of_job
-    for setting, value in _settings(OmegaConf.to_container(config, resolve=True)):
+    for setting, value in settings_of(OmegaConf.to_container(config, resolve=True)):
         names_code = setting.rpartition(".")[2] in NAMES_CODE and value
         if names_code and setting not in typed and OmegaConf.select(own, setting) != value:
             yield setting, value
 
 
-def _settings(section: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def settings_of(section: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The settings of a section, and of those in it."""
     for key, value in section.items() if isinstance(section, dict) else enumerate(section):
         yield f"{name}{key}", value
         if isinstance(value, dict | list):
-            yield from _settings(value, f"{name}{key}.")
+            yield from settings_of(value, f"{name}{key}.")

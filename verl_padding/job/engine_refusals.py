@@ -40,10 +40,14 @@ BIAS, BIAS_RATE = "moe_router_enable_expert_bias", "moe_router_bias_update_rate"
 BIASES_FOLLOW = {"deepseek_v3", "glm4v_moe", "kimi_k2", "nemotron_h"}
 """Types of models whose experts Megatron's bridges give biases that follow tokens."""
 
-LORA_PATH, LORA_MERGE = "lora_adapter_path", "actor_rollout_ref.model.lora.merge"
-LORA_RANK_SETTINGS = "lora_rank", "lora.rank"
-LORA_RANKS = {"megatron": "lora.rank", "veomni": None}
-"""Setting of a model by which an engine other than FSDP's makes an adapter."""
+LORA_MERGE = "actor_rollout_ref.model.lora.merge"
+ADAPTERS = {
+    "fsdp": ("lora_rank", "lora_adapter_path"),
+    "fsdp2": ("lora_rank", "lora_adapter_path"),
+    "megatron": ("lora.rank", "lora.adapter_path"),
+    "veomni": (),
+}
+"""Backend -> settings of a model by which it makes an adapter: its rank, and where it begins."""
 
 
 def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
@@ -231,23 +235,20 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
     """Refuses an adapter (LoRA) that an engine does not make, which would train the whole model
     instead, or that never reaches the rollout."""
     for engine in engines:
-        is_fsdp, rank = engine.strategy in FSDP, LORA_RANKS.get(engine.strategy, "lora_rank")
-        model = OmegaConf.select(config, engine.model_section)
-        ranks = [name for name in LORA_RANK_SETTINGS if (OmegaConf.select(model, name) or 0) > 0]
-        path = OmegaConf.select(model, LORA_PATH)
-        unread = [] if rank in ranks else ranks
-        # FSDP's engines start from the adapter of a path, if they make one.
-        if path and not (is_fsdp and rank in ranks):
-            unread = [*unread, LORA_PATH]
-        if unread:
-            name, value = unread[0], OmegaConf.select(model, unread[0])
-            by_rank = is_fsdp or name != LORA_PATH
-            fix = f"{rank} to its rank" if by_rank else "lora.adapter_path in its place"
-            refuse(
-                f"{engine.model_section}.{name}={value}",
-                f"verl's {engine.strategy} engine makes no adapter of it",
-                f"Set {engine.model_section}.{fix}." if rank else "Leave it out.",
-            )
+        section, own = engine.model_section, ADAPTERS[engine.strategy]
+        model = OmegaConf.select(config, section)
+        names = [name for each in ADAPTERS.values() for name in each]
+        given = {name: OmegaConf.select(model, name) for name in dict.fromkeys(names)}
+        given = {name: value for name, value in given.items() if value not in (None, 0, -1)}
+        has_rank = bool(own) and own[0] in given
+        for name, value in given.items():
+            if not has_rank or not (name in own or name.endswith("rank")):
+                fix = " and ".join(f"{section}.{each}" for each in own)
+                refuse(
+                    f"{section}.{name}={value}",
+                    f"verl's {engine.strategy} engine makes no adapter of it",
+                    f"Set {fix}." if fix else "Leave it out.",
+                )
     merges = OmegaConf.select(config, LORA_MERGE)
     gets_base = mode == SEPARATE_ASYNC or config.trainer.device == "cpu"
     if is_lora(config) and not merges and gets_base:

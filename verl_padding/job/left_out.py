@@ -12,13 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import ACTOR
-from verl_padding.job.loss_weightings import CORRECTION, LOSS_MODE
+from verl_padding.job.loss_weightings import CORRECTION
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
-from verl_padding.job.verl_losses import ESTIMATORS, losses_that, verls_own
+from verl_padding.job.verl_losses import ESTIMATOR, ESTIMATORS, LOSS_MODE, losses_that, verls_own
 from verl_padding.plan import STRATEGIES, Job
 
-ESTIMATOR = "algorithm.adv_estimator"
 ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 
 

@@ -7,10 +7,9 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import Blocker, refuse
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
-from verl_padding.job.verl_losses import BYPASS, POLICY_LOSSES, PolicyLoss
+from verl_padding.job.verl_losses import BYPASS, LOSS_MODE, POLICY_LOSSES, PolicyLoss
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
 
-LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 CORRECTION = f"{LOSS_MODE.removesuffix('.loss_mode')}.rollout_correction"
 """The section that :data:`BYPASS` reads, which no YAML of verl has."""
 

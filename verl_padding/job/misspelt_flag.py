@@ -1,11 +1,13 @@
-"""A flag of the plug-in that is misspelt: Hydra takes ``+paddng=fast`` for a new key, and verl
-would silently train without padding."""
+"""A flag of the plug-in that is misspelt, or is of an older version: Hydra takes ``+paddng=fast``
+for a new key, and verl would silently train without padding."""
 
-from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from verl_padding.job.blocker import refuse
+from verl_padding.job.modes import MODE
 
 FLAG = "padding"
 ALIKE = 0.85
@@ -20,9 +22,13 @@ def meant_by(name: str, value: Any) -> str | None:
     return f"+{FLAG}={value}" if isinstance(value, str) else FLAG
 
 
-def refuse_misspelt_flag(config: Mapping[Any, Any]) -> None:
-    """Refuses a config with such a key, which changes nothing, and without the flag."""
+def refuse_misspelt_flag(config: DictConfig) -> None:
+    """Refuses a config with such a key, which changes nothing, or with the mode of a padded
+    trainer, and without the flag."""
     for key, value in config.items():
         if key != FLAG and (meant := meant_by(str(key), value)):
             why = "neither verl nor verl_padding reads this key"
-            refuse(f"+{key}={value}", why, f"Did you mean {meant}?")
+            refuse(f"+{key!s}={value}", why, f"Did you mean {meant}?")
+    mode = str(OmegaConf.select(config, MODE))
+    if (verls := mode.removeprefix("padded_")) != mode:
+        refuse(f"{MODE}={mode}", "a flag asks for padding", f"Set {MODE}={verls} +{FLAG}=prompt.")

@@ -35,8 +35,10 @@ def model_cost(config: Mapping[str, Any], *, lm_head: bool) -> TransformerCost:
     want = reckoned.linear * tokens + per_pair * tokens**2
     try:
         counted = _counted_operations(text, tokens)
-    except Exception as error:
-        raise _unknown(config, f"its layers cannot be counted ({error})") from error
+    except ImportError:
+        raise
+    except Exception as error:  # of the model's code, on tensors without numbers
+        raise _unknown(config, f"its layers cannot be counted ({type(error).__name__})") from error
     if abs(counted / want - 1) > TOLERANCE:
         raise _unknown(config, f"its layers take {counted / want:.3g} times what is reckoned")
     return cost

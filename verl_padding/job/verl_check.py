@@ -10,9 +10,8 @@ from functools import cache
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.blocker import Blocker, refuse
-from verl_padding.job.fact import ClosedWorld, Fact
 from verl_padding.job.savings import SAVINGS
-from verl_padding.job.verl_facts import FACTS, VISION
+from verl_padding.job.verl_facts import FACTS, VISION, Fact
 from verl_padding.job.verl_source import VerlSource, installed_verl
 
 TRIED = ("0.9.1",)
@@ -26,11 +25,7 @@ def missing_facts(source: VerlSource) -> dict[Fact, str]:
     """The facts that do not hold in verl's source, each with a line that says what is missing, and
     what would happen."""
     missing = {fact: fact.what_is_missing(source) for fact in FACTS}
-    return {
-        fact: f"{what}: {fact.without}" + ", without a word" * fact.is_silent
-        for fact, what in missing.items()
-        if what
-    }
+    return {fact: f"{what}: {fact.without}" for fact, what in missing.items() if what}
 
 
 def _missing(strategies: Collection[str]) -> list[tuple[Fact, str]]:
@@ -50,8 +45,6 @@ def check_verl(config: DictConfig, strategies: Collection[str] = ()) -> None:
         refuse(f"verl=={installed_verl().version}", "; ".join(core), FIX)
     for fact, line in missing:
         value = OmegaConf.select(config, fact.needed_by)
-        if isinstance(fact, ClosedWorld) and fact.is_choice:
-            value = value if value in fact.unknown(installed_verl()) else None
         if value and fact.needed_by.removeprefix("padding.") not in SAVINGS:
             refuse(f"{fact.needed_by}={value}", line, f"Set another value. {FIX}")
 

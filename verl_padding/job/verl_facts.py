@@ -6,19 +6,17 @@ plug-in out, and mostly without an error. ``verl_check.py`` refuses what needs a
 hold; what no source shows, a step does (``driver/receipts.py``).
 """
 
-import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from verl_padding.job.calls import CALLS
-from verl_padding.job.fact import ClosedWorld, Code, Fact
 from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.vendor import VARIABLE
-from verl_padding.job.verl_losses import ESTIMATORS, POLICY_LOSSES
 from verl_padding.job.verl_source import VerlSource
 
-BASE, ENGINES = "trainer/ppo/v1/trainer_base.py", "workers/engine"
-WORKERS, LOSSES = "workers/engine_workers.py", "workers/utils/losses.py"
-REPLAY, ALGORITHMS = "trainer/ppo/v1/replay_buffer.py", "trainer/ppo/core_algos.py"
+BASE, WORKERS = "trainer/ppo/v1/trainer_base.py", "workers/engine_workers.py"
+ENGINES, REPLAY = "workers/engine", "trainer/ppo/v1/replay_buffer.py"
 FILTER, DISTILLATION = "algorithm.filter_groups.enable", "distillation.enabled"
 VISION, TIMING = "vision", "padding.timing"
 """The first is no setting: a model with a vision tower."""
@@ -39,278 +37,183 @@ OVERRIDDEN = {
 }
 """Method of verl's trainer that the padded ones override -> the method that calls it, and what
 would happen otherwise."""
-OVERRIDDEN_BY_VERL = {
-    f"PPOTrainerSeparateAsync.{name}" for name in ("_setup", "_compute_old_log_prob")
-}
-"""Those of them that verl's own trainers override, each with a call of super()."""
-PLANNED = {f"{call.worker_group}.{call.method}" for call in CALLS}
-CALLS_WITHOUT_ROWS = {
-    *(f"{group}.save_checkpoint" for group in ("actor_rollout_wg", "critic_wg")),
-    *(f"{group}.load_checkpoint" for group in ("actor_rollout_wg", "critic_wg")),
-    *(f"{group}.init_model" for group in ("actor_rollout_wg", "ref_policy_wg")),
-    *("critic_wg.reset", "critic_wg.set_loss_fn", "worker_group._query_dispatch_info"),
-    *(
-        f"{group}.{end}_profile"
-        for group in ("actor_rollout_wg", "ref_policy_wg", "critic_wg")
-        for end in ("start", "stop")
-    ),
-    *(
-        f"actor_rollout_wg.{name}"
-        for name in ("save_model_to_cpu", "restore_model_from_cpu", "clear_cpu_model")
-    ),
-}
-"""What verl's trainers call of worker groups beside :data:`PLANNED`."""
 
 
-def _v1_trainers(source: VerlSource) -> Iterator[ast.Module]:
-    for path in sorted((source.root / BASE).parent.glob("trainer_*.py")):
-        module = source.module(path.relative_to(source.root).as_posix())
-        assert module is not None
-        yield module
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fact:
+    """A definition in verl's source has some pieces of code, in the form of ``ast.unparse``."""
+
+    file: str
+    name: str
+    code: tuple[str, ...]
+    without: str
+    """What would happen in a job if it were not so."""
+    needed_by: str = ""
+    """Setting, from the config's root, that needs it if it is set; empty for the core."""
+    engine: str = ""
+    """Engines that need it, by the beginning of their strategy; empty for all."""
+
+    def what_is_missing(self, source: VerlSource) -> str:
+        """What is not so, with its place; empty if all is."""
+        lacking = source.lacks(self.file, self.name, self.code)
+        if lacking == [self.name]:
+            return f"{self.file} has no {self.name}"
+        return f"{self.name} in {self.file} has no {', '.join(lacking)}" if lacking else ""
 
 
-def worker_calls(source: VerlSource) -> set[str]:
-    """``group.method`` of the calls of verl's trainers to worker groups."""
-    found = set()
-    for module in _v1_trainers(source):
-        for node in ast.walk(module):
-            match node:
-                case ast.Call(func=ast.Attribute(attr=method, value=ast.Attribute(attr=group))):
-                    found |= {f"{group}.{method}"} if group.endswith("_wg") else set()
-                case ast.Call(func=ast.Attribute(attr=method, value=ast.Name(id="worker_group"))):
-                    found.add(f"worker_group.{method}")
-    return found
-
-
-def overridden_by_verl(source: VerlSource) -> set[str]:
-    """``Trainer.method`` of what verl's own trainers override of :data:`OVERRIDDEN`."""
-    return {
-        f"{each.name}.{method.name}"
-        for module in _v1_trainers(source)
-        for each in module.body
-        if isinstance(each, ast.ClassDef) and each.name != "PPOTrainer"
-        for method in each.body
-        if isinstance(method, ast.FunctionDef) and method.name in OVERRIDDEN
-    }
-
-
-def registered_by(decorator: str) -> Callable[[VerlSource], set[str]]:
-    """What is registered by a decorator of the algorithms: by a string, or by a member of an
-    enumeration, whose names are its values in capitals."""
-
-    def found(source: VerlSource) -> set[str]:
-        names = set()
-        for node in ast.walk(source.module(ALGORITHMS) or ast.Module([], [])):
-            for each in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
-                match each:
-                    case ast.Call(func=ast.Name(id=by), args=[ast.Constant(value=str(name))]):
-                        names |= {name} if by == decorator else set()
-                    case ast.Call(func=ast.Name(id=by), args=[ast.Attribute(attr=name)]):
-                        names |= {name.lower()} if by == decorator else set()
-        return names
-
-    return found
+def _facts(
+    without: str, file: str, code_of: Mapping[str, tuple[str, ...]], **of_facts: Any
+) -> Iterator[Fact]:
+    """A fact for each definition of a file."""
+    for name, code in code_of.items():
+        yield Fact(file=file, name=name, code=code, without=without, **of_facts)
 
 
 def _engine_facts(engine: str, cls: str) -> Iterator[Fact]:
     file, run = f"{ENGINES}/{engine}/transformer_impl.py", f"{cls}.forward_backward_batch"
-    yield Code(
+    yield from _facts(
+        "losses would be divided by another number than that of trained tokens",
+        file,
+        {run: ("batch_num_tokens=", "dp_size=", "'loss_mask'")},
         engine=engine,
-        file=file,
-        name=run,
-        code=("batch_num_tokens=", "dp_size=", "'loss_mask'"),
-        without="losses would be divided by another number than that of trained tokens",
     )
-    yield Code(
+    yield from _facts(
+        "workers would cut micro-batches of their own",
+        file,
+        {run: ("prepare_micro_batches(",)},
         engine=engine,
         needed_by=f"padding.{PACKER}",
-        file=file,
-        name=run,
-        code=("prepare_micro_batches(",),
-        without="workers would cut micro-batches of their own",
-        is_silent=False,
     )
 
 
+FSDP = f"{ENGINES}/fsdp/transformer_impl.py"
+DENOMINATORS = ("data['dp_size']", "data['batch_num_tokens']", "data['global_batch_size']")
+NO_DENOMINATORS = "pads, or rows of other mini-batches, would count in the denominators"
+NO_FILTER = "the group filter would compare rows, not sessions"
 FACTS: tuple[Fact, ...] = (
     *(
-        Code(file=BASE, name=f"PPOTrainer.{by}", code=(f"self.{method}(",), without=without)
+        Fact(file=BASE, name=f"PPOTrainer.{by}", code=(f"self.{method}(",), without=without)
         for method, (by, without) in OVERRIDDEN.items()
     ),
-    ClosedWorld(
-        kind="methods that verl's trainers override",
-        found=overridden_by_verl,
-        known=OVERRIDDEN_BY_VERL,
-        without="a padded trainer's method might not be called",
+    *_facts(
+        "rows would come to workers without pads",
+        BASE,
+        {"PPOTrainer": tuple(f"self.{call.worker_group}.{call.method}(" for call in CALLS)},
     ),
-    ClosedWorld(
-        kind="calls of verl's trainers to worker groups",
-        found=worker_calls,
-        known=PLANNED | CALLS_WITHOUT_ROWS,
-        needed=PLANNED,
-        without="rows would come to workers without pads",
+    *_facts(
+        "seconds of worker calls would be missing",
+        BASE,
+        {"PPOTrainer._step_once": tuple(f"'{call.timer}'" for call in CALLS)},
     ),
-    Code(
-        file=BASE,
-        name="PPOTrainer._step_once",
-        code=tuple(f"'{call.timer}'" for call in CALLS),
-        without="seconds of worker calls would be missing",
+    *_facts(
+        "steps that leave something out would not be noticed",
+        BASE,
+        {"PPOTrainer.fit": ("'save_checkpoint'", "self.global_steps")},
     ),
-    Code(
-        file=BASE,
-        name="PPOTrainer.fit",
-        code=("'save_checkpoint'", "self.global_steps"),
-        without="steps that leave something out would not be noticed",
+    *_facts(
+        "the job would have another trainer or agent loop manager than the padded one",
+        "trainer/main_ppo.py",
+        {"TaskRunnerV1": ("get_trainer_cls(", "'agent_loop_manager_class'")},
     ),
-    Code(
-        file="trainer/main_ppo.py",
-        name="TaskRunnerV1",
-        code=("get_trainer_cls(", "'agent_loop_manager_class'"),
-        without="the job would have another trainer or agent loop manager than the padded one",
+    *_facts(
+        "mini-batches and passes would not be those of the plan, the learning rate's scheduler "
+        "would stay, or a reference would have its adapter",
+        WORKERS,
+        {
+            "TrainingWorker.train_mini_batch": ("'epochs'", "dataloader_kwargs="),
+            "TrainingWorker.train_batch": (
+                "self.engine.train_batch(",
+                "'update_lr_scheduler'",
+                "self.engine.lr_scheduler_step(",
+            ),
+            "TrainingWorker.infer_batch": ("self.engine.infer_batch(", "'no_lora_adapter'"),
+        },
     ),
-    Code(
-        file=WORKERS,
-        name="TrainingWorker.train_mini_batch",
-        code=("'epochs'", "dataloader_kwargs="),
-        without="mini-batches would not be those of the plan",
+    *_facts(
+        "the plug-in would change another worker than the one that computes",
+        WORKERS,
+        {
+            "ActorRolloutRefWorker.compute_log_prob": ("self.actor.infer_batch(",),
+            "ActorRolloutRefWorker.compute_ref_log_prob": ("self.ref.infer_batch(",),
+            "ActorRolloutRefWorker.update_actor": ("self.actor.train_mini_batch(",),
+        },
     ),
-    Code(
-        file=WORKERS,
-        name="TrainingWorker.train_batch",
-        code=(
-            "self.engine.train_batch(",
-            "'update_lr_scheduler'",
-            "self.engine.lr_scheduler_step(",
-        ),
-        without="steps would not be those of the plan, or the learning rate's scheduler would stay",
+    *_facts(
+        NO_DENOMINATORS,
+        "workers/utils/losses.py",
+        {"ppo_loss": DENOMINATORS, "value_loss": DENOMINATORS},
     ),
-    Code(
-        file=WORKERS,
-        name="TrainingWorker.infer_batch",
-        code=("self.engine.infer_batch(", "'no_lora_adapter'"),
-        without="passes would not be those of the plan, or those of a reference with its adapter",
+    *_facts(
+        NO_DENOMINATORS,
+        "trainer/distillation/losses.py",
+        {"distillation_loss": DENOMINATORS},
+        needed_by=DISTILLATION,
     ),
-    *(
-        Code(
-            file=WORKERS,
-            name=f"ActorRolloutRefWorker.{method}",
-            code=(f"self.{model}.{inner}(",),
-            without="the plug-in would change another worker than the one that computes",
-        )
-        for method, model, inner in (
-            ("compute_log_prob", "actor", "infer_batch"),
-            ("compute_ref_log_prob", "ref", "infer_batch"),
-            ("update_actor", "actor", "train_mini_batch"),
-        )
+    *_facts(
+        "metrics of micro-batches would be counted with equal weights",
+        "utils/py_functional.py",
+        {"append_to_dict": ("val.init_list(", "data[new_key].append(")},
     ),
-    *(
-        Code(
-            file=file,
-            name=loss,
-            code=("data['dp_size']", "data['batch_num_tokens']", "data['global_batch_size']"),
-            needed_by=needed_by,
-            without="pads, or rows of other mini-batches, would count in the denominators",
-        )
-        for file, loss, needed_by in (
-            (LOSSES, "ppo_loss", ""),
-            (LOSSES, "value_loss", ""),
-            ("trainer/distillation/losses.py", "distillation_loss", DISTILLATION),
-        )
-    ),
-    Code(
-        file="utils/py_functional.py",
-        name="append_to_dict",
-        code=("val.init_list(", "data[new_key].append("),
-        without="metrics of micro-batches would be counted with equal weights",
-    ),
-    Code(
-        file=f"{ENGINES}/base.py",
-        name="EngineRegistry.get_engine_cls",
-        code=(f"'{VARIABLE}'",),
-        without="workers would have verl's own engines",
-        is_silent=False,
-    ),
-    *(
-        Code(
-            file=f"{ENGINES}/base.py",
-            name=f"BaseEngine.{method}",
-            code=code,
-            without="losses would see pads, and no micro-batch would be that of the plan",
-        )
-        for method, code in (
-            ("train_batch", ("self.forward_backward_batch(", "self.optimizer_step(")),
-            ("infer_batch", ("self.forward_backward_batch(",)),
-        )
+    *_facts(
+        "workers would have verl's own engines, losses would see pads, and no micro-batch would be "
+        "that of the plan",
+        f"{ENGINES}/base.py",
+        {
+            "EngineRegistry.get_engine_cls": (f"'{VARIABLE}'",),
+            "BaseEngine.train_batch": ("self.forward_backward_batch(", "self.optimizer_step("),
+            "BaseEngine.infer_batch": ("self.forward_backward_batch(",),
+        },
     ),
     *_engine_facts("fsdp", "FSDPEngine"),
     *_engine_facts("megatron", "MegatronEngine"),
     *_engine_facts("veomni", "VeOmniEngine"),
-    Code(
+    *_facts(
+        "every token would be computed, and said to be saved",
+        FSDP,
+        {
+            "FSDPEngineWithLMHead.forward_step": (
+                "self.prepare_model_inputs(",
+                "self.prepare_model_outputs(",
+            )
+        },
         engine="fsdp",
         needed_by=f"padding.{SHARING}",
-        file=f"{ENGINES}/fsdp/transformer_impl.py",
-        name="FSDPEngineWithLMHead.forward_step",
-        code=("self.prepare_model_inputs(", "self.prepare_model_outputs("),
-        without="every token would be computed, and said to be saved",
     ),
-    Code(
-        needed_by=TIMING,
-        file=f"{ENGINES}/fsdp/transformer_impl.py",
+    *_facts(
+        "micro-batches would have no time",
+        FSDP,
+        {"FSDPEngine.forward_backward_batch": ("self.forward_step(",)},
         engine="fsdp",
-        name="FSDPEngine.forward_backward_batch",
-        code=("self.forward_step(",),
-        without="micro-batches would have no time",
+        needed_by=TIMING,
     ),
-    ClosedWorld(
-        kind="files that read position ids of M-RoPE",
-        found=lambda source: source.files_with("maybe_fix_3d_position_ids", "workers"),
-        known={WORKERS, f"{ENGINES}/base.py", "workers/engine_workers_tinker.py"},
+    *_facts(
+        "position ids of rows of one length would be misread",
+        "utils/tensordict_utils.py",
+        {"maybe_fix_3d_position_ids": ("'position_ids'",)},
         needed_by=VISION,
-        without="position ids of rows of one length would be misread there",
     ),
-    Code(
-        file=REPLAY,
-        name="ReplayBuffer.__init__",
-        code=("self.failure_keys",),
-        without="sessions that failed would not be counted",
+    *_facts(
+        "sessions that failed would not be counted",
+        REPLAY,
+        {"ReplayBuffer.__init__": ("self.failure_keys",)},
     ),
-    *(
-        Code(
-            file=REPLAY,
-            name=f"ReplayBuffer.{name}",
-            code=code,
-            needed_by=FILTER,
-            without="the group filter would compare rows, not sessions",
-        )
-        for name, code in (
-            ("_terminal_eviction_reasons", ("self._dapo_filtered_keys(",)),
-            (
-                "_dapo_filtered_keys",
-                ("self.finished_keys[", "self.partitions[", "self._dapo_classification_cache["),
+    *_facts(
+        NO_FILTER,
+        REPLAY,
+        {
+            "ReplayBuffer._terminal_eviction_reasons": ("self._dapo_filtered_keys(",),
+            "ReplayBuffer._dapo_filtered_keys": (
+                "self.finished_keys[",
+                "self.partitions[",
+                "self._dapo_classification_cache[",
             ),
-        )
+        },
+        needed_by=FILTER,
     ),
-    Code(
-        file="trainer/ppo/v1/agent_loop_tq.py",
-        name="AgentLoopWorkerTQ._agent_loop_postprocess",
-        code=("self._compute_teacher_logprobs(",),
+    *_facts(
+        "the teacher would be asked about the last row of a session alone",
+        "trainer/ppo/v1/agent_loop_tq.py",
+        {"AgentLoopWorkerTQ._agent_loop_postprocess": ("self._compute_teacher_logprobs(",)},
         needed_by=DISTILLATION,
-        without="the teacher would be asked about the last row of a session alone",
-    ),
-    ClosedWorld(
-        kind="policy losses",
-        found=registered_by("register_policy_loss"),
-        known=POLICY_LOSSES,
-        needed_by="actor_rollout_ref.actor.policy_loss.loss_mode",
-        is_choice=True,
-        without="it would be taken for a sum over tokens",
-    ),
-    ClosedWorld(
-        kind="advantage estimators",
-        found=registered_by("register_adv_est"),
-        known=ESTIMATORS,
-        needed_by="algorithm.adv_estimator",
-        is_choice=True,
-        without="it would be taken for one that compares sessions",
     ),
 )

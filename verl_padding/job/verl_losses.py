@@ -5,6 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
+from verl_padding.job.blocker import refuse
+
+LOSS_MODE, ESTIMATOR = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.adv_estimator"
 BYPASS = "bypass_mode"
 """The policy loss that corrects for the rollout by itself."""
 
@@ -92,3 +97,18 @@ def verls_own(names: list[str], registry: Mapping[Any, Callable[..., Any]]) -> l
         for name in names
         if name in functions and functions[name].__module__.startswith("verl.")
     ]
+
+
+def check_names(config: DictConfig) -> None:
+    """Refuses a loss or an estimator of verl's that is not known here: it would be taken for a sum
+    over tokens, or for one that compares sessions."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+    for setting, known, registry in (
+        (LOSS_MODE, POLICY_LOSSES, POLICY_LOSS_REGISTRY),
+        (ESTIMATOR, ESTIMATORS, ADV_ESTIMATOR_REGISTRY),
+    ):
+        name = OmegaConf.select(config, setting)
+        if name not in known and verls_own([name], registry):
+            why = "verl has it, and this version of the plug-in does not know what it reads"
+            refuse(f"{setting}={name}", why, "Choose another one.")

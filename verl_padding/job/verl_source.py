@@ -58,27 +58,6 @@ class VerlSource:
             return [name]
         return [piece for piece in code if not re.search(_whole(piece), of_definition)]
 
-    def number(self, file: str, name: str) -> int:
-        """A number that a module of verl has by a name."""
-        module = self.module(file)
-        for node in module.body if module else []:
-            match node:
-                case ast.Assign(targets=[ast.Name(id=found)], value=ast.Constant(value=int(value))):
-                    if found == name:
-                        return value
-        raise LookupError(f"verl {self.version}: {file} has no number {name}")
-
-    def files_with(self, word: str, *folders: str) -> set[str]:
-        """Files below some folders that have a word outside of its own definition."""
-        found = re.compile(rf"(?<!def )\b{word}\b")
-        paths = [path for folder in folders for path in (self.root / folder).rglob("*.py")]
-        texts = {path: path.read_text() for path in paths}
-        return {
-            path.relative_to(self.root).as_posix()
-            for path, text in texts.items()
-            if word in text and found.search(text)
-        }
-
 
 def _whole(piece: str) -> str:
     """A pattern of a piece of code that is not part of a longer name.

@@ -27,8 +27,6 @@ _DROPPED = {
     "MASTER_PORT",
 }
 TIMED_OUT = 128 + signal.SIGALRM
-START_S = 600.0
-"""Seconds that a job may take until the time runs that its caller allows."""
 
 
 def run_local_job(overrides: Sequence[str], *, local: str = "cpu", **options: Any) -> int:
@@ -44,7 +42,6 @@ def run_command(
     folder: Path,
     on_line: Callable[[str], object] = lambda _: None,
     timeout_s: float | None = None,
-    timed_from: str | None = None,
     cwd: Path | None = None,
 ) -> int:
     """Runs a command that starts a job, and returns its exit code; 128 + n if signal n ended it,
@@ -58,8 +55,6 @@ def run_command(
         folder: made if missing. The output is added to ``log``, the metrics to ``metrics.jsonl``
             there, a line a step.
         on_line: is called with each line of the output, without the newline.
-        timed_from: a text of the output, from which on the time runs; None for the start. To get
-            that far, a job has :data:`START_S`.
         cwd: the working directory; `folder` if None.
     """
     folder = folder.resolve()
@@ -71,26 +66,29 @@ def run_command(
     stdin = supervisor.stdin
     assert stdin is not None
     assert supervisor.stdout is not None
-    limit = _TimeLimit(stdin.close)
-    if timeout_s:
-        limit.start(START_S if timed_from else timeout_s)
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        stdin.close()
+
+    limit = threading.Timer(timeout_s or threading.TIMEOUT_MAX, end)
+    limit.daemon = True
+    limit.start()
     try:
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
-                if timeout_s and timed_from and timed_from in line:
-                    limit.start(timeout_s)
-                    timed_from = None
                 on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
-        limit.stop()
+        limit.cancel()
         stdin.close()
         while supervisor.poll() is None:
             # A second Ctrl-C does not help: leaving now would leave the job's processes.
             with contextlib.suppress(KeyboardInterrupt):
                 supervisor.wait()
-    return TIMED_OUT if limit.is_over else code
+    return TIMED_OUT if is_over.is_set() else code
 
 
 def _start(command: Sequence[str], scratch: str, folder: Path, cwd: Path) -> subprocess.Popen[str]:
@@ -107,26 +105,6 @@ def _start(command: Sequence[str], scratch: str, folder: Path, cwd: Path) -> sub
         errors="replace",
         start_new_session=True,  # Ctrl-C must reach us, not the job: we end it in order
     )
-
-
-class _TimeLimit:
-    """Calls `end` when the seconds of its last start are over."""
-
-    def __init__(self, end: Callable[[], object]):
-        self._end, self._timer, self.is_over = end, threading.Timer(0, end), False
-
-    def start(self, seconds: float) -> None:
-        self.stop()
-        self._timer = threading.Timer(seconds, self._ring)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def _ring(self) -> None:
-        self.is_over = True
-        self._end()
 
 
 def job_environment(scratch: Path, folder: Path) -> dict[str, str]:

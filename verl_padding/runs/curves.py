@@ -1,7 +1,11 @@
 """The curves of a run over its steps."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+from omegaconf import DictConfig
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
@@ -11,6 +15,8 @@ from verl_padding.job.metric_names import (
     REAL_ROWS_TOTAL,
     SESSION_SCORE,
 )
+from verl_padding.job.role_engine import has_critic
+from verl_padding.plan import padded_rows
 from verl_padding.record.data_errors import as_data_error
 from verl_padding.runs.run_files import (
     CONFIG,
@@ -21,12 +27,46 @@ from verl_padding.runs.run_files import (
     read_metrics,
     read_step,
 )
-from verl_padding.stock.padding import StockRule
 
 SESSION_REWARD = "mean reward of a session"
 ACTOR_STEPS = OPTIMIZER_STEPS.format(update=ACTOR)
 Curves = dict[str, dict[int, float]]
 """Metric -> step -> value, NaN where it is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StockRule:
+    """How stock verl 0.9 pads: to a multiple of lcm(dp, actor mini-batch, critic mini-batch), in
+    rows."""
+
+    dp_size: int
+    actor_rows: int
+    """Rows of an actor mini-batch: ppo_mini_batch_size x rollout.n."""
+    critic_rows: int = 1
+
+    @classmethod
+    def of_config(cls, config: DictConfig) -> Self:
+        """The rule for a job without model parallelism; a ValueError if a size of it is none."""
+        n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
+        sizes = [n, trainer.n_gpus_per_node, trainer.nnodes]
+        sizes.append(config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        if has_critic(config):
+            sizes.append(config.critic.ppo_mini_batch_size)
+        if any(type(size) is not int or size < 1 for size in sizes):
+            raise ValueError(f"sizes of {sizes}")
+        return cls(
+            dp_size=trainer.n_gpus_per_node * trainer.nnodes,
+            actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,
+            critic_rows=config.critic.ppo_mini_batch_size * n if has_critic(config) else 1,
+        )
+
+    def padded_rows(self, real_rows: int) -> int:
+        """Rows of the batch after verl's padding."""
+        return padded_rows(real_rows, self.dp_size, self.actor_rows, self.critic_rows)
+
+    def optimizer_steps(self, real_rows: int) -> int:
+        """Optimizer steps of the actor in an epoch."""
+        return self.padded_rows(real_rows) // self.actor_rows
 
 
 def read_curves(folder: Path) -> tuple[Curves, list[str]]:

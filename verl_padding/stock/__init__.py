@@ -1,4 +1,4 @@
 """What stock verl would do with the same batch.
 
-May import: errors, job, plan.
+May import: errors, plan.
 """

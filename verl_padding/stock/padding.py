@@ -2,55 +2,11 @@
 a plan."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
-from omegaconf import DictConfig
+from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN as VERL_PAD_TOKENS
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.role_engine import has_critic
-from verl_padding.job.verl_source import installed_verl
 from verl_padding.plan import padded_rows
-
-VERL_PAD_TOKENS = installed_verl().number(
-    "trainer/ppo/padding_utils.py", "SYNTHETIC_PADDING_SEQ_LEN"
-)
-"""Tokens of a pad of verl."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StockRule:
-    """How stock verl 0.9 pads: to a multiple of lcm(dp, actor mini-batch, critic mini-batch), in
-    rows."""
-
-    dp_size: int
-    actor_rows: int
-    """Rows of an actor mini-batch: ppo_mini_batch_size x rollout.n."""
-    critic_rows: int = 1
-
-    @classmethod
-    def of_config(cls, config: DictConfig) -> Self:
-        """The rule for a job without model parallelism; a ValueError if a size of it is none."""
-        n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
-        sizes = [n, trainer.n_gpus_per_node, trainer.nnodes]
-        sizes.append(config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        if has_critic(config):
-            sizes.append(config.critic.ppo_mini_batch_size)
-        if any(type(size) is not int or size < 1 for size in sizes):
-            raise ValueError(f"sizes of {sizes}")
-        return cls(
-            dp_size=trainer.n_gpus_per_node * trainer.nnodes,
-            actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,
-            critic_rows=config.critic.ppo_mini_batch_size * n if has_critic(config) else 1,
-        )
-
-    def padded_rows(self, real_rows: int) -> int:
-        """Rows of the batch after verl's padding."""
-        return padded_rows(real_rows, self.dp_size, self.actor_rows, self.critic_rows)
-
-    def optimizer_steps(self, real_rows: int) -> int:
-        """Optimizer steps of the actor in an epoch."""
-        return self.padded_rows(real_rows) // self.actor_rows
 
 
 def verl_layout(

@@ -11,22 +11,21 @@ a value. Two rows of lengths 3 and 3:
     repaired     (4, 6), the tokens of row 0 beside those of row 1
 """
 
-import importlib
+import sys
 
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 NAME = "maybe_fix_3d_position_ids"
-MODULES = ("verl.workers.engine_workers", "verl.workers.engine.base")
 
 
 def fix_all_position_ids() -> None:
-    """Puts ours in the place of verl's, in this process."""
-    for name in MODULES:
-        module = importlib.import_module(name)
-        assert hasattr(module, NAME), f"{name} has no {NAME} to replace"
-        setattr(module, NAME, fix_3d_position_ids)
+    """Puts ours in the place of verl's, in all modules of this process that have it."""
+    verls = getattr(tu, NAME)
+    for module in [*sys.modules.values()]:
+        if module is not tu and getattr(module, NAME, None) is verls:
+            setattr(module, NAME, fix_3d_position_ids)
 
 
 def fix_3d_position_ids(data: TensorDict) -> None:

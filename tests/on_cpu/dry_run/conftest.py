@@ -6,7 +6,7 @@ from tests.on_cpu.dry_run.own_jobs import OwnJob
 
 
 @pytest.fixture
-def own(tmp_path, tiny_model, monkeypatch) -> OwnJob:
+def own(tmp_path, tiny_model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return OwnJob(tmp_path, tiny_model)

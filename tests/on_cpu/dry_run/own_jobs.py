@@ -60,7 +60,7 @@ def add(expression: str) -> str:
 '''
 
 
-def dry_run_of(*overrides: str, **options) -> tuple[int, str]:
+def dry_run_of(*overrides, **options):
     """The exit code of the dry run of a job, and its output."""
     console = Console(width=1000, record=True, file=StringIO())
     options = {"replies": ["2 it is"], "timeout_s": 280} | options
@@ -77,12 +77,12 @@ class OwnJob:
     folder: Path
     model: Path
 
-    def file(self, name: str, text: str) -> Path:
+    def file(self, name, text):
         path = self.folder / name
         path.write_text(text)
         return path
 
-    def data(self) -> str:
+    def data(self):
         rows = [
             {
                 "prompt": [{"role": "user", "content": f"one and {row}"}],
@@ -96,16 +96,16 @@ class OwnJob:
         pandas.DataFrame(rows).to_parquet(path)
         return f"data.train_files={path}"
 
-    def loop(self) -> list[str]:
+    def loop(self):
         self.file("loop_of_mine.py", LOOP)
         entry = [{"name": "mine", "_target_": "loop_of_mine.Mine"}]
         agents = self.file("agent.yaml", yaml.safe_dump(entry))
         return [f"{AGENT}.agent_loop_config_path={agents}", f"{AGENT}.default_agent_loop=mine"]
 
-    def reward(self, text: str = REWARD) -> list[str]:
+    def reward(self, text=REWARD):
         return [f"reward.custom_reward_function.path={self.file('reward_of_mine.py', text)}"]
 
-    def tool(self) -> list[str]:
+    def tool(self):
         path = self.file("tool_of_mine.py", TOOL)
         return [
             f"{TURNS}.function_tool_path={path}",
@@ -113,7 +113,7 @@ class OwnJob:
             f"{TURNS}.enable=true",
         ]
 
-    def overrides(self, *more: str) -> list[str]:
+    def overrides(self, *more):
         """A job that can start; later overrides win."""
         first = [
             "+local=cpu",

@@ -117,12 +117,6 @@ def test_a_job_that_is_refused_before_ray_starts_is_shown_by_its_reason(own):
     assert "no_such_packer" in said.splitlines()[-1]
 
 
-def test_a_dry_run_warns_of_settings_of_the_release_before(own, caplog):
-    code, _ = dry_run_of(*own.overrides("padding.timing_dir=/mine", "trainer.use_v1=false"))
-    assert code == 1
-    assert caplog.text.count("padding.timing_dir=/mine is not read any more") == 1
-
-
 def test_a_job_without_the_name_of_a_rollout_is_refused_in_a_line(own):
     job = [each for each in own.overrides() if each != "+local=cpu"]
     sizes = ("actor.ppo", "rollout.log_prob")

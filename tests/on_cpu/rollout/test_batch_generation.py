@@ -1,7 +1,6 @@
 """Rows that are generated together get what each would have got alone."""
 
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from verl_padding.on_cpu.rollout.batch_generation import Generation, generate
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 
-def sharpened(model: Any) -> Any:
+def sharpened(model):
     """Random models answer all prompts alike: what comes before a token is made to matter."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -29,7 +28,7 @@ of_one_kind = pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 """For what is the same whatever the model."""
 
 
-def rows_of(model: Any, *, count: int = 17, **settings: Any) -> list[Generation]:
+def rows_of(model, *, count=17, **settings):
     """Requests of all lengths."""
     rng = Random(1)
     prompts = [
@@ -43,7 +42,7 @@ def rows_of(model: Any, *, count: int = 17, **settings: Any) -> list[Generation]
 
 
 @torch.inference_mode()
-def one_pass(model: Any, generation: Generation, **inputs: torch.Tensor) -> torch.Tensor:
+def one_pass(model, generation, **inputs):
     """(responses, vocabulary) log-probs of the response from one forward pass over the whole
     sequence, alone."""
     ids = torch.tensor([generation.prompt_ids + generation.token_ids])
@@ -53,7 +52,7 @@ def one_pass(model: Any, generation: Generation, **inputs: torch.Tensor) -> torc
     return (logits / (generation.temperature or 1.0)).log_softmax(-1)
 
 
-def assert_log_probs(generation: Generation, log_probs: torch.Tensor) -> None:
+def assert_log_probs(generation, log_probs):
     """Those of a response are those of its tokens."""
     expected = log_probs.gather(-1, torch.tensor(generation.token_ids)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(generation.log_probs), expected, rtol=0, atol=1e-5)

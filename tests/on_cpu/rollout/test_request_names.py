@@ -3,7 +3,6 @@
 import asyncio
 import random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
@@ -18,12 +17,10 @@ PROMPT = [{"role": "user", "content": "three?"}]
 class Session(verl_agent_loop.AgentLoopWorker):
     """verl's worker, with an agent loop put in the place of those that it would look up."""
 
-    def __init__(self, play: Any):
+    def __init__(self, play):
         self._play = play
 
-    async def _run_agent_loop(
-        self, sampling_params: Any, trajectory: Any, *, agent_name: str, **kwargs: Any
-    ) -> Any:
+    async def _run_agent_loop(self, sampling_params, trajectory, *, agent_name, **kwargs):
         return await self._play(**kwargs)
 
 
@@ -31,7 +28,7 @@ class Client(verl_llm_server.LLMServerClient):
     """verl's client, whose servers answer after a random while and note under which name they were
     asked for what."""
 
-    def __init__(self, rollout: str = "transformers"):
+    def __init__(self, rollout="transformers"):
         super().__init__(
             SimpleNamespace(
                 actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(name=rollout))
@@ -39,7 +36,7 @@ class Client(verl_llm_server.LLMServerClient):
         )
         self.asked: dict[str, str] = {}
 
-    async def ask(self, what: str) -> None:
+    async def ask(self, what):
         await asyncio.sleep(random.random() / 500)  # tokenizing, in a thread
         name = self._vllm_request_id("verl's own")
         assert name not in self.asked
@@ -53,10 +50,10 @@ def _patched():
     name_requests(verl_llm_server)
 
 
-def run(play: Any, **prompt: Any) -> None:
+def run(play, **prompt):
     """Three sessions of two prompts, side by side, as verl's worker starts them."""
 
-    async def session(index: int, number: int) -> None:
+    async def session(index, number):
         trajectory = {"step": 4, "sample_index": index, "rollout_n": 0, "validate": False}
         fields = {
             "index": index,
@@ -66,33 +63,33 @@ def run(play: Any, **prompt: Any) -> None:
         } | prompt
         await Session(play)._run_agent_loop({}, trajectory=trajectory, agent_name="any", **fields)
 
-    async def sessions() -> None:
+    async def sessions():
         await asyncio.gather(*[session(index, number) for index in range(2) for number in range(3)])
 
     asyncio.run(sessions())
 
 
-def names_of(play: Any, **prompt: Any) -> dict[str, str]:
+def names_of(play, **prompt):
     client = Client()
     run(lambda **fields: play(client, f"{fields['index']} {fields['session_id']}"), **prompt)
     return client.asked
 
 
-async def turns(client: Client, who: str) -> None:
+async def turns(client, who):
     for turn in range(4):
         await client.ask(f"{who} {turn}")
 
 
-async def with_subagents(client: Client, who: str) -> None:
+async def with_subagents(client, who):
     """A lead whose sub-agents run side by side, and ask alike; tasks of libraries come and go
     between."""
 
-    async def subagent(place: int) -> None:
+    async def subagent(place):
         if random.random() < 0.5:
             await asyncio.create_task(something_else())
         await turns(client, f"{who} sub-agent {place}")
 
-    async def something_else() -> None:
+    async def something_else():
         await asyncio.sleep(0)
 
     await client.ask(f"{who} first")

@@ -2,10 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -45,12 +43,12 @@ def server(model):
     return TransformersServer(CONFIG, SimpleNamespace(hf_config=model.config, tokenizer=tokenizer))
 
 
-def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def in_a_loop(test):
     """A test as pytest runs it."""
 
     @wraps(test)
-    def run(**fixtures: Any) -> None:
-        async def main() -> None:
+    def run(**fixtures):
+        async def main():
             await test(**fixtures)
 
         asyncio.run(main())
@@ -58,7 +56,7 @@ def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-def weights(model: Any) -> dict[str, torch.Tensor]:
+def weights(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
@@ -112,7 +110,7 @@ async def test_a_request_is_answered_by_its_id_at_any_time_by_any_server(model, 
         assert (again.token_ids == answers[0]["3"][0]) == (seed == CONFIG.seed)
 
 
-def live_models(kind: type) -> int:
+def live_models(kind):
     gc.collect()
     return sum(isinstance(thing, kind) for thing in gc.get_objects())
 

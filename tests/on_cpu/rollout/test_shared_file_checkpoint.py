@@ -8,7 +8,7 @@ import torch
 from verl_padding.on_cpu.rollout.shared_file_checkpoint import SharedFileCheckpointEngine
 
 
-async def receive(engine: SharedFileCheckpointEngine) -> dict[str, torch.Tensor]:
+async def receive(engine):
     return {name: tensor async for name, tensor in engine.receive_weights()}
 
 
@@ -17,7 +17,7 @@ def test_every_cycle_delivers_the_weights_of_its_own_and_leaves_no_file(tmp_path
     engines = [SharedFileCheckpointEngine(bucket_size=1, is_master=rank == 0) for rank in range(4)]
     trainers, rollouts = engines[:2], engines[2:]
 
-    async def cycle(weights: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    async def cycle(weights):
         receivers = [asyncio.create_task(receive(engine)) for engine in rollouts]
         await asyncio.sleep(0.05)  # they wait for the file
         for engine in trainers:

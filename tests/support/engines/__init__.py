@@ -5,7 +5,6 @@ A process that imports this package gets the hooks below, and ``+local=cpu_megat
 """
 
 from pathlib import Path
-from typing import Any
 
 from wrapt import register_post_import_hook
 
@@ -18,13 +17,12 @@ HOOKS = {
 """Module of verl -> what its import calls, with that module."""
 
 
-def _add_configs(_: Any) -> None:
-    from hydra.core.config_search_path import ConfigSearchPath
+def _add_configs(_):
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
     class ConfigsOfEngines(SearchPathPlugin):
-        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        def manipulate_search_path(self, search_path):
             search_path.append(provider="tests", path=f"file://{Path(__file__).parent / 'configs'}")
 
     Plugins.instance().register(ConfigsOfEngines)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -13,18 +12,18 @@ from verl_padding.on_cpu.verl_patches import register_on_cpu
 from verl_padding.worker.varlen_attention import flash_attn_func, flash_attn_varlen_func
 
 
-def register_engines(transformer_impl: ModuleType) -> None:
+def register_engines(transformer_impl):
     register_on_cpu(transformer_impl, "VeOmniEngine", "veomni", _OnCpu)
 
 
 class _OnCpu:
     """Mixin before one of verl's VeOmni engines."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._autocast_dtype = torch.float32  # verl's word for no autocast
 
-    def _build_model_optimizer(self) -> None:
+    def _build_model_optimizer(self):
         _replace_flash_attn()
         # verl takes VeOmni's own dtype for what is computed, bfloat16, which a CPU emulates:
         # slowly, and hiding small errors. It has no setting for it.
@@ -36,7 +35,7 @@ class _OnCpu:
 
 
 @cache
-def _replace_flash_attn() -> None:
+def _replace_flash_attn():
     """Lets VeOmni's flash attention, which exchanges tokens for heads between Ulysses ranks, run
     without flash-attn, by the function that padded FSDP jobs use."""
     from transformers import modeling_flash_attention_utils as attention
@@ -45,7 +44,7 @@ def _replace_flash_attn() -> None:
     functions = flash_attn_func, flash_attn_varlen_func
     find = attention._lazy_imports
 
-    def find_ours(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+    def find_ours(implementation, *args, **kwargs):
         if implementation != "flash_attention_2":
             return find(implementation, *args, **kwargs)
         return *functions, None, attention._pad_input, attention._unpad_input

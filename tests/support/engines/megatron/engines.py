@@ -10,9 +10,7 @@ computes anything.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from contextlib import nullcontext
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "rand", "rand
 """Functions of torch that Megatron-Core calls with a CUDA device."""
 
 
-def register_engines(transformer_impl: ModuleType) -> None:
+def register_engines(transformer_impl):
     register_on_cpu(transformer_impl, "MegatronEngine", "megatron", _OnCpu)
 
 
@@ -35,14 +33,14 @@ class _OnCpu:
     engine_config: Any
     model_config: Any
 
-    def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any):
+    def __init__(self, model_config, engine_config, *args, **kwargs):
         answer_for_cuda()
         from tests.support.engines.megatron import megatron_core
 
         megatron_core.replace_transformer_engine()
         super().__init__(model_config, engine_config, *args, **kwargs)  # type: ignore[call-arg]
 
-    def _build_tf_config(self) -> None:
+    def _build_tf_config(self):
         # verl's config knows half precisions only, which a CPU emulates: slowly, and hiding small
         # errors.
         object.__setattr__(self.engine_config, "dtype", "float32")
@@ -58,14 +56,14 @@ class NoStream:
     """A stream or an event of a device that runs everything in order: whatever it is told is done
     already."""
 
-    def __init__(self, *_: Any, **__: Any):
+    def __init__(self, *_, **__):
         pass
 
-    def __getattr__(self, name: str) -> Callable[..., NoStream]:
+    def __getattr__(self, name):
         return NoStream
 
 
-def answer_for_cuda() -> None:
+def answer_for_cuda():
     """Changes ``torch.cuda`` and what leads there, in this process, once and for good."""
     if isinstance(torch.cuda.Stream, type) and issubclass(torch.cuda.Stream, NoStream):
         return
@@ -87,13 +85,13 @@ def answer_for_cuda() -> None:
     tensor.type = _with_types_of_cuda(tensor.type)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _nothing(*_, **__):
     pass
 
 
-def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _on_cpu(factory):
     @functools.wraps(factory)
-    def on_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def on_cpu(*args, **kwargs):
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = CPU
         return factory(*args, **kwargs)
@@ -101,10 +99,10 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return on_cpu
 
 
-def _with_types_of_cuda(type_of: Callable[..., Any]) -> Callable[..., Any]:
+def _with_types_of_cuda(type_of):
     """Megatron-Core's optimizers know parameters by names such as ``torch.cuda.FloatTensor``."""
 
-    def with_cuda(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def with_cuda(self, dtype=None, *args, **kwargs):
         if dtype is None:
             return str(type_of(self)).replace("torch.", "torch.cuda.")
         return type_of(self, dtype, *args, **kwargs)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import wrapt
 from megatron.core.models.gpt import gpt_layer_specs
@@ -15,7 +12,7 @@ from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from tests.support.engines.megatron.layers import LayersWithoutTransformerEngine, RmsNorm
 
 
-def replace_transformer_engine() -> None:
+def replace_transformer_engine():
     """Replaces it in this process, once and for good."""
     if getattr(gpt_layer_specs, "TESpecProvider", None) is LayersWithoutTransformerEngine:
         return
@@ -38,23 +35,23 @@ def replace_transformer_engine() -> None:
     )
 
 
-def _as_on_the_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+def _as_on_the_host(tensor, as_numpy=False, record_stream=False):
     """Megatron-Core's function gives a tensor that is on the CPU back as it is, and not as
     NumPy's."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
-def _with_lists(all_to_all: Any) -> Any:
+def _with_lists(all_to_all):
     """gloo takes sizes as lists of int, nccl whatever counts."""
 
     def with_lists(
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_split_sizes: Sequence[Any] | None = None,
-        input_split_sizes: Sequence[Any] | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        output,
+        input,
+        output_split_sizes=None,
+        input_split_sizes=None,
+        *args,
+        **kwargs,
+    ):
         sizes = [
             None if of is None else [int(size) for size in of]
             for of in (output_split_sizes, input_split_sizes)
@@ -64,16 +61,12 @@ def _with_lists(all_to_all: Any) -> Any:
     return with_lists
 
 
-def _of_a_new_optimizer(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _of_a_new_optimizer(wrapped, instance, args, kwargs):
     """A checkpoint is loaded into an optimizer that has made no step: it takes one of zeros first,
     all of which is then replaced. Megatron-Core does so itself with Transformer Engine's
     optimizer."""
 
-    def call(
-        model_sharded_state_dict: Any, is_loading: bool = False, *rest: Any, **others: Any
-    ) -> Any:
+    def call(model_sharded_state_dict, is_loading=False, *rest, **others):
         if is_loading and not instance.optimizer.state:
             instance._init_optimizer_states_with_dummy_values()
         return wrapped(model_sharded_state_dict, is_loading, *rest, **others)
@@ -81,9 +74,7 @@ def _of_a_new_optimizer(
     return call(*args, **kwargs)
 
 
-def _with_its_steps(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _with_its_steps(wrapped, instance, args, kwargs):
     """In float32 the optimizer's parameters are the model's own, into which a checkpoint is copied.
 
     torch's optimizer counts its steps once for each weight. Megatron-Core hands it one count for
