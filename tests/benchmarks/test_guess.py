@@ -35,7 +35,7 @@ def test_points_are_of_each_step_once_and_of_sessions(tmp_path):
 
 
 def test_a_run_that_has_not_begun_has_no_points(tmp_path):
-    assert points_of(tmp_path) == {"reward": []}
+    assert points_of(tmp_path) == {"won": []}
 
 
 def test_the_picture_shows_each_run(tmp_path):
