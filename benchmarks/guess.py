@@ -62,7 +62,7 @@ def train(
     Raises:
         RuntimeError: the job failed.
     """
-    if len(points_of(folder)["reward"]) >= steps:
+    if len(points_of(folder)["won"]) >= steps:
         return
     told = {"OUT": folder / "run", "MODEL": model, "SEED": seed, "PADDING": SIDES[side]}
     command = ["env", *(f"{name}={value}" for name, value in told.items()), "bash", str(SCRIPT)]
@@ -82,7 +82,7 @@ def points_of(folder: Path) -> dict[str, list[float]]:
     return {
         name: [round(curves[metric][step], 4) for step in steps]
         for name, metric in ({"won": "won"} | POINTS).items()
-        if metric in curves or name == "reward"
+        if metric in curves
     }
 
 

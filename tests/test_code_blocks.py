@@ -10,6 +10,7 @@ end-to-end tests run the commands themselves.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -47,7 +48,7 @@ from verl_padding.runs.run_files import CONFIG
 READ = [*PAGES, *sorted(ROOT.glob("recipes/*/*.md"))]
 (OVERRIDES,) = [code for code in commands_of(read(DOCS / "your_job.md")) if "overrides=(" in code]
 """The job of docs/your_job.md, in the array that other pages take for the reader's own."""
-OUTPUTS = ("stock", "unshared", "subagents_tiny", "every_call_tiny")
+OUTPUTS = ("stock", "unshared", "subagents_tiny", "every_call_tiny", "guess_tiny")
 NAMES = ("python", "bash", "pip", "pytest", "verl-padding", "ray", "scontrol", "srun")
 STAND_IN = f"""#!{sys.executable} -IS
 import json, os, sys
@@ -103,8 +104,7 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
     """A folder with what a checkout has, two runs to compare, a trainer of one's own, and a job of
     one's own."""
     folder = tmp_path_factory.mktemp("checkout")
-    for path in own_recipe.iterdir():
-        (folder / path.name).symlink_to(path)
+    shutil.copytree(own_recipe, folder, dirs_exist_ok=True)
     for name in (
         "benchmarks",
         "recipes",

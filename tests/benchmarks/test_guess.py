@@ -1,0 +1,47 @@
+"""The points of a run of recipes/guess that was stopped and resumed, and their picture."""
+
+import json
+
+import pytest
+
+from benchmarks.guess import draw, points_of
+from tests.support.run_folder import write_run
+
+
+def write_resumed_run(folder, *, padded):
+    """Of steps 1 and 2, the second was lost to a stop, and repeated."""
+    run = write_run(folder / "run", padded=padded)
+    first, second = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    metrics = [json.loads(line) for line in (first, second)]
+    for seconds, step in zip((60.0, 90.0), metrics, strict=True):
+        step["data"] |= {"timing_s/step": seconds, "padding/real_rows/total": 7}
+    lost = {"step": 2, "data": metrics[1]["data"] | {"timing_s/step": 500.0}}
+    (run / "metrics").mkdir()
+    for name, steps in (("1000", [metrics[0], lost]), ("2000", metrics[1:])):
+        text = "".join(json.dumps(step) + "\n" for step in steps)
+        (run / "metrics" / f"{name}.jsonl").write_text(text)
+    rows = [("p_0_0", 1.0), ("p_0_1", 1.0), ("p_1_0", 0.1), ("q_0_0", 0.0), ("padding_0_0_0", 1.0)]
+    (run / "rollouts/2.jsonl").write_text(
+        "".join(json.dumps({"uid": uid, "score": score}) + "\n" for uid, score in rows)
+    )
+
+
+def test_points_are_of_each_step_once_and_of_sessions(tmp_path):
+    write_resumed_run(tmp_path, padded=True)
+    points = points_of(tmp_path)
+    assert points["seconds"] == [60.0, 90.0]
+    assert points["won"] == [0.0, 0.3333]  # one of three sessions, of which one has two rows
+    assert points["optimizer_steps"] == [1.0, 1.0]
+
+
+def test_a_run_that_has_not_begun_has_no_points(tmp_path):
+    assert points_of(tmp_path) == {"won": []}
+
+
+def test_the_picture_shows_each_run(tmp_path):
+    pytest.importorskip("matplotlib")
+    for side in ("stock", "fast"):
+        write_resumed_run(tmp_path / side, padded=side == "fast")
+    runs = {f"{side}_seed0": points_of(tmp_path / side) for side in ("stock", "fast")}
+    draw(runs, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
