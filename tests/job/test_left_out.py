@@ -81,7 +81,6 @@ def test_a_term_that_idle_rows_would_add_is_named(named, overrides):
     ("named", "overrides"),
     [
         ("padding.strategy=lcm", ["padding.strategy=lcm"]),
-        ("padding.optimizer_steps=by_rows", ["padding.optimizer_steps=by_rows"]),
         (f"{A}.ppo_mini_batch_size=4", [f"{A}.ppo_mini_batch_size=4"]),
         (f"{A}.ppo_epochs=2", [f"{A}.ppo_epochs=2"]),
         (f"{R}.calculate_log_probs=True", [f"{R}.calculate_log_probs=true"]),

@@ -24,6 +24,7 @@ from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import PlanError, Rows, plan_batch
+from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
 
@@ -69,6 +70,7 @@ class StepPlanner:
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys and calls is None:
                 self._block_what_rows_need(batch)
+                self._tell_what_rows_count_as(batch, number)
                 if self.job.padding.repeated_tokens == "once":
                     repeated = mask_repeated_tokens(batch, prefixes)
             padded = self.pad(batch, number, prefixes, calls)
@@ -77,16 +79,38 @@ class StepPlanner:
         )
 
     def _block_what_rows_need(self, batch: KVBatchMeta) -> None:
-        """Keeps the pass for old log-probs if a row has what verl's trainer compares with them."""
-        correction = self.job.config.algorithm.get("rollout_correction")
-        if not self.job.leaves_out_old_log_probs or correction is None:
+        """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
+        them, or verl's trainer something that a row has."""
+        if not self.job.leaves_out_old_log_probs:
             return
-        name = "rollout_log_probs"
-        if having := SourceRows(batch).keys_with(name):
+        blockers, job, name = [], self.job.step_job(), "rollout_log_probs"
+        if (steps := job.steps_of_batch(job.updates[ACTOR], len(batch))) > 1:
+            setting = f"padding.optimizer_steps={job.optimizer_steps}"
+            why = f"the second of {steps} optimizer steps compares with them"
+            blockers.append(Blocker(setting, why, "Set it to configured."))
+        correction = self.job.config.algorithm.get("rollout_correction")
+        if correction is not None and (having := SourceRows(batch).keys_with(name)):
             why = "verl's trainer compares it with old log-probs"
             fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
-            blocker = Blocker(f"field {name} of {having[0]}", why, fix)
-            self.job.savings.block(OLD_LOG_PROBS, [blocker])
+            blockers.append(Blocker(f"field {name} of {having[0]}", why, fix))
+        self.job.savings.block(OLD_LOG_PROBS, blockers)
+
+    def _tell_what_rows_count_as(self, batch: KVBatchMeta, number: UpdateNumber) -> None:
+        """Says in the log, when sessions first have several rows, what each row is a sample to."""
+        by_row = [
+            f"padding.{name}"
+            for name in ("advantages", "weighting")
+            if getattr(self.job.padding, name) == "row"
+        ]
+        if by_row and len(rows_of_sessions(batch.keys)) < len(batch):
+            settings = " and ".join(f"{name}=row" for name in by_row)
+            self.log_once(
+                f"step {number.global_step}: sessions have several rows, and each row counts as a "
+                f"sample, by {settings}. Where the rows of a session are one rollout with one "
+                f"reward, set {' and '.join(f'{name}=session' for name in by_row)} "
+                "(docs/sessions.md).",
+                about="rows of sessions",
+            )
 
     def detect_prefixes(self, batch: KVBatchMeta) -> PrefixDetection:
         """How far the rows of a batch begin alike, as it will be found when it is asked for."""
