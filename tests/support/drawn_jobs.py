@@ -118,16 +118,11 @@ def _growing_from_each_other(
 
 @st.composite
 def jobs(
-    draw,
-    strategies=tuple(STRATEGIES),
-    pass_cut_as_update: bool = False,
-    sharing: str | None = None,
-    steps: str | None = None,
+    draw, strategies=tuple(STRATEGIES), pass_cut_as_update: bool = False, sharing: str | None = None
 ) -> Job:
     """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is
     cut as its update."""
     strategy = draw(st.sampled_from(strategies))
-    prompts = draw(st.sampled_from([12, 24]))
     sessions = draw(st.integers(1, 4))
 
     def call(kind, **fields):
@@ -168,8 +163,8 @@ def jobs(
     packer = "plan" if pass_cut_as_update else draw(st.sampled_from(["verl", "plan"]))
     return Job(
         strategy=strategy,
-        optimizer_steps=steps or draw(st.sampled_from(["configured", "by_rows"])),
-        prompts=prompts,
+        optimizer_steps=draw(st.sampled_from(["configured", "by_rows"])),
+        prompts=draw(st.sampled_from([12, 24])),
         sessions_per_prompt=sessions,
         updates=updates,
         inference=inference,
