@@ -51,10 +51,15 @@ RowsOfSteps = Sequence[Sequence[int]]
 
 
 @cache
-def job_of(overrides: tuple[str, ...]) -> tuple[DictConfig, Job | None]:
-    """A job's config, and what its batches are planned by; None of stock verl."""
+def job_of(overrides: tuple[str, ...]) -> tuple[DictConfig, Job | None, dict[str, Any]]:
+    """A job's config, what its batches are planned by (None of stock verl), and verl's losses of
+    actor and critic."""
     config = compose_job(JobArguments(overrides=("+local=cpu", *overrides)))
-    return config, check_job(config).step_job() if "padding" in config else None
+    actor = config.actor_rollout_ref.actor
+    losses = {ACTOR: partial(ppo_loss, config=omega_conf_to_dataclass(actor))}
+    if config.algorithm.adv_estimator == "gae":
+        losses[CRITIC] = partial(value_loss, config=omega_conf_to_dataclass(config.critic))
+    return config, check_job(config).step_job() if "padding" in config else None, losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +73,12 @@ class Batch:
 
 
 class Learner:
-    """A model, its loss (verl's ``loss`` with its role's ``section`` of the config), and the
-    optimizer that a worker of verl makes for it."""
+    """A model, its loss, and the optimizer that a worker of verl makes for it, by its ``section``
+    of the config."""
 
     def __init__(self, model: Any, loss: Any, section: DictConfig, rate: float, batches: int):
         assert section.loss_agg_mode == "token-mean"
-        self.model, self._clip = model.train(), section.optim.clip_grad
-        self._loss = partial(loss, config=omega_conf_to_dataclass(section))
+        self.model, self._loss, self._clip = model.train(), loss, section.optim.clip_grad
         optim = copy.deepcopy(section.optim)
         optim.lr *= rate
         self._optimizer = build_optimizer(model.parameters(), omega_conf_to_dataclass(optim))
@@ -147,7 +151,7 @@ class LearningRun:
         rate: float,
         batches: int,
     ):
-        self.config, self._job = job_of(overrides)
+        self.config, self._job, losses = job_of(overrides)
         self._paths, self._seed, self._step = paths, seed, 0
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         chats = [SymbolPath(str(number + 1)).messages() for number in range(len(SYMBOLS))]
@@ -162,15 +166,15 @@ class LearningRun:
         ]
         actor = transformers.AutoModelForCausalLM.from_pretrained(model)
         section, of_run = self.config.actor_rollout_ref.actor, (rate, batches)
-        self._learners = {ACTOR: Learner(actor, ppo_loss, section, *of_run)}
-        if self.config.algorithm.adv_estimator == "gae":
+        self._learners = {ACTOR: Learner(actor, losses[ACTOR], section, *of_run)}
+        if CRITIC in losses:
             torch.manual_seed(seed)
             config = transformers.AutoConfig.from_pretrained(model)
             config.num_labels, config.classifier_dropout = 1, 0.0  # as verl's engines set them
             critic = transformers.AutoModelForTokenClassification.from_pretrained(
                 model, config=config
             )
-            self._learners[CRITIC] = Learner(critic, value_loss, self.config.critic, *of_run)
+            self._learners[CRITIC] = Learner(critic, losses[CRITIC], self.config.critic, *of_run)
 
     def train_batch(self) -> dict[str, float]:
         """Plays a batch and trains on it: mean reward of a session, rows, pads and optimizer steps

@@ -9,15 +9,15 @@ compares the page with what this renders.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import defaultdict
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from benchmarks import learning
 from benchmarks.results import kept, kept_file, shown, worst
 from benchmarks.runs import runs_of
 
@@ -66,11 +66,11 @@ def rendered():
         "each": each,
         "is_off": is_off,
         "losses": losses,
-        "reward_after": reward_after,
         "total": lambda runs, name: sum(each(runs, name)),
     }
     environment.globals |= {"ratios": ratios}
     environment.globals["packages"] = packages(json.loads(kept_file(FIRST).read_text()))
+    environment.globals["learning"] = learning
     of_gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
     template = environment.get_template("results.md.jinja")
     return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **of_gpu)
@@ -121,13 +121,7 @@ def is_off(errors):
     return not all(isinstance(error, float) and error < 1e-6 for error in errors)
 
 
-def reward_after(run, steps):
-    """The reward of the last batch that was sampled after at most so many optimizer steps."""
-    before = [0, *accumulate(run["optimizer_steps"][:-1])]
-    return float(run["reward"][bisect_right(before, steps) - 1])
-
-
-def each(runs, name):
+def each(runs: Sequence[dict[str, Any]], name: str) -> list[Any]:
     """A figure of each run; of each of its batches, where it has one a batch."""
     values = [run[name] for run in runs]
     return [one for value in values for one in value] if isinstance(values[0], list) else values

@@ -15,7 +15,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_pre
 
 overrides=$(python -m verl_padding.recipes.context_reset.job "${out}/assets" --seed "${SEED:-0}" ${IMAGES:+--images}) # by itself, so that its failure ends the script
 mapfile -t job <<< "${overrides}"
-job=(+local=cpu "${job[@]}" ${PADDING-+padding=fast} trainer.rollout_data_dir="${out}/rollouts" "$@")
+job=(+local=cpu "${job[@]}" ${PADDING-+padding=fast padding.optimizer_steps=configured} trainer.rollout_data_dir="${out}/rollouts" "$@")
 verl-padding doctor "${job[@]}"
 export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra" 2>&1 | tee -a "${out}/log"

@@ -19,7 +19,7 @@ mapfile -t job <<< "${overrides}"
 job=(
     +local=cpu
     "${job[@]}"
-    ${PADDING-+padding=fast}
+    ${PADDING-+padding=fast padding.optimizer_steps=configured}
     trainer.rollout_data_dir="${out}/rollouts"
     "$@"
 )

@@ -17,7 +17,7 @@ export VERL_USE_EXTERNAL_MODULES=verl_padding.recipes.subagents.session_metrics
 
 overrides=$(python -m verl_padding.recipes.subagents.job "${out}/assets" --seed "${SEED:-0}") # by itself, so that its failure ends the script
 mapfile -t job <<< "${overrides}"
-job=(+local="${LOCAL:-cpu}" "${job[@]}" ${PADDING-+padding=fast} trainer.rollout_data_dir="${out}/rollouts" "$@")
+job=(+local="${LOCAL:-cpu}" "${job[@]}" ${PADDING-+padding=fast padding.optimizer_steps=configured} trainer.rollout_data_dir="${out}/rollouts" "$@")
 verl-padding doctor "${job[@]}"
 export VERL_FILE_LOGGER_PATH="${out}/metrics.jsonl"
 python -m verl.trainer.main_ppo "${job[@]}" hydra.run.dir="${out}/hydra" 2>&1 | tee -a "${out}/log"

@@ -16,7 +16,8 @@ from tests.support.rows_in_queue import (
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.planned_step import UpdateNumber
 from verl_padding.driver.training_steps import TrainingSteps
-from verl_padding.errors import PaddingDataError
+from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.job.calls import LOG_PROB
 from verl_padding.pads.prompt_order import ordered_uid
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -62,6 +63,44 @@ def test_rows_with_images_share_whole_beginnings_which_is_said_once(caplog):
         trainer._balance_batch(batch, metrics)
         assert metrics["padding/actor/sharing_factor"] == pytest.approx(85 / 70)
     assert caplog.text.count("rows share whole beginnings alone") == 1
+
+
+def test_what_rows_of_a_session_count_as_is_said_once_unless_it_is_set(caplog):
+    sessions, rows = ["a_0_0", "a_1_0"], ["a_0_0", "a_0_1"]
+    by_session = ("padding.advantages=session", "padding.weighting=session")
+    for overrides, keys, said in (
+        ((), sessions, []),
+        ((), rows, ["padding.advantages=session", "padding.weighting=session"]),
+        (by_session[:1], rows, ["padding.weighting=session"]),
+        (by_session, rows, []),
+    ):
+        caplog.clear()
+        trainer = padded_trainer(*overrides)
+        batch = put_rows([(5, 3)] * 2, keys)
+        for _ in range(2):
+            trainer._balance_batch(batch, {})
+        told = [message for message in caplog.messages if "several rows" in message]
+        assert len(told) == bool(said), overrides
+        for setting in by_session:
+            assert (setting in "".join(told)) == (setting in said)
+
+
+def test_the_pass_is_left_out_until_the_rows_fill_a_second_step():
+    one_step = ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "padding.packer=plan"]
+    one_step += ["actor_rollout_ref.rollout.calculate_log_probs=false"]
+    one_step += ["algorithm.rollout_correction=null"]  # rows have log-probs of the rollout
+    by_rows = ["padding.optimizer_steps=by_rows", "padding.recompute_old_log_probs=auto"]
+    trainer = padded_trainer(*one_step, *by_rows)
+    for sessions, makes_pass in ((8, False), (9, True), (8, True)):  # a step has 4 x 2 rows
+        batch = put_rows([(5, 3)] * sessions, [f"p{i % 4}_{i // 4}_0" for i in range(sessions)])
+        metrics = {}
+        trainer._balance_batch(batch, metrics)
+        assert metrics["padding/actor/optimizer_steps/total"] == 1 + (sessions > 8)
+        assert trainer.steps.current.has_planned(LOG_PROB, batch) == makes_pass
+    asked = padded_trainer(*one_step, by_rows[0], "padding.recompute_old_log_probs=false")
+    batch = put_rows([(5, 3)] * 9, [f"p{i % 4}_{i // 4}_0" for i in range(9)])
+    with pytest.raises(PaddingConfigError, match=r"padding\.optimizer_steps=by_rows: "):
+        asked._balance_batch(batch, {})
 
 
 def refused(trainer, batch, message):

@@ -87,6 +87,7 @@ def jobs(job, tmp_path_factory):
     checkpoints = folder / "checkpoints"
     common = [
         "+padding=fast",
+        "padding.optimizer_steps=configured",
         f"trainer.n_gpus_per_node={job.ranks}",
         "actor_rollout_ref.actor.use_kl_loss=true",
         *(WITH_CRITIC if job.critic else ()),

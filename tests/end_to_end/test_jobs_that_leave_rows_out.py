@@ -63,7 +63,7 @@ def test_a_fast_job_trains_as_one_of_prompts_alone(mode, tmp_path):
             "actor_rollout_ref.actor.ppo_mini_batch_size=6",
             f"trainer.default_local_dir={tmp_path / flag / 'checkpoints'}",
             f"trainer.save_freq={STEPS}",
-            flags=(f"+padding={flag}",),
+            flags=(f"+padding={flag}", "padding.optimizer_steps=configured"),
         )
         for flag in ("prompt", "fast")
     )

@@ -52,6 +52,7 @@ def step(tmp_path_factory):
     facts = run_job(
         folder,
         "+padding=fast",
+        "padding.optimizer_steps=configured",
         "padding.record=true",
         "padding.repeated_tokens=once",
         "data.max_response_length=24",

@@ -31,7 +31,6 @@ REFUSED = [
     (*NO_PASS, f"{A}.ppo_epochs=2"),
     (*NO_PASS, f"{A}.ppo_mini_batch_size=2"),
     (*NO_PASS, "padding.strategy=lcm"),
-    (*NO_PASS, "padding.optimizer_steps=by_rows"),
     (*NO_PASS, "algorithm.adv_estimator=optimal_token_baseline"),
     *((*NO_PASS, f"{CORRECTION}.{each}") for each in ("bypass_mode=true", "rollout_is=token")),
     (*NO_PASS, f"{CORRECTION}.rollout_rs=token_k1"),

@@ -75,7 +75,7 @@ BLOCKING = {
     "entropy metric": (f"{A}.calculate_entropy=true",),
     "distillation": DISTILLATION,
     "lcm": ("padding.strategy=lcm", f"{R}.n=2"),
-    "steps by rows": ("padding.optimizer_steps=by_rows",),
+    "configured steps": ("padding.optimizer_steps=configured",),
     "two steps": (f"{A}.ppo_mini_batch_size=4",),
     "two epochs": (f"{A}.ppo_epochs=2",),
     "two local updates": SEVERAL_UPDATES,

@@ -83,8 +83,13 @@ UNIT_R = {"prompt": "prompt_R", "rows": "key_R", "lcm": "key_R"}
 FIXED = tuple(name for name, strategy in STRATEGIES.items() if not strategy.has_own_steps)
 
 
+def fixed_jobs(steps):
+    """Jobs that take their optimizer steps as they say, configured or by rows."""
+    return jobs(strategies=FIXED).map(lambda job: replace(job, optimizer_steps=steps))
+
+
 @EXAMPLES
-@given(rows=batches(), job=jobs(strategies=FIXED, steps="configured"))
+@given(rows=batches(), job=fixed_jobs("configured"))
 def test_the_steps_are_the_configured_ones_whatever_the_number_of_rows(rows, job):
     plan = planned(rows, job)
     for name, update in job.updates.items():
@@ -98,7 +103,7 @@ def test_the_steps_are_the_configured_ones_whatever_the_number_of_rows(rows, job
 
 
 @EXAMPLES
-@given(rows=batches(), job=jobs(strategies=FIXED, steps="by_rows"))
+@given(rows=batches(), job=fixed_jobs("by_rows"))
 def test_steps_by_rows_are_those_the_rows_fill_and_at_most_one_a_unit(rows, job):
     plan = planned(rows, job)
     for name, update in job.updates.items():

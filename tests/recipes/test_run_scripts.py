@@ -21,7 +21,7 @@ SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))
 GPU_SCRIPTS = [path for path in SCRIPTS if "cpu" not in path.name]
 
 
-FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.packer=plan padding\.sharing=on)?\}"
+FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.optimizer_steps=configured)?\}"
 
 
 @pytest.mark.parametrize(

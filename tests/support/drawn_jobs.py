@@ -118,7 +118,6 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update=False, sharing=N
     """Any job that fits batches of up to 12 prompts and 400 tokens a row; few have a pass that is
     cut as its update."""
     strategy = draw(st.sampled_from(strategies))
-    prompts = draw(st.sampled_from([12, 24]))
     sessions = draw(st.integers(1, 4))
 
     def call(kind, **fields):
@@ -159,8 +158,8 @@ def jobs(draw, strategies=tuple(STRATEGIES), pass_cut_as_update=False, sharing=N
     packer = "plan" if pass_cut_as_update else draw(st.sampled_from(["verl", "plan"]))
     return Job(
         strategy=strategy,
-        optimizer_steps=steps or draw(st.sampled_from(["configured", "by_rows"])),
-        prompts=prompts,
+        optimizer_steps=draw(st.sampled_from(["configured", "by_rows"])),
+        prompts=draw(st.sampled_from([12, 24])),
         sessions_per_prompt=sessions,
         updates=updates,
         inference=inference,

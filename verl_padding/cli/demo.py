@@ -49,7 +49,7 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
     job = [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES]
     if not stock:
         # Timed and recorded, so that the page has bars and rows.
-        job += ["+padding=fast", f"padding.seed={seed}"]
+        job += ["+padding=fast", "padding.optimizer_steps=configured", f"padding.seed={seed}"]
         job += ["padding.timing=true", "padding.record=true"]
     return job
 

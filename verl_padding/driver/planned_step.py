@@ -32,6 +32,7 @@ from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
+from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
 from verl_padding.timing.timings import MicroBatchTiming
@@ -108,6 +109,7 @@ class PlannedStep:
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys and calls is None:
                 self._keep_pass_that_rows_need(batch)
+                self._tell_what_rows_count_as(batch)
                 if job.padding.repeated_tokens == "once":
                     self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
             self._padded = self._planned(batch)
@@ -126,16 +128,38 @@ class PlannedStep:
         """Of each call that was made, for rows of the step."""
 
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
-        """Keeps the pass for old log-probs if a row has what verl's trainer compares with them."""
-        correction = self._job.config.algorithm.get("rollout_correction")
-        if not self._job.leaves_out_old_log_probs or correction is None:
+        """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
+        them, or verl's trainer something that a row has."""
+        if not self._job.leaves_out_old_log_probs:
             return
-        name = "rollout_log_probs"
-        if having := SourceRows(batch).keys_with(name):
+        blockers, job, name = [], self._job.step_job(), "rollout_log_probs"
+        if (steps := job.steps_of_batch(job.updates[ACTOR], len(batch))) > 1:
+            setting = f"padding.optimizer_steps={job.optimizer_steps}"
+            why = f"the second of {steps} optimizer steps compares with them"
+            blockers.append(Blocker(setting, why, "Set it to configured."))
+        correction = self._job.config.algorithm.get("rollout_correction")
+        if correction is not None and (having := SourceRows(batch).keys_with(name)):
             why = "verl's trainer compares it with old log-probs"
             fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
-            blocker = Blocker(f"field {name} of {having[0]}", why, fix)
-            self._job.savings.block(OLD_LOG_PROBS, [blocker])
+            blockers.append(Blocker(f"field {name} of {having[0]}", why, fix))
+        self._job.savings.block(OLD_LOG_PROBS, blockers)
+
+    def _tell_what_rows_count_as(self, batch: KVBatchMeta) -> None:
+        """Says in the log, when sessions first have several rows, what each row is a sample to."""
+        by_row = [
+            f"padding.{name}"
+            for name in ("advantages", "weighting")
+            if getattr(self._job.padding, name) == "row"
+        ]
+        if by_row and len(rows_of_sessions(batch.keys)) < len(batch):
+            settings = " and ".join(f"{name}=row" for name in by_row)
+            self._log_once(
+                f"step {self.number.global_step}: sessions have several rows, and each row counts "
+                f"as a sample, by {settings}. Where the rows of a session are one rollout with one "
+                f"reward, set {' and '.join(f'{name}=session' for name in by_row)} "
+                "(docs/sessions.md).",
+                about="rows of sessions",
+            )
 
     def _planned(self, batch: KVBatchMeta, left_out: Sequence[int] = ()) -> PaddedBatch:
         """The plan of the calls, and their pads, which are not put yet.

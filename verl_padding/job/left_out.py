@@ -47,12 +47,12 @@ def old_log_prob_blockers(config: DictConfig, job: Job, *, local_updates: int) -
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    steps, why = job.configured_steps(job.updates[ACTOR]), "a batch takes steps as its rows fill"
+    # Steps by rows are one until a batch has more (driver/step_planner.py).
+    steps = job.configured_steps(job.updates[ACTOR])
     if STRATEGIES[job.strategy].has_own_steps:
+        why = "a batch takes as many optimizer steps as its rows fill"
         others = " or ".join(name for name, each in STRATEGIES.items() if not each.has_own_steps)
         yield Blocker(f"padding.strategy={job.strategy}", why, f"Choose {others}.")
-    elif job.optimizer_steps == "by_rows":
-        yield Blocker("padding.optimizer_steps=by_rows", why, "Set it to configured.")
     if steps > 1:
         setting = f"{ACTOR_SECTION}.ppo_mini_batch_size"
         size = OmegaConf.select(config, setting)
