@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tests.cli.test_plan import write_lines
 from verl_padding.cli.app import app
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.runs.run_files import CONFIG
+from verl_padding.record.run_files import CONFIG
 
 TAKEN = "taken"
 """File that hostile code writes."""
@@ -271,7 +271,7 @@ def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, mo
     def not_started(*_):
         raise AssertionError("nothing was refused")
 
-    monkeypatch.setattr("verl_padding.on_cpu.dry_run.step._run_job", not_started)
+    monkeypatch.setattr("verl_padding.on_cpu.dry_run._run_job", not_started)
     monkeypatch.chdir(hostile.parent)
     of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
     (hostile / "model" / "config.json").write_text(

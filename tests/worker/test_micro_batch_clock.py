@@ -11,7 +11,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.pads.columns import BATCH_ROW, TIMED_CALL
 from verl_padding.prefix_sharing.tree import TREE, build_tree
-from verl_padding.timing.timings import MicroBatchTiming
+from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker import micro_batch_clock
 from verl_padding.worker.padded_engine import padded
 

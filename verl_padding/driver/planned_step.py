@@ -26,7 +26,7 @@ from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan
 from verl_padding.prefix_sharing.detection import PrefixDetection
-from verl_padding.timing.timings import MicroBatchTiming
+from verl_padding.record.timings import MicroBatchTiming
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from verl_padding.job import metric_names as names
 from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
-from verl_padding.timing.timings import (
+from verl_padding.record.timings import (
     MicroBatchTiming,
     imbalance_and_waiting,
     prediction_error,

@@ -7,7 +7,6 @@ averaged.
 """
 
 # verl's: mean reward of a row, mean gradient norm of the optimizer steps, seconds of a step.
-ROW_REWARD = "critic/score/mean"
 GRAD_NORM = "actor/grad_norm"
 STEP_SECONDS = "timing_s/step"
 

@@ -1,5 +1,5 @@
 """What runs in a worker's process: the losses, and what is replaced in verl, each with its reason.
 
-May import: config, errors, job, pads, plan, prefix_sharing, timing,
+May import: config, errors, job, pads, plan, prefix_sharing, record,
 verl_fixes.
 """

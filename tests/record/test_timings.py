@@ -3,7 +3,7 @@
 import pytest
 
 from verl_padding.plan import COST_MODELS
-from verl_padding.timing.timings import (
+from verl_padding.record.timings import (
     MicroBatchTiming,
     imbalance_and_waiting,
     prediction_error,
