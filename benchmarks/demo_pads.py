@@ -13,10 +13,10 @@ import typer
 from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.results import Keep, report
+from verl_padding.cli.curves import ACTOR_STEPS, StockRule, read_curves
+from verl_padding.cli.stock_layout import VERL_PAD_TOKENS
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
-from verl_padding.runs.curves import ACTOR_STEPS, StockRule, read_curves
-from verl_padding.runs.run_files import CONFIG
-from verl_padding.stock.padding import VERL_PAD_TOKENS
+from verl_padding.record.run_files import CONFIG
 
 PAD_TOKENS = "padding/pad_tokens/total"
 

@@ -21,6 +21,7 @@ import typer
 
 from benchmarks.results import Keep, busy_cores, kept, report
 from benchmarks.runs import recipe_of
+from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
 from verl_padding.job.metric_names import (
     ALL_COMPUTED_TOKENS,
     PAD_ROWS_TOTAL,
@@ -32,8 +33,7 @@ from verl_padding.on_cpu.launch import run_command
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.recipes.guess.smollm2 import make_smollm2
-from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
-from verl_padding.runs.run_files import METRICS, ROLLOUTS, dumps_in, read_dump
+from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump
 
 SCRIPT = Path(__file__).parent.parent / "recipes/guess/run_cpu.sh"
 SIDES = {"stock": "", "fast": "+padding=fast"}

@@ -24,10 +24,10 @@ from rich.progress import track
 from benchmarks.jobs import BatchJob, five_jobs, random_jobs
 from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, report
+from verl_padding.cli.stock_layout import VERL_PAD_TOKENS, pack_as_verl, verl_layout
 from verl_padding.plan import COST_MODELS, Rows, plan_batch
 from verl_padding.plan.layout import RowsMDK
 from verl_padding.plan.row_keys import row_key
-from verl_padding.stock.padding import VERL_PAD_TOKENS, pack_as_verl, verl_layout
 
 ROUNDING = 1e-3
 """Part of a step that is no difference: packers stop that close to each other."""

@@ -36,13 +36,13 @@ from verl.utils.torch_functional import (
 from verl.workers.config.optimizer import build_optimizer
 from verl.workers.utils.losses import ppo_loss, value_loss
 
+from verl_padding.cli.stock_layout import deal_as_verl
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.calls import ACTOR, CRITIC
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.plan import Job, Rows, plan_batch
 from verl_padding.plan.row_keys import row_key, uid_of_key
 from verl_padding.recipes.context_reset.tasks import SYMBOLS, SymbolPath
-from verl_padding.stock.padding import deal_as_verl
 
 Columns = dict[str, torch.Tensor]
 """Name -> a value of each row of a batch, (rows,)."""

@@ -29,14 +29,14 @@ import typer
 from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.results import Keep, busy_cores, report
+from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, StockRule, read_curves
 from verl_padding.cli.demo import ASSETS, HYDRA, demo_job, empty_folder
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.recipes.context_reset import job as context_reset
 from verl_padding.recipes.every_call import job as every_call
 from verl_padding.recipes.subagents import job as subagents
-from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, StockRule, read_curves
-from verl_padding.runs.run_files import CONFIG, ROLLOUTS
+from verl_padding.record.run_files import CONFIG, ROLLOUTS
 
 LAST = 10
 """Steps at the end of a run that count as its result."""

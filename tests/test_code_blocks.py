@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 from tests.record.test_step_file import made_step
+from tests.record.test_timings import two_ranks
 from tests.support.pages import (
     DOCS,
     FENCE,
@@ -37,13 +38,12 @@ from tests.support.pages import (
 )
 from tests.support.run_folder import write_run
 from tests.support.verl_config import compose_padded
-from tests.timing.test_timings import two_ranks
 from verl_padding.cli import demo
 from verl_padding.cli.app import app
 from verl_padding.job.composition import MAIN, JobArguments, compose_job
 from verl_padding.plan import STRATEGIES
+from verl_padding.record.run_files import CONFIG
 from verl_padding.record.step_file import write_steps
-from verl_padding.runs.run_files import CONFIG
 
 READ = [*PAGES, *sorted(ROOT.glob("recipes/*/*.md"))]
 (OVERRIDES,) = [code for code in commands_of(read(DOCS / "your_job.md")) if "overrides=(" in code]

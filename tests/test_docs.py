@@ -13,6 +13,7 @@ import pytest
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from benchmarks.results_page import part_of
+from tests.record.test_timings import two_ranks
 from tests.support.pages import (
     DOCS,
     FENCE,
@@ -23,7 +24,6 @@ from tests.support.pages import (
     skip_without_the_extra_docs,
 )
 from tests.support.trained_rows import MadeRow, trained_rows
-from tests.timing.test_timings import two_ranks
 from verl_padding import plan
 from verl_padding.driver import batch_metrics, step_metrics, trainers
 from verl_padding.driver.mixin import PaddedTrainer

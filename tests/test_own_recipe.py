@@ -23,7 +23,7 @@ from tests.support.pages import (
 from tests.support.verl_config import compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.on_cpu.launch import LOG, run_command
-from verl_padding.runs.run_files import read_metrics
+from verl_padding.record.run_files import read_metrics
 
 YOUR_JOB = read(DOCS / "your_job.md")
 NOT_USED = {"reward.reward_model.rollout.name"}

@@ -16,20 +16,17 @@ FLOORS = (
         "version",
         "errors",
         "plan",
-        "timing",
-        "record",
         "pads",
         "config",
+        "record",
         "job",
         "prefix_sharing",
         "verl_fixes",
         "worker",
         "driver",
-        "stock",
-        "runs",
         "on_cpu",
     ),
-    *("entry", "doctor", "plugin", "recipes", "cli", "__main__"),
+    *("entry", "plugin", "recipes", "cli", "__main__"),
 )
 """Modules and packages of the top floor, each above those that it may import."""
 DOORS = {

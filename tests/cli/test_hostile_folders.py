@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tests.cli.test_plan import write_lines
 from verl_padding.cli.app import app
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.runs.run_files import CONFIG
+from verl_padding.record.run_files import CONFIG
 
 TAKEN = "taken"
 """File that hostile code writes."""
@@ -238,12 +238,16 @@ def test_a_tokenizers_code_is_not_run(hostile):
     assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
 
 
-@pytest.mark.parametrize("command", ["doctor", "dry-run"])
-def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
-    (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
+def beside_a_job(hostile, monkeypatch):
     monkeypatch.chdir(hostile)
     for name in ("hydra_plugins", "flash_attn", "apex", "vllm"):  # which a job's start would find
         shutil.rmtree(hostile / name)
+
+
+@pytest.mark.parametrize("command", ["doctor", "dry-run"])
+def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
+    (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
+    beside_a_job(hostile, monkeypatch)
     config = OmegaConf.load(hostile / CONFIG)
     config.actor_rollout_ref.model.trust_remote_code = False
     config.actor_rollout_ref.model.external_lib = "hostile_lib"
@@ -256,7 +260,7 @@ def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
 
 @pytest.mark.parametrize("command", ["doctor", "dry-run"])
 def test_a_jobs_config_file_puts_no_package_on_hydras_search_path(command, hostile, monkeypatch):
-    monkeypatch.chdir(hostile)
+    beside_a_job(hostile, monkeypatch)
     (hostile / "beside.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w').close()")
     mine = {"defaults": ["ppo_trainer"], "hydra": {"searchpath": ["pkg://beside"]}}
     OmegaConf.save(OmegaConf.create(mine), hostile / "mine.yaml")
@@ -271,7 +275,7 @@ def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, mo
     def not_started(*_):
         raise AssertionError("nothing was refused")
 
-    monkeypatch.setattr("verl_padding.on_cpu.dry_run.step._run_job", not_started)
+    monkeypatch.setattr("verl_padding.on_cpu.dry_run._run_job", not_started)
     monkeypatch.chdir(hostile.parent)
     of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
     (hostile / "model" / "config.json").write_text(

@@ -1,7 +1,7 @@
 """The page: what its bars and lines are computed from."""
 
 from tests.record.test_step_file import made_step
-from tests.timing.test_timings import two_ranks
+from tests.record.test_timings import two_ranks
 from verl_padding.cli.page import recorded_step
 
 

@@ -18,8 +18,8 @@ from tests.cli.test_plan import (
 from tests.record.test_step_file import made_step
 from tests.support.written_pages import parsed
 from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.record.run_files import CONFIG
 from verl_padding.record.step_file import write_steps
-from verl_padding.runs.run_files import CONFIG
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.record.test_timings import two_ranks
 from tests.support.run_folder import write_run
 from tests.support.written_pages import Opened, Page, needs_a_browser, parsed
-from tests.timing.test_timings import two_ranks
 from verl_padding.cli.app import app
 from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, write_steps
 

@@ -22,9 +22,9 @@ from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
 from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan.row_keys import session_of_key
+from verl_padding.record.run_files import ROLLOUTS
 from verl_padding.record.step_file import read_steps
-from verl_padding.runs.run_files import ROLLOUTS
-from verl_padding.timing.timings import timings_by_call
+from verl_padding.record.timings import timings_by_call
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 

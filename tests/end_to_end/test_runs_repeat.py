@@ -17,7 +17,7 @@ from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
 from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
 from verl_padding.pads.prompt_order import place_of
 from verl_padding.plan.row_keys import parts_of_key
-from verl_padding.runs.run_files import ROLLOUTS
+from verl_padding.record.run_files import ROLLOUTS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -17,7 +17,7 @@ from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics
 from verl_padding.recipes.subagents.job import tiny_job
-from verl_padding.runs.run_files import ROLLOUTS, dumps_in, read_metrics, read_step
+from verl_padding.record.run_files import ROLLOUTS, dumps_in, read_metrics, read_step
 
 STEPS = 3
 ENGINE_AGREEMENT = (

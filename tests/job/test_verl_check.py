@@ -16,7 +16,7 @@ from tests.support.changed_verl import (
     without_seven_methods,
 )
 from tests.support.verl_config import SEPARATE, compose_padded
-from verl_padding.doctor import installation
+from verl_padding.cli.doctor import installation
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import verl_check

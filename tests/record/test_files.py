@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.test_report import ROWS, report_and_notes, run, step_of
+from tests.record.test_timings import two_ranks
 from tests.support.run_folder import write_run
-from tests.timing.test_timings import two_ranks
 from verl_padding.cli.app import app
+from verl_padding.record.run_files import CONFIG
 from verl_padding.record.step_file import write_steps
-from verl_padding.runs.run_files import CONFIG
 
 __all__ = ["run"]  # the fixture
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.timing.test_timings import two_ranks
+from tests.record.test_timings import two_ranks
 from verl_padding.errors import PaddingDataError
 from verl_padding.record.step_file import Place, RecordedRow, RecordedStep, read_steps, write_steps
 

@@ -17,7 +17,7 @@ import pandas as pd
 from tests.support import probe
 from verl_padding.on_cpu.launch import LOG, run_command
 from verl_padding.on_cpu.tiny_models import make_tiny_model
-from verl_padding.runs.run_files import ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
+from verl_padding.record.run_files import ROLLOUTS, StepRows, dumps_in, read_metrics, read_step
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

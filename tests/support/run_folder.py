@@ -4,7 +4,7 @@ import json
 
 from omegaconf import OmegaConf
 
-from verl_padding.runs.run_files import CONFIG
+from verl_padding.record.run_files import CONFIG
 
 CONFIGURED = {
     "trainer": {"n_gpus_per_node": 2, "nnodes": 1},

@@ -13,7 +13,7 @@ from tests.support.plan_oracles import layout_of_cells
 from verl_padding.pads.columns import BATCH_ROW
 from verl_padding.pads.planned_call import CALL, PlannedCall
 from verl_padding.prefix_sharing.tree import TREE, build_tree
-from verl_padding.timing.timings import MicroBatchTiming
+from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker import micro_batch_clock
 from verl_padding.worker.padded_engine import padded
 

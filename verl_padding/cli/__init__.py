@@ -1,5 +1,4 @@
 """The command ``verl-padding``: one module per subcommand, and what it draws or reads beside it.
 
-May import: doctor, driver, errors, job, on_cpu, pads, plan, recipes, record, runs, stock,
-timing, version.
+May import: config, driver, entry, errors, job, on_cpu, pads, plan, recipes, record, version.
 """

@@ -222,7 +222,7 @@ def doctor(overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
 
     The exit code is 1 if something is wrong.
     """
-    from verl_padding.cli.doctor import diagnose
+    from verl_padding.cli.doctor.command import diagnose
 
     job = job_arguments(overrides) if overrides else None
     sys.exit(diagnose(job, console=Console()))

@@ -15,8 +15,8 @@ from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import row_key, uid_of_key
 from verl_padding.record.data_errors import as_data_error
 from verl_padding.record.files import load_json, read_lines
+from verl_padding.record.run_files import dumps_in
 from verl_padding.record.step_file import RecordedStep, begins_step, parse_steps
-from verl_padding.runs.run_files import dumps_in
 
 FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/reference.md has all forms'
 Tokenize = Callable[[str], Sequence[int]]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.layout import RowsMDK
 from verl_padding.record.step_file import Place, RecordedStep
-from verl_padding.timing.timings import MicroBatchTiming
+from verl_padding.record.timings import MicroBatchTiming
 
 
 class Bar(NamedTuple):

@@ -10,19 +10,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from verl_padding.cli.curves import ACTOR_STEPS
 from verl_padding.cli.report import savings_of_run, write_report
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names
 from verl_padding.on_cpu.launch import LOG, run_local_job
-from verl_padding.runs.curves import ACTOR_STEPS
-from verl_padding.runs.run_files import CONFIG, ROLLOUTS, read_metrics
+from verl_padding.record.run_files import CONFIG, ROLLOUTS, ROW_REWARD, read_metrics
 
 ASSETS, PAGE = "assets", "report.html"
 HYDRA = CONFIG.parts[0]
 # Sessions are played by two processes, and earn their rewards there.
 FOR_TWO_CORES = ("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=0")
 COLUMNS = {
-    "row reward": (metric_names.ROW_REWARD, ".3f"),
+    "row reward": (ROW_REWARD, ".3f"),
     "rows": (metric_names.REAL_ROWS_TOTAL, ".0f"),
     "pads": (metric_names.PAD_ROWS_TOTAL, ".0f"),
     "optimizer steps": (ACTOR_STEPS, ".0f"),

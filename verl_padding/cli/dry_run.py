@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from verl_padding.doctor.job_config import as_a_job_would_start, compose_or_refuse
+from verl_padding.cli.job_config import as_a_job_would_start, compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
-from verl_padding.on_cpu.dry_run.step import DryRunError, run_step
+from verl_padding.on_cpu.dry_run import DryRunError, run_step
 
 
 def dry_run(

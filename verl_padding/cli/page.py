@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from verl_padding.cli.charts import Chart, timed_chart, token_chart
+from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, Curves
 from verl_padding.plan.forest import Forest
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 from verl_padding.record.step_file import RecordedStep, or_null
-from verl_padding.runs.curves import ACTOR_STEPS, SESSION_REWARD, Curves
-from verl_padding.timing.timings import timings_by_call
+from verl_padding.record.timings import timings_by_call
 from verl_padding.version import __version__
 
 FIRST_CHARTS = (

@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_padding.cli.batch_reader import Tokenize, read_batches
+from verl_padding.cli.job_config import as_a_job_would_start, compose_or_refuse
 from verl_padding.cli.page import write_page
 from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_batch
-from verl_padding.doctor.job_config import as_a_job_would_start, compose_or_refuse
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments, as_recorded, is_recorded
@@ -27,8 +27,8 @@ from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
 from verl_padding.plan.plural import plural
+from verl_padding.record.run_files import CONFIG, ROLLOUTS, read_config
 from verl_padding.record.step_file import FOLDER
-from verl_padding.runs.run_files import CONFIG, ROLLOUTS, read_config
 
 EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
 """verl's environment variable: modules that it imports."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from verl_padding.cli.batch_reader import FileBatch
 from verl_padding.cli.charts import planned_chart
 from verl_padding.cli.page import ShownStep, recorded_step
+from verl_padding.cli.stock_layout import VERL_PAD_TOKENS, pack_as_verl, verl_layout
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, PlanError, plan_batch
@@ -17,7 +18,6 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.layout import Layout, RowsMDK
 from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs
 from verl_padding.plan.planner import costs_of
-from verl_padding.stock.padding import VERL_PAD_TOKENS, pack_as_verl, verl_layout
 
 VERL, PLAN = "verl", "plan"
 """Layouts that are compared."""

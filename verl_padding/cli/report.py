@@ -7,13 +7,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from verl_padding.cli.curves import Curves, read_curves
 from verl_padding.cli.page import ShownStep, cut_text, recorded_step, write_page
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.savings import saved_line
 from verl_padding.pads.tags import PAD_UID_PREFIX
+from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump, read_metrics
 from verl_padding.record.step_file import FOLDER, RecordedStep, read_savings, read_steps
-from verl_padding.runs.curves import Curves, read_curves
-from verl_padding.runs.run_files import METRICS, ROLLOUTS, dumps_in, read_dump, read_metrics
 
 KEPT, KEPT_BESIDE = 400, 160
 """Characters that are kept at either end of a text, and at either side of where two rows part."""

@@ -35,7 +35,7 @@ from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
-from verl_padding.timing.timings import MicroBatchTiming
+from verl_padding.record.timings import MicroBatchTiming
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
-from verl_padding.timing.timings import MicroBatchTiming, prediction_error, timings_by_call
+from verl_padding.record.timings import MicroBatchTiming, prediction_error, timings_by_call
 from verl_padding.worker import micro_batch_clock
 
 

@@ -1,6 +1,6 @@
 """verl on a CPU, without a network: platform, rollouts, tiny models, and the dry run of a job.
 
-May import: errors, job, pads, plan, runs, worker.
+May import: errors, job, pads, plan, record, worker.
 """
 
 from typing import Any

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_padding.on_cpu import job_supervisor
-from verl_padding.runs.run_files import LOG, METRICS
+from verl_padding.record.run_files import LOG, METRICS
 
 # Names of the caller's environment that would make the job join someone else's cluster or process
 # group.

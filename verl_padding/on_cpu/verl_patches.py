@@ -166,7 +166,7 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
     ("verl.trainer.ppo.v1.replay_buffer", poll_often),
     (
         "verl.experimental.reward_loop.reward_loop",
-        "verl_padding.on_cpu.dry_run.in_the_job:check_rewards",
+        "verl_padding.on_cpu.rewards:check_rewards",
     ),
 )
 """Modules of verl, and what is called with each."""

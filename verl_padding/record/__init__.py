@@ -1,4 +1,4 @@
-"""The record of a step: its rows, where each went, the seconds of micro-batches; and its file.
+"""What a run leaves in its folder: metrics, dumps, recorded steps and seconds of micro-batches.
 
-May import: errors, plan, timing.
+May import: errors, pads, plan.
 """

@@ -18,7 +18,7 @@ from verl_padding.plan import Rows
 from verl_padding.plan.forest import Forest
 from verl_padding.record.data_errors import as_data_error
 from verl_padding.record.files import check_fields, read_lines, read_objects, read_text
-from verl_padding.timing.timings import MicroBatchTiming
+from verl_padding.record.timings import MicroBatchTiming
 
 FORMAT_VERSION = 3
 """Version of the form: a reader knows by it whether it can read a file."""

@@ -13,8 +13,7 @@ from tests.on_cpu.dry_run.own_jobs import dry_run_of
 from tests.support.verl_config import DYNAMIC
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.on_cpu.dry_run.reduced_job import reduced, shrunk
-from verl_padding.on_cpu.dry_run.step import (
+from verl_padding.on_cpu.dry_run import (
     MAX_LINES,
     DryRunError,
     describe_step,
@@ -22,9 +21,10 @@ from verl_padding.on_cpu.dry_run.step import (
     metrics_not_finite,
     run_step,
 )
+from verl_padding.on_cpu.reduced_job import reduced, shrunk
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
-STEP = "verl_padding.on_cpu.dry_run.step"
+STEP = "verl_padding.on_cpu.dry_run"
 RECIPES = Path(__file__).parent.parent.parent.parent / "recipes"
 
 

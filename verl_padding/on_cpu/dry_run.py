@@ -18,12 +18,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.metric_names import GRAD_NORM
-from verl_padding.on_cpu.dry_run.reduced_job import MODEL, reduced, write_shrunk_model
 from verl_padding.on_cpu.launch import TIMED_OUT, run_command
+from verl_padding.on_cpu.reduced_job import MODEL, reduced, write_shrunk_model
 from verl_padding.on_cpu.scripted_replies import TEXTS
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.runs.run_files import LOG, ROLLOUTS, dumps_in, read_dump, read_metrics
+from verl_padding.record.run_files import LOG, ROLLOUTS, dumps_in, read_dump, read_metrics
 
 SHOWN = (
     "padding/real_rows/total",

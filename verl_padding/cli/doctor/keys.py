@@ -15,8 +15,8 @@ from typing import Any, get_args, get_type_hints
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.config import PaddingConfig
-from verl_padding.doctor.finding import Finding, warning, wrong
 from verl_padding.job.composition import settings_of
 from verl_padding.job.misspelt_flag import FLAG, meant_by
 

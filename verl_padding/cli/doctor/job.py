@@ -8,12 +8,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_padding.doctor.choices import import_external_lib, unknown_choices
-from verl_padding.doctor.data import data_findings
-from verl_padding.doctor.files import files_and_modules
-from verl_padding.doctor.finding import Finding, hint, ok, run_check, warning, wrong
-from verl_padding.doctor.job_config import compose_or_refuse
-from verl_padding.doctor.keys import unread_keys, values_of_other_kinds
+from verl_padding.cli.doctor.choices import import_external_lib, unknown_choices
+from verl_padding.cli.doctor.data import data_findings
+from verl_padding.cli.doctor.files import files_and_modules
+from verl_padding.cli.doctor.finding import Finding, hint, ok, run_check, warning, wrong
+from verl_padding.cli.doctor.keys import unread_keys, values_of_other_kinds
+from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
 from verl_padding.job.verl_losses import ESTIMATORS

@@ -3,7 +3,7 @@
 import pytest
 
 from verl_padding.plan import COST_MODELS
-from verl_padding.timing.timings import MicroBatchTiming, prediction_error
+from verl_padding.record.timings import MicroBatchTiming, prediction_error
 
 
 def timing(

@@ -11,12 +11,13 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.metric_names import ROW_REWARD
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.data_errors import as_data_error
 from verl_padding.record.files import MAX_DIGITS, is_a, read_lines, read_objects, read_text
 
+ROW_REWARD = "critic/score/mean"
+"""A metric of each training step."""
 METRICS = "metrics.jsonl"
 """Of verl's ``file`` logger: a line ``{"step": .., "data": {metric: value}}`` for each step."""
 ROLLOUTS = "rollouts"

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 
-from verl_padding.doctor.finding import Finding, ok, run_check, warning, wrong
+from verl_padding.cli.doctor.finding import Finding, ok, run_check, warning, wrong
 
 PACKAGE = "verl_padding"
 # environment variable: which plug-ins verl loads, auto, none or names

@@ -12,7 +12,7 @@ from warnings import catch_warnings
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.installation import choose_platform
+from verl_padding.cli.doctor.installation import choose_platform
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import (
     REMOTE_CODE,

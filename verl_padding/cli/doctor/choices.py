@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from verl_padding.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
-from verl_padding.doctor.finding import Finding, warning, wrong
-from verl_padding.doctor.keys import verls_code
+from verl_padding.cli.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
+from verl_padding.cli.doctor.finding import Finding, warning, wrong
+from verl_padding.cli.doctor.keys import verls_code
 from verl_padding.errors import meant
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -14,8 +14,8 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 
-from verl_padding.doctor.finding import Finding, warning, wrong
-from verl_padding.doctor.keys import leaves
+from verl_padding.cli.doctor.finding import Finding, warning, wrong
+from verl_padding.cli.doctor.keys import leaves
 from verl_padding.errors import meant
 from verl_padding.record.data_errors import as_data_error
 

@@ -2,10 +2,10 @@
 
 import json
 
-from verl_padding.job.metric_names import ROW_REWARD
-from verl_padding.runs.run_files import (
+from verl_padding.record.run_files import (
     METRICS,
     ROLLOUTS,
+    ROW_REWARD,
     StepRows,
     dumps_in,
     read_metrics,

@@ -13,9 +13,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from verl_padding.cli.app import app
-from verl_padding.cli.doctor import diagnose
-from verl_padding.doctor import installation
-from verl_padding.doctor.job import check_job_of
+from verl_padding.cli.doctor import installation
+from verl_padding.cli.doctor.command import diagnose
+from verl_padding.cli.doctor.job import check_job_of
 from verl_padding.job.composition import JobArguments
 
 FLAG = "+padding=prompt"

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests.support.verl_config import compose_job
-from verl_padding.doctor.job import startup, verls_own_check
+from verl_padding.cli.doctor.job import startup, verls_own_check
 
 AGENT, REWARD = "actor_rollout_ref.rollout.agent", "reward.custom_reward_function"
 TURNS, A = "actor_rollout_ref.rollout.multi_turn", "actor_rollout_ref.actor"

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_padding.doctor.finding import Finding, Verdict, run_check
-from verl_padding.doctor.installation import choose_platform, plug_in, verl, versions
-from verl_padding.doctor.job import PADDING_OFF, check_job_of
-from verl_padding.doctor.job_config import as_a_job_would_start
+from verl_padding.cli.doctor.finding import Finding, Verdict, run_check
+from verl_padding.cli.doctor.installation import choose_platform, plug_in, verl, versions
+from verl_padding.cli.doctor.job import PADDING_OFF, check_job_of
+from verl_padding.cli.job_config import as_a_job_would_start
 from verl_padding.job.composition import JobArguments
 from verl_padding.plan.plural import plural
 

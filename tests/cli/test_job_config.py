@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_padding.doctor.job_config import compose_or_refuse
+from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import JobArguments
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.doctor.choices import agent_loops
-from verl_padding.doctor.files import AGENT, own_agent_loops
-from verl_padding.doctor.finding import Finding, warning, wrong
+from verl_padding.cli.doctor.choices import agent_loops
+from verl_padding.cli.doctor.files import AGENT, own_agent_loops
+from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.errors import meant
 from verl_padding.plan.plural import plural
 

@@ -12,7 +12,7 @@ from verl_padding import configs
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.blocker import refuse
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.runs.run_files import ROLLOUTS
+from verl_padding.record.run_files import ROLLOUTS
 
 # merged in this order
 ON_A_CPU = ("shared/host_is_cpu.yaml", "local/cpu.yaml", "shared/dry_run.yaml")

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from tests.support.run_folder import write_run
-from verl_padding.runs.curves import SESSION_REWARD, StockRule, read_curves
-from verl_padding.runs.run_files import METRICS, ROLLOUTS
+from verl_padding.cli.curves import SESSION_REWARD, StockRule, read_curves
+from verl_padding.record.run_files import METRICS, ROLLOUTS
 
 
 def change_metrics(folder, step, **values):

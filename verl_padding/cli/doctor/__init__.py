@@ -1,0 +1,1 @@
+"""What can be known of an installation, and of a job, before Ray starts."""

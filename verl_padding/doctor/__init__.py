@@ -1,4 +1,0 @@
-"""What can be known of an installation, and of a job, before Ray starts.
-
-May import: config, driver, entry, errors, job, plan, record.
-"""

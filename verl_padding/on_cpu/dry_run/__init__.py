@@ -1,1 +1,0 @@
-"""A job run small before it runs large: a step on a CPU, its sessions on scripted replies."""

@@ -1,4 +1,0 @@
-"""What stock verl would do with the same batch.
-
-May import: errors, plan.
-"""
