@@ -13,6 +13,8 @@ checkpoint. After each run the points of all are in ``points.json``, which ``--k
 from __future__ import annotations
 
 import json
+import os
+import sys
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,6 +67,8 @@ def train(
     if len(points_of(folder)["won"]) >= steps:
         return
     told = {"OUT": folder / "run", "MODEL": model, "SEED": seed, "PADDING": SIDES[side]}
+    # also if this environment is not activated
+    told["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = ["env", *(f"{name}={value}" for name, value in told.items()), "bash", str(SCRIPT)]
     job = [f"trainer.total_training_steps={steps}", *overrides]
     if code := run_command([*command, *job], folder=folder):
