@@ -253,6 +253,20 @@ FACTS: tuple[Fact, ...] = (
         code=("self.prepare_model_inputs(", "self.prepare_model_outputs("),
         without="every token would be computed, and said to be saved",
     ),
+    *(
+        Code(
+            engine="megatron",
+            needed_by=f"padding.{SHARING}",
+            file=f"{ENGINES}/megatron/transformer_impl.py",
+            name=f"MegatronEngineWithLMHead.{method}",
+            code=code,
+            without="losses would be of other rows than those that share",
+        )
+        for method, code in (
+            ("forward_step", ("next(batch_iter)", "partial(postprocess_micro_batch_func, data=")),
+            ("postprocess_micro_batch_func", ("self.prepare_model_outputs(output, data)",)),
+        )
+    ),
     Code(
         needed_by=TIMING,
         file=f"{ENGINES}/fsdp/transformer_impl.py",

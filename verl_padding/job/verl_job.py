@@ -182,15 +182,17 @@ class VerlJob:
             return f"{section}.path is of model_type={kind}, with layers of kinds {sorted(others)}"
         if follows and any(engine.size("Ulysses") > 1 for engine in self._engines_of(section)):
             return f"Ulysses ranks of {section} exchange states of linear attention between rows"
+        if any(engine.strategy == "megatron" for engine in self._engines_of(section)):
+            return f"attention of Megatron's engine of {section} does not follow rows that part"
         return None
 
     def share_whole_beginnings(self, why: str) -> None:
-        """Has rows share nothing less than all of a row; says so in the log."""
+        """Has rows share nothing less than all of a row; says so in the log and among the
+        savings."""
         self.may_branch = False
-        logger.warning(
-            "verl_padding: rows share whole beginnings alone, and no tokens before they part: %s",
-            why,
-        )
+        limit = f"rows share whole beginnings alone, and no tokens before they part: {why}"
+        self.savings.limits[SHARING] = limit
+        logger.warning("verl_padding: %s", limit)
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter

@@ -97,10 +97,11 @@ def _probe(
     text = training_worker.model_config.hf_config.get_text_config()
     passes = list(_rows(text.vocab_size))
     outputs = [found for rows in passes if (found := compute(rows)) is not None]
-    in_tree = None
+    in_tree: list[torch.Tensor] | None = None
     if shares:
         try:
-            in_tree = compute(passes[0], shares=True)
+            may_branch = training_worker.engine.may_branch
+            in_tree = compute(passes[0], shares=True) if may_branch else []
         except BranchesMixedError:
             in_tree = []  # on all ranks alike: all layers have run, with their collectives
     if not outputs:
@@ -196,7 +197,9 @@ def _outputs(
     off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
     tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
     if shares:
-        tu.assign_non_tensor_data(data, TREE, find_tree(data, branches=True))
+        # The micro-batches are alike, and so are their trees.
+        one = tu.index_select_tensor_dict(data, list(range(micro_batch_size)))
+        tu.assign_non_tensor_data(data, TREE, find_tree(one, branches=True))
     output = training_worker.infer_batch(data)
     if output is None:
         return None
