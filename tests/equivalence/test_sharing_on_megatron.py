@@ -5,9 +5,14 @@ Ranks are processes with gloo between them; one start has the cases of as many r
 """
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from tests.support.sharing_ranks import Case, run_cases
-from tests.support.tolerance import RELATIVE_FLOAT64
+from benchmarks.one_gpu.rows import trained_rows
+from tests.support.engine_in_process import in_float64
+from tests.support.sharing_ranks import TEMPERATURE, Case, run_cases
+from tests.support.sharing_rows import make_model, texts_of
+from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron, pytest.mark.timeout(600)]
 
@@ -28,6 +33,10 @@ CORE = (
 # The distributed optimizer leaves a whole gradient on a part of the context parallel ranks alone.
 WHOLE_GRADIENTS = ("{engine}.use_distributed_optimizer=false",)
 PER_TOKEN = ("+{transformer}.calculate_per_token_loss=true",)
+WINDOW = (
+    "+{transformer}.window_size=[6,0]",
+    "+{transformer}.window_attn_skip_freq=2",
+)
 FILLED = ("{engine}.pad_to_length=true", "{engine}.pad_to_length_bucket=64")
 
 CASES: dict[int, dict[str, Case]] = {
@@ -38,6 +47,7 @@ CASES: dict[int, dict[str, Case]] = {
         "core attention computed again": Case(overrides=CORE),
         "experts": Case(**EXPERTS),
         "critic": Case(update="critic"),
+        "a sliding window": Case(overrides=WINDOW),
         "another architecture": Case(kind="qwen2"),
     },
     2: {
@@ -48,6 +58,8 @@ CASES: dict[int, dict[str, Case]] = {
         "tp2, buckets": Case(sizes={TENSOR: 2}, overrides=FILLED),
         "tp2, critic": Case(sizes={TENSOR: 2}, update="critic"),
         "pp2, full recomputation": Case(sizes={PIPELINE: 2}, overrides=FULL),
+        "pp2": Case(sizes={PIPELINE: 2}),
+        "dp2": Case(),
         "pp2 vpp2": Case(sizes={PIPELINE: 2, VIRTUAL: 2}, cuts=("prompts", "halves")),
         "pp2, experts": Case(sizes={PIPELINE: 2}, **EXPERTS),
         "ep2": Case(sizes=WHOLE_EXPERTS, **EXPERTS),
@@ -82,8 +94,13 @@ def assert_exact(found: dict[str, dict[str, float]], tolerance: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def found_by(tmp_path_factory):
-    folder, found = tmp_path_factory.mktemp("ranks"), {}
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def found_by(folder):
+    found = {}
 
     def run(ranks):
         if ranks not in found:
@@ -98,3 +115,48 @@ def found_by(tmp_path_factory):
 )
 def test_rows_that_share_give_in_float64_what_each_gives_alone(ranks, name, found_by):
     assert_exact(found_by(ranks)[name], RELATIVE_FLOAT64)
+
+
+def test_so_they_do_in_float32(tmp_path):
+    cases = {name: CASES[2][name] for name in QUICK}
+    for found in run_cases(cases, 2, tmp_path / "2", dtype="float32").values():
+        assert_exact(found, 2 * RELATIVE_FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(1, "one rank"), (2, "tp2 without"), (2, "cp2"), (2, "pp2"), (2, "dp2")]
+)
+def test_log_probs_are_those_of_hugging_faces_model_row_by_row(ranks, name, found_by, folder):
+    found_by(ranks)
+    model = in_float64(
+        AutoModelForCausalLM.from_pretrained(
+            make_model(CASES[ranks][name].kind, folder, "float64"),
+            dtype=torch.float64,
+            attn_implementation="eager",
+        )
+    )
+    rows, seen = trained_rows(texts_of("branching")), set()
+    for file in (folder / str(ranks)).glob(f"{name}.*.pt"):
+        kept = torch.load(file)
+        seen |= set(kept["keys"])
+        want = []
+        for key in kept["keys"]:
+            ids = rows[key]["input_ids"]
+            with torch.no_grad():
+                log_probs = (model(ids[None]).logits[0] / TEMPERATURE).log_softmax(-1)
+            want.append(log_probs[:-1].gather(1, ids[1:, None])[:, 0])
+        assert (kept["log_probs"] - torch.cat(want)).abs().max() <= RELATIVE_FLOAT64
+    assert seen == set(rows)
+
+
+@pytest.mark.parametrize("fault", ["positions from 0", "own tokens alone", "branches in bfloat16"])
+def test_a_fault_in_what_shares_is_seen(fault, tmp_path):
+    found = run_cases({fault: Case(fault=fault)}, 1, tmp_path / "1")[fault]
+    with pytest.raises(AssertionError, match="gradient"):
+        assert_exact(found, RELATIVE_FLOAT32)
+
+
+def test_so_is_the_tree_of_another_micro_batch_of_a_pipeline(tmp_path):
+    case = Case(sizes={PIPELINE: 2}, overrides=FULL, fault="the last tree")
+    with pytest.raises((ChildProcessError, AssertionError)):
+        assert_exact(run_cases({"last": case}, 2, tmp_path / "2")["last"], RELATIVE_FLOAT32)

@@ -108,11 +108,10 @@ class Shape:
     @property
     def cuts(self) -> list[dict[str, Any]]:
         """Where its ranks share every row, none of them holds pads alone; VeOmni's share no
-        prefixes, and Megatron's no rows that part."""
+        prefixes."""
         without = {"few"} if self.dp_size == 1 else set()
         without |= {"sharing"} if self.engine == "veomni" else set()
-        cuts = [cut for cut in CUTS.values() if not without & cut.keys()]
-        return [cut for cut in cuts if self.engine == "fsdp" or cut.get("sharing") != "branches"]
+        return [cut for cut in CUTS.values() if not without & cut.keys()]
 
     @property
     def reference(self) -> "Shape":

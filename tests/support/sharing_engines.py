@@ -18,7 +18,7 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 
 from benchmarks.one_gpu.rows import micro_batch_of, trained_rows
 from tests.support.engine_shapes import ROLES, TERMS
-from tests.support.sharing_ranks import Case
+from tests.support.sharing_ranks import TEMPERATURE, Case
 from tests.support.sharing_rows import model_folder, texts_of
 from tests.support.verl_config import compose_job
 from verl_padding.prefix_sharing.engine import find_tree
@@ -28,7 +28,6 @@ from verl_padding.worker.plan_packer import module_of
 
 STEPS = 2
 """Optimizer steps after which weights are compared."""
-TEMPERATURE = 0.9
 
 
 class SharingRanks:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+TEMPERATURE = 0.9
 RANKS_TAKE_S = 420
 """Seconds after which ranks hang."""
 

@@ -18,6 +18,7 @@ from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB,
 from verl_padding.job.engine_refusals import check_engines, check_model, length_blockers
 from verl_padding.job.left_out import old_log_prob_blockers, zero_advantage_blockers
 from verl_padding.job.loss_weightings import packing_blocker
+from verl_padding.job.megatron_forks import fork_limit
 from verl_padding.job.model_config import (
     BRANCHING_LAYERS,
     LINEAR,
@@ -182,9 +183,12 @@ class VerlJob:
             return f"{section}.path is of model_type={kind}, with layers of kinds {sorted(others)}"
         if follows and any(engine.size("Ulysses") > 1 for engine in self._engines_of(section)):
             return f"Ulysses ranks of {section} exchange states of linear attention between rows"
-        if any(engine.strategy == "megatron" for engine in self._engines_of(section)):
-            return f"attention of Megatron's engine of {section} does not follow rows that part"
-        return None
+        limits = (
+            fork_limit(engine.megatron_override, model)
+            for engine in self._engines_of(section)
+            if engine.strategy == "megatron"
+        )
+        return next((f"{section}: {limit}" for limit in limits if limit), None)
 
     def share_whole_beginnings(self, why: str) -> None:
         """Has rows share nothing less than all of a row; says so in the log and among the

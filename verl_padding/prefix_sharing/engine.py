@@ -153,8 +153,8 @@ class SharingEngine(VerlEngine):
     stock: ClassVar[type]
     """The engine that it is put before."""
     module: Any
-    may_branch = True
-    """Whether its attention follows the paths of rows that part."""
+    fork_limit: str | None = None
+    """Why rows that part share nothing; None if attention follows them."""
     _keeps_apart = False
     """Whether linear attention takes packed rows one by one."""
     _followed: PrefixTree | None = None
