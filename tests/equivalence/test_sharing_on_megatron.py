@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.one_gpu.rows import trained_rows
 from tests.support.engine_in_process import in_float64
-from tests.support.sharing_ranks import TEMPERATURE, Case, run_cases
+from tests.support.sharing_ranks import TEMPERATURE, Case, assert_exact, run_cases
 from tests.support.sharing_rows import make_model, texts_of
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 
@@ -78,19 +78,6 @@ CASES: dict[int, dict[str, Case]] = {
     },
 }
 QUICK = ("tp2 with sequence parallel", "pp2, full recomputation")
-
-
-def assert_exact(found: dict[str, dict[str, float]], tolerance: float) -> None:
-    """All that a case found is off rows alone by rounding at most, and less was computed."""
-    assert found["weights"]["moved"] > 1e-4
-    for cut, differences in found.items():
-        tokens, alone = (differences.pop(name, None) for name in ("tokens", "tokens_alone"))
-        if tokens is not None:
-            assert tokens < alone, cut
-        assert {"log_probs", "values", "weights"} & differences.keys(), cut
-        differences.pop("moved", None)
-        wrong = {name: value for name, value in differences.items() if not value <= tolerance}
-        assert not wrong, (cut, wrong)
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ KINDS = {
         (*MEGATRON, f"{A}.megatron.router_replay.mode=R3"),
         {SHARING: [f"{A}.megatron.router_replay.mode=R3"]},
     ),
-    "veomni": (VEOMNI, {SHARING: [f"{A}.strategy=veomni"]}),
+    "veomni": (VEOMNI, {}),
     "separate_async": (SEPARATE, {}),
     "a loss of its own": (
         (f"{LOSS}.loss_mode=own",),

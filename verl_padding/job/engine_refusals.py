@@ -27,9 +27,6 @@ VEOMNI_ATTENTION = r"veomni_\w+_with_sp|flex_attention|magi_attention"
 """Attentions of VeOmni's that exchange: it makes its own of the last two, and runs any other as
 transformers has it."""
 
-SHARING_ENGINES = (*FSDP, "megatron")
-"""Engines that compute once what rows share."""
-
 CHUNK = "attention_chunk_size"
 DEPENDS_ON_ALL = (CHUNK, "index_topk", "keep_window_size")
 """Settings of models in which what a token attends to depends on all that is computed beside it,
@@ -81,9 +78,6 @@ def sharing_blockers(engines: Iterable[RoleEngine], savings: Savings) -> Iterato
             Blocker("padding.packer=verl", why, "Set it to plan or auto.")
         ]
     for engine in engines:
-        if engine.strategy not in SHARING_ENGINES:
-            setting = f"{engine.section}.strategy={engine.strategy}"
-            yield Blocker(setting, "its engine does not share", "Set model_engine=dp.")
         replay = getattr(getattr(engine.config, "router_replay", None), "mode", "disabled")
         if engine.strategy not in FSDP and replay != "disabled":
             setting = f"{engine.section}.{engine.strategy}.router_replay.mode={replay}"

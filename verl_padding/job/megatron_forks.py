@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from verl_padding.job.model_config import (
-    LINEAR,
-    has_latent_attention,
-    has_tower,
-    kinds_of_layers,
-)
+from verl_padding.job.model_config import has_latent_attention, has_tower
 
 FORK_WITH: dict[str, tuple[Any, ...]] = {
     "multi_latent_attention": (False,),
@@ -38,7 +33,7 @@ def fork_limit(
     for name, admitted in FORK_WITH.items():
         if (value := settings.get(name, admitted[0])) not in admitted:
             return f"attention of Megatron's engine does not follow them with {name}={value}"
-    if has_tower(model) or has_latent_attention(model) or LINEAR in kinds_of_layers(model):
+    if has_tower(model) or has_latent_attention(model):
         kind = (model.get("text_config") or model).get("model_type")
         return f"attention of Megatron's engine does not follow them in model_type={kind}"
     return None

@@ -245,13 +245,16 @@ FACTS: tuple[Fact, ...] = (
     *_engine_facts("fsdp", "FSDPEngine"),
     *_engine_facts("megatron", "MegatronEngine"),
     *_engine_facts("veomni", "VeOmniEngine"),
-    Code(
-        engine="fsdp",
-        needed_by=f"padding.{SHARING}",
-        file=f"{ENGINES}/fsdp/transformer_impl.py",
-        name="FSDPEngineWithLMHead.forward_step",
-        code=("self.prepare_model_inputs(", "self.prepare_model_outputs("),
-        without="every token would be computed, and said to be saved",
+    *(
+        Code(
+            engine=engine,
+            needed_by=f"padding.{SHARING}",
+            file=f"{ENGINES}/fsdp/transformer_impl.py",
+            name="FSDPEngineWithLMHead.forward_step",
+            code=("self.prepare_model_inputs(", "self.prepare_model_outputs("),
+            without="every token would be computed, and said to be saved",
+        )
+        for engine in ("fsdp", "veomni")  # whose engines inherit it
     ),
     *(
         Code(

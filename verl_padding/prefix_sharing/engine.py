@@ -1,6 +1,6 @@
 """Tokens that rows share are computed once in verl's engines, which get the segments of a
-micro-batch alone: here for FSDP's, in ``worker/megatron_engine.py`` for
-Megatron's.
+micro-batch alone: here for those of FSDP and VeOmni, for Megatron's in
+``worker/megatron_engine.py``.
 
 A causal model's output at a position depends on the tokens up to it, so rows that begin alike have
 the same outputs up to where they part. The engine's inputs are made from the segments of the rows'
@@ -24,7 +24,12 @@ from verl_padding.errors import PaddingError
 from verl_padding.job.blocker import Blocker
 from verl_padding.pads.columns import DFS_POSITION, read_column
 from verl_padding.plan.forest import Forest
-from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
+from verl_padding.prefix_sharing.attention import (
+    GatherTokens,
+    attention_layers,
+    patch_attention,
+    patch_veomni_attention,
+)
 from verl_padding.prefix_sharing.linear_attention import (
     CONVOLUTION,
     RULE,
@@ -39,7 +44,10 @@ if TYPE_CHECKING:
 else:
     VerlEngine = object  # a mixin: one of verl's engines comes behind it
 
-FSDP, MEGATRON = (f"verl.workers.engine.{name}.transformer_impl" for name in ("fsdp", "megatron"))
+MEGATRON = "verl.workers.engine.megatron.transformer_impl"
+VERLS_ENGINES = tuple(
+    MEGATRON.replace("megatron", engine) for engine in ("fsdp", "megatron", "veomni")
+)
 """Modules of verl whose engines share."""
 SEGMENTS = "computed_segments"
 """Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected
@@ -84,13 +92,13 @@ def find_tree(data: TensorDict, *, branches: bool) -> PrefixTree:
 def engine_blockers(engine: Any) -> Iterator[Blocker]:
     """What of an engine is not as verl 0.9's engines have it, so that its rows cannot share."""
     stock = type(engine).stock
-    verls = next((cls for cls in stock.__mro__ if cls.__module__ in (FSDP, MEGATRON)), stock)
+    verls = next((cls for cls in stock.__mro__ if cls.__module__ in VERLS_ENGINES), stock)
     # Rows are compared by what verl's own methods read of them: those of another engine may read
     # more.
     for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step"):
         # The module that Python, or functools.wraps, has written on it.
         own: Any = getattr(stock, name, None)
-        if getattr(inspect.unwrap(own), "__module__", None) not in (FSDP, MEGATRON):
+        if getattr(inspect.unwrap(own), "__module__", None) not in VERLS_ENGINES:
             yield Blocker(
                 f"engine={stock.__name__}",
                 f"it has a {name} of its own, not that of verl's engines, and may read fields of "
@@ -147,12 +155,13 @@ def expand_outputs(
 
 
 class SharingEngine(VerlEngine):
-    """Mixin before one of verl's FSDP engines, whose two methods that make a model's inputs and
-    outputs get the segments of micro-batches with a tree."""
+    """Mixin before one of verl's engines of FSDP or VeOmni, whose two methods that make a model's
+    inputs and outputs get the segments of micro-batches with a tree."""
 
     stock: ClassVar[type]
     """The engine that it is put before."""
     module: Any
+    engine_config: Any
     fork_limit: str | None = None
     """Why rows that part share nothing; None if attention follows them."""
     _keeps_apart = False
@@ -204,6 +213,8 @@ class SharingEngine(VerlEngine):
         if branching is not self._followed:
             self._followed = branching
             patch_attention()
+            if self.engine_config.strategy == "veomni":
+                patch_veomni_attention()
             for layer in attention_layers(self.module):
                 setattr(layer, TREE, branching)
         if not self._keeps_apart:
