@@ -4,6 +4,8 @@ gives alone: outputs, gradients, and weights after optimizer steps.
 Ranks are processes with gloo between them; one start has the cases of as many ranks.
 """
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -14,7 +16,7 @@ from tests.support.sharing_ranks import TEMPERATURE, Case, assert_exact, run_cas
 from tests.support.sharing_rows import make_model, texts_of
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 
-pytestmark = [pytest.mark.slow, pytest.mark.megatron, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.megatron, pytest.mark.timeout(1200)]
 
 EXPERTS = {"kind": "qwen3_moe"}
 TENSOR, PIPELINE = "tensor_model_parallel_size", "pipeline_model_parallel_size"
@@ -123,8 +125,8 @@ def test_log_probs_are_those_of_hugging_faces_model_row_by_row(ranks, name, foun
         )
     )
     rows, seen = trained_rows(texts_of("branching")), set()
-    for file in (folder / str(ranks)).glob(f"{name}.*.pt"):
-        kept = torch.load(file)
+    for file in (folder / str(ranks)).glob(f"{name}.*.json"):
+        kept = json.loads(file.read_text())
         seen |= set(kept["keys"])
         want = []
         for key in kept["keys"]:
@@ -132,7 +134,8 @@ def test_log_probs_are_those_of_hugging_faces_model_row_by_row(ranks, name, foun
             with torch.no_grad():
                 log_probs = (model(ids[None]).logits[0] / TEMPERATURE).log_softmax(-1)
             want.append(log_probs[:-1].gather(1, ids[1:, None])[:, 0])
-        assert (kept["log_probs"] - torch.cat(want)).abs().max() <= RELATIVE_FLOAT64
+        got = torch.tensor(kept["log_probs"], dtype=torch.float64)
+        assert (got - torch.cat(want)).abs().max() <= RELATIVE_FLOAT64
     assert seen == set(rows)
 
 

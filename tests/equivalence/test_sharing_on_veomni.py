@@ -8,7 +8,7 @@ import pytest
 from tests.support.sharing_ranks import Case, assert_exact, run_cases
 from tests.support.tolerance import RELATIVE_FLOAT64
 
-pytestmark = [pytest.mark.slow, pytest.mark.veomni, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.veomni, pytest.mark.timeout(1200)]
 
 CASES = {
     name: Case(engine="veomni", **given)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.verl_config import compose_job
+from tests.support.verl_config import compose_padded
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.megatron_forks import FORK_WITH, fork_limit
 from verl_padding.job.savings import SHARING
@@ -16,9 +16,9 @@ MODEL = "actor_rollout_ref.model.path"
 
 def limit_of(folder, *overrides):
     """Whether rows share, and what is said of those that fork."""
-    job = check_job(
-        compose_job("+padding=fast", "model_engine=megatron", f"{MODEL}={folder}", *overrides)
-    )
+    shares = ("padding.packer=plan", "padding.sharing=auto")
+    engine = ("model_engine=megatron", f"{MODEL}={folder}")
+    job = check_job(compose_padded(*shares, *engine, *overrides))
     assert job.may_branch == (SHARING not in job.savings.limits)
     return job.shares, job.savings.limits.get(SHARING, "")
 

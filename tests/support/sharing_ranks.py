@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 TEMPERATURE = 0.9
-RANKS_TAKE_S = 420
+RANKS_TAKE_S = 900
 """Seconds after which ranks hang."""
 
 
@@ -161,8 +161,9 @@ def main(folder: Path) -> None:
             of_engine = SharingRanks(case, folder.parent, os.environ["DTYPE"])
             of_case = of_engine.compare()
         if of_engine.kept is not None:
-            kept = {"keys": list(of_engine.rows), "log_probs": of_engine.kept}
-            torch.save(kept, folder / f"{name}.{of_engine.engine.get_data_parallel_rank()}.pt")
+            kept = {"keys": list(of_engine.rows), "log_probs": of_engine.kept.tolist()}
+            number = of_engine.engine.get_data_parallel_rank()
+            (folder / f"{name}.{number}.json").write_text(json.dumps(kept))
         of_ranks: list[Any] = [None] * ranks
         dist.all_gather_object(of_ranks, of_case)
         found[name] = {

@@ -136,7 +136,7 @@ def expand_outputs(
     engine: Any, outputs: dict[str, Any], tree: PrefixTree, offsets: torch.Tensor
 ) -> dict[str, Any]:
     """The outputs of a tree's segments as those of its rows, which begin at ``offsets``."""
-    expanded = {}
+    expanded: dict[str, Any] = {}
     for name, of_segments in outputs.items():
         if of_segments is None:
             expanded[name] = None

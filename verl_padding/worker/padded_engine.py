@@ -40,7 +40,7 @@ class PaddedEngine(VerlEngine):
     """Mixin before one of verl's engines: its optimizer steps and micro-batches are those of the
     plan, and its losses see real rows alone."""
 
-    stock: ClassVar[type]
+    stock: ClassVar[Any]
     """The engine that it is put before."""
     engine_config: Any
     module: Any
