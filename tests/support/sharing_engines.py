@@ -59,17 +59,17 @@ class SharingRanks:
                 shared = self.run(cut, branches=branches)
                 found[name] = differences(shared, alone)
         self.kept = shared.get("outputs", {}).get("log_probs")
-        passes = (
-            self.run(cut, branches=branches, forward_only=True)
-            for cut, branches in ((self.case.cuts[0], True), ("alone", None))
-        )
-        found["pass"] = differences(*passes)
-        start = weights_of(self.engine)
+        start = weights_of(self.engine)  # after a backward pass, all of them are sharded again
         self.train(start, self.case.cuts[0], branches=True)
         got = weights_of(self.engine)
         self.train(start, "alone", branches=None)
         want = weights_of(self.engine)
         found["weights"] = {"weights": off(got, want), "moved": off(start, want)}
+        passes = (
+            self.run(cut, branches=branches, forward_only=True)
+            for cut, branches in ((self.case.cuts[0], True), ("alone", None))
+        )
+        found["pass"] = differences(*passes)
         return found
 
     def batch(self) -> Any:
