@@ -80,7 +80,7 @@ class PaddingConfig:
     )
     """Whether prefixes that rows of a prompt have in common are computed once. With images, or a
     model whose layers do not allow branches, a row shares all of itself or nothing. ``on`` needs
-    ``packer=plan``, dynamic batch sizes and FSDP engines. ``auto``: on where the job allows it."""
+    ``packer=plan``, dynamic batch sizes and packed rows. ``auto``: on where the job allows it."""
     zero_advantage_rows: Literal["compute", "skip", "auto"] = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly
     0. ``compute``: as verl. ``skip``: nothing; steps, denominators and gradients stay the same. A

@@ -57,7 +57,7 @@ def shape_and_both(request, model_of, one_rank_of):
 def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_and_both):
     shape, *both = shape_and_both
     if cut not in shape.cuts:
-        pytest.skip("its ranks share every row, or it refuses to share prefixes")
+        pytest.skip("its ranks share every row")
     assert_updates_agree(
         *both, **cut, **shape.planned, update=shape.update, started=partial(after_start_over, shape)
     )

@@ -45,7 +45,7 @@ FIXED_REF = (
     f"{REF}.log_prob_use_dynamic_bsz=false",
     f"{REF}.log_prob_micro_batch_size_per_gpu=2",
 )
-MEGATRON = ("model_engine=megatron",)
+MEGATRON, VEOMNI = ("model_engine=megatron",), ("model_engine=veomni",)
 SEPARATE = (
     f"{V1}.trainer_mode=separate_async",
     f"{R}.nnodes=1",
@@ -65,6 +65,7 @@ BLOCKING = {
     "fixed sizes of the reference": FIXED_REF,
     "no packing": (f"{MODEL}.use_remove_padding=false",),
     "megatron": MEGATRON,
+    "veomni": VEOMNI,
     "verl's packer": ("padding.packer=verl",),
     "normalized weights": (
         f"{LOSS}.loss_mode=bypass_mode",
@@ -148,7 +149,12 @@ KINDS = {
     ),
     "qwen3_vl": ((), {}),
     "qwen3_moe": ((), {}),
-    "megatron": (MEGATRON, {SHARING: [f"{A}.strategy=megatron"]}),
+    "megatron": (MEGATRON, {}),
+    "megatron that replays routes": (
+        (*MEGATRON, f"{A}.megatron.router_replay.mode=R3"),
+        {SHARING: [f"{A}.megatron.router_replay.mode=R3"]},
+    ),
+    "veomni": (VEOMNI, {}),
     "separate_async": (SEPARATE, {}),
     "a loss of its own": (
         (f"{LOSS}.loss_mode=own",),

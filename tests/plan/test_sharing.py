@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -97,25 +98,30 @@ def test_no_call_takes_longer_than_without_sharing(rows, job):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "sessions", "budget", "least", "n_rows_K"),
+    ("prompt", "sessions", "budget", "least", "multiple", "n_rows_K"),
     [
-        (100, 64, 2048, 0, [64]),  # 110 + 63 x 11 tokens
-        (100, 64, 2048, 128, [16, 16, 16, 16]),  # 110 + 15 x 128
+        (100, 64, 2048, 0, 1, [64]),  # 110 + 63 x 11 tokens
+        (100, 64, 2048, 128, 1, [16, 16, 16, 16]),  # 110 + 15 x 128
+        (100, 64, 352, 0, 16, [16, 16, 16, 16]),  # 112 + 15 x 16
         # All fit into one micro-batch if nothing is shared: 200 x 20 tokens.
-        (10, 200, 4096, 128, [32, 32, 32, 32, 32, 32, 8]),
+        (10, 200, 4096, 128, 1, [32, 32, 32, 32, 32, 32, 8]),
         # Runs of a tree that come into one micro-batch part there.
-        (10, 5, 400, 128, [3, 2]),
+        (10, 5, 400, 128, 1, [3, 2]),
     ],
 )
 def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
-    prompt, sessions, budget, least, n_rows_K
+    prompt, sessions, budget, least, multiple, n_rows_K
 ):
     """Rollouts of ten tokens, of one prompt."""
     tokens = [prompt + 10] * sessions
     forest = Forest.in_order(tokens, range(sessions), [0, *[prompt] * (sessions - 1)])
     rows = Rows.from_keys([f"a_{session}_0" for session in range(sessions)], tokens, forest=forest)
     update = Update(
-        dp_size=1, token_budget=budget, prompts_per_mini_batch=1, min_branch_tokens=least
+        dp_size=1,
+        token_budget=budget,
+        prompts_per_mini_batch=1,
+        min_branch_tokens=least,
+        token_multiple=multiple,
     )
     job = Job(
         strategy="prompt",
@@ -135,10 +141,12 @@ def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
     rows=batches(max_prompts=2, max_sessions=5, max_rows=6, known="forest", max_tokens=60),
     job=jobs(pass_cut_as_update=True, sharing="on"),
     least=st.sampled_from([0, 128]),
+    multiple=st.sampled_from([1, 8]),
 )
-def test_no_micro_batch_takes_more_than_the_budget_where_many_rows_part(rows, job, least):
+def test_no_micro_batch_takes_more_than_the_budget_where_many_rows_part(rows, job, least, multiple):
+    bounds = {"min_branch_tokens": least, "token_multiple": multiple}
     calls = {
-        name: {each: replace(call, min_branch_tokens=least) for each, call in of_kind.items()}
+        name: {each: replace(call, **bounds) for each, call in of_kind.items()}
         for name, of_kind in (("updates", job.updates), ("inference", job.inference))
     }
     job = replace(job, **calls)
@@ -181,3 +189,19 @@ def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
             held_B = micro_batches(plan.layouts[name])
             real_B = [[row for row in held if row < len(rows)] for held in held_B]
             assert plan.figures[name].computed_tokens == sum(map(computed, filter(None, real_B)))
+
+
+def test_segments_cost_what_an_engine_rounds_them_up_to():
+    # Rows of 20 and 17 tokens share 15: of the second, three are computed, and two more than rows
+    # alone would have.
+    forest = Forest.in_order([20, 17], [0, 1], [0, 15])
+    rows = Rows.from_keys(["a_0_0", "a_1_0"], [20, 17], forest=forest)
+    update = Update(dp_size=1, token_budget=64, prompts_per_mini_batch=1, token_multiple=5)
+    job = replace(job_of(), updates={"actor": update}, inference={}, cost_model="attention")
+    costs = costs_of(rows, job, update)
+    tokens_I, cost_I = costs.computed([0, 1])
+    of_row = job.cost_model_of(update)
+    assert tokens_I.tolist() == [20, 3]
+    want = [of_row(np.array([n])).item() for n in (20, 19, 14)]
+    assert cost_I.tolist() == [want[0], want[1] - want[2]]
+    assert costs.used_tokens([[[0, 1]]], np.array([[23]])).tolist() == [[25]]

@@ -107,10 +107,8 @@ class Shape:
 
     @property
     def cuts(self) -> list[dict[str, Any]]:
-        """Where its ranks share every row, none of them holds pads alone; FSDP2's alone share
-        prefixes."""
+        """Where its ranks share every row, none of them holds pads alone."""
         without = {"few"} if self.dp_size == 1 else set()
-        without |= {"sharing"} if self.engine != "fsdp" else set()
         return [cut for cut in CUTS.values() if not without & cut.keys()]
 
     @property

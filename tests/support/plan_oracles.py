@@ -104,8 +104,8 @@ def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list
 
 def used(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> int:
     """Tokens that a micro-batch takes of the token budget where rows share: what it computes, of
-    rows that part no less than is said of each; or an eighth of what it gathers, if that is
-    more."""
+    rows that part whole multiples, and no less than is said of each; or an eighth of what it
+    gathers, if that is more."""
     assert rows.text_R is not None
     real = [row for row in tips(rows, job, call, held) if row < len(rows)]
     # The longer of two rows that begin alike comes first, and the other one parts from it.
@@ -114,7 +114,8 @@ def used(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> int:
         shared = sum(a == b for a, b in zip(before, text, strict=False))
         parts = len(text) - shared + 1
         met["rows that part"] += shared >= 2
-        taken += max(parts, call.min_branch_tokens) if shared >= 2 else len(text)
+        filled = -(-parts // call.token_multiple) * call.token_multiple
+        taken += max(filled, call.min_branch_tokens) if shared >= 2 else len(text)
         before = text
     gathered = sum(rows.tokens_R[row] for row in real)
     return max(taken, -(-gathered // 8)) + sum(row >= len(rows) for row in held) * job.pad_tokens

@@ -89,8 +89,8 @@ class TrainingSteps:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
         # The planner refuses a batch without a row.
         if batch.keys and not self.has_probed:
-            if not probe_models(self._worker_groups, self._job, batch) and self._job.may_branch:
-                why = "outputs of rows that part are not those of the rows alone"
+            why = probe_models(self._worker_groups, self._job, batch)
+            if why and self._job.may_branch:
                 self._job.share_whole_beginnings(why)
             self.has_probed = True
         # verl's replay buffer has just given this batch, and still has what it knew of its prompts.

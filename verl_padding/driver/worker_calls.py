@@ -19,7 +19,7 @@ from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
-from verl_padding.worker.leak_probe import BRANCHES, probe_for_leaks
+from verl_padding.worker.leak_probe import FORK_LIMIT, probe_for_leaks
 from verl_padding.worker.left_out import BLOCKERS, find_blockers
 from verl_padding.worker.work_done import (
     SCHEDULER_STEPS,
@@ -182,10 +182,10 @@ def block_savings(job: VerlJob, answer: Any) -> None:
         job.savings.block(SHARING, job.savings.blockers[PACKER])
 
 
-def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> bool:
+def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> str:
     """Has each model show, on the position ids of a batch, that it keeps packed rows apart.
 
-    Returns: whether rows that part may share what is before.
+    Returns: why rows that part share nothing; empty if they may share what is before.
     """
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
     engines = job.engines.items()
@@ -199,4 +199,6 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
     answers = [worker_group.execute_with_func_generator(probe) for worker_group in worker_groups]
     for answer in answers:
         block_savings(job, answer)
-    return all(answer.non_tensor_batch[BRANCHES].all() for answer in answers)
+    return next(
+        (str(why) for answer in answers for why in answer.non_tensor_batch[FORK_LIMIT] if why), ""
+    )

@@ -82,9 +82,10 @@ def sharing_blockers(engines: Iterable[RoleEngine], savings: Savings) -> Iterato
             Blocker("padding.packer=verl", why, "Set it to plan or auto.")
         ]
     for engine in engines:
-        if engine.strategy not in FSDP:
-            setting = f"{engine.section}.strategy={engine.strategy}"
-            yield Blocker(setting, "only FSDP's engines share", "Set model_engine=dp.")
+        replay = getattr(getattr(engine.config, "router_replay", None), "mode", "disabled")
+        if engine.strategy not in FSDP and replay != "disabled":
+            setting = f"{engine.section}.{engine.strategy}.router_replay.mode={replay}"
+            yield Blocker(setting, "routes are kept row by row", "Set it to disabled.")
         if not engine.config.use_remove_padding:
             setting = f"{engine.model_section}.use_remove_padding=False"
             yield Blocker(setting, "only packed rows share", "Set it to True.")

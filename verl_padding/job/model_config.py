@@ -75,6 +75,11 @@ def has_linear_attention(config: Mapping[str, Any]) -> bool:
     return text.get("model_type") in GATED_DELTA_RULE and LINEAR in kinds_of_layers(config)
 
 
+def has_latent_attention(config: Mapping[str, Any]) -> bool:
+    """Whether a model's keys and values are made from latent vectors (MLA)."""
+    return any(part.get("kv_lora_rank") for part in _parts(config))
+
+
 def has_tower(config: Mapping[str, Any]) -> bool:
     """Whether a model sees images or hears sounds, by a tower anywhere in its config."""
     return any(

@@ -147,6 +147,7 @@ class RoleEngine:
             "sync_point": self._sync_point(training),
             "padded_to": self.padded_to,
             "has_pipeline": self.size("pipeline") > 1,
+            "token_multiple": self.row_multiple,
         }
         if config.use_remove_padding and getattr(config, "pad_to_length", False):
             fields["bucket_tokens"] = int(config.pad_to_length_bucket)

@@ -43,6 +43,8 @@ class Savings:
         self._values: dict[str, Any] = {name: getattr(padding, name) for name in SAVINGS}
         self.blockers: dict[str, list[Blocker]] = {name: [] for name in SAVINGS}
         """What keeps each off, or would if it were asked for."""
+        self.limits: dict[str, str] = {}
+        """What keeps a saving from saving all that it might."""
 
     def is_on(self, name: str) -> bool:
         """Whether the job has this saving, as far as is known by now."""
@@ -73,7 +75,8 @@ class Savings:
 
     def _state(self, name: str) -> str:
         if self.is_on(name):
-            return f"on (padding.{name}={self._values[name]})"
+            limit = f", {self.limits[name]}" if name in self.limits else ""
+            return f"on (padding.{name}={self._values[name]}){limit}"
         if self.blockers[name]:
             return "off: " + " ".join(map(str, self.blockers[name]))
         return f"off: padding.{name}={self._values[name]}. The job allows padding.{name}=auto."

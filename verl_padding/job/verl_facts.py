@@ -167,16 +167,36 @@ FACTS: tuple[Fact, ...] = (
     *_engine_facts("fsdp", "FSDPEngine"),
     *_engine_facts("megatron", "MegatronEngine"),
     *_engine_facts("veomni", "VeOmniEngine"),
+    # VeOmni's engine inherits it.
+    *(
+        fact
+        for engine in ("fsdp", "veomni")
+        for fact in _facts(
+            "every token would be computed, and said to be saved",
+            FSDP,
+            {
+                "FSDPEngineWithLMHead.forward_step": (
+                    "self.prepare_model_inputs(",
+                    "self.prepare_model_outputs(",
+                )
+            },
+            engine=engine,
+            needed_by=f"padding.{SHARING}",
+        )
+    ),
     *_facts(
-        "every token would be computed, and said to be saved",
-        FSDP,
+        "losses would be of other rows than those that share",
+        f"{ENGINES}/megatron/transformer_impl.py",
         {
-            "FSDPEngineWithLMHead.forward_step": (
-                "self.prepare_model_inputs(",
-                "self.prepare_model_outputs(",
-            )
+            "MegatronEngineWithLMHead.forward_step": (
+                "next(batch_iter)",
+                "partial(postprocess_micro_batch_func, data=",
+            ),
+            "MegatronEngineWithLMHead.postprocess_micro_batch_func": (
+                "self.prepare_model_outputs(output, data)",
+            ),
         },
-        engine="fsdp",
+        engine="megatron",
         needed_by=f"padding.{SHARING}",
     ),
     *_facts(

@@ -13,11 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.attention import FSDP
 from verl_padding.job.blocker import refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model, length_blockers
 from verl_padding.job.left_out import old_log_prob_blockers, zero_advantage_blockers
 from verl_padding.job.loss_weightings import packing_blocker
+from verl_padding.job.megatron_forks import fork_limit
 from verl_padding.job.model_config import (
     BRANCHING_LAYERS,
     LINEAR,
@@ -169,22 +171,28 @@ class VerlJob:
 
     def _forbids_branches(self, section: str, model: Mapping[str, Any]) -> str | None:
         """Why rows that part may not share what is before in a model; None if they may."""
-        follows = has_linear_attention(model)
+        engines = self._engines_of(section)
+        follows = has_linear_attention(model) and all(each.strategy in FSDP for each in engines)
         others = kinds_of_layers(model) - BRANCHING_LAYERS - ({LINEAR} if follows else set())
         if others:
             kind = (model.get("text_config") or model).get("model_type")
             return f"{section}.path is of model_type={kind}, with layers of kinds {sorted(others)}"
-        if follows and any(engine.size("Ulysses") > 1 for engine in self._engines_of(section)):
+        if follows and any(engine.size("Ulysses") > 1 for engine in engines):
             return f"Ulysses ranks of {section} exchange states of linear attention between rows"
-        return None
+        limits = (
+            fork_limit(engine.megatron_override, model)
+            for engine in engines
+            if engine.strategy == "megatron"
+        )
+        return next((f"{section}: {limit}" for limit in limits if limit), None)
 
     def share_whole_beginnings(self, why: str) -> None:
-        """Has rows share nothing less than all of a row; says so in the log."""
+        """Has rows share nothing less than all of a row; says so in the log and among the
+        savings."""
         self.may_branch = False
-        logger.warning(
-            "verl_padding: rows share whole beginnings alone, and no tokens before they part: %s",
-            why,
-        )
+        limit = f"rows share whole beginnings alone, and no tokens before they part: {why}"
+        self.savings.limits[SHARING] = limit
+        logger.warning("verl_padding: %s", limit)
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:
         """Tokens of a pad: what the job says, or the fewest that no engine rounds up, as a shorter

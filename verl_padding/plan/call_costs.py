@@ -53,7 +53,7 @@ class CallCosts:
     @cached_property
     def cost_R(self) -> Int64s:
         """Cost of each real row."""
-        return self.cost_model(self.tokens_R)
+        return self.cost_model(self._filled(self.tokens_R))
 
     @cached_property
     def pad(self) -> int:
@@ -95,9 +95,13 @@ class CallCosts:
         """Cost of what rows have from token ``start_I`` on: attention looks back at what is before
         it."""
         # Tokens 3 to 5 of a row see all five: the pairs of five tokens less those of the first two.
+        # In multiples of 4, one token more is computed: the pairs of six.
         if not start_I.any():
             return self.cost_R[rows]
-        return self.cost_R[rows] - np.where(start_I > 0, self.cost_model(start_I), 0)
+        end_I = start_I + self._filled(self.tokens_R[rows] - start_I)
+        return np.where(
+            start_I > 0, self.cost_model(end_I) - self.cost_model(start_I), self.cost_R[rows]
+        )
 
     def micro_batch_loads(
         self, rows_DK: Sequence[Sequence[Sequence[int]]]
@@ -128,8 +132,9 @@ class CallCosts:
 
     def used_tokens(self, rows_DK: Sequence[Sequence[Sequence[int]]], tokens_DK: Int64s) -> Int64s:
         """Tokens (D, K) that micro-batches take of the token budget: the ``tokens_DK`` that are
-        computed, but of a row that parts from another ``min_branch_tokens`` at least."""
-        if self.forest is None or not self.call.min_branch_tokens:
+        computed, but of a row that parts from another a whole multiple, and ``min_branch_tokens``
+        at least."""
+        if self.forest is None or not self._uses_more:
             return tokens_DK
         numbers, batch_I = flatten_micro_batches(rows_DK)
         is_real_I = numbers < self.n_rows
@@ -143,7 +148,17 @@ class CallCosts:
     def used_by_rows(self, tokens_I: Int64s, parts_I: NDArray[np.bool_]) -> Int64s:
         """What rows take of the token budget of which so many tokens are computed, and that part
         from another row or not."""
-        return np.where(parts_I, np.maximum(tokens_I, self.call.min_branch_tokens), tokens_I)
+        used_I = np.maximum(self._filled(tokens_I), self.call.min_branch_tokens)
+        return np.where(parts_I, used_I, tokens_I)
+
+    @property
+    def _uses_more(self) -> bool:
+        """Whether rows that part may take more of the token budget than they have tokens."""
+        return self.call.min_branch_tokens > 1 or self.call.token_multiple > 1
+
+    def _filled(self, tokens_I: Int64s) -> Int64s:
+        """What the engine computes for rows, or segments, of so many tokens."""
+        return -(-tokens_I // self.call.token_multiple) * self.call.token_multiple
 
     def step_time(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> int:
         """Cost of the slowest ranks of a mini-batch, where they synchronize, and the handling of

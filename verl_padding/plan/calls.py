@@ -37,6 +37,9 @@ class Call:
     micro-batch computes."""
     bucket_tokens: int = 1
     """An engine that packs rows rounds a micro-batch up to a multiple of this many tokens."""
+    token_multiple: int = 1
+    """An engine that packs rows rounds the length of each, or of its segment, up to a multiple of
+    this many tokens, as ranks that share a row want it."""
     min_branch_tokens: int = 0
     """Rows of a tree that part take as much of the token budget each, however few of their tokens
     are computed: linear attention keeps a state of each piece between two places where rows part.
@@ -49,7 +52,12 @@ class Call:
     def __post_init__(self) -> None:
         check_choices(self, sync_point=get_args(SyncPoint), padded_to=get_args(PaddedTo))
         check_at_least_one(
-            self, "dp_size", "micro_batch_rows", "micro_batch_multiple", "bucket_tokens"
+            self,
+            "dp_size",
+            "micro_batch_rows",
+            "micro_batch_multiple",
+            "bucket_tokens",
+            "token_multiple",
         )
         if self.token_budget is not None:
             check_at_least_one(self, "token_budget")

@@ -65,6 +65,16 @@ def patch_attention() -> None:
     monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
 
 
+@functools.cache
+def patch_veomni_attention() -> None:
+    """The same for VeOmni's attentions, which have an exchange of their own."""
+    from veomni.ops.kernels.attention import flash
+
+    for name in flash._VEOMNI_FLASH_ATTN_IMPL_MAPPING:
+        ALL_ATTENTION_FUNCTIONS[name] = hand_tree_on(ALL_ATTENTION_FUNCTIONS[name])
+    flash._flash_attention_forward = gather_paths(flash._flash_attention_forward)
+
+
 def hand_tree_on(attend: Callable[..., Any]) -> Callable[..., Any]:
     """transformers' ``flash_attention_forward``, which hands the tree on to
     :func:`gather_paths`."""

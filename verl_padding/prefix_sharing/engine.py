@@ -1,5 +1,6 @@
-"""Tokens that rows share are computed once in verl's FSDP engines, which get the segments of a
-micro-batch alone.
+"""Tokens that rows share are computed once in verl's engines, which get the segments of a
+micro-batch alone: here for those of FSDP and VeOmni, for Megatron's in
+``worker/megatron_engine.py``.
 
 A causal model's output at a position depends on the tokens up to it, so rows that begin alike have
 the same outputs up to where they part. The engine's inputs are made from the segments of the rows'
@@ -22,7 +23,12 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.errors import PaddingError
 from verl_padding.job.blocker import Blocker
 from verl_padding.plan.forest import Forest
-from verl_padding.prefix_sharing.attention import GatherTokens, attention_layers, patch_attention
+from verl_padding.prefix_sharing.attention import (
+    GatherTokens,
+    attention_layers,
+    patch_attention,
+    patch_veomni_attention,
+)
 from verl_padding.prefix_sharing.linear_attention import (
     CONVOLUTION,
     RULE,
@@ -37,6 +43,11 @@ if TYPE_CHECKING:
 else:
     VerlEngine = object  # a mixin: one of verl's engines comes behind it
 
+MEGATRON = "verl.workers.engine.megatron.transformer_impl"
+VERLS_ENGINES = tuple(
+    MEGATRON.replace("megatron", engine) for engine in ("fsdp", "megatron", "veomni")
+)
+"""Modules of verl whose engines share."""
 SEGMENTS = "computed_segments"
 """Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected
 once."""
@@ -77,23 +88,21 @@ def find_tree(data: TensorDict, *, branches: bool, position_R: Sequence[int] = (
 
 
 def engine_blockers(engine: Any) -> Iterator[Blocker]:
-    """What of an engine is not as verl 0.9's FSDP engines have it, so that its rows cannot
-    share."""
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-
+    """What of an engine is not as verl 0.9's engines have it, so that its rows cannot share."""
     stock = type(engine).stock
+    verls = next((cls for cls in stock.__mro__ if cls.__module__ in VERLS_ENGINES), stock)
     # Rows are compared by what verl's own methods read of them: those of another engine may read
     # more.
     for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step"):
         # The module that Python, or functools.wraps, has written on it.
         own: Any = getattr(stock, name, None)
-        if getattr(inspect.unwrap(own), "__module__", None) != FSDPEngineWithLMHead.__module__:
+        if getattr(inspect.unwrap(own), "__module__", None) not in VERLS_ENGINES:
             yield Blocker(
                 f"engine={stock.__name__}",
-                f"it has a {name} of its own, not that of verl's FSDP engines, and may read fields "
-                "of rows that are not compared before rows share",
-                f"Put functools.wraps(FSDPEngineWithLMHead.{name}) on it if it reads no others, or "
-                "set padding.sharing=off.",
+                f"it has a {name} of its own, not that of verl's engines, and may read fields of "
+                "rows that are not compared before rows share",
+                f"Put functools.wraps({verls.__name__}.{name}) on it if it reads no others, or set "
+                "padding.sharing=off.",
             )
 
 
@@ -121,13 +130,38 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
     return segments
 
 
+def expand_outputs(
+    engine: Any, outputs: dict[str, Any], tree: PrefixTree, offsets: torch.Tensor
+) -> dict[str, Any]:
+    """The outputs of a tree's segments as those of its rows, which begin at ``offsets``."""
+    expanded: dict[str, Any] = {}
+    for name, of_segments in outputs.items():
+        if of_segments is None:
+            expanded[name] = None
+            continue
+        is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
+        if not is_nested or of_segments.offsets().diff().tolist() != tree.lengths_S:
+            raise PaddingError(
+                f"padding.sharing: {type(engine).__name__}'s {name!r} must be nested, with a "
+                f"value for each token that is computed ({tree.lengths_S}): anything else of "
+                "a row is not that of another row. Set padding.sharing=off."
+            )
+        values = of_segments.values()
+        of_rows = GatherTokens.apply(values, 0, tree.row_places.to(values.device))
+        expanded[name] = torch.nested.nested_tensor_from_jagged(of_rows, offsets)
+    return expanded
+
+
 class SharingEngine(VerlEngine):
-    """Mixin before one of verl's engines, whose two methods that make a model's inputs and outputs
-    get the segments of micro-batches with a tree."""
+    """Mixin before one of verl's engines of FSDP or VeOmni, whose two methods that make a model's
+    inputs and outputs get the segments of micro-batches with a tree."""
 
     stock: ClassVar[type]
     """The engine that it is put before."""
     module: Any
+    engine_config: Any
+    fork_limit: str | None = None
+    """Why rows that part share nothing; None if attention follows them."""
     _keeps_apart = False
     """Whether linear attention takes packed rows one by one."""
     _followed: PrefixTree | None = None
@@ -164,26 +198,7 @@ class SharingEngine(VerlEngine):
             return outputs
         if tree.branches:
             _check_all_layers_attended(self.module, tree)
-        offsets = micro_batch[TOKENS].offsets()
-        return {
-            name: None if value is None else self._expand(name, value, tree, offsets)
-            for name, value in outputs.items()
-        }
-
-    def _expand(
-        self, name: str, of_segments: Any, tree: PrefixTree, offsets: torch.Tensor
-    ) -> torch.Tensor:
-        """An output of the segments of a tree as that of its rows."""
-        is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
-        if not is_nested or of_segments.offsets().diff().tolist() != tree.lengths_S:
-            raise PaddingError(
-                f"padding.sharing: {type(self).__name__}'s {name!r} must be nested, with a "
-                f"value for each token that is computed ({tree.lengths_S}): anything else of "
-                "a row is not that of another row. Set padding.sharing=off."
-            )
-        values = of_segments.values()
-        expanded = GatherTokens.apply(values, 0, tree.row_places.to(values.device))
-        return torch.nested.nested_tensor_from_jagged(expanded, offsets)
+        return expand_outputs(self, outputs, tree, micro_batch[TOKENS].offsets())
 
     def _follow(self, micro_batch: TensorDict | None) -> None:
         """Has the layers of the model follow the tree of a micro-batch; None for no tree.
@@ -196,6 +211,8 @@ class SharingEngine(VerlEngine):
         if branching is not self._followed:
             self._followed = branching
             patch_attention()
+            if self.engine_config.strategy == "veomni":
+                patch_veomni_attention()
             for layer in attention_layers(self.module):
                 setattr(layer, TREE, branching)
         if not self._keeps_apart:

@@ -43,9 +43,10 @@ times what they differ by in a pass that is repeated."""
 LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
 """Part of the effect of a row's first token that a difference by rounding has at most; the latter
 where a token may get other experts by rounding, or linear attention other chunks."""
-BRANCHES = "branches"
-"""What the probe answers for each rank: whether rows that part may share what is before, in all of
-its models."""
+FORK_LIMIT = "fork_limit"
+"""What the probe answers for each rank: why rows that part share nothing in one of its models, or
+an empty text."""
+MIXES = "outputs of rows that part are not those of the rows alone"
 
 
 def probe_for_leaks(
@@ -59,23 +60,23 @@ def probe_for_leaks(
             for M-RoPE.
         shares: whether tokens are to be computed once: a shorter row's outputs have to be those of
             the longer one's beginning then, too, or the answer has a blocker, and
-            :data:`BRANCHES` in it says whether rows that part may share.
+            :data:`FORK_LIMIT` in it says why rows that part share nothing.
         fixes, multiples: role -> what to set where rows are not kept apart, and of how many
             micro-batches its engine's schedule takes multiples.
     """
 
     def probe(worker: Any) -> Any:
-        branches, found = True, []
+        limit, found = "", []
         for role, training_worker in training_workers(worker).items():
             if role in fixes and _packs_rows(training_worker.engine_config):
-                may_share = _probe(
+                of_role = _probe(
                     role, training_worker, tuple(axes), shares, fixes[role], multiples[role]
                 )
-                if isinstance(may_share, Blocker):
-                    found.append((SHARING, may_share))
+                if isinstance(of_role, Blocker):
+                    found.append((SHARING, of_role))
                 else:
-                    branches &= may_share
-        return answer_of(found, **{BRANCHES: branches})
+                    limit = limit or of_role
+        return answer_of(found, **{FORK_LIMIT: limit})
 
     return probe
 
@@ -90,26 +91,26 @@ def _packs_rows(config: Any) -> bool:
 
 def _probe(
     role: str, training_worker: Any, axes: tuple[int, ...], shares: bool, fix: str, multiple: int
-) -> bool | Blocker:
-    """Refuses a model that does not keep rows apart; returns whether rows that part may share what
-    is before, or why no rows may share."""
+) -> str | Blocker:
+    """Refuses a model that does not keep rows apart; returns why rows that part share nothing,
+    empty if they may share what is before, or why no rows may share."""
     compute = partial(_outputs, training_worker, axes=axes, multiple=multiple)
     text = training_worker.model_config.hf_config.get_text_config()
     passes = list(_rows(text.vocab_size))
     outputs = [found for rows in passes if (found := compute(rows)) is not None]
-    in_tree = None
-    if shares:
+    in_tree, limit = None, (shares and training_worker.engine.fork_limit) or ""
+    if shares and not limit:
         try:
             in_tree = compute(passes[0], shares=True)
         except BranchesMixedError:
-            in_tree = []  # on all ranks alike: all layers have run, with their collectives
+            limit = MIXES  # where all layers have run, with their collectives
     if not outputs:
         # Ranks that share rows have no outputs of their own, but all of them take part in each
         # pass.
-        return in_tree != []
+        return limit
     one, exchanged, changed, again = outputs
     own, leak = _distance(one[1], changed[1]), _distance(one[1], exchanged[1])
-    limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
+    leak_limit = (LEAK_OF_EXPERTS if _rounds_more(text) else LEAK) * own
     size = float(one[1].abs().mean())
     rounding = max(
         ROUNDING * torch.finfo(torch.float32).eps * size, REPEATS * _distance(one[1], again[1])
@@ -120,7 +121,7 @@ def _probe(
         f"{type(training_worker.engine).__name__}, model_type={text.model_type},"
         f" attn_implementation={loaded._attn_implementation}"
     )
-    if not leak <= min(rounding, limit):  # nor where it is no number
+    if not leak <= min(rounding, leak_limit):  # nor where it is no number
         raise PaddingConfigError(
             f"{fix.partition('=')[0]}=True: packed rows see each other in the {role}, so pads "
             f"would change real rows ({model}: other neighbours change a row's outputs by "
@@ -128,18 +129,18 @@ def _probe(
             "or attention."
         )
     if not shares:
-        return True
+        return ""
     # At another place, the row is computed in another order: no less than a part of the effect.
     beginning = _distance(one[1], one[3][: len(one[1])])
-    if not beginning <= limit:
+    if not beginning <= leak_limit:
         why = (
             f"in the {role}, a row's outputs are not those of a longer row's beginning (they "
             f"differ by {beginning:.2g}, the row's own first token changes {own:.2g})"
         )
         return Blocker(model, why, "Set padding.sharing=off, or choose another model.")
-    if not in_tree:
-        return False
-    return max(map(_distance, one, in_tree)) <= limit
+    if in_tree is None:
+        return limit
+    return "" if max(map(_distance, one, in_tree)) <= leak_limit else MIXES
 
 
 def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
@@ -196,7 +197,9 @@ def _outputs(
     off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
     tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
     if shares:
-        tu.assign_non_tensor_data(data, TREE, find_tree(data, branches=True))
+        # The micro-batches are alike, and so are their trees.
+        one = tu.index_select_tensor_dict(data, list(range(micro_batch_size)))
+        tu.assign_non_tensor_data(data, TREE, find_tree(one, branches=True))
     output = training_worker.infer_batch(data)
     if output is None:
         return None

@@ -17,12 +17,13 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.pads.planned_call import MINI_BATCH, planned_call
-from verl_padding.prefix_sharing.engine import SharingEngine
+from verl_padding.prefix_sharing.engine import MEGATRON, SharingEngine
 from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
 from verl_padding.verl_fixes.position_ids import fix_all_position_ids
 from verl_padding.verl_fixes.text_without_image import give_features_alone
 from verl_padding.worker import log_probs
 from verl_padding.worker.losses import RealRowsLoss
+from verl_padding.worker.megatron_engine import MegatronSharingEngine
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
 from verl_padding.worker.packed_attention import pack_rows
 from verl_padding.worker.plan_packer import micro_batches_of_plan
@@ -38,7 +39,7 @@ class PaddedEngine(VerlEngine):
     """Mixin before one of verl's engines: its optimizer steps and micro-batches are those of the
     plan, and its losses see real rows alone."""
 
-    stock: ClassVar[type]
+    stock: ClassVar[Any]
     """The engine that it is put before."""
     engine_config: Any
     module: Any
@@ -85,7 +86,7 @@ class PaddedEngine(VerlEngine):
         if loss_function is not None and MINI_BATCH in data:
             loss_function = self._real_rows_loss(loss_function)
         run = super().forward_backward_batch
-        with micro_batches_of_plan(run), self.clock.mini_batch(data):
+        with micro_batches_of_plan(self.stock.forward_backward_batch), self.clock.mini_batch(data):
             return run(data, loss_function, forward_only)
 
     def forward_step(self, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +102,13 @@ def padded(engine: type) -> type:
     """An engine of verl's, or of a user's that is made as verl's are, behind the mixins."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-    mixins = (SharingEngine, PaddedEngine) if issubclass(engine, FSDPEngine) else (PaddedEngine,)
+    mixins: tuple[type, ...] = (PaddedEngine,)
+    if issubclass(engine, FSDPEngine):
+        mixins = (SharingEngine, PaddedEngine)
+    elif any(cls.__module__ == MEGATRON for cls in engine.__mro__):
+        # A forward step of Megatron's has no micro-batch but that of its segments, so the clock
+        # comes before.
+        mixins = (PaddedEngine, MegatronSharingEngine)
     return type(f"Padded{engine.__name__}", (*mixins, engine), {"stock": engine})
 
 

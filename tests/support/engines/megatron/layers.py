@@ -18,6 +18,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import TEGroupedMLP
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import nn
 from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
@@ -141,6 +142,9 @@ class PackedAttention(DotProductAttention):
         ranks, config.context_parallel_size = config.context_parallel_size, 1
         super().__init__(config, *args, **kwargs)
         config.context_parallel_size = ranks
+        window, skipped = config.window_size, config.window_attn_skip_freq
+        is_windowed = is_layer_window_attention(window, skipped, self.layer_number)
+        self.window = window[0] if is_windowed else None
 
     def forward(
         self,
@@ -179,11 +183,10 @@ class PackedAttention(DotProductAttention):
             here = slice(start // ranks, end // ranks)
             if here.start == here.stop:
                 continue
-            mask = (
-                None
-                if ranks == 1
-                else _may_see(end - start, ranks, parallel_state.get_context_parallel_rank())
-            )
+            mask = None
+            if ranks > 1 or self.window is not None:
+                rank = parallel_state.get_context_parallel_rank()
+                mask = _may_see(end - start, ranks, rank, self.window)
             of_row = [
                 query[here],
                 *(_whole_row([part[here] for part in parts]) for parts in (keys, values)),
@@ -215,12 +218,14 @@ def _whole_row(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([first for first, _ in halves] + [second for _, second in reversed(halves)])
 
 
-def _may_see(tokens: int, ranks: int, rank: int) -> torch.Tensor:
+def _may_see(tokens: int, ranks: int, rank: int, window: int | None) -> torch.Tensor:
     """Which tokens of a row each token of this rank attends to, (tokens / ranks, tokens) bool."""
-    chunk = tokens // (2 * ranks)
-    places = torch.arange(chunk)
-    own = torch.cat([rank * chunk + places, (2 * ranks - 1 - rank) * chunk + places])
-    return own[:, None] >= torch.arange(tokens)[None]
+    own = torch.arange(tokens)
+    if ranks > 1:
+        chunks = own.chunk(2 * ranks)
+        own = torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
+    distance = own[:, None] - torch.arange(tokens)[None]
+    return (distance >= 0) & (distance <= (tokens if window is None else window))
 
 
 class LayersWithoutTransformerEngine(LocalSpecProvider):

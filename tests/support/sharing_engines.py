@@ -1,0 +1,292 @@
+"""One engine on the ranks of :mod:`tests.support.sharing_ranks`, and what it computes of rows."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine import EngineRegistry
+from verl.workers.utils.losses import ppo_loss, value_loss
+
+from benchmarks.one_gpu.rows import micro_batch_of, trained_rows
+from tests.support.engine_shapes import ROLES, TERMS
+from tests.support.sharing_ranks import TEMPERATURE, Case
+from tests.support.sharing_rows import model_folder, texts_of
+from tests.support.verl_config import compose_job
+from verl_padding.prefix_sharing.engine import find_tree
+from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.worker.padded_engine import padded
+from verl_padding.worker.plan_packer import module_of
+
+STEPS = 2
+"""Optimizer steps after which weights are compared."""
+
+
+class SharingRanks:
+    """An engine in a padded job's form, and the rows of its data-parallel rank."""
+
+    def __init__(self, case: Case, models: Path, dtype: str):
+        self.case = case
+        self.engine, self.loss = start_engine(case, model_folder(case.kind, models, dtype))
+        rows = trained_rows(texts_of(case.rows), getattr(torch, dtype))
+        prompts = sorted({key.split("_")[0] for key in rows})
+        dp, rank = (
+            self.engine.get_data_parallel_size(),
+            self.engine.get_data_parallel_rank(),
+        )
+        self.prompts, self.n_rows = prompts[rank::dp], len(rows)
+        self.rows = {key: rows[key] for key in sorted(rows) if key.split("_")[0] in self.prompts}
+        self.prompt_R = [self.prompts.index(key.split("_")[0]) for key in self.rows]
+        self.kept: torch.Tensor | None = None
+        """Log-probs of all tokens but the last of each row, of :meth:`compare`'s last branches."""
+
+    def compare(self) -> dict[str, dict[str, float]]:
+        """Cut -> differences from rows alone: of outputs by their values, of gradients and weights
+        relative to their norm; and the tokens of both."""
+        alone = self.run("alone", branches=None)
+        found: dict[str, dict[str, float]] = {}
+        for branches in (False, True):
+            for cut in self.case.cuts:
+                name = f"{'branches' if branches else 'whole'}, {cut}"
+                shared = self.run(cut, branches=branches)
+                found[name] = differences(shared, alone)
+        self.kept = shared.get("outputs", {}).get("log_probs")
+        start = weights_of(self.engine)  # after a backward pass, all of them are sharded again
+        self.train(start, self.case.cuts[0], branches=True)
+        got = weights_of(self.engine)
+        self.train(start, "alone", branches=None)
+        want = weights_of(self.engine)
+        found["weights"] = {"weights": off(got, want), "moved": off(start, want)}
+        passes = (
+            self.run(cut, branches=branches, forward_only=True)
+            for cut, branches in ((self.case.cuts[0], True), ("alone", None))
+        )
+        found["pass"] = differences(*passes)
+        return found
+
+    def batch(self) -> Any:
+        """The rows of this rank as a worker's call has them."""
+        data = micro_batch_of(list(self.rows.values()))
+        said: dict[str, Any] = {"use_remove_padding": True, "use_dynamic_bsz": True}
+        said |= {"calculate_entropy": self.case.update == "actor", "use_fused_kernels": False}
+        said |= {"global_batch_size": self.n_rows, "temperature": TEMPERATURE}
+        if self.case.temperatures:
+            del said["temperature"]
+            data["temperature"] = TEMPERATURE + 0.4 * torch.tensor(self.prompt_R)
+        tu.assign_non_tensor(data, **said)
+        return data
+
+    def cut_by(self, cut: str, branches: bool | None) -> AbstractContextManager[Any]:
+        """A with-block in which the engine's micro-batches are these, and its rows share; with
+        ``branches`` None, nothing is shared."""
+        number_R = {
+            "alone": list(range(len(self.rows))),
+            "prompts": self.prompt_R,
+            "halves": [2 * prompt // len(self.prompts) for prompt in self.prompt_R],
+            "all": [0] * len(self.rows),
+        }[cut]
+        rows_K = [list(rows) for _, rows in groupby(range(len(number_R)), number_R.__getitem__)]
+
+        def prepare_micro_batches(data: Any, **_: Any) -> Any:
+            found = [tu.index_select_tensor_dict(data, rows) for rows in rows_K]
+            for micro_batch in found if branches is not None else ():
+                tree = find_tree(micro_batch, branches=branches)
+                tu.assign_non_tensor_data(micro_batch, TREE, tree)
+            return found, rows_K
+
+        module = module_of(type(self.engine).stock.forward_backward_batch)
+        return mock.patch.dict(module, prepare_micro_batches=prepare_micro_batches)
+
+    def run(self, cut: str, *, branches: bool | None, forward_only: bool = False) -> dict[str, Any]:
+        """Outputs of all tokens but the last of each row, gradients and computed tokens."""
+        engine = self.engine
+        engine.done.clear()
+        engine.optimizer_zero_grad()
+        mode = engine.eval_mode() if forward_only else engine.train_mode()
+        with mode, self.cut_by(cut, branches):
+            answer = engine.forward_backward_batch(
+                self.batch(), self.loss, forward_only=forward_only
+            )
+            found: dict[str, Any] = {"tokens": engine.done["tokens"]}
+            if not forward_only:
+                found["gradient"] = gradients_of(engine)
+        if answer:
+            outputs = answer["model_output"].items()
+            found["outputs"] = {
+                name: torch.cat([row[:-1].detach() for row in values.unbind()])
+                for name, values in outputs
+            }
+            found["loss"] = float(sum(answer["loss"]))
+        return found
+
+    def train(self, start: dict[str, torch.Tensor], cut: str, *, branches: bool | None) -> None:
+        """Some optimizer steps from these weights."""
+        engine = self.engine
+        for name, weight in named_parameters(engine):
+            weight.data.copy_(start[name])
+        engine.optimizer = (
+            engine._build_optimizer()
+            if engine.engine_config.strategy == "megatron"
+            else engine._build_optimizer(engine.module)
+        )
+        for _ in range(STEPS):
+            with engine.train_mode(), self.cut_by(cut, branches):
+                engine.optimizer_zero_grad()
+                engine.forward_backward_batch(self.batch(), self.loss, forward_only=False)
+                engine.optimizer_step()
+
+
+def start_engine(case: Case, model: Path) -> tuple[Any, Any]:
+    """The engine of a role as a padded job has it, and the loss of its updates."""
+    role = ROLES[case.update]
+    section = f"{role}.{case.engine}"
+    sections = {
+        "role": role,
+        "engine": section,
+        "transformer": f"{section}.override_transformer_config",
+    }
+    overrides = [
+        f"+local=cpu_{case.engine}",
+        f"actor_rollout_ref.model.path={model}",
+        *TERMS[case.update],
+        f"{role}.optim.lr=1e-3",
+        f"{role}.optim.weight_decay=0",
+        f"{role}.optim.total_training_steps=100",
+        *(f"{section}.{name}={size}" for name, size in case.sizes.items()),
+        *(each.format(**sections) for each in case.overrides),
+    ]
+    if case.engine == "megatron":
+        overrides.append(f"+{role}.optim.override_optimizer_config.adam_eps=1e-5")
+        destroy_groups()
+    else:
+        overrides.append(f"{role}.optim.lr_scheduler_type=constant")
+    if case.update == "critic":
+        overrides.append("algorithm.adv_estimator=gae")
+    config = compose_job(*overrides)
+    if case.update == "critic":
+        of_role = omega_conf_to_dataclass(config.critic)
+        of_model, loss = of_role.model, partial(value_loss, config=of_role)
+        of_model.model_type = "value_model"
+    else:
+        of_model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+        of_role = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        of_role.model_config, loss = of_model, partial(ppo_loss, config=of_role)
+        of_model.model_type = "language_model"
+    of_role.engine.use_dynamic_bsz = of_role.engine.use_remove_padding = True
+    stock = EngineRegistry.get_engine_cls(of_model.model_type, case.engine)
+    engine = padded(stock)(of_model, of_role.engine, of_role.optim, of_role.checkpoint)
+    engine.initialize()
+    if case.engine == "megatron" and case.update == "critic":
+        draw_head(engine)
+    return engine, loss
+
+
+def destroy_groups() -> None:
+    from megatron.core import parallel_state
+
+    if parallel_state.is_initialized():
+        parallel_state.destroy_model_parallel()
+
+
+def draw_head(engine: Any) -> None:
+    """Megatron's critics draw a head by themselves."""
+    draw = torch.Generator().manual_seed(0)
+    for name, weight in named_parameters(engine):
+        if name.endswith("output_layer.weight"):
+            weight.data.copy_(torch.randn(weight.shape, generator=draw) * 0.1)
+
+
+def named_parameters(engine: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    parts = engine.module if isinstance(engine.module, list) else [engine.module]
+    for number, part in enumerate(parts):
+        for name, weight in part.named_parameters():
+            yield f"{number} {name}", weight
+
+
+def _whole(weight: Any) -> torch.Tensor:
+    whole: torch.Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return whole.detach().clone()
+
+
+def weights_of(engine: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in named_parameters(engine)}
+
+
+def gradients_of(engine: Any) -> dict[str, torch.Tensor]:
+    is_megatron = engine.engine_config.strategy == "megatron"
+    return {
+        name: _whole(weight.main_grad if is_megatron else weight.grad)
+        for name, weight in named_parameters(engine)
+        if weight.requires_grad and (is_megatron or weight.grad is not None)
+    }
+
+
+def off(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
+    """How far tensors are off, relative to the norm of all."""
+    assert got.keys() == want.keys()
+    wrong = sum(float((got[name] - want[name]).pow(2).sum()) for name in want)
+    size = sum(float(each.pow(2).sum()) for each in want.values())
+    assert size > 0
+    return float((wrong / size) ** 0.5)
+
+
+def differences(got: dict[str, Any], alone: dict[str, Any]) -> dict[str, float]:
+    found = {"tokens": got["tokens"], "tokens_alone": alone["tokens"]}
+    if "outputs" in got:
+        assert got["outputs"].keys() == alone["outputs"].keys()
+        for name, values in alone["outputs"].items():
+            found[name] = float((got["outputs"][name] - values).abs().max())
+        found["loss"] = abs(got["loss"] - alone["loss"])
+    if "gradient" in got:
+        found["gradient"] = off(got["gradient"], alone["gradient"])
+    return found
+
+
+def break_sharing(fault: str) -> AbstractContextManager[Any]:
+    """A with-block in which what shares has a fault."""
+    from verl_padding.prefix_sharing.attention import GatherTokens
+    from verl_padding.worker import megatron_engine
+
+    pack_paths, with_tree = megatron_engine.pack_paths, megatron_engine.with_tree
+
+    def from_0(*args: Any) -> Any:
+        paths = pack_paths(*args)
+        return replace(paths, positions=torch.cat(list(map(torch.arange, paths.lengths_S))))
+
+    def own_tokens(*args: Any) -> Any:
+        paths = pack_paths(*args)
+        return replace(paths, places=torch.arange(len(paths.positions)), path_ends_S=paths.ends_S)
+
+    class LastTree:
+        pair: Any = None
+
+        def __iter__(self) -> Any:
+            return iter(LastTree.pair)
+
+    def of_the_last(*args: Any) -> Any:
+        found, given = with_tree(*args)
+        LastTree.pair = getattr(given["packed_seq_params"], TREE)
+        setattr(given["packed_seq_params"], TREE, LastTree())
+        return found, given
+
+    def in_bfloat16(ctx: Any, gradient: torch.Tensor) -> Any:
+        total = gradient.new_zeros(ctx.shape, dtype=torch.bfloat16)
+        total.index_add_(ctx.dim, *ctx.saved_tensors, gradient.to(torch.bfloat16))
+        return total.to(gradient.dtype), None, None
+
+    patch = mock.patch.object
+    return {
+        "": nullcontext(),
+        "positions from 0": patch(megatron_engine, "pack_paths", from_0),
+        "own tokens alone": patch(megatron_engine, "pack_paths", own_tokens),
+        "the last tree": patch(megatron_engine, "with_tree", of_the_last),
+        "branches in bfloat16": patch(GatherTokens, "backward", staticmethod(in_bfloat16)),
+    }[fault]

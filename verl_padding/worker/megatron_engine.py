@@ -1,0 +1,195 @@
+"""Tokens that rows share are computed once in verl's Megatron engines.
+
+verl makes everything of a micro-batch in ``forward_step``: labels, temperatures, the packed buffer,
+the routes of experts. It gets the segments here, and the rows come back right before the loss. That
+is all where rows are whole beginnings of others.
+
+Where rows fork, two parts of a model know of the tree: each token is turned by its place in its
+row, and attention looks back along its path. The tree goes with Megatron's ``packed_seq_params``,
+which reach whatever is computed again in a backward pass: a pipeline has several micro-batches
+under way, so "the tree of now" would be that of another.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torch.distributed.nn.functional import all_gather
+from verl.utils.device import get_device_id, get_device_name
+
+from verl_padding.job.megatron_forks import fork_limit
+from verl_padding.prefix_sharing.attention import GatherTokens
+from verl_padding.prefix_sharing.engine import BranchesMixedError, expand_outputs, segments_of
+from verl_padding.prefix_sharing.packed_paths import PackedPaths, pack_paths
+from verl_padding.prefix_sharing.row_inputs import TOKENS
+from verl_padding.prefix_sharing.tree import TREE, PrefixTree, tree_of
+from verl_padding.worker.varlen_attention import flash_attn_varlen_func
+
+if TYPE_CHECKING:
+    from verl.workers.engine.base import BaseEngine as VerlEngine
+else:
+    VerlEngine = object  # a mixin: one of verl's engines comes behind it
+
+
+class MegatronSharingEngine(VerlEngine):
+    """Mixin before one of verl's Megatron engines, whose forward steps get the segments of
+    micro-batches with a tree, and whose losses their rows."""
+
+    stock: ClassVar[type]
+    module: Any
+    tf_config: Any
+    _mixes_branches = False
+    """Whether a layer of this rank has not followed a tree."""
+
+    @property
+    def fork_limit(self) -> str | None:
+        """Why rows that part share nothing, by Megatron's settings; None if they may."""
+        if get_device_name() == "npu":
+            return "attention of Megatron's engine does not follow them on an NPU"
+        return fork_limit(vars(self.tf_config))
+
+    def initialize(self) -> None:
+        super().initialize()
+        self._follow_paths = functools.cache(follow_paths)  # once a stage of this model
+
+    def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
+        self._mixes_branches = False
+        answer = super().forward_backward_batch(*args, **kwargs)
+        # Not before: the other ranks of a pipeline would wait for this one.
+        if self._mixes_branches:
+            raise BranchesMixedError(
+                f"padding.sharing='on': layers of {self.stock.__name__} have not attended to the "
+                "paths of rows that part, so they mix branches. Set padding.sharing=off."
+            )
+        return answer
+
+    def forward_step(
+        self, batch_iter: Iterator[TensorDict], model: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        rows = next(batch_iter)
+        if (tree := tree_of(rows)) is None:
+            return super().forward_step(iter([rows]), model, *args, **kwargs)
+        segments = segments_of(rows, tree)
+        if tree.branches:
+            self._follow_paths(model)
+        with hand_on(model, tree) if tree.branches else nullcontext():
+            output, postprocess = super().forward_step(iter([segments]), model, *args, **kwargs)
+        if tree.branches:
+            attended = [id(core) in tree.attended for core in core_attentions(model)]
+            self._mixes_branches |= not all(attended)
+        # The last stage calls it with an output; verl has put the segments into it.
+        return output, functools.partial(postprocess, data=rows.to(get_device_id()))
+
+    def prepare_model_outputs(self, output: Any, data: TensorDict) -> dict[str, Any]:
+        outputs: dict[str, Any] = super().prepare_model_outputs(output, data)
+        if (tree := tree_of(data)) is None:
+            return outputs
+        return expand_outputs(self, outputs, tree, data[TOKENS].offsets())
+
+
+def language_model(model: nn.Module) -> Any:
+    """The GPTModel of a stage, inside of what wraps it; None for a model of another kind."""
+    from megatron.core.models.gpt import GPTModel
+
+    return next((part for part in model.modules() if isinstance(part, GPTModel)), None)
+
+
+def core_attentions(model: nn.Module) -> list[Any]:
+    """The core attention of each layer of a stage; None for a layer that has none as Megatron's
+    are."""
+    gpt = language_model(model)
+    layers = [None] if gpt is None else gpt.decoder.layers
+    attentions = (getattr(layer, "self_attention", None) for layer in layers)
+    cores = [getattr(attention, "core_attention", None) for attention in attentions]
+    return [core if hasattr(core, "config") else None for core in cores]
+
+
+def follow_paths(model: nn.Module) -> None:
+    """Has the attention of a stage's layers follow trees that it gets."""
+    for core in filter(None, core_attentions(model)):
+        core.forward = along_paths(core, core.forward)
+
+
+def hand_on(model: nn.Module, tree: PrefixTree) -> AbstractContextManager[Any]:
+    """A with-block in which the layers of a stage get a tree with the micro-batch that it
+    computes."""
+    gpt = language_model(model)
+    if gpt is None:
+        return nullcontext()
+    hook = functools.partial(with_tree, gpt, tree)
+    handle: AbstractContextManager[Any]
+    handle = gpt.decoder.register_forward_pre_hook(hook, with_kwargs=True)
+    return handle
+
+
+def with_tree(gpt: Any, tree: PrefixTree, _: Any, args: Any, given: dict[str, Any]) -> Any:
+    """What a decoder gets, with the tree: to rotary embeddings, fused or not, the buffer is one
+    sequence whose tokens have frequencies of their own."""
+    from megatron.core import parallel_state
+
+    packed = given["packed_seq_params"]
+    ends = packed.cu_seqlens_q_padded
+    ranks = parallel_state.get_context_parallel_world_size()
+    rank = parallel_state.get_context_parallel_rank()
+    paths: PackedPaths = tree.once(pack_paths, tuple(ends.tolist()), ranks, rank, ends.device)
+    if given.get("rotary_pos_emb") is not None:
+        given["rotary_pos_emb"] = rotary_frequencies(gpt, paths, ranks, rank)
+    tokens = len(paths.positions) * ranks
+    whole = ends.new_tensor([0, tokens])
+    names = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+    lengths = {"max_seqlen_q": tokens, "max_seqlen_kv": tokens}
+    one_sequence = dataclasses.replace(packed, **dict.fromkeys(names, whole), **lengths)
+    setattr(one_sequence, TREE, (tree, paths))
+    return args, given | {"packed_seq_params": one_sequence}
+
+
+def rotary_frequencies(gpt: Any, paths: PackedPaths, ranks: int, rank: int) -> torch.Tensor:
+    """Of each token of the buffer by its place in its row, (T, 1, 1, D); with context parallelism,
+    of this rank's tokens, where those of one sequence would be."""
+    made = gpt.rotary_pos_emb(max(paths.path_lengths_S), packed_seq=True)
+    of_places = made[0] if isinstance(made, tuple) else made  # YaRN's come with a factor
+    of_tokens: torch.Tensor = of_places[paths.positions]
+    if ranks == 1:
+        return of_tokens
+    chunks = of_tokens.new_zeros(2 * ranks, len(of_tokens) // 2, *of_tokens.shape[1:])
+    chunks[rank], chunks[2 * ranks - 1 - rank] = of_tokens.chunk(2)
+    return chunks.flatten(0, 1)
+
+
+def along_paths(core: Any, attend: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's core attention, which looks back along the paths of a tree where there is one:
+    queries (tokens, heads, size), keys and values -> (tokens, heads x size)."""
+    from megatron.core import parallel_state
+    from megatron.core.transformer.utils import is_layer_window_attention
+
+    config = core.config
+    scale, window = config.softmax_scale, config.window_size
+    of_layer = {
+        "softmax_scale": config.kv_channels**-0.5 if scale is None else scale,
+        "causal": True,
+    }
+    if is_layer_window_attention(window, config.window_attn_skip_freq, core.layer_number):
+        of_layer["window_size"] = tuple(window)
+
+    @functools.wraps(attend)
+    def attend_along_paths(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        followed = getattr(kwargs.get("packed_seq_params"), TREE, None)
+        if followed is None:
+            return attend(query, key, value, *args, **kwargs)
+        tree, paths = followed
+        tree.attended.add(id(core))
+        if parallel_state.get_context_parallel_world_size() > 1:
+            group = parallel_state.get_context_parallel_group()
+            key, value = (torch.cat(all_gather(each.contiguous(), group)) for each in (key, value))
+        key, value = (GatherTokens.apply(states, 0, paths.places) for states in (key, value))
+        longest = max(paths.lengths_S), max(paths.path_lengths_S)
+        return flash_attn_varlen_func(
+            query, key, value, paths.ends_S, paths.path_ends_S, *longest, **of_layer
+        ).flatten(1)
+
+    return attend_along_paths
