@@ -112,9 +112,18 @@ def test_so_they_do_in_float32(tmp_path):
         assert_exact(found, 2 * RELATIVE_FLOAT32)
 
 
+@pytest.fixture
+def _float_is_double(monkeypatch):
+    """transformers turns positions in float32, whatever a model's dtype is."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    for name in ("float", "float32"):
+        monkeypatch.setattr(torch, name, torch.float64)
+
+
 @pytest.mark.parametrize(
     ("ranks", "name"), [(1, "one rank"), (2, "tp2 without"), (2, "cp2"), (2, "pp2"), (2, "dp2")]
 )
+@pytest.mark.usefixtures("_float_is_double")
 def test_log_probs_are_those_of_hugging_faces_model_row_by_row(ranks, name, found_by, folder):
     found_by(ranks)
     model = in_float64(
