@@ -78,6 +78,13 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path):
     assert_all_gone(tmp_path)
 
 
+def test_the_time_of_a_job_can_begin_at_a_line_of_its_output(tmp_path):
+    slow = "import time\ntime.sleep(4)\nprint('begins', flush=True)\ntime.sleep({})"
+    for sleeps, code in ((0, 0), (600, TIMED_OUT)):
+        command = [sys.executable, "-c", slow.format(sleeps)]
+        assert run_command(command, folder=tmp_path, timeout_s=3, timed_from="begins") == code
+
+
 LAUNCHER = f"""
 import signal, sys
 from pathlib import Path

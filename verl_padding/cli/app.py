@@ -201,7 +201,7 @@ def dry_run(
         typer.Option(help="A reply of the model, beside random text and tool calls; repeatable."),
     ] = None,
     timeout: Annotated[
-        int, typer.Option(min=1, help="Maximum seconds of the job, its start included.")
+        int, typer.Option(min=1, help="Maximum seconds of the step, without the start of the job.")
     ] = 900,
 ) -> None:
     """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.metric_names import GRAD_NORM
-from verl_padding.on_cpu.launch import TIMED_OUT, run_command
+from verl_padding.on_cpu.in_the_job import STEP_BEGINS
+from verl_padding.on_cpu.launch import START_S, TIMED_OUT, run_command
 from verl_padding.on_cpu.reduced_job import MODEL, reduced, write_shrunk_model
 from verl_padding.on_cpu.scripted_replies import TEXTS
 from verl_padding.pads.tags import PAD_UID_PREFIX
@@ -64,7 +65,7 @@ def run_step(
     Args:
         config: of the job; it is not changed.
         folder: an empty folder, into which all is written.
-        timeout_s: of the job, its start included.
+        timeout_s: from where the job's workers are up.
         replies: texts of the model, among others.
 
     Raises:
@@ -88,9 +89,12 @@ def run_step(
     log = (folder / LOG).read_text()
     steps = [data for _, data in read_metrics(folder)]
     not_finite, failed = metrics_not_finite(steps), log.count(SESSION_FAILED)
+    began = STEP_BEGINS in log
     wrong = {
-        f"--timeout={timeout_s:.0f}: the job has not ended in as many seconds. Give it more, "
-        "unless it waits for something": code == TIMED_OUT,
+        f"--timeout={timeout_s:.0f}: the step has not ended in as many seconds. Give it more, "
+        "unless it waits for something": code == TIMED_OUT and began,
+        f"the job has not begun its step in {START_S:.0f} s. Look in its log for what it waits "
+        "for": code == TIMED_OUT and not began,
         f"the job has ended with exit code {code}": code not in (0, TIMED_OUT),
         "the job has ended without a step": code == 0 and not steps,
         f"metrics are not finite: {', '.join(not_finite)}": not_finite,
@@ -118,7 +122,9 @@ def _run_job(config: DictConfig, folder: Path, timeout_s: float, replies: Sequen
     command = [sys.executable, "-m", "verl.trainer.main_ppo"]
     command += ["--config-path", str(folder / "config"), "--config-name", "job"]
     with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
-        return run_command(command, folder=folder, timeout_s=timeout_s, cwd=Path.cwd())
+        return run_command(
+            command, folder=folder, timeout_s=timeout_s, timed_from=STEP_BEGINS, cwd=Path.cwd()
+        )
 
 
 def metrics_not_finite(steps: Sequence[Mapping[str, float]]) -> list[str]:

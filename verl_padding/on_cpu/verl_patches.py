@@ -164,9 +164,10 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
         "verl_padding.on_cpu.rollout.request_names:name_sessions",
     ),
     ("verl.trainer.ppo.v1.replay_buffer", poll_often),
+    ("verl.trainer.ppo.v1.trainer_base", "verl_padding.on_cpu.in_the_job:announce_step"),
     (
         "verl.experimental.reward_loop.reward_loop",
-        "verl_padding.on_cpu.rewards:check_rewards",
+        "verl_padding.on_cpu.in_the_job:check_rewards",
     ),
 )
 """Modules of verl, and what is called with each."""

@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.on_cpu.rewards import check_rewards
+from verl_padding.on_cpu.in_the_job import check_rewards
 from verl_padding.on_cpu.scripted_replies import TEXTS
 
 FUNCTION = {"path": "/mine/reward.py", "name": "compute_score"}

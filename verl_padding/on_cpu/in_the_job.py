@@ -8,7 +8,23 @@ from typing import Any
 from verl_padding.errors import PaddingDataError
 from verl_padding.on_cpu.scripted_replies import TEXTS
 
+STEP_BEGINS = "verl_padding: the dry run's step begins"
+"""Line in the output of a job whose workers are up."""
 FUNCTION = "reward.custom_reward_function"
+
+
+def announce_step(trainer_base: Any) -> None:
+    """Has verl's trainer say when it goes from its start, which takes long, to its steps."""
+    if TEXTS not in os.environ:
+        return
+    fit = trainer_base.PPOTrainer.fit
+
+    @wraps(fit)
+    def announced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        print(STEP_BEGINS, flush=True)
+        return fit(self, *args, **kwargs)
+
+    trainer_base.PPOTrainer.fit = announced
 
 
 def check_rewards(reward_loop: Any) -> None:
