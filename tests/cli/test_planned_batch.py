@@ -119,7 +119,7 @@ def test_a_file_in_the_folder_of_a_run_is_planned_as_its_job(job, tmp_path):
 
 def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
     for arguments, cause in (
-        (job, "Add +padding=prompt"),
+        (job, "Add +padding=fast"),
         ([*job, "+padding=prompt", "nonsense=1"], "nonsense=1"),
         ([*job, "+padding=prompt", "padding.strategy=x"], "padding.strategy='x'"),
     ):

@@ -238,6 +238,20 @@ def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):
     assert metrics["padding/saved/shared_tokens/total"] == 3
 
 
+def test_each_pass_beside_the_plan_is_counted():
+    trainer = padded_trainer(*ONE_RANK, dp_size=1)
+    batch = put_sessions(7, [[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6]]])
+    trainer._balance_batch(batch, {})
+    # Part of the batch is no row of the plan: each of these passes is planned by itself.
+    for rows, tokens in ((batch.keys[:2], 5), (batch.keys[2:], 2)):
+        part = batch.select_keys(rows)
+        with trainer.steps.step_for("log_prob", part) as step:
+            assert step is not trainer.steps.current
+            step.note_work("log_prob", tokens)
+    metrics = trainer.steps.current.final_metrics()
+    assert metrics["padding/computed_tokens/total"] == 5 + 2
+
+
 ONE_RANK = ("trainer.n_gpus_per_node=1", "padding.packer=plan", "padding.sharing=on")
 
 

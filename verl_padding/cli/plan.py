@@ -94,7 +94,7 @@ def _planned_job(arguments: JobArguments, *, has_job: bool) -> Job:
         from verl_padding.driver.job_check import check_job
 
         if config.get("padding") is None:
-            raise PaddingConfigError("padding: the job does not ask for it. Add +padding=prompt.")
+            raise PaddingConfigError("padding: the job does not ask for it. Add +padding=fast.")
         if is_recorded(arguments) and OmegaConf.select(config, "padding.cost_model") == "model":
             _check_models_are_here(config)
         return check_job(config).step_job()

@@ -29,7 +29,7 @@ def check_job(config: DictConfig) -> VerlJob:
 
     check_verl(config)
     if config.get("padding") is None:  # of a trainer of one's own
-        refuse("padding=None", "a padded trainer takes its settings", "Add +padding=prompt.")
+        refuse("padding=None", "a padded trainer takes its settings", "Add +padding=fast.")
     padding = PaddingConfig.from_section(config.get("padding"))
     trainers = "padded trainers extend verl's v1 trainers"
     if (of_another := config.get("async_training")) is not None:

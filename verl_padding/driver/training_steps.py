@@ -125,7 +125,9 @@ class TrainingSteps:
             return
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
         step = self._planned(rows, [call])
-        step.has_updated = self.current is not None  # other rows of the step may have been trained
+        if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
+            step.has_updated = True  # other rows of the step may have been trained
+            step.tokens = self.current.tokens
         try:
             step.put_pads()
             yield step
@@ -133,8 +135,6 @@ class TrainingSteps:
             step.close(failed=True)
             raise
         step.close()
-        if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
-            self.current.tokens |= step.tokens
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:

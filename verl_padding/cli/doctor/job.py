@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has t
     from verl_padding.job.verl_job import VerlJob
 
 PADDING_OFF = hint(
-    "padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=prompt."
+    "padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=fast."
 )
 
 
