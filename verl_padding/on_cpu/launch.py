@@ -77,21 +77,15 @@ def run_command(
         is_over.set()
         stdin.close()
 
-    def end_after(seconds: float) -> threading.Timer:
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
-        return timer
-
     seconds = timeout_s or threading.TIMEOUT_MAX
-    limit = end_after(START_S if timed_from else seconds)
+    limit = _call_after(START_S if timed_from else seconds, end)
     try:
         with supervisor.stdout, open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
             for line in supervisor.stdout:
                 log.write(line)
                 if timed_from and timed_from in line:
                     limit.cancel()
-                    timed_from, limit = None, end_after(seconds)
+                    timed_from, limit = None, _call_after(seconds, end)
                 on_line(line.rstrip("\n"))
         code = supervisor.wait()
     finally:
@@ -102,6 +96,13 @@ def run_command(
             with contextlib.suppress(KeyboardInterrupt):
                 supervisor.wait()
     return TIMED_OUT if is_over.is_set() else code
+
+
+def _call_after(seconds: float, function: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _start(command: Sequence[str], scratch: str, folder: Path, cwd: Path) -> subprocess.Popen[str]:
