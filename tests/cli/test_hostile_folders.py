@@ -153,6 +153,77 @@ def test_a_runs_config_resolves_to_nothing_that_acts(value, place, hostile, job)
     assert str(path) in line
 
 
+def fetched_by_a_shell(run):
+    """A path that verl copies by a shell command."""
+    return f"hdfs://a;touch {run.parent / TAKEN};echo"
+
+
+def test_the_engine_of_a_run_is_no_file_of_it(hostile, job):
+    evil = f"{'../' * 20}{hostile}/evil"
+    acts = {"optim": {"override_optimizer_config": {"x": target(hostile)}}}
+    files = {"evil": {"model_engine": evil}}
+    for role in ("actor", "ref", "critic"):
+        files[f"evil_{role}"] = {"defaults": [f"/{role}/dp_{role}@_here_", "_self_"]}
+    files["evil_actor"] |= acts
+    for name, values in files.items():
+        header = "# @package _global_\n" if name == "evil" else ""
+        (hostile / f"{name}.yaml").write_text(header + OmegaConf.to_yaml(values))
+    write_config(hostile, job, model_engine=evil)
+    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+    assert result.exit_code == 1
+    assert "model_engine" in result.stderr
+
+
+def test_the_models_of_a_run_are_folders_or_are_not_opened(hostile, job):
+    of_critic = {"path": str(hostile / "model"), "hf_config_path": fetched_by_a_shell(hostile)}
+    estimator, cost_model = (
+        {"algorithm__adv_estimator": "gae"},
+        {"padding__cost_model": "attention"},
+    )
+    write_config(hostile, job, critic__model=of_critic, **estimator, **cost_model)
+    assert result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET).exit_code == 0
+    write_config(hostile, job, critic__model=of_critic, **estimator)
+    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+    assert result.exit_code == 1
+    assert "critic.model" in result.stderr
+
+
+def test_a_run_has_verls_classes_in_verls_places_alone(hostile, job):
+    path = write_config(hostile, job, "actor_rollout_ref.model.path=" + str(hostile / "model"))
+    config = OmegaConf.load(path)
+    config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
+    config.actor_rollout_ref.actor.optim.betas = ["${actor_rollout_ref.model}"]
+    OmegaConf.save(config, path)
+    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+    assert result.exit_code == 1
+    assert "betas" in result.stderr
+
+
+def test_the_doctor_opens_folders_alone_of_a_jobs_file(hostile, monkeypatch):
+    beside_a_job(hostile, monkeypatch)
+    config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
+    OmegaConf.save(config, hostile / CONFIG)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result_of(hostile, "doctor", *of_config)
+
+
+def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monkeypatch):
+    beside_a_job(hostile, monkeypatch)
+    model = {"path": str(hostile / "model"), "trust_remote_code": True}
+    acts = {"actor": {"optim": {"override_optimizer_config": {"x": target(hostile)}}}}
+    (hostile / "recipe").mkdir()
+    for name, role in {"trusts": {"model": model}, "acts": acts}.items():
+        text = OmegaConf.to_yaml({"actor_rollout_ref": role})
+        (hostile / "recipe" / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
+    others = [each for each in job if "model.path" not in each]
+    for name in ("trusts", "acts"):
+        typed = (f"hydra.searchpath=[file://{hostile}]", f"+recipe={name}", "+padding=rows")
+        result = result_of(hostile, "doctor", *others, *typed)
+        assert ("logging.FileHandler" in "".join(result.output.split())) == (name == "acts")
+        assert ("trust_remote_code=True" in result.stderr) == (name == "trusts")
+
+
 def test_a_config_above_is_of_steps_and_rollouts_alone(hostile):
     (hostile / "mine").mkdir()
     rows = write_lines(hostile / "mine" / "rows.jsonl", ROWS)
