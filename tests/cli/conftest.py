@@ -4,6 +4,7 @@ import pandas
 import pytest
 
 from tests.cli.test_plan import rows_of, write_lines
+from tests.support.hostile_run import hostile  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ FLAG = "+padding=prompt"
     ("overrides", "meant"),
     [
         ((FLAG, "padding.weigthing=session"), "padding.weighting"),
+        (("padding.strategy=rows",), r"\+padding=prompt"),
         (("paddng=fast",), r"\+padding"),
         (("padding=fast",), r"\+padding"),
         (("++padding=fast",), r"Set \+padding=fast"),

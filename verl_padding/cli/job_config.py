@@ -6,10 +6,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
 from difflib import get_close_matches
 from warnings import catch_warnings
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.cli.doctor.installation import choose_platform
@@ -19,7 +19,7 @@ from verl_padding.job.composition import (
     JobArguments,
     code_named_by_files,
     compose_job,
-    is_recorded,
+    has_files,
     settings_of,
 )
 from verl_padding.job.misspelt_flag import FLAG
@@ -63,8 +63,7 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
         with as_a_job_would_start(finds_modules=finds_modules):
             config = compose_job(arguments)
             named = {}
-            has_files = replace(arguments, overrides=()) != JobArguments()
-            if has_files and not is_recorded(arguments):
+            if has_files(HydraConfig.get(), arguments):
                 named = dict(code_named_by_files(config, arguments))
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -90,6 +89,8 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
             padded = compose_job(JobArguments(overrides=(FLAGGED,)))
         known = [name for name, _ in settings_of(OmegaConf.to_container(padded))]
         ends = [each for each in known if each.endswith(f".{key}")]
+        if key in known:  # of the flag, as padding.strategy
+            return f"{given}: the job does not ask for padding. Add {FLAGGED}."
         close = ends or get_close_matches(key, known, cutoff=0.7)
         meant = [f"+{FLAG}" if each == FLAG else each for each in close]
         fix = f"Did you mean {' or '.join(meant)}?" if meant else FIX_NEW

@@ -22,6 +22,7 @@ from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_b
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments, as_recorded, is_recorded
+from verl_padding.job.model_config import config_path, folder_here
 from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
 from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
@@ -102,8 +103,8 @@ def _planned_job(arguments: JobArguments, *, has_job: bool) -> Job:
 
 def _check_models_are_here(config: DictConfig) -> None:
     for section in (ACTOR_MODEL, *([CRITIC_MODEL] if has_critic(config) else [])):
-        model = OmegaConf.select(config, section)
-        if not Path(path := str(model.get("hf_config_path") or model.path)).is_dir():
+        path = config_path(OmegaConf.select(config, section))
+        if not folder_here(path):
             why = f"{section}.path={path} is no folder here, and a run's config fetches nothing"
             fix = "Add -- padding.cost_model=attention"
             raise PaddingConfigError(f"padding.cost_model=model: {why}. {fix}.")

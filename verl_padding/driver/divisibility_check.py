@@ -12,6 +12,8 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
+from verl_padding.job.vendor import check_workers_get_it
+
 
 def disable_divisibility_check(module: ModuleType) -> None:
     """Wraps ``validate_config`` of verl.utils.config; a job without padding passes through
@@ -20,6 +22,7 @@ def disable_divisibility_check(module: ModuleType) -> None:
     def wrapped(validate: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config = kwargs.pop("config") if "config" in kwargs else args[0]
         if config.get("padding") is not None:
+            check_workers_get_it(config)
             config = _with_divisible_batch(config)
         else:
             from verl_padding.job.misspelt_flag import refuse_misspelt_flag

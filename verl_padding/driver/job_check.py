@@ -2,7 +2,6 @@
 refused."""
 
 from contextlib import suppress
-from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -12,7 +11,9 @@ from verl_padding.driver.agent_roles import check_baseline
 from verl_padding.job.blocker import refuse
 from verl_padding.job.engine_refusals import check_adapters
 from verl_padding.job.loss_weightings import check_losses
+from verl_padding.job.model_config import config_path, folder_here
 from verl_padding.job.modes import SEPARATE_ASYNC, check_mode
+from verl_padding.job.vendor import check_workers_get_it
 from verl_padding.job.verl_check import check_verl
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.job.verl_losses import check_names
@@ -31,6 +32,7 @@ def check_job(config: DictConfig) -> VerlJob:
     if config.get("padding") is None:  # of a trainer of one's own
         refuse("padding=None", "a padded trainer takes its settings", "Add +padding=fast.")
     padding = PaddingConfig.from_section(config.get("padding"))
+    check_workers_get_it(config)
     trainers = "padded trainers extend verl's v1 trainers"
     if (of_another := config.get("async_training")) is not None:
         why = f"{trainers}, not the fully asynchronous one"
@@ -55,8 +57,7 @@ def check_job(config: DictConfig) -> VerlJob:
     check_adapters(config, job.mode, job.engines.values())
     model = config.actor_rollout_ref.model
     # A model that has to be fetched first is checked by the trainer, once verl has fetched it.
-    path = model.get("hf_config_path") or model.path
-    if path and Path(path).expanduser().is_dir():
+    if folder_here(config_path(model)):
         # Code that comes with a model may need packages that only the training machines have.
         with suppress(ImportError):
             job.check_models(fetched=False)

@@ -83,14 +83,14 @@ def compose_job(arguments: JobArguments) -> DictConfig:
 
 
 def _check_search_path(repository: Any, arguments: JobArguments) -> None:
-    """Refuses packages on the search path of a primary config, which Hydra imports."""
+    """Refuses all but folders on the search path of a primary config: Hydra imports packages."""
     primary = repository.load_config(arguments.config_name)
     own = OmegaConf.select(primary.config, "hydra.searchpath") if primary else None
-    typed = any(each.lstrip("+").startswith("hydra.searchpath=") for each in arguments.overrides)
-    packages = [each for each in own or () if str(each).startswith("pkg:")]
-    if packages and not typed:
+    named = [str(each) for each in own or ()]
+    others = [each for each in named if "://" in each and not each.startswith("file://")]
+    if untyped := [each for each in others if each not in "".join(arguments.overrides)]:
         fix = "Set it on the command line if you trust that code"
-        raise PaddingConfigError(f"hydra.searchpath={packages}: a file says so. {fix}.")
+        raise PaddingConfigError(f"hydra.searchpath={untyped}: a file says so. {fix}.")
 
 
 def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
@@ -98,12 +98,14 @@ def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
     code stays verl's own.
 
     Raises:
-        PaddingConfigError: it has an interpolation that does more than read a setting.
+        PaddingConfigError: it has an interpolation that does more than read a setting; or
+            its engine is not a name.
     """
     from hydra.core.config_store import ConfigStore
 
     values = _data_of(OmegaConf.to_container(config))
-    engine = {"override model_engine": str(values.pop("model_engine", "dp"))}
+    engine = {"override model_engine": _model_engine(values)}
+    values.pop("model_engine", None)
     others = {key: value for key, value in values.items() if key not in ("defaults", "hydra")}
     node = {"defaults": [PRIMARY, engine, "_self_"], **others}
     # By its text: arguments that are equal mean the same job.
@@ -115,6 +117,15 @@ def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
 def is_recorded(arguments: JobArguments) -> bool:
     """Whether they are those of :func:`as_recorded`."""
     return arguments.config_name.startswith(RECORDED)
+
+
+def _model_engine(config: Any) -> str:
+    """The choice of verl's config group: a plain name, as Hydra takes a path for a file."""
+    engine = str(config.get("model_engine", "dp"))
+    if not engine.isidentifier():
+        fix = "Set it to a choice of verl's config group: dp, megatron or veomni"
+        raise PaddingConfigError(f"model_engine={engine}: not a name. {fix}.")
+    return engine
 
 
 def _data_of(value: Any) -> Any:
@@ -133,13 +144,28 @@ def code_named_by_files(config: DictConfig, arguments: JobArguments) -> Iterator
 
     overrides = OverridesParser.create().parse_overrides(list(arguments.overrides))
     typed = {override.key_or_group for override in overrides}
-    of_job, engine = HydraConfig.instance().cfg, config.get("model_engine", "dp")
-    own = compose_job(JobArguments(overrides=(f"model_engine={engine}",)))
+    of_job = HydraConfig.instance().cfg
+    stock = compose_job(JobArguments(overrides=(f"model_engine={_model_engine(config)}",)))
     HydraConfig.instance().cfg = of_job
+    own = dict(settings_of(OmegaConf.to_container(stock, resolve=True)))
     for setting, value in settings_of(OmegaConf.to_container(config, resolve=True)):
         names_code = setting.rpartition(".")[2] in NAMES_CODE and value
-        if names_code and setting not in typed and OmegaConf.select(own, setting) != value:
+        if names_code and setting not in typed and own.get(setting) != value:
             yield setting, value
+
+
+def has_files(config_of_hydra: Any, arguments: JobArguments) -> bool:
+    """Whether a job's config is also of files that neither verl nor this package brings.
+
+    Args:
+        config_of_hydra: Hydra's own section, once the config is composed.
+    """
+    choices = config_of_hydra.runtime.choices.values()
+    return (
+        replace(arguments, overrides=()) != JobArguments()
+        or bool(config_of_hydra.searchpath)
+        or any(".." in str(choice) or Path(str(choice)).is_absolute() for choice in choices)
+    )
 
 
 def settings_of(section: Any, name: str = "") -> Iterator[tuple[str, Any]]:

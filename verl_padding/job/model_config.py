@@ -1,5 +1,6 @@
 """The model of a role: its Hugging Face config, and what that says of it."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
@@ -11,6 +12,8 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.plan.transformer_cost import EXPERTS
 from verl_padding.record.files import read_text
 
+OF_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+"""A model of the hub, such as Qwen/Qwen3-4B."""
 ROPE_BY_LENGTH = ("dynamic", "longrope", "su")
 """Rotary embeddings whose angles depend on the longest position of an input; ``su`` is an old name
 of ``longrope``."""
@@ -26,9 +29,28 @@ GATED_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 by two callables (``prefix_sharing/linear_attention.py``); others of that kind have other code."""
 
 
-def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
+def folder_here(path: Any) -> Path | None:
+    """The folder of a model or tokenizer that a config names, if it is one of this machine.
+
+    All that only look at a job open nothing else: verl fetches ``hdfs://`` by a shell command.
+    """
+    folder = Path(str(path)).expanduser().absolute()
+    return folder if folder.is_dir() else None
+
+
+def config_path(model: DictConfig) -> Any:
+    """Where a section's model has its config."""
+    return model.get("hf_config_path") or model.path
+
+
+def read_model_config(config: DictConfig, section: str, *, fetched: bool = False) -> dict[str, Any]:
     """The config of a section's model (``actor_rollout_ref.model`` or ``critic.model``), with its
-    overrides; refused where it cannot be read."""
+    overrides; refused where it cannot be read.
+
+    Args:
+        fetched: whether verl has fetched the model. If it has not, only a folder or a model in the
+            hub's cache is read.
+    """
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import update_model_config
@@ -37,15 +59,20 @@ def read_model_config(config: DictConfig, section: str) -> dict[str, Any]:
     setting = "hf_config_path" if model.get("hf_config_path") else "path"
     path, remote = model[setting], bool(model.get("trust_remote_code", False))
     try:
-        if Path(path).is_dir():
-            read_text(Path(path, "config.json"))  # a link in somebody's folder may have no end
-        of_model = AutoConfig.from_pretrained(copy_to_local(path), trust_remote_code=remote)
+        if (folder := folder_here(path)) is not None:
+            read_text(folder / "config.json")  # a link in somebody's folder may have no end
+        elif not fetched and not OF_HUB.fullmatch(path):
+            raise FileNotFoundError("no folder here")
+        place = folder or (copy_to_local(path) if fetched else path)
+        of_model = AutoConfig.from_pretrained(
+            str(place), trust_remote_code=remote, local_files_only=not fetched
+        )
     except ImportError:
         raise
     except Exception as error:  # of any kind, by what is in the file
         why = shorten(f"{type(error).__name__}: {error}", 500)
         what = f"{section}.{setting}={path}: its config cannot be read ({why})"
-        raise PaddingConfigError(f"{what}. Correct the path.") from error
+        raise PaddingConfigError(f"{what}. Correct the path, or fetch the model.") from error
     own = model.get("override_config") or OmegaConf.create({})
     override = OmegaConf.to_container(own, resolve=True)
     assert isinstance(override, dict)

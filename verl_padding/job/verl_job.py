@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import lcm
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +22,8 @@ from verl_padding.job.megatron_forks import fork_limit
 from verl_padding.job.model_config import (
     BRANCHING_LAYERS,
     LINEAR,
+    config_path,
+    folder_here,
     has_linear_attention,
     has_tower,
     kinds_of_layers,
@@ -78,6 +79,7 @@ class VerlJob:
         in which a token depends on more than the tokens before it that attention sees, as
         :meth:`check_models` finds."""
         self._with_states: set[str] = set()
+        self._fetched = False
         self.parameter_sync_step = int(
             config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1)
         )
@@ -93,7 +95,9 @@ class VerlJob:
         if blocker := packing_blocker(self.config):
             for saving in (PACKER, SHARING):
                 self.savings.block(saving, [blocker])
-        job = self.step_job()
+        sections = {engine.model_section for engine in self.engines.values()}
+        models = (OmegaConf.select(self.config, section) for section in sections)
+        job = self.step_job(with_costs=all(folder_here(config_path(model)) for model in models))
         needed = old_log_prob_blockers(self.config, job, local_updates=self.parameter_sync_step)
         self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_blockers(self.config))
         self.savings.block(OLD_LOG_PROBS, needed)
@@ -129,7 +133,7 @@ class VerlJob:
     def model_config(self) -> dict[str, Any]:
         """The actor's Hugging Face config, with the job's overrides; one that cannot be read is
         refused."""
-        return read_model_config(self.config, ACTOR_MODEL)
+        return read_model_config(self.config, ACTOR_MODEL, fetched=self._fetched)
 
     @cached_property
     def has_vision(self) -> bool:
@@ -145,12 +149,13 @@ class VerlJob:
 
     def check_models(self, *, fetched: bool = True) -> None:
         """Refuses an actor or critic that pads or shared prefixes would change, whose images pads
-        cannot have, or whose config cannot be read. If no critic may be ``fetched``, one that is
+        cannot have, or whose config cannot be read. If none may be ``fetched``, a critic that is
         not in a folder here passes."""
+        self._fetched = fetched
         models = {ACTOR_MODEL: self.model_config}
-        critic = self.config.critic.model.path if "critic" in self.engines else None
-        if critic and (fetched or Path(critic).expanduser().is_dir()):
-            models[CRITIC_MODEL] = read_model_config(self.config, CRITIC_MODEL)
+        critic = config_path(self.config.critic.model) if "critic" in self.engines else None
+        if critic and (fetched or folder_here(critic)):
+            models[CRITIC_MODEL] = read_model_config(self.config, CRITIC_MODEL, fetched=fetched)
         for section, model in models.items():
             named = f"{section}.path={OmegaConf.select(self.config, section).path}"
             self.savings.block(SHARING, length_blockers(named, model))
@@ -159,6 +164,8 @@ class VerlJob:
         if self.has_vision:
             check_vision(f"{ACTOR_MODEL}.path={self.config.actor_rollout_ref.model.path}")
             image_maker(self.padding.multimodal, self.model_config)
+        if fetched:
+            self.step_job()  # refuses models whose costs are not known
         self._with_states = {name for name, model in models.items() if has_linear_attention(model)}
         for section, model in models.items():
             why = self._forbids_branches(section, model)
@@ -220,6 +227,7 @@ class VerlJob:
         updates_actor: bool = True,
         seed: int | None = None,
         pad_tokens: int | None = None,
+        with_costs: bool = True,
     ) -> Job:
         """The planner's job of one local update; refused if a size does not divide another, or a
         call has no worker.
@@ -227,8 +235,9 @@ class VerlJob:
         ``calls`` are planned, by default all that the update makes. ``dp_sizes`` has the
         data-parallel size of each, by the names of ``job/calls.py``; by default the config's, but
         worker groups know for sure. ``updates_actor`` is False while ``trainer.critic_warmup``
-        lasts. ``seed`` of the planner's shuffle is by default the configured one, and
-        ``pad_tokens`` are by default the length of a pad without an image.
+        lasts. ``with_costs`` is False where the models, whose costs ``padding.cost_model=model``
+        takes, may not be here yet. ``seed`` of the planner's shuffle is by default the configured
+        one, and ``pad_tokens`` are by default the length of a pad without an image.
         """
         config, padding = self.config, self.padding
         sizes = dp_sizes or {
@@ -238,7 +247,8 @@ class VerlJob:
         }
         # An update trains in mini-batches; a pass may reuse the micro-batches of the actor's.
         names = self._calls_of_step(updates_actor) if calls is None else calls
-        planned = {name: self._planned_call(name, sizes) for name in names}
+        costs = self._model_costs if with_costs else {}
+        planned = {name: self._planned_call(name, sizes, costs) for name in names}
         updates = {name: call for name, call in planned.items() if isinstance(call, Update)}
         inference = {name: call for name, call in planned.items() if isinstance(call, Pass)}
         shared_out = ""
@@ -268,14 +278,16 @@ class VerlJob:
         except PlanError as refusal:
             raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
-    def _planned_call(self, name: str, dp_sizes: Mapping[str, int]) -> Pass | Update:
+    def _planned_call(
+        self, name: str, dp_sizes: Mapping[str, int], costs: Mapping[str, TransformerCost]
+    ) -> Pass | Update:
         """A worker call as the planner knows it."""
         call = CALL_BY_NAME[name]
         engine = self.engines.get(call.role)
         if engine is None:
             refuse(f"worker call {name!r}", "this job has no worker for it", "Leave it out.")
         fields = engine.pass_fields(dp_sizes[name], training=call.trains)
-        fields["cost_model"] = self._model_costs.get(engine.model_section)
+        fields["cost_model"] = costs.get(engine.model_section)
         if engine.model_section in self._with_states:
             fields["min_branch_tokens"] = MIN_BRANCH_TOKENS
         if not call.trains:
@@ -308,7 +320,7 @@ class VerlJob:
             return costs
         for section in sorted({engine.model_section for engine in self.engines.values()}):
             try:
-                model = read_model_config(self.config, section)
+                model = read_model_config(self.config, section, fetched=self._fetched)
                 costs[section] = model_cost(model, lm_head=section != CRITIC_MODEL)
             except (PaddingConfigError, PlanError) as error:
                 why = f"{error} ({section}.path={OmegaConf.select(self.config, section).path})"

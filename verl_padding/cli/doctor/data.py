@@ -60,6 +60,8 @@ def _rows(file: str) -> Iterator[Mapping[str, Any]]:
     path = Path(file).expanduser()
     if path.suffix not in READERS:
         raise ValueError(f"verl reads {', '.join(READERS)}, not {file}")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
     datasets.disable_progress_bars()
     return iter(
         datasets.load_dataset(

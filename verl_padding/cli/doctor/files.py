@@ -17,6 +17,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import leaves
 from verl_padding.errors import meant
+from verl_padding.job.model_config import OF_HUB
 from verl_padding.record.data_errors import as_data_error
 
 AGENT = "actor_rollout_ref.rollout.agent"
@@ -27,8 +28,6 @@ MODULES = ("external_lib", "custom_backend_module")
 doctor imports, too."""
 RESUMED, STEP = "trainer.resume_from_path", "global_step_"
 CONFIG_FILES = (".yaml", ".yml", ".json", ".py")
-OF_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-"""A model of the hub, such as Qwen/Qwen3-4B."""
 
 
 def settings_in_use(config: DictConfig) -> dict[str, Any]:

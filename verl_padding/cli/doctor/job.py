@@ -1,7 +1,6 @@
 """All that is checked in a job, the cheap things first."""
 
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import HydraException
@@ -23,6 +22,8 @@ from verl_padding.plan.plural import plural
 if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has to survive
     from verl_padding.job.verl_job import VerlJob
 
+PLACES = ("path", "hf_config_path", "tokenizer_path")
+"""Settings of a model that name folders which verl's class of it opens."""
 PADDING_OFF = hint(
     "padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=fast."
 )
@@ -106,11 +107,16 @@ def _model(config: DictConfig) -> Generator[Finding, None, Any]:
     """Reads a model's folder as verl does; returns its tokenizer, None if there is none."""
     from verl.utils.config import omega_conf_to_dataclass
 
+    from verl_padding.job.model_config import folder_here
+
     section = config.actor_rollout_ref.model
-    if not Path(section.path).expanduser().is_dir():
+    named = {name: section.get(name) or section.path for name in PLACES}
+    folders = {name: folder_here(path) for name, path in named.items()}
+    if not all(folders.values()):
         return None  # of the hub; or missing, which has been found
+    here = OmegaConf.merge(section, {name: str(folder) for name, folder in folders.items()})
     try:
-        return omega_conf_to_dataclass(section).tokenizer
+        return omega_conf_to_dataclass(here).tokenizer
     except Exception as error:  # of transformers, or code that comes with the model
         why = " ".join(str(error.__cause__ or error).split())
         yield wrong("actor_rollout_ref.model.path", f"{section.path}: {why}. Correct the folder.")
@@ -119,12 +125,12 @@ def _model(config: DictConfig) -> Generator[Finding, None, Any]:
 
 def _ulysses(verl_job: "VerlJob") -> Iterator[Finding]:
     """Whether the ranks of a row can share its heads out, as verl's ``apply_monkey_patch`` asks."""
-    from verl_padding.job.model_config import read_model_config
+    from verl_padding.job.model_config import config_path, folder_here, read_model_config
 
     for engine in verl_job.engines.values():
         ranks, section = engine.size("Ulysses"), engine.model_section
-        path = OmegaConf.select(verl_job.config, section).path
-        if ranks == 1 or not Path(path).expanduser().is_dir():
+        path = config_path(OmegaConf.select(verl_job.config, section))
+        if ranks == 1 or not folder_here(path):
             continue
         model = read_model_config(verl_job.config, section)
         text = model.get("text_config") or model

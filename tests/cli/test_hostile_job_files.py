@@ -1,0 +1,90 @@
+"""Config files of somebody else's job: no command runs code of theirs, unless the command line says
+so."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.support.hostile_run import (
+    AUTO_MAP,
+    TAKEN,
+    beside_a_job,
+    fetched_by_a_shell,
+    result_of,
+    target,
+)
+from verl_padding.record.run_files import CONFIG
+
+
+@pytest.mark.parametrize("command", ["doctor", "dry-run"])
+def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
+    (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
+    beside_a_job(hostile, monkeypatch)
+    config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.model.trust_remote_code = False
+    config.actor_rollout_ref.model.external_lib = "hostile_lib"
+    OmegaConf.save(config, hostile / CONFIG)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result = result_of(hostile, command, *of_config)
+    assert result.exit_code == 1
+    assert "external_lib=hostile_lib" in "".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["doctor", "dry-run"])
+def test_a_jobs_config_file_puts_no_package_on_hydras_search_path(command, hostile, monkeypatch):
+    beside_a_job(hostile, monkeypatch)
+    (hostile / "beside.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w').close()")
+    mine = {"defaults": ["ppo_trainer"], "hydra": {"searchpath": ["pkg://beside"]}}
+    OmegaConf.save(OmegaConf.create(mine), hostile / "mine.yaml")
+    result = result_of(hostile, command, "--config-dir", hostile, "--config-name", "mine")
+    assert result.exit_code == 1
+    assert "pkg://beside" in "".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["doctor", "dry-run"])
+def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, monkeypatch):
+    # The job itself runs its data, agents and rewards, and is not started here.
+    def not_started(*_):
+        raise AssertionError("nothing was refused")
+
+    monkeypatch.setattr("verl_padding.on_cpu.dry_run._run_job", not_started)
+    monkeypatch.chdir(hostile.parent)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    (hostile / "model" / "config.json").write_text(
+        json.dumps({"model_type": "hostile", "auto_map": AUTO_MAP, "architectures": ["Trainer"]})
+    )
+    result = result_of(hostile, command, *of_config)
+    assert result.exit_code == 1
+    assert "trust_remote_code=True" in result.stderr
+    config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.actor.optim = target(hostile)
+    OmegaConf.save(config, hostile / CONFIG)
+    result = result_of(hostile, command, *of_config)
+    assert result.exit_code == 1
+    assert "logging.FileHandler" in " ".join(result.output.split())
+
+
+def test_the_doctor_opens_folders_alone_of_a_jobs_file(hostile, monkeypatch):
+    beside_a_job(hostile, monkeypatch)
+    config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
+    OmegaConf.save(config, hostile / CONFIG)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result_of(hostile, "doctor", *of_config)
+
+
+def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monkeypatch):
+    beside_a_job(hostile, monkeypatch)
+    model = {"path": str(hostile / "model"), "trust_remote_code": True}
+    acts = {"actor": {"optim": {"override_optimizer_config": {"x": target(hostile)}}}}
+    (hostile / "recipe").mkdir()
+    for name, role in {"trusts": {"model": model}, "acts": acts}.items():
+        text = OmegaConf.to_yaml({"actor_rollout_ref": role})
+        (hostile / "recipe" / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
+    others = [each for each in job if "model.path" not in each]
+    for name in ("trusts", "acts"):
+        typed = (f"hydra.searchpath=[file://{hostile}]", f"+recipe={name}", "+padding=rows")
+        result = result_of(hostile, "doctor", *others, *typed)
+        assert ("logging.FileHandler" in "".join(result.output.split())) == (name == "acts")
+        assert ("trust_remote_code=True" in result.stderr) == (name == "trusts")
