@@ -29,7 +29,6 @@ from verl_padding.job.metric_names import (
     PAD_ROWS_TOTAL,
     REAL_ROWS_TOTAL,
     SAVED_TOKENS,
-    STEP_SECONDS,
 )
 from verl_padding.on_cpu.launch import run_command
 from verl_padding.pads.tags import PAD_UID_PREFIX
@@ -44,7 +43,7 @@ POINTS = {
     "rows": REAL_ROWS_TOTAL,
     "pads": PAD_ROWS_TOTAL,
     "optimizer_steps": ACTOR_STEPS,
-    "seconds": STEP_SECONDS,
+    "seconds": "timing_s/step",
     "rollout_s": "timing_s/gen",
     "log_prob_s": "timing_s/old_log_prob",
     "update_s": "timing_s/update_actor",

@@ -68,7 +68,6 @@ FIXED_REF = [
             ["padding.sharing=on"],
             r"padding.sharing='on': padding.packer=verl: only the plan keeps ",
         ),
-        ([*SHARING, MEGATRON], rf"padding.sharing='on': {A}.strategy=megatron: "),
         (
             [*SHARING, f"{MODEL}.use_remove_padding=false"],
             rf"padding.sharing='on': {MODEL}.use_remove_padding=False: ",

@@ -37,8 +37,6 @@ REFUSED = [
     ("padding.sharing=on",),
     (*SHARING, f"{M}.use_remove_padding=false"),
     (*SHARING, f"{A}.use_dynamic_bsz=false", f"{A}.ppo_micro_batch_size_per_gpu=1"),
-    (*SHARING, "model_engine=megatron"),
-    (*SHARING, "model_engine=veomni"),
     (f"{M}.use_remove_padding=false",),
     (f"{A}.ulysses_sequence_parallel_size=2", f"+{M}.override_config.attn_implementation=eager"),
     (

@@ -35,8 +35,8 @@ def test_code_is_missed_once_what_it_names_has_another_name(fact, piece, tmp_pat
 
 def test_each_method_that_the_padded_trainers_override_has_a_fact():
     overriding = {name for each in PaddedTrainer.__mro__ for name in vars(each)} & OVERRIDDEN.keys()
-    ours = {name for name in vars(PaddedTrainer) if name in vars(PPOTrainer)}
-    assert ours - {"__init__", "__module__", "__doc__", "fit"} == overriding == OVERRIDDEN.keys()
+    ours = {name for name in vars(PaddedTrainer) if name in vars(PPOTrainer) and name[:2] != "__"}
+    assert ours - {"fit"} == overriding == OVERRIDDEN.keys()
     stamped = {name for name in ours if hasattr(getattr(PaddedTrainer, name), STAMPS)}
     assert stamped == OVERRIDDEN.keys() - {"_setup"} | {"fit"}
 

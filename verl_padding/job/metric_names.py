@@ -6,8 +6,7 @@ All suit verl's aggregation over the local updates of a global step (``MetricsAg
 averaged.
 """
 
-# verl's: mean reward of a row, mean gradient norm of the optimizer steps.
-ROW_REWARD = "critic/score/mean"
+# verl's: mean gradient norm of the optimizer steps.
 GRAD_NORM = "actor/grad_norm"
 
 REAL_ROWS_TOTAL = "padding/real_rows/total"
