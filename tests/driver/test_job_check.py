@@ -1,10 +1,13 @@
 """Which jobs are refused before any worker starts, each with setting, value and fix."""
 
 import pytest
+from omegaconf import OmegaConf
+from verl.utils.config import validate_config
 
-from tests.support.verl_config import compose_padded
+from tests.support.verl_config import DYNAMIC, compose_job, compose_padded
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.vendor import FOR_WORKERS, VARIABLE, VENDOR
 
 A, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
@@ -89,3 +92,15 @@ def test_local_updates_beside_a_sleeping_rollout_are_refused(mode):
     setting = f"trainer.v1.{mode}.parameter_sync_step"
     with pytest.raises(PaddingConfigError, match=rf"^{setting}=2: "):
         job_of(f"trainer.v1.trainer_mode={mode}", f"++{setting}=2")
+
+
+def test_a_section_that_workers_would_not_follow_is_refused(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    config = compose_job(*DYNAMIC)
+    OmegaConf.update(config, "padding", {"strategy": "rows"}, force_add=True)
+    for check in (check_job, lambda config: validate_config(config, False, False)):
+        with pytest.raises(PaddingConfigError, match=VARIABLE):
+            check(config)
+    OmegaConf.update(config, FOR_WORKERS, VENDOR, force_add=True)
+    assert check_job(config).padding.strategy == "rows"

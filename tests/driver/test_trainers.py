@@ -21,6 +21,7 @@ from verl_padding.driver.trainers import PADDED_TRAINERS
 from verl_padding.entry import import_hooks
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.modes import MODES
+from verl_padding.job.vendor import FOR_WORKERS, VENDOR
 from verl_padding.plan import STRATEGIES
 
 ONE_EACH = dict.fromkeys(("actor", "log_prob", "ref", "critic", "values"), 1)
@@ -33,6 +34,7 @@ def job(mode, *overrides, padding=None):
     if padding is not None:
         OmegaConf.set_struct(config, False)
         config.padding = padding
+        OmegaConf.update(config, FOR_WORKERS, VENDOR, force_add=True)
     return config
 
 
