@@ -283,7 +283,7 @@ class PlannedStep:
         computed = tokens - epochs * layout.n_pads * padded.pad_length
         noted.computed += computed
         noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
-        noted.epochs += epochs
+        noted.of_all += epochs * sum(tokens_of_tags(self.batch.keys, self.batch.tags))
         if computed > (planned := epochs * figures.computed_tokens):
             self._log_once(
                 f"step {self.number.global_step}: {computed:,} tokens reached the models in worker "

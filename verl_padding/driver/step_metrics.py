@@ -74,7 +74,8 @@ class CallTokens:
     """Those that reached the models, as workers have counted them."""
     of_rows: int = 0
     """Those of the rows, each with all of its own, in each epoch."""
-    epochs: int = 0
+    of_all: int = 0
+    """As ``of_rows``, with rows that an update leaves out."""
 
 
 def saved_metrics(
@@ -91,7 +92,7 @@ def saved_metrics(
     computed = sum(each.computed for each in calls.values())
     shared = sum(each.of_rows for each in calls.values()) - computed
     update = calls.get(ACTOR, CallTokens())
-    idle = update.epochs * of_all_rows - update.of_rows
+    idle = update.of_all - update.of_rows
     of_pass = 0 if has_pass else of_all_rows
     return {
         names.ALL_COMPUTED_TOKENS: computed,

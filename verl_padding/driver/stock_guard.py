@@ -12,7 +12,7 @@ from typing import Any
 
 def pad_or_refuse_in_stock_trainers(base: type) -> None:
     """Changes how trainers that extend ``base`` are made; a config without ``padding`` passes
-    through untouched."""
+    through untouched, unless it has a flag that is misspelt."""
 
     def make_by_config(cls: type, config: Any = None, *args: Any, **kwargs: Any) -> Any:
         if config is not None and config.get("padding") is not None:
@@ -20,6 +20,10 @@ def pad_or_refuse_in_stock_trainers(base: type) -> None:
             from verl_padding.driver.trainers import resolve_trainer
 
             cls = resolve_trainer(cls)
+        elif config is not None:
+            from verl_padding.job.misspelt_flag import refuse_misspelt_flag
+
+            refuse_misspelt_flag(config)
         # Python calls the constructor of whatever comes back, which is one of `cls`.
         return object.__new__(cls)
 

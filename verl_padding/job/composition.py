@@ -88,7 +88,8 @@ def _check_search_path(repository: Any, arguments: JobArguments) -> None:
     own = OmegaConf.select(primary.config, "hydra.searchpath") if primary else None
     named = [str(each) for each in own or ()]
     others = [each for each in named if "://" in each and not each.startswith("file://")]
-    if untyped := [each for each in others if each not in "".join(arguments.overrides)]:
+    typed = [part for given in arguments.overrides for part in re.split(r"[\[\],='\"\s]", given)]
+    if untyped := [each for each in others if each not in typed]:
         fix = "Set it on the command line if you trust that code"
         raise PaddingConfigError(f"hydra.searchpath={untyped}: a file says so. {fix}.")
 

@@ -240,7 +240,7 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
         model = OmegaConf.select(config, section)
         names = [name for each in ADAPTERS.values() for name in each]
         given = {name: OmegaConf.select(model, name) for name in dict.fromkeys(names)}
-        given = {name: value for name, value in given.items() if value not in (None, 0, -1)}
+        given = {name: value for name, value in given.items() if value not in (None, "", 0, -1)}
         has_rank = bool(own) and own[0] in given
         for name, value in given.items():
             if not has_rank or not (name in own or name.endswith("rank")):

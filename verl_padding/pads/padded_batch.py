@@ -132,7 +132,14 @@ class PaddedBatch:
             by_rows=self._denominator == "rows",
             leaves_out=call == self._skips_idle,
         )
+        n_steps = len(steps) * batch.extra_info.get("epochs", 1)
         takes_own = call == self._own_old_log_probs and not self.has_old_log_probs()
+        if takes_own and n_steps > 1:
+            raise PaddingDataError(
+                f"worker call {call!r}: the second of its {n_steps} optimizer steps compares with "
+                "log-probs of the old policy, and no pass has computed them. Make the pass first, "
+                "or set padding.recompute_old_log_probs=true."
+            )
         rows = self._rows_of(
             call,
             batch,
@@ -202,6 +209,7 @@ class PaddedBatch:
         rows = rows_like(batch, ordered, [tag_of[key] for key in ordered])
         # verl leaves this flag in the batch. The critic's pass, which comes next, would read it: a
         # LoRA critic would compute values without its adapter, with no word in the log.
+        batch.extra_info.pop(NO_ADAPTER, None)
         if call != LOG_PROB:
             rows.extra_info.pop(NO_ADAPTER, None)
         name = "ref" if rows.extra_info.get(NO_ADAPTER) else call

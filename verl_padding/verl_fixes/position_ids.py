@@ -24,7 +24,7 @@ def fix_all_position_ids() -> None:
     """Puts ours in the place of verl's, in all modules of this process that have it."""
     verls = getattr(tu, NAME)
     for module in [*sys.modules.values()]:
-        if module is not tu and getattr(module, NAME, None) is verls:
+        if module is not tu and vars(module).get(NAME) is verls:
             setattr(module, NAME, fix_3d_position_ids)
 
 

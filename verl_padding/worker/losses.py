@@ -166,7 +166,9 @@ def _prepare(model_output: dict[str, Any], data: TensorDict) -> dict[str, Any]:
     update's own."""
     call: PlannedCall = data[CALL]
     if call.factor_R is not None:
-        factor_R = torch.tensor(call.factor_R, dtype=torch.float64)[read_column(data, BATCH_ROW)]
+        # The column may be on a GPU by now, the numbers of the call are not.
+        factors = [call.factor_R[row] for row in read_column(data, BATCH_ROW).tolist()]
+        factor_R = torch.tensor(factors, dtype=torch.float64)
         model_output = {
             name: weighted_output(value, factor_R) for name, value in model_output.items()
         }
