@@ -45,6 +45,14 @@ def test_models_of_other_attention_or_positions_have_one(changed, tmp_path):
     assert fork_limit({}, config)
 
 
+def test_of_all_settings_one_that_is_missing_is_a_limit():
+    known = {name: admitted[0] for name, admitted in FORK_WITH.items()}
+    assert fork_limit(known, complete=True) is None
+    for name in known:
+        others = {other: value for other, value in known.items() if other != name}
+        assert name in (fork_limit(others, complete=True) or "")
+
+
 def test_what_a_setting_admits_is_no_limit():
     assert fork_limit({}) is None
     for name, admitted in FORK_WITH.items():

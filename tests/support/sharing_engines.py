@@ -184,6 +184,7 @@ def start_engine(case: Case, model: Path) -> tuple[Any, Any]:
     stock = EngineRegistry.get_engine_cls(of_model.model_type, case.engine)
     engine = padded(stock)(of_model, of_role.engine, of_role.optim, of_role.checkpoint)
     engine.initialize()
+    assert engine.fork_limit is None
     if case.engine == "megatron" and case.update == "critic":
         draw_head(engine)
     return engine, loss

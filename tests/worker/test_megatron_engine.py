@@ -1,12 +1,14 @@
 """verl's Megatron engines behind the mixin that has rows share; what it computes is in
 tests/equivalence/test_sharing_on_megatron.py."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
+import torch.distributed as dist
 
 from verl_padding.job.megatron_forks import FORK_WITH
 from verl_padding.prefix_sharing.engine import engine_blockers
+from verl_padding.worker.megatron_engine import limit_of_stage
 from verl_padding.worker.padded_engine import padded
 
 pytestmark = [pytest.mark.megatron]
@@ -24,7 +26,16 @@ def test_verls_own_engines_share(verls):
         assert not [*engine_blockers(object.__new__(padded(engine)))]
 
 
-@pytest.mark.parametrize("name", ["prepare_model_inputs", "prepare_model_outputs", "forward_step"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prepare_model_inputs",
+        "prepare_model_outputs",
+        "forward_step",
+        "postprocess_micro_batch_func",
+        "_lm_head_logits_processor",
+    ],
+)
 def test_an_engine_that_may_read_fields_which_are_not_compared_does_not(name, verls):
     own = {name: lambda self, *args, **kwargs: None}
     engine = type("WithAdapters", (verls.MegatronEngineWithLMHead,), own)
@@ -40,3 +51,69 @@ def test_settings_with_which_rows_that_fork_share_are_megatrons():
     # All but these are what Megatron has by itself.
     bridged = {"multi_latent_attention", "attention_dropout"}
     assert {name for name in FORK_WITH if known[name] not in FORK_WITH[name]} == bridged
+
+
+@pytest.fixture
+def stage():
+    """A stage of Megatron's own layers, on a rank alone."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2}
+    config = TransformerConfig(**sizes, attention_dropout=0.0, use_cpu_initialization=True)
+    rotary = {"position_embedding_type": "rope"}
+    yield GPTModel(config, get_gpt_layer_local_spec(), 16, 16, **rotary)
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def with_another_core(stage, attention):
+    attention.core_attention.__class__ = type(
+        "Sinks", (type(attention.core_attention),), {"forward": lambda self: None}
+    )
+
+
+def with_a_forward_of_its_own(stage, attention):
+    attention.core_attention.forward = lambda *args: None
+
+
+def with_another_mask(stage, attention):
+    attention.attn_mask_type = type(attention.attn_mask_type).no_mask
+
+
+def with_other_attention(stage, attention):
+    attention.__class__ = type("Turned", (type(attention),), {})
+
+
+def with_another_block(stage, attention):
+    stage.decoder.__class__ = type("Looped", (type(stage.decoder),), {})
+
+
+def with_stacked_frequencies(stage, attention):
+    stage.rotary_pos_emb.__class__ = type("Stacked", (type(stage.rotary_pos_emb),), {})
+
+
+def with_a_setting_of_a_layer(stage, attention):
+    attention.core_attention.config = replace(attention.config, softmax_type="learnable")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_another_core,
+        with_a_forward_of_its_own,
+        with_another_mask,
+        with_other_attention,
+        with_another_block,
+        with_stacked_frequencies,
+        with_a_setting_of_a_layer,
+    ],
+)
+def test_a_layer_that_may_compute_something_else_limits_its_stage(change, stage):
+    assert limit_of_stage(stage) is None
+    change(stage, stage.decoder.layers[-1].self_attention)
+    assert limit_of_stage(stage)

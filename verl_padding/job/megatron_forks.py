@@ -10,6 +10,7 @@ FORK_WITH: dict[str, tuple[Any, ...]] = {
     "multi_latent_attention": (False,),
     "mrope_section": (None,),
     "experimental_attention_variant": (None,),
+    "use_kitchen_attention": (False,),
     "softmax_type": ("vanilla",),
     "attention_dropout": (0.0,),
     "qk_clip": (False,),
@@ -26,12 +27,20 @@ FORK_WITH: dict[str, tuple[Any, ...]] = {
 
 
 def fork_limit(
-    settings: Mapping[str, Any], model: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any],
+    model: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    complete: bool = False,
 ) -> str | None:
-    """Why rows that fork share nothing on Megatron's engine, by some of its settings and what is
-    known of the model's Hugging Face config; None if they may."""
+    """Why rows that fork share nothing on Megatron's engine, by its settings and what is known of
+    the model's Hugging Face config; None if they may.
+
+    Args:
+        complete: whether these are all settings, so that one that is missing is a limit, too.
+    """
     for name, admitted in FORK_WITH.items():
-        if (value := settings.get(name, admitted[0])) not in admitted:
+        value = settings.get(name, "unknown" if complete else admitted[0])
+        if value not in admitted:
             return f"attention of Megatron's engine does not follow them with {name}={value}"
     if has_tower(model) or has_latent_attention(model):
         kind = (model.get("text_config") or model).get("model_type")

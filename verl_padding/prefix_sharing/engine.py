@@ -93,7 +93,9 @@ def engine_blockers(engine: Any) -> Iterator[Blocker]:
     verls = next((cls for cls in stock.__mro__ if cls.__module__ in VERLS_ENGINES), stock)
     # Rows are compared by what verl's own methods read of them: those of another engine may read
     # more.
-    for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step"):
+    of_megatron = ("postprocess_micro_batch_func", "_lm_head_logits_processor")
+    read = (name for name in of_megatron if hasattr(verls, name))
+    for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step", *read):
         # The module that Python, or functools.wraps, has written on it.
         own: Any = getattr(stock, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) not in VERLS_ENGINES:

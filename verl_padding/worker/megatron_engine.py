@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 from torch import nn
 from torch.distributed.nn.functional import all_gather
@@ -36,6 +37,13 @@ else:
     VerlEngine = object  # a mixin: one of verl's engines comes behind it
 
 
+FOLLOWED = {
+    "megatron.core.transformer.dot_product_attention.DotProductAttention.forward",
+    "megatron.core.extensions.transformer_engine.TEDotProductAttention.forward",
+}
+"""What a core attention computes where attention along paths takes its place."""
+
+
 class MegatronSharingEngine(VerlEngine):
     """Mixin before one of verl's Megatron engines, whose forward steps get the segments of
     micro-batches with a tree, and whose losses their rows."""
@@ -46,12 +54,19 @@ class MegatronSharingEngine(VerlEngine):
     _mixes_branches = False
     """Whether a layer of this rank has not followed a tree."""
 
-    @property
+    @functools.cached_property
     def fork_limit(self) -> str | None:
-        """Why rows that part share nothing, by Megatron's settings; None if they may."""
+        """Why rows that part share nothing, by Megatron's settings and layers; None if they may.
+
+        All ranks ask at once, before any tree: a limit of one stage is that of all.
+        """
         if get_device_name() == "npu":
             return "attention of Megatron's engine does not follow them on an NPU"
-        return fork_limit(vars(self.tf_config))
+        limit = fork_limit(vars(self.tf_config), complete=True)
+        of_stages = (limit_of_stage(stage) for stage in self.module)
+        limits: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(limits, limit or next(filter(None, of_stages), None))
+        return next(filter(None, limits), None)
 
     def initialize(self) -> None:
         super().initialize()
@@ -107,6 +122,38 @@ def core_attentions(model: nn.Module) -> list[Any]:
     attentions = (getattr(layer, "self_attention", None) for layer in layers)
     cores = [getattr(attention, "core_attention", None) for attention in attentions]
     return [core if hasattr(core, "config") else None for core in cores]
+
+
+def limit_of_stage(model: nn.Module) -> str | None:
+    """Why rows that part share nothing, by the layers of a stage whose attention has not been
+    replaced yet; None if they may."""
+    from megatron.core.models.common.embeddings import RotaryEmbedding, YarnRotaryEmbedding
+    from megatron.core.transformer.attention import SelfAttention
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    does_not = "attention of Megatron's engine does not follow them with"
+    gpt = language_model(model)
+    if gpt is None or type(gpt.decoder) is not TransformerBlock:
+        return f"{does_not} {type(model if gpt is None else gpt.decoder).__name__}"
+    turns = getattr(gpt, "rotary_pos_emb", None)
+    if type(turns) not in (type(None), RotaryEmbedding, YarnRotaryEmbedding):
+        return f"{does_not} rotary_pos_emb={type(turns).__name__}"
+    for layer, core in zip(gpt.decoder.layers, core_attentions(model), strict=True):
+        if core is None or type(layer.self_attention) is not SelfAttention:
+            return f"{does_not} {type(getattr(layer, 'self_attention', layer)).__name__}"
+        attend = type(core).forward
+        name = f"{attend.__module__}.{attend.__qualname__}"
+        if name not in FOLLOWED or hasattr(attend, "__wrapped__") or "forward" in vars(core):
+            return f"{does_not} core_attention={type(core).__name__}, whose forward is another"
+        # Transformer Engine's has a text of its own, and gets that of the layer.
+        mask = layer.self_attention.attn_mask_type.name
+        if "causal" not in mask or "causal" not in getattr(
+            core.attn_mask_type, "name", core.attn_mask_type
+        ):
+            return f"{does_not} attn_mask_type={mask}"
+        if limit := fork_limit(vars(core.config), complete=True):
+            return limit
+    return None
 
 
 def follow_paths(model: nn.Module) -> None:

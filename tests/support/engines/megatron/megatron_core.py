@@ -9,7 +9,12 @@ from megatron.core.optimizer import distrib_optimizer
 from megatron.core.tensor_parallel import random as random_states
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
-from tests.support.engines.megatron.layers import LayersWithoutTransformerEngine, RmsNorm
+from tests.support.engines.megatron.layers import (
+    LayersWithoutTransformerEngine,
+    PackedAttention,
+    RmsNorm,
+)
+from verl_padding.worker.megatron_engine import FOLLOWED
 
 
 def replace_transformer_engine():
@@ -21,6 +26,7 @@ def replace_transformer_engine():
     )
     gpt_layer_specs.TESpecProvider = LayersWithoutTransformerEngine
     gpt_layer_specs.TENorm = RmsNorm
+    FOLLOWED.add(f"{PackedAttention.__module__}.PackedAttention.forward")
     random_states._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     random_states._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     if not hasattr(moe_utils, "te_general_gemm"):
