@@ -132,11 +132,11 @@ class PaddedBatch:
             by_rows=self._denominator == "rows",
             leaves_out=call == self._skips_idle,
         )
-        n_steps = len(steps) * batch.extra_info.get("epochs", 1)
+        steps *= batch.extra_info.get("epochs", 1)
         takes_own = call == self._own_old_log_probs and not self.has_old_log_probs()
-        if takes_own and n_steps > 1:
+        if takes_own and len(steps) > 1:
             raise PaddingDataError(
-                f"worker call {call!r}: the second of its {n_steps} optimizer steps compares with "
+                f"worker call {call!r}: the second of {len(steps)} optimizer steps compares with "
                 "log-probs of the old policy, and no pass has computed them. Make the pass first, "
                 "or set padding.recompute_old_log_probs=true."
             )
@@ -145,7 +145,7 @@ class PaddedBatch:
             batch,
             factor_R=self._factors.get(call),
             takes_own_log_probs=takes_own,
-            steps=deque(steps * batch.extra_info.get("epochs", 1)),
+            steps=deque(steps),
         )
         rows.extra_info |= cut_into(layout)
         rows.extra_info.pop("mini_batch_size", None)
