@@ -80,7 +80,8 @@ def planned(job: BatchJob, packer: str) -> tuple[float, float]:
     tokens = [*job.tokens_R, *[PAD_TOKENS] * layout.n_pads]
     if packer == "verl":
         return slowest(
-            [pack_as_verl(cells_D, tokens, job.token_budget) for cells_D in layout.cells], tokens
+            [pack_as_verl(cells_D, tokens, job.token_budget) for cells_D in layout.local_batches],
+            tokens,
         )
     return slowest(layout.rows_MDK, tokens)
 

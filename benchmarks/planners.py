@@ -26,7 +26,7 @@ from benchmarks.one_gpu import rows
 from benchmarks.results import Keep, busy_cores, report
 from verl_padding.plan import Rows, plan_batch
 from verl_padding.plan.cost import Int64s, attention_cost
-from verl_padding.plan.forest import Forest, cached_tokens
+from verl_padding.plan.prefix_tries import PrefixTries, cached_tokens
 from verl_padding.plan.row_keys import uid_of_key
 
 BATCHES, RANKS, BUDGET, VOCABULARY = 3, 8, 16_384, 32_000
@@ -65,7 +65,7 @@ def plan(batch: rows.Texts) -> tuple[MicroSteps, float]:
     ids_R = ids_of(batch)
     begun = time.perf_counter()
     uids = [uid_of_key(key) for key in batch]
-    forest = Forest.from_tokens(ids_R)
+    tries = PrefixTries.from_tokens(ids_R)
     prompts = len(set(uids))
     job = rows.job_of(
         prompts=prompts,
@@ -76,7 +76,7 @@ def plan(batch: rows.Texts) -> tuple[MicroSteps, float]:
         packer="plan",
         sharing="on",
     )
-    found = plan_batch(Rows.from_keys(list(batch), forest.tokens_R.tolist(), forest), job)
+    found = plan_batch(Rows.from_keys(list(batch), tries.tokens_R.tolist(), tries), job)
     seconds = time.perf_counter() - begun
     layout = found.layouts["actor"]
     steps = [
@@ -122,10 +122,10 @@ def figures(steps: MicroSteps, seconds: float) -> dict[str, Any]:
 
 def computed(cell: Sequence[Int64s]) -> tuple[int, int]:
     """Tokens that are computed of some rows, and their cost."""
-    forest = Forest.from_tokens(cell)
-    start_R = cached_tokens(forest.shared_R, forest.tokens_R)
-    cost = attention_cost(forest.tokens_R) - attention_cost(start_R)
-    return int((forest.tokens_R - start_R).sum()), int(cost.sum())
+    tries = PrefixTries.from_tokens(cell)
+    start_R = cached_tokens(tries.shared_R, tries.tokens_R)
+    cost = attention_cost(tries.tokens_R) - attention_cost(start_R)
+    return int((tries.tokens_R - start_R).sum()), int(cost.sum())
 
 
 def ids_of(batch: rows.Texts) -> list[Int64s]:

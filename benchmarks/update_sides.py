@@ -26,7 +26,7 @@ class Side:
     is_stock: bool = False
     """Whether stock verl makes the update, not the plan."""
     sharing: Sharing = "off"
-    skips_idle: bool = False
+    drops_zero_advantage: bool = False
     """Whether the update leaves idle rows out."""
     old_log_probs: Literal["put", "pass", "update"] = "put"
     """Old log-probs are those that were put with the rows, a pass's before the update, or the
@@ -101,7 +101,7 @@ class Case:
             PadTemplate(eos_token_id=EOS, length=2),
             branches=True if side.sharing == "on" else None,
             own_old_log_probs="actor" if side.old_log_probs == "update" else None,
-            skips_idle="actor" if side.skips_idle else None,
+            drops_zero_advantage="actor" if side.drops_zero_advantage else None,
         )
         padded.put_pads()
         found = self._run(padded_group(workers, padded), batch, side)
@@ -118,13 +118,15 @@ class Case:
             ranks=RANKS,
             budget=budget,
             has_pass=side.old_log_probs == "pass",
-            skips_idle=side.skips_idle,
+            drops_zero_advantage=side.drops_zero_advantage,
             packer="plan",
             sharing=side.sharing,
         )
         tokens_R = [tag["seq_len"] for tag in batch.tags]
-        forest = PrefixDetection(batch, tokens_R).by_outputs if side.sharing == "on" else None
-        return plan_batch(Rows.from_keys(batch.keys, tokens_R, forest=forest, idle=self.idle), job)
+        tries = PrefixDetection(batch, tokens_R).by_outputs if side.sharing == "on" else None
+        return plan_batch(
+            Rows.from_keys(batch.keys, tokens_R, tries=tries, zero_advantage=self.idle), job
+        )
 
     def _run(self, workers, batch, side):
         batch.extra_info |= SAID | {

@@ -47,10 +47,10 @@ OFF = Side(name="off")
 TREES = replace(OFF, name="trees", sharing="on")
 
 ROWS = replace(OFF, name="all rows")
-SKIP = replace(ROWS, name="without idle rows", skips_idle=True)
+SKIP = replace(ROWS, name="without idle rows", drops_zero_advantage=True)
 WITH_PASS = replace(ROWS, name="with the pass", old_log_probs="pass")
 NO_PASS = replace(ROWS, name="without the pass", old_log_probs="update")
-LEAN = replace(NO_PASS, name="without pass and idle rows", skips_idle=True)
+LEAN = replace(NO_PASS, name="without pass and idle rows", drops_zero_advantage=True)
 STOCK = Side(name="stock verl", is_stock=True, old_log_probs="pass")
 FAST = replace(LEAN, name="fast", sharing="on")
 

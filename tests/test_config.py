@@ -36,7 +36,7 @@ def test_a_section_of_hydra_is_read():
         ({"denominator": 3}, r"^padding.denominator=3: "),
         ({"cost_model": "flops"}, r"^padding.cost_model='flops': .*, model\.$"),
         ({"pad_length": 1}, r"^padding.pad_length=1: "),
-        ({"sharing": ["trees"]}, r"^padding.sharing=\['trees'\]: "),
+        ({"sharing": ["tries"]}, r"^padding.sharing=\['tries'\]: "),
         ({"seed": -1}, r"^padding.seed=-1: "),
         ({"seed": True}, r"^padding.seed=True: "),
         ({"stratgy": "rows"}, r"^padding.stratgy='rows': .*Did you mean strategy\?$"),

@@ -120,8 +120,8 @@ def planned_metrics() -> set[str]:
     """Names of the metrics of a plan that has all calls."""
     shape = {"dp_size": 2, "token_budget": 64}
     keys = [f"p{prompt}_{session}_0" for prompt in range(4) for session in range(2)]
-    rows = Rows.from_keys(keys, range(9, 17), idle=[0])
-    update = Update(**shape, prompts_per_mini_batch=2, skips_idle=True)
+    rows = Rows.from_keys(keys, range(9, 17), zero_advantage=[0])
+    update = Update(**shape, prompts_per_mini_batch=2, drops_zero_advantage=True)
     job = Job(
         strategy="prompt",
         prompts=4,
@@ -240,11 +240,15 @@ def test_the_figures_of_readme_are_those_of_the_evidence():
         r"^\| (.+) \|.*\(docs/evidence\.md#([\w-]+)\) \|$", read(ROOT / "README.md"), re.MULTILINE
     )
     assert len(rows) >= 3
-    for cells, anchor in rows:
+    for local_batches, anchor in rows:
         known = set(NUMBER.findall(sections[anchor]))
-        numbers = [number for cell in cells.split(" | ")[1:] for number in NUMBER.findall(cell)]
+        numbers = [
+            number
+            for local_batch in local_batches.split(" | ")[1:]
+            for number in NUMBER.findall(local_batch)
+        ]
         assert numbers
-        assert [number for number in numbers if number not in known] == [], cells
+        assert [number for number in numbers if number not in known] == [], local_batches
 
 
 def test_how_it_works_has_each_method_of_verl_that_is_overridden():
@@ -256,8 +260,10 @@ def test_how_it_works_has_each_method_of_verl_that_is_overridden():
         if callable(getattr(PPOTrainer, name, None)) and name in vars(PPOTrainer)
     }
     text = section(read(DOCS / "how_it_works.md"), "The trainer")
-    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
-    assert {name for cell in cells for name in CODE.findall(cell)} == overridden
+    local_batches = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    assert {
+        name for local_batch in local_batches for name in CODE.findall(local_batch)
+    } == overridden
     assert len(overridden) > 8
 
 

@@ -33,7 +33,7 @@ def test_the_verbs_at_the_top_have_these_signatures():
 
 
 OF_PLANS = {
-    plan.Rows: "key_R prompt_R tokens_R forest idle",
+    plan.Rows: "key_R prompt_R tokens_R tries zero_advantage",
     plan.Job: (
         "strategy prompts sessions_per_prompt updates inference row_multiple pad_tokens cost_model"
         " packer sharing may_branch seed optimizer_steps prompts_setting sessions_setting"

@@ -16,8 +16,8 @@ from tensordict import TensorDict
 from benchmarks.one_gpu import rank, rows
 from benchmarks.one_gpu.figures import Figures
 from verl_padding.plan import BatchPlan, Sharing
-from verl_padding.worker.leak_probe import probe_for_leaks
-from verl_padding.worker.left_out import BLOCKERS
+from verl_padding.worker.cross_contamination import check_cross_contamination
+from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
 from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.plan_packer import follow_plan
 
@@ -133,11 +133,13 @@ class Case:
         yield "zero-advantage rows skipped", {"off_rows_computed": rank.distance(skipped, computed)}
 
     def _plan(self, sharing: Sharing, ranks: int, idle: Sequence[int] = ()) -> BatchPlan:
-        return rows.plan(self._rows, self._budget, sharing=sharing, ranks=ranks, idle=idle)
+        return rows.plan(
+            self._rows, self._budget, sharing=sharing, ranks=ranks, zero_advantage=idle
+        )
 
     def probe(self) -> None:
         """The probe that each job starts with, which raises where packed rows see each other."""
         fixes = {"actor": "actor_rollout_ref.model.use_remove_padding=False"}
-        probe = probe_for_leaks((), shares=True, fixes=fixes, multiples={"actor": 1})
-        (blockers,) = probe(self._worker).non_tensor_batch[BLOCKERS]
-        assert not blockers, blockers
+        probe = check_cross_contamination((), shares=True, fixes=fixes, multiples={"actor": 1})
+        (incompatibilities,) = probe(self._worker).non_tensor_batch[INCOMPATIBILITIES]
+        assert not incompatibilities, incompatibilities

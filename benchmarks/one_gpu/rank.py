@@ -147,7 +147,7 @@ def rows_of_call(
         layout = plan.layouts[call]
         pad = pad_of(fields)
         data = micro_batch_of([fields[row] if row < n_rows else pad for row in layout.order])
-        shares = plan.sharing == "on" and plan.forest is not None
+        shares = plan.sharing == "on" and plan.tries is not None
         of_call: dict[str, Any] = {}
         if call == "actor":
             trained = [int(row["response_mask"].sum()) for row in fields]
@@ -157,7 +157,7 @@ def rows_of_call(
         to_worker[CALL] = PlannedCall(
             layout=layout,
             branches=True if shares else None,
-            position_R=plan.forest.dfs_position_R.tolist() if shares else (),
+            position_R=plan.tries.dfs_position_R.tolist() if shares else (),
             **of_call,
         )
         for name, column in row_columns(layout, marks_pads=True).items():

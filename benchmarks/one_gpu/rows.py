@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.row_inputs import RowInputs
 
@@ -137,7 +137,7 @@ def plan(
     beside lengths."""
     keys = list(rows)
     inputs = RowInputs(micro_batch_of(list(rows.values())))
-    forest = Forest.from_tokens(inputs.ids_R, list(map(uid_of_key, keys)))
+    tries = PrefixTries.from_tokens(inputs.ids_R, list(map(uid_of_key, keys)))
     prompts = len({uid_of_key(key) for key in keys})
     shape = {
         "prompts": prompts,
@@ -146,9 +146,15 @@ def plan(
         "ranks": ranks,
         "budget": budget,
     }
-    skips_idle = bool(of_rows.get("idle"))
-    job = job_of(**shape, has_pass=has_pass, skips_idle=skips_idle, packer="plan", sharing=sharing)
-    return plan_batch(Rows.from_keys(keys, forest.tokens_R.tolist(), forest, **of_rows), job)
+    drops_zero_advantage = bool(of_rows.get("zero_advantage"))
+    job = job_of(
+        **shape,
+        has_pass=has_pass,
+        drops_zero_advantage=drops_zero_advantage,
+        packer="plan",
+        sharing=sharing,
+    )
+    return plan_batch(Rows.from_keys(keys, tries.tokens_R.tolist(), tries, **of_rows), job)
 
 
 def job_of(
@@ -159,7 +165,7 @@ def job_of(
     ranks,
     budget,
     has_pass=False,
-    skips_idle=False,
+    drops_zero_advantage=False,
     strategy="prompt",
     **of_job,
 ):
@@ -170,7 +176,11 @@ def job_of(
         prompts=prompts,
         sessions_per_prompt=sessions,
         updates={
-            "actor": Update(**shape, prompts_per_mini_batch=mini_prompts, skips_idle=skips_idle)
+            "actor": Update(
+                **shape,
+                prompts_per_mini_batch=mini_prompts,
+                drops_zero_advantage=drops_zero_advantage,
+            )
         },
         inference={"log_prob": Pass(**shape, as_update="actor")} if has_pass else {},
         **of_job,

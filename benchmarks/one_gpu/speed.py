@@ -30,7 +30,7 @@ SIDES = (
         name="trees, idle rows skipped, no pass",
         sharing="on",
         old_log_probs="update",
-        skips_idle=True,
+        drops_zero_advantage=True,
     ),
 )
 
@@ -88,7 +88,7 @@ class Batch:
                 self._rows,
                 budget,
                 sharing=side.sharing,
-                idle=idle if side.skips_idle else (),
+                zero_advantage=idle if side.drops_zero_advantage else (),
                 has_pass=side.old_log_probs == "pass",
             )
             for side in SIDES
@@ -110,7 +110,7 @@ class Batch:
         pass_s = self._pass(plan)[2] if side.old_log_probs == "pass" else 0.0
         said: dict[str, Any] = {
             "calculate_entropy": False,
-            "leaves_out": side.skips_idle,
+            "leaves_out": side.drops_zero_advantage,
             "takes_own_log_probs": side.old_log_probs == "update",
         }
         data = rank.rows_of_call(self._rows, plan, **said)

@@ -114,7 +114,7 @@ def test_a_file_without_an_end_is_refused():
 
 def shared(batch, *pairs):
     one, other = np.array(pairs).T
-    return batch.rows.forest.shared_by_pairs(one, other).tolist()
+    return batch.rows.tries.shared_by_pairs(one, other).tolist()
 
 
 def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():
@@ -122,7 +122,7 @@ def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():
     rows = [{"prompt": "a", "session": row, "token_ids": each} for row, each in enumerate(ids)]
     batch = read(*rows, ROW, {"prompt": "b", "session": 0, "token_ids": [1, 2]})
     assert shared(batch, (0, 1), (1, 2), (0, 2), (0, 3), (0, 4), (0, 5)) == [2, 2, 2, 0, 0, 0]
-    assert read(ROW, ROW).rows.forest is None
+    assert read(ROW, ROW).rows.tries is None
 
 
 def test_a_folder_is_read_in_the_order_of_its_steps(tmp_path):

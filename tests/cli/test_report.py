@@ -120,7 +120,8 @@ def report_and_notes(run: Path) -> tuple[Page, list[str]]:
 
 def test_the_page_has_the_numbers_of_the_record_and_asks_for_nothing_else(run):
     page = parsed(report(run))
-    # Name, prompts, sessions, rows, tokens, trained tokens, idle rows, reward of the sessions.
+    # Name, prompts, sessions, rows, tokens, trained tokens, zero-advantage rows, reward of the
+    # sessions.
     reward = f"{(1 + 0.25 + 0) / 3:.3f}"
     assert ["Step 1", "2", "3", "4", "4,382", "18", "1", reward] in page.lines
     assert ["Step 3", "1", "1", "1", "-", "-", "-", "-"] in page.lines, "it has timings alone"
@@ -270,15 +271,15 @@ def test_records_that_are_of_another_run_are_told(run):
 
 
 @needs_a_browser
-def test_a_browser_shows_a_row_its_tree_and_its_texts_without_an_error(run, tmp_path):
+def test_a_browser_shows_a_row_its_trie_and_its_texts_without_an_error(run, tmp_path):
     opened = Opened(report(run), tmp_path / "profile", at="#step-1/2")
     assert opened.console == []
     assert "<title>my &lt;run&gt;: verl_padding</title>" in opened.dom
     assert "Step 1" in opened.visible("h2")
     body = opened.prompts
     assert "4,321 tokens" in body
-    assert "2 sessions, 3 rows, 61 tokens, 31 % alike, reward 0.625, 1 idle row" in body
-    # In the order of the tree: the longest, its beginning, and the row that parts from that.
+    assert "2 sessions, 3 rows, 61 tokens, 31 % alike, reward 0.625, 1 zero-advantage row" in body
+    # In the order of the trie: the longest, its beginning, and the row that parts from that.
     assert re.findall(r'data-row="(\d)"', body) == ["1", "0", "2"]
     assert "Its first 7 tokens are also those of a_0_0." in body
     assert "alike for 5 characters" in body

@@ -21,8 +21,8 @@ SHAPE = ("--dp", 2, "--mini-batch", 1, "--n", 2, "--budget", 1024)
 def first_column(heading: str) -> set[str]:
     """What the tables below a heading have in their first column."""
     rows = section(PAGE, heading).split("\n#")[0]
-    cells = re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE)
-    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    local_batches = re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE)
+    return {name for local_batch in local_batches for name in re.findall(r"`([^`]+)`", local_batch)}
 
 
 def test_the_rows_of_the_page_are_read_as_it_says():
@@ -35,7 +35,7 @@ def test_the_rows_of_the_page_are_read_as_it_says():
         for text in TEXTS[:2]
     )
     assert lengths.rows.tokens_R == (512, 400, 5, 7)
-    assert lengths.rows.forest.shared_R.tolist() == [0, 0, 5, 0]
+    assert lengths.rows.tries.shared_R.tolist() == [0, 0, 5, 0]
     assert dump.rows.prompt_R == ("7f3a",)
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown
@@ -61,7 +61,7 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     assert rows.tokens_R == (message, 2 * message, message + 1, message)
     assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
     assert len(set(map(session_of_key, rows.key_R))) == 3
-    assert rows.forest.shared_by_pairs(np.array([0]), np.array([1])).tolist() == [message]
+    assert rows.tries.shared_by_pairs(np.array([0]), np.array([1])).tolist() == [message]
 
 
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):

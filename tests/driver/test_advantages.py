@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
 from tests.support.estimator_formulas import Sample, advantages, returns
 from tests.support.losses_on_rows import MODES, nested
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectory_places
@@ -26,7 +26,7 @@ from verl_padding.pads.loss_weighting import (
     LossWeighting,
     loss_factors,
 )
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import session_of_key, uid_of_key
 from verl_padding.prefix_sharing.detection import continued_rows
 
@@ -139,7 +139,7 @@ def continued(rows: list[Row], *, said: bool) -> list[int | None]:
     """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
     keys = [row.key for row in rows]
     number = {row.key: place for place, row in enumerate(rows)}
-    forest = Forest.from_tokens(
+    tries = PrefixTries.from_tokens(
         [np.array(row.prompt + row.response) for row in rows], list(map(session_of_key, keys))
     )
     told = {}
@@ -148,7 +148,7 @@ def continued(rows: list[Row], *, said: bool) -> list[int | None]:
             told[place] = (
                 None if row.extends is None else number[f"{session_of_key(row.key)}_{row.extends}"]
             )
-    found = continued_rows(forest, keys, range(len(keys)), told, {})
+    found = continued_rows(tries, keys, range(len(keys)), told, {})
     return [found.get(row) for row in range(len(keys))]
 
 
@@ -241,7 +241,7 @@ def weights_of_tokens(
     mode: str, rows: list[Row], *, by_rows: bool
 ) -> dict[tuple[str, tuple[int, int]], float]:
     """What the loss of each trained token is multiplied by, but for a number that is configured."""
-    layout = layout_of_cells(len(rows), [[tuple(range(len(rows)))]])
+    layout = layout_of_local_batches(len(rows), [[tuple(range(len(rows)))]])
     tokens_R = [sum(row.mask) for row in rows]
     weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=True)
     factor_R = loss_factors(

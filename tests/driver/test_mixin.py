@@ -77,7 +77,9 @@ def test_the_batch_keeps_its_rows_and_metrics_tell_of_the_plan():
     )
     tokens_D = [
         sum(
-            lengths[row] if row < 7 else PAD_TOKENS for cells in layout.cells for row in cells[rank]
+            lengths[row] if row < 7 else PAD_TOKENS
+            for local_batches in layout.local_batches
+            for row in local_batches[rank]
         )
         for rank in (0, 1)
     ]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.support.drawn_jobs import forest_of_chains
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.drawn_jobs import tries_of_chains
+from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.driver.step_metrics import CallTokens, plan_metrics, saved_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
 from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
@@ -79,7 +79,9 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
     layouts = {
         call: Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK)
         if packer == "plan"
-        else layout_of_cells(len(TOKENS), Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK).cells)
+        else layout_of_local_batches(
+            len(TOKENS), Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK).local_batches
+        )
         for call, rows_MDK in ROWS_MDK.items()
     }
     figures = {call: figures_of(call, layout, chains) for call, layout in layouts.items()}
@@ -95,7 +97,7 @@ def figures_of(call: str, layout: Layout, chains: list[int] | None) -> LayoutFig
         tokens_R=np.array(TOKENS),
         cost_model=COST_MODELS["tokens"],
         pad_tokens=PAD_TOKENS,
-        forest=None if chains is None else forest_of_chains(TOKENS, chains),
+        tries=None if chains is None else tries_of_chains(TOKENS, chains),
     )
     return score_layout(layout, costs)
 
@@ -132,7 +134,7 @@ def test_what_is_saved_is_counted_over_all_calls():
     }
 
 
-def test_rows_and_a_pass_that_are_left_out_are_counted_with_all_tokens():
+def test_rows_and_a_pass_that_are_dropped_are_counted_with_all_tokens():
     # Of five rows, the update leaves out those of 40 and 5 tokens.
     update = CallTokens(computed=2 * (20 + 30), of_rows=2 * 60, of_all=2 * 105)
     told = saved_metrics({ACTOR: update}, of_all_rows=105, has_pass=False)

@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from tests.driver.test_zero_advantage_rows import ONE_STEP
 from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from tests.worker.test_leak_probe import training_worker
+from tests.worker.test_cross_contamination import training_worker
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.pads.prompt_order import ordered_uid
@@ -57,8 +57,8 @@ def test_steps_without_a_trained_token_are_counted(monkeypatch):
     all have one."""
     keys = [f"{ordered_uid(7, place)}_{session}_0" for place in range(4) for session in range(2)]
     stock, trainer, counts = get_trainer_cls("sync"), padded_trainer(), []
-    for idle_rows in (4, 4, 0):
-        masks = [torch.full((2,), int(row >= idle_rows)) for row in range(len(keys))]
+    for zero_advantage_rows in (4, 4, 0):
+        masks = [torch.full((2,), int(row >= zero_advantage_rows)) for row in range(len(keys))]
         batch = put_rows([(5, 2)] * len(keys), keys, response_mask=masks)
         monkeypatch.setattr(
             stock,
@@ -286,7 +286,7 @@ def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, 
 
 @pytest.mark.parametrize(("family", "n_tokens"), [("llama", 7 + 3), ("diffllama", 9 + 3)])
 def test_rows_that_part_share_as_the_model_has_shown_at_first(family, n_tokens):
-    """diffllama's attention has masks of its own, which trees leave out. Of three tokens that two
+    """diffllama's attention has masks of its own, which tries leave out. Of three tokens that two
     rows begin with before they part, the last is computed in both."""
     worker = SimpleNamespace(actor=training_worker(family, torch.float32, shares=True))
     trainer = padded_trainer(*ONE_RANK, dp_size=1)

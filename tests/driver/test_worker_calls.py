@@ -196,7 +196,7 @@ def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_each_rank_gets_the_plans_cells_and_answers_find_their_rows(shape, empty_queue):
+def test_each_rank_gets_the_plans_local_batches_and_answers_find_their_rows(shape, empty_queue):
     """Plans for 64 ranks, through verl's own dispatch."""
     batch = put_rows([(3 + number, 1 + number % 5) for number in range(70)])
     batch.fields = ["prompts"]
@@ -218,8 +218,12 @@ def test_each_rank_gets_the_plans_cells_and_answers_find_their_rows(shape, empty
             ("log_prob", 1, worker.passes),
             ("actor", 2, worker.mini_batches),
         ):
-            cells = [ranks_of[dp_rank] for ranks_of in plan.layouts[name].cells] * epochs
-            assert got == [[row if row < 70 else None for row in cell] for cell in cells]
+            local_batches = [
+                ranks_of[dp_rank] for ranks_of in plan.layouts[name].local_batches
+            ] * epochs
+            assert got == [
+                [row if row < 70 else None for row in local_batch] for local_batch in local_batches
+            ]
 
 
 def numbers_or_pad(data):

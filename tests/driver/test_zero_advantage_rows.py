@@ -70,7 +70,7 @@ def test_an_update_gets_the_rows_that_have_an_advantage(workers):
     # Mini-batches of two prompts: a, b and c, d.
     assert [
         {batch.keys[row] for row in rows} & IDLE
-        for rows in trainer.steps.current.plan.layouts["actor"].left_out
+        for rows in trainer.steps.current.plan.layouts["actor"].dropped
     ] == [{key for key in IDLE if key[0] in prompts} for prompts in ("ab", "cd")]
     assert sorted(real_keys(passed)) == sorted(ROWS)
     assert sorted(real_keys(updated)) == sorted(ROWS.keys() - IDLE)
@@ -109,12 +109,12 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(workers):
         group.update_actor(batch)
         sent, metrics = workers.sent[-1], trainer.steps.current.metrics()
         assert changed in real_keys(sent)
-        left_out = len(ROWS) - len(real_keys(sent))
-        assert metrics["padding/actor/left_out_rows/total"] == left_out
+        dropped = len(ROWS) - len(real_keys(sent))
+        assert metrics["padding/actor/left_out_rows/total"] == dropped
         assert metrics["global_seqlen_computed/mean"] * 2 == sum(
             tag["seq_len"] for tag in sent.tags
         )
-    assert left_out == len(IDLE) - 2
+    assert dropped == len(IDLE) - 2
     put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
     put_columns(
         batch, response_mask=[torch.ones(len(mask), dtype=torch.int64) for mask, _ in ROWS.values()]
@@ -148,11 +148,11 @@ def test_an_update_takes_its_own_log_probs_where_there_are_no_others(recompute, 
 @pytest.mark.parametrize("method", ["_compute_old_log_prob", "_update_actor", "_step_once"])
 def test_a_trainer_that_updates_in_its_own_way_keeps_the_pass(method):
     trainer = padded_trainer("padding.recompute_old_log_probs=auto", *ONE_STEP)
-    assert trainer._job.leaves_out_old_log_probs
+    assert trainer._job.skips_old_log_probs
     own = {method: lambda self, *args: None, "__module__": "mine"}
     trainer.__class__ = type("Own", (type(trainer),), own)
     TrainingSteps(trainer, trainer._job)
-    assert not trainer._job.leaves_out_old_log_probs
+    assert not trainer._job.skips_old_log_probs
     trainer = padded_trainer("padding.recompute_old_log_probs=false", *ONE_STEP)
     trainer.__class__ = type("Own", (type(trainer),), own)
     with pytest.raises(PaddingConfigError, match=rf"recompute_old_log_probs=False: Own\.{method}"):
@@ -171,9 +171,9 @@ def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
 
 def test_with_auto_such_rows_keep_the_pass_and_are_planned_with_it(workers):
     trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=auto", *ONE_STEP[:2])
-    assert trainer._job.leaves_out_old_log_probs
+    assert trainer._job.skips_old_log_probs
     trainer._balance_batch(put(), {})
-    assert not trainer._job.leaves_out_old_log_probs
+    assert not trainer._job.skips_old_log_probs
     assert "log_prob" in trainer.steps.current.plan.layouts
 
 

@@ -1,5 +1,5 @@
-"""Jobs that leave out idle rows, or the pass that computes old log-probs, beside the same jobs that
-compute them."""
+"""Jobs that leave out zero-advantage rows, or the pass that computes old log-probs, beside the same
+jobs that compute them."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def assert_trained_alike(facts, plain, *, absent):
         assert want["actor/grad_norm"] > 0
 
 
-def test_a_job_without_its_idle_rows_trains_as_with_them(tmp_path):
+def test_a_job_without_its_zero_advantage_rows_trains_as_with_them(tmp_path):
     several_steps = "actor_rollout_ref.actor.ppo_mini_batch_size=2", "padding.sharing=on"
     plain = run(tmp_path / "plain", *several_steps)
     lean = run(tmp_path / "lean", SKIP, *several_steps)

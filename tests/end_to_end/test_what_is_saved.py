@@ -113,7 +113,7 @@ def test_what_rows_begin_with_reaches_the_model_once_a_micro_batch(step):
     assert step.reached < 0.8 * step.tokens(computed=True), "rows were meant to share"
 
 
-def test_rows_without_an_advantage_and_no_others_are_left_out(step):
+def test_rows_without_an_advantage_and_no_others_are_dropped(step):
     advantages = group_advantages(step.rows)
     for row in step.recorded.rows:
         mask = step.rows[row.key]["response_mask"].bool()
@@ -121,8 +121,8 @@ def test_rows_without_an_advantage_and_no_others_are_left_out(step):
         assert (bool(row.places), row.idle) == (trains, not trains), row.key
         got = step.rows[row.key]["advantages"][mask]
         assert got.tolist() == pytest.approx([advantages[row.key]] * len(got), abs=1e-6)
-    left_out = sum(not row.places for row in step.recorded.rows)
-    assert step.metrics["padding/actor/left_out_rows/total"] == left_out > 0
+    dropped = sum(not row.places for row in step.recorded.rows)
+    assert step.metrics["padding/actor/left_out_rows/total"] == dropped > 0
     assert step.metrics["padding/real_rows/total"] == len(step.recorded.rows)
 
 
@@ -173,10 +173,10 @@ def test_metrics_and_the_last_line_say_what_did_not_reach_the_model(step):
     assert total + step.reached == 2 * all_tokens
     (line,) = re.findall(r"verl_padding: saved .*", step.facts.log)
     told = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", line)]
-    left_out = sum(not row.places for row in step.recorded.rows)
+    dropped = sum(not row.places for row in step.recorded.rows)
     shared, skipped, passes = saved.values()
     percent = round(100 * total / (2 * all_tokens))
-    assert told == [total, 2 * all_tokens, percent, shared, skipped, left_out, passes, 1]
+    assert told == [total, 2 * all_tokens, percent, shared, skipped, dropped, passes, 1]
     assert all(": on (" in line for line in read_savings(step.facts.folder / FOLDER))
 
 

@@ -119,23 +119,25 @@ def alone(engine: Whole, rows: Mapping[str, Row]) -> Found:
 
 
 def planned(
-    rows: Mapping[str, Row], sharing: Sharing = "off", idle: list[int] | None = None
+    rows: Mapping[str, Row], sharing: Sharing = "off", zero_advantage: list[int] | None = None
 ) -> BatchPlan:
     """One mini-batch of all rows, and a pass that takes its micro-batches."""
     call = {"dp_size": RANKS, "token_budget": BUDGET}
-    update = Update(**call, prompts_per_mini_batch=PROMPTS, skips_idle=idle is not None)
+    update = Update(
+        **call, prompts_per_mini_batch=PROMPTS, drops_zero_advantage=zero_advantage is not None
+    )
     job = Job(
         strategy="prompt",
         prompts=PROMPTS,
         sessions_per_prompt=SESSIONS,
         updates={UPDATE: update},
-        inference={PASS: Pass(**call, as_update=UPDATE)} if idle is None else {},
+        inference={PASS: Pass(**call, as_update=UPDATE)} if zero_advantage is None else {},
         packer="plan",
         sharing=sharing,
     )
     found = batch_of(rows)
-    if idle is not None:
-        found = Rows.from_keys(rows, found.tokens_R, found.forest, idle=idle)
+    if zero_advantage is not None:
+        found = Rows.from_keys(rows, found.tokens_R, found.tries, zero_advantage=zero_advantage)
     return plan_batch(found, job)
 
 
@@ -205,15 +207,15 @@ def measure(model: Path, rows: Mapping[str, Row], dtype: str, exact: Found) -> d
                 float((before[key].double() - row).abs().max()) for key, row in found[0].items()
             ),
         }
-    idle = rows_of_prompts(rows, "0")
+    zero_advantage = rows_of_prompts(rows, "0")
     every, some = (
         as_planned(engine, rows, plan, terms=False, **said)
         for plan, said in (
             (planned(rows, "on"), {}),
-            (planned(rows, "on", idle), {"leaves_out": True}),
+            (planned(rows, "on", zero_advantage), {"leaves_out": True}),
         )
     )
-    assert len(every[0]) - len(some[0]) == len(idle)
+    assert len(every[0]) - len(some[0]) == len(zero_advantage)
     figures["zero-advantage rows skipped"] = off((every[0], some[1]), every)
     return figures
 

@@ -59,7 +59,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     "two rows, the plan's": {"packer": "plan", "micro_batch_rows": 2},
     "verl's number of rows": {"packer": "verl", "strategy": "lcm", "mini_batch": 4},
     "whole beginnings": {"packer": "plan", "sharing": "whole"},
-    "trees": {"packer": "plan", "sharing": "branches", "mode": ROWS},
+    "tries": {"packer": "plan", "sharing": "branches", "mode": ROWS},
 }
 """Arguments of :func:`assert_updates_agree`; test_engine_shapes.py has those of other shapes."""
 
@@ -82,8 +82,8 @@ def test_steps_and_ranks_without_a_trained_token_leave_the_others_alone(packer, 
     start_over(actors, "seq-mean-token-mean")
     batch = put_trained_rows()
     plan = plan_of(batch, packer)
-    first, second, _ = plan.layouts["actor"].cells
-    masked = {row for cell in (*first, second[0]) for row in cell}
+    first, second, _ = plan.layouts["actor"].local_batches
+    masked = {row for local_batch in (*first, second[0]) for row in local_batch}
     responses = [tag["response_len"] for tag in batch.tags]
     masks = [torch.full((length,), int(row not in masked)) for row, length in enumerate(responses)]
     put_columns(batch, response_mask=masks, loss_mask=masks)
@@ -108,13 +108,13 @@ IDLE_CUTS = [
     pytest.param({"micro_batch_rows": 2}, id="rows", marks=pytest.mark.slow),
     pytest.param({}, id="budget"),
     pytest.param({"weighs": True}, id="weights"),
-    pytest.param({"sharing": "branches"}, id="trees"),
+    pytest.param({"sharing": "branches"}, id="tries"),
 ]
 
 
 @pytest.mark.parametrize("cut", IDLE_CUTS)
-def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
-    """Of three mini-batches, one keeps most rows, one has idle rows alone."""
+def test_ranks_without_zero_advantage_rows_end_with_the_weights_of_all_rows(cut, actors):
+    """Of three mini-batches, one keeps most rows, one has zero-advantage rows alone."""
     mode, cut = "seq-mean-token-mean", dict(cut)
     weighs = cut.pop("weighs", False)
     start_over(actors[:1], mode, cut.get("micro_batch_rows"), terms=False)
@@ -122,15 +122,17 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
     sharing = cut.get("sharing", "off")
     batch = put_trained_rows() if sharing == "off" else put_branching_rows()
     rows_M = plan_of(batch, "plan", **cut).layouts["actor"].rows_M
-    idle = sorted({*rows_M[0][:1], *rows_M[1], *rows_M[2][:-2]})
+    zero_advantage = sorted({*rows_M[0][:1], *rows_M[1], *rows_M[2][:-2]})
     [advantages] = read_columns(batch, "advantages")
-    put_columns(batch, advantages=[a * (row not in idle) for row, a in enumerate(advantages)])
+    put_columns(
+        batch, advantages=[a * (row not in zero_advantage) for row, a in enumerate(advantages)]
+    )
     copies = put_copies(batch) if weighs else None
     if weighs:
         put_weights(batch)
-    plan = plan_of(batch, "plan", idle=idle, **cut)
-    left_out = [len(rows) for rows in plan.layouts["actor"].left_out]
-    assert left_out == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
+    plan = plan_of(batch, "plan", zero_advantage=zero_advantage, **cut)
+    dropped = [len(rows) for rows in plan.layouts["actor"].dropped]
+    assert dropped == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
     weightings = [LossWeighting(call="actor", mode=mode)] if weighs else []
     padded = PaddedBatch(
         batch,
@@ -138,7 +140,7 @@ def test_ranks_without_idle_rows_end_with_the_weights_of_all_rows(cut, actors):
         TEMPLATE,
         loss_weightings=weightings,
         branches=BRANCHES[sharing],
-        skips_idle="actor",
+        drops_zero_advantage="actor",
     )
     padded.put_pads()
     both = update_both(

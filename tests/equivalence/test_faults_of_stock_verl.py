@@ -63,11 +63,15 @@ def balanced(n_rows, *, dp, actor, critic):
 def real_rows_of_steps(pads_D, mini_batch):
     """Real rows of each optimizer step: verl's workers cut a rank's rows by this function, in their
     order."""
-    cell, real_of_step = mini_batch // len(pads_D), Counter()
+    local_batch, real_of_step = mini_batch // len(pads_D), Counter()
     for pads in pads_D:
         rows = TensorDict({"pad": torch.tensor(pads)}, batch_size=len(pads))
         cut = tu.make_iterator(
-            rows, mini_batch_size=cell, epochs=1, seed=0, dataloader_kwargs={"shuffle": False}
+            rows,
+            mini_batch_size=local_batch,
+            epochs=1,
+            seed=0,
+            dataloader_kwargs={"shuffle": False},
         )
         for step, of_rank in enumerate(cut):
             real_of_step[step] += int((~of_rank["pad"]).sum())

@@ -50,7 +50,7 @@ def with_and_without(loss, rows: Rows, denominator="rows", *, at_once: bool = Fa
     wrapped = RealRowsLoss(loss)
     every, some = ([[[0, 1, 2, 3, 4]]], [[[0, 2, 4]]]) if at_once else (ALL, WITHOUT)
     run = partial(run_as_verl_does, wrapped, rows, denominator=denominator)
-    return [run(every, "log_probs"), run(some, "log_probs", left_out=IDLE)]
+    return [run(every, "log_probs"), run(some, "log_probs", dropped=IDLE)]
 
 
 def farthest(all_rows, without, rows: Rows) -> float:
@@ -69,7 +69,7 @@ def farthest(all_rows, without, rows: Rows) -> float:
 @pytest.mark.parametrize("denominator", ["rows", pytest.param("nominal", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "mode"), in_each_mode(MULTIPLIED))
 @pytest.mark.parametrize("masked", [False, True], ids=["no advantage", "no trained token"])
-def test_without_idle_rows_an_admitted_loss_and_its_gradients_are_the_same(
+def test_without_zero_advantage_rows_an_admitted_loss_and_its_gradients_are_the_same(
     name, mode, denominator, masked
 ):
     rows = rows_of(masked=masked)
@@ -84,7 +84,7 @@ def test_without_idle_rows_an_admitted_loss_and_its_gradients_are_the_same(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MULTIPLIED)
-def test_in_each_precision_an_idle_row_has_a_gradient_of_exactly_0(name, dtype):
+def test_in_each_precision_a_zero_advantage_row_has_a_gradient_of_exactly_0(name, dtype):
     rows = rows_of(scale=0.1)
     for row in rows.fields:
         row |= {field: value.to(dtype) for field, value in row.items() if value.is_floating_point()}
@@ -96,7 +96,7 @@ def test_in_each_precision_an_idle_row_has_a_gradient_of_exactly_0(name, dtype):
 
 
 @EACH_LOSS
-def test_a_loss_is_admitted_just_where_idle_rows_add_nothing(name):
+def test_a_loss_is_admitted_just_where_zero_advantage_rows_add_nothing(name):
     found = []
     for scale in (0.1, 1.0, 3.0):
         rows = rows_of(scale=scale)
@@ -108,7 +108,7 @@ def test_a_loss_is_admitted_just_where_idle_rows_add_nothing(name):
 
 
 @pytest.mark.parametrize("preset", BYPASS)
-def test_idle_rows_add_nothing_whatever_a_bypass_corrects_or_rejects(preset):
+def test_zero_advantage_rows_add_nothing_whatever_a_bypass_corrects_or_rejects(preset):
     loss = policy_loss(
         "seq-mean-token-mean", "bypass_mode", terms=False, rollout_correction=BYPASS[preset]
     )

@@ -25,10 +25,10 @@ from tests.support.hybrid_models import IMAGE, IMAGE_START, Float64, hybrid_mode
 from tests.support.loss_comparisons import POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import critic_loss, in_each_mode, policy_loss
 from tests.support.pages import ROOT
-from tests.support.parting_rows import awkward_trees, random_trees
+from tests.support.parting_rows import awkward_tries, random_tries
 from verl_padding.prefix_sharing import linear_attention
 from verl_padding.prefix_sharing.engine import BranchesMixedError
-from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.losses import normalize_over_mini_batch
 
 Images = dict[str, torch.Tensor]
@@ -94,40 +94,40 @@ def pair():
     return Pair("qwen3_next")
 
 
-@pytest.mark.parametrize("name", awkward_trees())
-def test_trees_that_part_at_awkward_places_are_rows_alone(name, pair):
-    pair.assert_exact(awkward_trees()[name])
+@pytest.mark.parametrize("name", awkward_tries())
+def test_tries_that_part_at_awkward_places_are_rows_alone(name, pair):
+    pair.assert_exact(awkward_tries()[name])
 
 
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=pytest.mark.slow if n > 2 else ()) for n in range(20)]
 )
-def test_random_trees_are_rows_alone(seed, pair):
-    pair.assert_exact(random_trees(seed))
+def test_random_tries_are_rows_alone(seed, pair):
+    pair.assert_exact(random_tries(seed))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
-def test_layers_that_are_computed_again_follow_the_same_tree(kind):
-    Pair(kind, checkpointed=True).assert_exact(random_trees(0))
+def test_layers_that_are_computed_again_follow_the_same_trie(kind):
+    Pair(kind, checkpointed=True).assert_exact(random_tries(0))
 
 
 def test_critics_and_experts_compute_what_they_do_of_rows_alone():
-    Pair("qwen3_next", is_critic=True).assert_exact(random_trees(2))
+    Pair("qwen3_next", is_critic=True).assert_exact(random_tries(2))
     # transformers chooses experts in float32, in which a model is shipped.
-    Pair("qwen3_next_moe", exact=False).assert_exact(random_trees(3))
+    Pair("qwen3_next_moe", exact=False).assert_exact(random_tries(3))
 
 
 PATCHED = """
 from tests.equivalence.test_linear_attention import *
-Pair("qwen3_5", is_critic=True).assert_exact(random_trees(0))
+Pair("qwen3_5", is_critic=True).assert_exact(random_tries(0))
 pair = Pair("qwen3_5")
 for axes in (0, 4):
-    pair.assert_exact(random_trees(3), axes=axes)
-    pair.assert_exact(awkward_trees()["five deep"], axes=axes)
-Pair("qwen3_5_moe", exact=False).assert_exact(random_trees(3), axes=4)
+    pair.assert_exact(random_tries(3), axes=axes)
+    pair.assert_exact(awkward_tries()["five deep"], axes=axes)
+Pair("qwen3_5_moe", exact=False).assert_exact(random_tries(3), axes=4)
 Pair("qwen3_5", exact=False).assert_exact(*rows_with_images(), axes=4)
 for kind, axes in (("qwen3_next", 0), ("qwen3_5", 4)):
-    Pair(kind, exact=False, fused=True).assert_exact(random_trees(3), axes=axes)
+    Pair(kind, exact=False, fused=True).assert_exact(random_tries(3), axes=axes)
 for is_critic in (False, True):
     test_packed_rows_that_share_nothing_are_apart("qwen3_5", is_critic)
 print("exact")
@@ -184,7 +184,7 @@ def test_kernels_are_called_as_fla_and_causal_conv1d_are():
         )
     pair.sharing = started(Actor, model, shares=True)
     for seed in (0, 3):
-        pair.assert_exact(random_trees(seed))
+        pair.assert_exact(random_tries(seed))
 
 
 def test_a_bucket_that_is_filled_up_changes_nothing():
@@ -193,7 +193,7 @@ def test_a_bucket_that_is_filled_up_changes_nothing():
     pair.sharing = started(Actor, hybrid_model("qwen3_next").double(), shares=True, **bucket)
     for name, value in (bucket | {"ulysses_sequence_parallel_size": 1}).items():
         setattr(pair.sharing, name, value)
-    pair.assert_exact(random_trees(4))
+    pair.assert_exact(random_tries(4))
 
 
 def test_adapters_have_the_gradients_of_rows_alone():
@@ -204,23 +204,23 @@ def test_adapters_have_the_gradients_of_rows_alone():
         config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
         model = peft.get_peft_model(hybrid_model("qwen3_next"), config).double()
         setattr(pair, name, started(Actor, model, shares=shares))
-    pair.assert_exact(random_trees(2))
+    pair.assert_exact(random_tries(2))
 
 
 def test_a_layer_that_does_not_follow_ends_the_job():
     pair = Pair("qwen3_next")
     layer = next(linear_attention.linear_layers(pair.sharing.module))
     rule = partial(inspect.unwrap(layer.chunk_gated_delta_rule))
-    setattr(rule, TREE, True)  # as if it did
+    setattr(rule, TRIE, True)  # as if it did
     layer.chunk_gated_delta_rule = rule
     with pytest.raises(BranchesMixedError, match="2 of 3 layers"):
-        pair.off(random_trees(9))
+        pair.off(random_tries(9))
 
 
 @pytest.mark.parametrize(("kind", "is_critic"), [("qwen3_next", True), ("qwen3_5_text", False)])
 def test_packed_rows_that_share_nothing_are_apart(kind, is_critic):
     pair = Pair(kind, is_critic=is_critic)
-    rows = rows_of(random_trees(1))
+    rows = rows_of(random_tries(1))
     packed = [of_mini_batch(rows, rows, **pair.said)]
     each_alone = [of_mini_batch([row], rows, **pair.said) for row in rows]
     with Float64():

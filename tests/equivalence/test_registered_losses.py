@@ -37,7 +37,7 @@ from tests.support.losses_on_rows import (
     run_as_verl_does,
 )
 from tests.support.verl_config import compose_job
-from verl_padding.job.loss_weightings import packing_blocker
+from verl_padding.job.loss_weightings import packing_incompatibility
 from verl_padding.worker.losses import MICRO_BATCHES, RealRowsLoss
 
 # [rank][micro-batch] -> rows; in the last four, 1 and 3 have no trained token.
@@ -127,7 +127,7 @@ def test_a_loss_depends_on_the_packing_where_a_job_may_not_pack(name, normalized
         config.actor_rollout_ref.actor.policy_loss.update(
             {key: {"rollout_is_batch_normalize": True} for key in said}
         )
-    assert depends == bool(packing_blocker(config))
+    assert depends == bool(packing_incompatibility(config))
 
 
 LOSSES = {
@@ -166,7 +166,9 @@ BYPASS = {
     if name.startswith("bypass_")
 }
 assert len(BYPASS) >= 5
-PADDED_LAYOUT = pytest.mark.parametrize("layout", [SPREAD, IDLE_RANK], ids=["spread", "idle_rank"])
+PADDED_LAYOUT = pytest.mark.parametrize(
+    "layout", [SPREAD, IDLE_RANK], ids=["spread", "zero_advantage_rank"]
+)
 
 
 @PADDED_LAYOUT

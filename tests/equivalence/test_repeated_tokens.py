@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.prefix_sharing.test_repeated_tokens import masks_by_hand, masks_trained_once
 from tests.support.loss_comparisons import POLICY_LOSSES, seeded
 from tests.support.losses_on_rows import MODES, PAD, Rows, policy_loss, run_as_verl_does
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.tolerance import RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
@@ -45,7 +45,7 @@ def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor], *, by_sess
     """Of the output of each action, added up over the rows that have it."""
     factor_R = None
     if by_session:
-        layout = layout_of_cells(len(rows), [[tuple(range(len(rows)))]])
+        layout = layout_of_local_batches(len(rows), [[tuple(range(len(rows)))]])
         weighting = LossWeighting(call="actor", mode=mode, by_session=True)
         tokens_R = [int(mask.sum()) for mask in masks]
         keys = [row.key for row in rows]

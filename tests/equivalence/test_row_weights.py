@@ -28,7 +28,7 @@ from tests.support.losses_on_rows import (
     nested,
     run_as_verl_does,
 )
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
@@ -51,7 +51,7 @@ KEYS = [
     "a_1_0",
     "b_0_0",
 ]  # three sessions: one of three rows, two of one
-ALONE = layout_of_cells(5, [[(0, 1, 2, 3, 4)]])  # whatever its ranks and micro-batches
+ALONE = layout_of_local_batches(5, [[(0, 1, 2, 3, 4)]])  # whatever its ranks and micro-batches
 NOMINAL = 7
 SETTINGS = [
     *[(mode, "rows") for mode in MODES],

@@ -1,7 +1,7 @@
 """Prefixes that are computed once give, in float64, the gradients of rows that are each computed
 alone.
 
-A plan with pads, trees and four ranks goes through verl's engine, which shares, in this process.
+A plan with pads, tries and four ranks goes through verl's engine, which shares, in this process.
 The reference is verl's own engine and loss on all real rows of a mini-batch at once, without a
 plan, pads or sharing.
 """
@@ -35,7 +35,7 @@ from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.pads.planned_call import MINI_BATCH
 from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.row_inputs import RowInputs
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
@@ -50,8 +50,8 @@ CALL = "actor"
 def batch_of(rows: dict[str, Row]) -> Rows:
     """As the planner gets them, with what rows of a prompt share."""
     inputs = RowInputs(micro_batch_of(list(rows.values())))
-    forest = Forest.from_tokens(inputs.ids_R, list(map(uid_of_key, rows)))
-    return Rows.from_keys(rows, forest.tokens_R.tolist(), forest)
+    tries = PrefixTries.from_tokens(inputs.ids_R, list(map(uid_of_key, rows)))
+    return Rows.from_keys(rows, tries.tokens_R.tolist(), tries)
 
 
 def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "on") -> BatchPlan:
@@ -138,8 +138,8 @@ def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
 def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said) -> Gradients:
     """Those of all real rows of each mini-batch at once."""
     fields = list(rows.values())
-    for ranks in plan.layouts[CALL].cells:
-        rows_M = [fields[row] for cell in ranks for row in cell if row < len(fields)]
+    for ranks in plan.layouts[CALL].local_batches:
+        rows_M = [fields[row] for local_batch in ranks for row in local_batch if row < len(fields)]
         n = NOMINAL if denominator == "nominal" else len(rows_M)
         at_once = of_mini_batch(rows_M, rows_M, **said | {"global_batch_size": n})
         yield computed(engine, loss, [at_once])[1]

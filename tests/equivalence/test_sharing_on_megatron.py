@@ -156,7 +156,7 @@ def test_faults_in_what_shares_are_seen(tmp_path):
             assert_exact(found, RELATIVE_FLOAT32)
 
 
-def test_so_is_the_tree_of_another_micro_batch_of_a_pipeline(tmp_path):
-    case = Case(sizes={PIPELINE: 2}, overrides=FULL, fault="the last tree")
+def test_so_is_the_trie_of_another_micro_batch_of_a_pipeline(tmp_path):
+    case = Case(sizes={PIPELINE: 2}, overrides=FULL, fault="the last trie")
     with pytest.raises((ChildProcessError, AssertionError)):
         assert_exact(run_cases({"last": case}, 2, tmp_path / "2")["last"], RELATIVE_FLOAT32)

@@ -26,7 +26,7 @@ ULYSSES = {"ulysses_parallel_size": 2}
 def test_rows_that_share_give_in_float64_what_each_gives_alone(sizes, tmp_path):
     # VeOmni makes its groups once a process.
     # Its ranks meet in each micro-batch, and these rows are not as many on each.
-    left_out = set() if sizes else {"awkward cuts"}
-    cases = {name: replace(CASES[name], sizes=sizes) for name in CASES.keys() - left_out}
+    dropped = set() if sizes else {"awkward cuts"}
+    cases = {name: replace(CASES[name], sizes=sizes) for name in CASES.keys() - dropped}
     for found in run_cases(cases, 2, tmp_path / "2").values():
         assert_exact(found, RELATIVE_FLOAT64)

@@ -57,7 +57,7 @@ def template_for(config, batch):
 
 def plan_for(
     batch,
-    forest=None,
+    tries=None,
     *,
     prompts_per_mini_batch=1,
     **of_job,
@@ -68,7 +68,7 @@ def plan_for(
         strategy="prompt", sessions_per_prompt=1, updates={"actor": update}, inference={}, **of_job
     )
     return plan_batch(
-        Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags], forest), job
+        Rows.from_keys(batch.keys, [tag["seq_len"] for tag in batch.tags], tries), job
     )
 
 

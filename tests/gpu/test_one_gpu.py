@@ -55,7 +55,7 @@ def test_the_kernel_gives_what_flash_attn_documents(dtype, heads_of_keys, causal
         assert (ours - exact).norm() <= 0.02 * exact.norm()
 
 
-def test_gradients_of_pads_trees_and_skipped_rows_are_those_of_rows_alone(tmp_path):
+def test_gradients_of_pads_tries_and_skipped_rows_are_those_of_rows_alone(tmp_path):
     command = [sys.executable, "-m", "benchmarks.one_gpu", "exact", "--out", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-3000:]  # the probe of packed rows raises

@@ -8,7 +8,7 @@ import transformers
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.engine_refusals import check_model, length_blockers
+from verl_padding.job.engine_refusals import check_model, length_incompatibilities
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 WITH_ALL = ("algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true")
@@ -184,9 +184,9 @@ DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
 )
 def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, message):
     check_model("critic.model.path=a/model", model, [])
-    (blocker,) = length_blockers("critic.model.path=a/model", model)
-    assert blocker.setting == "critic.model.path=a/model"
-    assert f"({message})" in blocker.why
+    (incompatibility,) = length_incompatibilities("critic.model.path=a/model", model)
+    assert incompatibility.setting == "critic.model.path=a/model"
+    assert f"({message})" in incompatibility.why
 
 
 MODEL, GAE = "actor_rollout_ref.model", "algorithm.adv_estimator=gae"

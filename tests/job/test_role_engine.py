@@ -195,14 +195,18 @@ NOT_PACKED = (
         (NOT_PACKED, "micro_batch", "micro_batch"),
         (NOT_PACKED[1:], "row", "micro_batch"),
         ((VEOMNI, *NOT_PACKED), "micro_batch", "micro_batch"),
-        ((MEGATRON, *NOT_PACKED), "cell", "cell"),
+        ((MEGATRON, *NOT_PACKED), "local_batch", "local_batch"),
         (
             (MEGATRON, *NOT_PACKED, f"{ACTOR}.megatron.pad_bshd_to_minibatch_max=false"),
             "micro_batch",
-            "cell",
+            "local_batch",
         ),
         # verl's engine turns Megatron's fused forward off where rows are not packed.
-        ((MEGATRON, *NOT_PACKED, "actor_rollout_ref.model.use_fused_kernels=true"), "cell", "cell"),
+        (
+            (MEGATRON, *NOT_PACKED, "actor_rollout_ref.model.use_fused_kernels=true"),
+            "local_batch",
+            "local_batch",
+        ),
     ],
 )
 def test_rows_are_padded_to_what_the_engine_pads_them_to(overrides, actor, critic):

@@ -18,7 +18,7 @@ from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import metric_names as names
 from verl_padding.job import savings, verl_check
-from verl_padding.job.blocker import Blocker
+from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.savings import OLD_LOG_PROBS, SAVINGS, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.verl_facts import FACTS
 from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
@@ -197,23 +197,23 @@ def test_an_explicit_value_is_kept_and_shown():
     assert ": off: padding.sharing=off. " in lines[1]
 
 
-def test_these_jobs_meet_every_blocker_that_a_config_can_show(monkeypatch, tmp_path):
+def test_these_jobs_meet_every_incompatibility_that_a_config_can_show(monkeypatch, tmp_path):
     package = Path(verl_padding.__file__).parent
     calls = {
         (path.name, node.lineno)
         for path in (package / "job").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Blocker"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Incompatibility"
     }
     met = set()
-    init = Blocker.__init__
+    init = Incompatibility.__init__
 
     def noted(self, *args, **kwargs):
         frame = sys._getframe(1)
         met.add((Path(frame.f_code.co_filename).name, frame.f_lineno))
         init(self, *args, **kwargs)
 
-    monkeypatch.setattr(savings.Blocker, "__init__", noted)
+    monkeypatch.setattr(savings.Incompatibility, "__init__", noted)
     for overrides in BLOCKING.values():
         fast(*overrides)
     rope = {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
@@ -229,8 +229,8 @@ def test_these_jobs_meet_every_blocker_that_a_config_can_show(monkeypatch, tmp_p
 def test_the_last_line_of_a_run_names_the_savings_that_saved_tokens():
     run = {names.ALL_COMPUTED_TOKENS: 1000.0}
     assert not savings.saved_line(run)
-    shared, idle, passes = names.SAVED_TOKENS
-    run |= {idle: 1500.0, names.LEFT_OUT_ROWS.format(update="actor"): 3.0}
+    shared, zero_advantage, passes = names.SAVED_TOKENS
+    run |= {zero_advantage: 1500.0, names.DROPPED_ROWS.format(update="actor"): 3.0}
     assert savings.saved_line(run) == "saved 1,500 of 2,500 tokens (60%): 1,500 in 3 skipped rows"
     run |= {shared: 500.0, passes: 2000.0, names.SAVED_PASSES: 2.0}
     assert savings.saved_line(run).endswith(

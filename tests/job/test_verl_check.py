@@ -106,11 +106,11 @@ def test_what_is_missed_of_a_saving_turns_it_off(name, saving, value, installed)
     installed({name: f"{name}_new"}, fsdp)
     job = check_job(compose_padded(*auto))
     assert not job.savings.is_on(saving)
-    assert name in "".join(map(str, job.savings.blockers[saving]))
+    assert name in "".join(map(str, job.savings.incompatibilities[saving]))
     with pytest.raises(PaddingConfigError, match=rf"padding\.{saving}='{value}': .*{name}"):
         check_job(compose_padded(*auto, f"padding.{saving}={value}"))
     job = check_job(compose_padded("model_engine=megatron", *auto))
-    assert name not in "".join(map(str, job.savings.blockers[saving])), "of another engine"
+    assert name not in "".join(map(str, job.savings.incompatibilities[saving])), "of another engine"
 
 
 def test_a_vision_model_is_refused_if_its_position_ids_are_read_otherwise(installed):

@@ -51,9 +51,9 @@ def test_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
     assert job.updates[ACTOR].budget_setting == f"{A}.ppo_max_token_len_per_gpu"
 
 
-def test_fixed_micro_batches_become_multiples_of_a_cell():
+def test_fixed_micro_batches_become_multiples_of_a_local_batch():
     job = job_of(*FIXED, KL)
-    assert (job.updates[ACTOR].cell_multiple, job.updates[ACTOR].token_budget) == (4, None)
+    assert (job.updates[ACTOR].local_batch_multiple, job.updates[ACTOR].token_budget) == (4, None)
     assert job.inference[LOG_PROB] == Pass(dp_size=8, micro_batch_rows=8, as_update=ACTOR)
     assert job.inference[REF] == Pass(dp_size=8, micro_batch_rows=16, as_update=ACTOR)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.losses_on_rows import MODES
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.loss_weighting import TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.plan.row_keys import session_of_key
@@ -22,10 +22,10 @@ def weighed_batches(draw):
     halves = [list(range(cut)), list(range(cut, n_rows))]
     size = max(-(-len(half) // 2) for half in halves)
     pads = iter(range(n_rows, 10 * n_rows + 8))
-    cells = []
+    local_batches = []
     for half in halves:
         filled = half + [next(pads) for _ in range(2 * size - len(half))]
-        cells.append((tuple(filled[:size]), tuple(filled[size:])))
+        local_batches.append((tuple(filled[:size]), tuple(filled[size:])))
     keys = [f"p{row // 4}_{draw(st.integers(0, 1))}_{row}" for row in range(n_rows)]
     weights = draw(
         st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.5]), min_size=n_rows, max_size=n_rows)
@@ -34,7 +34,7 @@ def weighed_batches(draw):
     for half in halves:
         trained = next((row for row in half if tokens[row]), half[0])
         weights[trained] = weights[trained] or 0.5
-    return layout_of_cells(n_rows, cells), halves, keys, weights, tokens
+    return layout_of_local_batches(n_rows, local_batches), halves, keys, weights, tokens
 
 
 @settings(max_examples=200)
@@ -83,7 +83,7 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session):
-    layout = layout_of_cells(2, [[(0,), (1,)]])
+    layout = layout_of_local_batches(2, [[(0,), (1,)]])
     weighting = LossWeighting(call="actor", mode=mode, by_session=by_session)
     with pytest.raises(
         PaddingDataError,
@@ -98,7 +98,7 @@ def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session
     [[1e308, 1e308, 1e308], [5e-324, 5e-324, 5e-324], [1e-39, 1.0, 1.0], [1.0, 1e39, 1.0]],
 )
 def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weights):
-    layout = layout_of_cells(3, [[(0, 1), (2, 3)]])
+    layout = layout_of_local_batches(3, [[(0, 1), (2, 3)]])
     keys = [f"p_{r}_0" for r in range(3)]
     with pytest.raises(PaddingDataError, match=r"^row 'p_"):
         loss_factors(layout, keys, weights, [2, 3, 4], LossWeighting(call="actor", mode=mode))

@@ -81,7 +81,7 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     assert "mini_batch_size" not in rows.extra_info
     assert rows.extra_info["epochs"] == 2
     steps = list(rows.extra_info[CALL].steps)
-    assert [step.cells for step in steps] == [*layout.cells] * 2
+    assert [step.local_batches for step in steps] == [*layout.local_batches] * 2
     assert batch.extra_info["mini_batch_size"] == 4
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     # What verl's workers make of it: equal chunks a rank, and mini-batches as the batch_sampler
@@ -96,7 +96,7 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     for step, places in zip(steps[: len(sampler)], sampler, strict=True):
         held_D = [[rank * size + place for place in places] for rank in range(layout.dp_size)]
         real_D = [[place for place in held if not data[IS_PADDING][place]] for held in held_D]
-        assert step.cells == tuple(tuple(data[BATCH_ROW][held].tolist()) for held in held_D)
+        assert step.local_batches == tuple(tuple(data[BATCH_ROW][held].tolist()) for held in held_D)
         assert step.rows_with_loss == step.trained_rows == sum(map(len, real_D)) >= 1
         assert step.reporting_ranks == sum(map(bool, real_D))
     assert data[IS_PADDING].any()
@@ -108,8 +108,8 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     "job", [{"budget": 40, "packer": "plan"}, {"strategy": "lcm", "packer": "plan", "mini": 8}]
 )
 def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
-    # A row as long as the token budget, and three short ones beside it; or four rows in cells of
-    # four.
+    # A row as long as the token budget, and three short ones beside it; or four rows in local
+    # mini-batches of four.
     batch = put_rows([(20, 20), (4, 6), (5, 5), (3, 7)])
     padded = upsample(batch, plan_for(batch, **{"mini": 4} | job), TEMPLATE)
     layout, rows = padded.plan.layouts["actor"], padded.update_call("actor", batch)

@@ -37,7 +37,7 @@ def calls(draw):
     fixed = draw(st.booleans())
     return {
         "dp_size": draw(st.integers(1, 5)),
-        "padded_to": draw(st.sampled_from(["micro_batch", "cell"])),
+        "padded_to": draw(st.sampled_from(["micro_batch", "local_batch"])),
         "sync_point": draw(st.sampled_from(["mini_batch", "micro_batch"])),
         "token_budget": None if fixed else draw(st.sampled_from([500, 1200, 5000])),
         "micro_batch_multiple": draw(st.integers(1, 3)),
@@ -57,8 +57,8 @@ def test_what_is_computed_holds_the_budget_and_a_layouts_promises(tokens, steps,
     for name, layout in plan.layouts.items():
         all_tokens = [*tokens, *[PAD_TOKENS] * layout.n_pads]
         assert sorted(layout.order) == list(range(len(all_tokens)))
-        multiple = update.cell_multiple
-        for size, real in zip(layout.cell_rows_M, layout.real_rows_M, strict=True):
+        multiple = update.local_batch_multiple
+        for size, real in zip(layout.local_batch_rows_M, layout.real_rows_M, strict=True):
             assert size == -(-real // (update.dp_size * multiple)) * multiple  # as small as can be
         slowest = total = 0
         for mini_batch in range(layout.n_mini_batches):
@@ -70,10 +70,10 @@ def test_what_is_computed_holds_the_budget_and_a_layouts_promises(tokens, steps,
             assert len(by_rank[0]) % update.micro_batch_multiple == 0
             load_D = []
             for blocks in by_rank:
-                cell = max(all_tokens[row] for block in blocks for row in block)
+                local_batch = max(all_tokens[row] for block in blocks for row in block)
                 longest_K = [max(all_tokens[row] for row in block) for block in blocks]
-                if update.padded_to == "cell":
-                    longest_K = [cell] * len(blocks)
+                if update.padded_to == "local_batch":
+                    longest_K = [local_batch] * len(blocks)
                 for block, longest in zip(blocks, longest_K, strict=True):
                     assert (
                         update.token_budget is None or len(block) * longest <= update.token_budget
@@ -86,9 +86,11 @@ def test_what_is_computed_holds_the_budget_and_a_layouts_promises(tokens, steps,
             slowest, total = slowest + max(load_D), total + sum(load_D)
         figures = plan.figures[name]
         assert figures.imbalance >= 1
-        if update.padded_to == "cell":
+        if update.padded_to == "local_batch":
             assert figures.imbalance == pytest.approx(slowest * update.dp_size / total)
             if min(tokens) >= PAD_TOKENS:
-                # One rank pads its cell to the longest row: no layout is faster.
+                # One rank pads its local mini-batch to the longest row: no layout is faster.
                 longest_M = [max(tokens[row] for row in held) for held in layout.rows_M]
-                assert slowest == sum(layout.cell_rows_M * attention_cost(np.array(longest_M)))
+                assert slowest == sum(
+                    layout.local_batch_rows_M * attention_cost(np.array(longest_M))
+                )

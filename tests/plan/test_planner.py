@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.plan import (
     Job,
     Layout,
@@ -47,10 +47,11 @@ def lcm_job(dp_size=1, **mini_batches):
 
 
 def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
-    # Two mini-batches, two ranks, cells of two rows and of one. Row 5 is pad 0 of 5 rows.
-    layout = layout_of_cells(5, (((0, 1), (2, 5)), ((3,), (4,))))
+    # Two mini-batches, two ranks, local mini-batches of two rows and of one. Row 5 is pad 0 of 5
+    # rows.
+    layout = layout_of_local_batches(5, (((0, 1), (2, 5)), ((3,), (4,))))
     assert layout.order == (0, 1, 3, 2, 5, 4)
-    assert layout.cell_rows_M == (2, 1)
+    assert layout.local_batch_rows_M == (2, 1)
     assert layout.real_rows_M == (3, 2)
     assert layout.n_pads == 1
 
@@ -59,13 +60,13 @@ def test_a_pass_has_the_updates_micro_batches_and_then_other_rows():
     update = Layout(
         n_rows=6,
         rows_MDK=((((0, 1),), ((2, 6),)), (((3,),), ((7,),))),
-        left_out=((4, 5), ()),
+        dropped=((4, 5), ()),
     )
     taken = update.flatten_for_pass()
     assert taken.rows_MDK == ((((0, 1), (3,)), ((2, 6), (7,))),)
     both = taken.concat(Layout(n_rows=6, rows_MDK=((((4,), (5,)), ((6,), (7,))),)))
     assert both.rows_MDK == ((((0, 1), (3,), (4,), (5,)), ((2, 6), (7,), (8,), (9,))),)
-    assert (both.n_pads, both.left_out) == (4, ())
+    assert (both.n_pads, both.dropped) == (4, ())
 
 
 def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
@@ -97,7 +98,7 @@ def test_the_setting_for_fewer_pads_is_named_where_they_outnumber_the_rows():
 
 
 @pytest.mark.parametrize(
-    ("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("cell", None)]
+    ("padded_to", "taken"), [("row", "actor"), ("micro_batch", "actor"), ("local_batch", None)]
 )
 def test_a_pass_takes_no_micro_batches_in_which_its_rows_would_be_longer(padded_to, taken):
     call = {"dp_size": 2, "token_budget": 100, "padded_to": padded_to}
@@ -112,7 +113,7 @@ def test_shuffle_changes_the_mini_batches_with_the_seed_and_nothing_else():
         job = job_of(
             prompts=16, seed=seed, a=Update(dp_size=1, prompts_per_mini_batch=4, shuffle=shuffle)
         )
-        return plan_batch(batch([10] * 16), job).layouts["a"].cells
+        return plan_batch(batch([10] * 16), job).layouts["a"].local_batches
 
     assert mini_batches(1, False) == mini_batches(2, False)
     assert mini_batches(1, True) == mini_batches(1, True)

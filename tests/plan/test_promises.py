@@ -18,11 +18,11 @@ from tests.support.plan_oracles import (
     EXAMPLES,
     MOSTLY_CUT_BY_PLAN,
     OFTEN,
+    leaves,
     met,
     none_is_vacuous,
     planned,
     reporting_ranks,
-    tips,
 )
 from verl_padding.pads.planned_call import cut_into
 from verl_padding.plan import Job, LayoutFigures, Rows, Update, plan_batch
@@ -37,7 +37,7 @@ def _not_vacuous():
         often=(*OFTEN, "fewer steps"),
         now_and_then=(
             "rows that are left out",
-            "steps of idle rows alone",
+            "steps of zero-advantage rows alone",
             "pads of a fixed size",
             "more steps than configured",
             "steps bounded by prompts",
@@ -47,11 +47,15 @@ def _not_vacuous():
 
 @EXAMPLES
 @given(rows=batches(), job=jobs())
-def test_every_real_row_is_in_exactly_one_cell_of_each_layout(rows, job):
+def test_every_real_row_is_in_exactly_one_local_batch_of_each_layout(rows, job):
     plan = planned(rows, job)
     for layout in plan.layouts.values():
         seen = Counter(
-            row for ranks in layout.cells for cell in ranks for row in cell if row < len(rows)
+            row
+            for ranks in layout.local_batches
+            for local_batch in ranks
+            for row in local_batch
+            if row < len(rows)
         )
         assert seen == Counter(range(len(rows)))
         assert Counter(layout.order) == Counter(range(len(rows) + layout.n_pads))
@@ -61,7 +65,7 @@ def test_every_real_row_is_in_exactly_one_cell_of_each_layout(rows, job):
 
 @EXAMPLES
 @given(rows=batches(), job=jobs())
-def test_verls_dispatch_of_the_order_gives_the_cells(rows, job):
+def test_verls_dispatch_of_the_order_gives_the_local_batches(rows, job):
     plan = planned(rows, job)
     for name, call in job.calls():
         layout = plan.layouts[name]
@@ -73,9 +77,9 @@ def test_verls_dispatch_of_the_order_gives_the_cells(rows, job):
         for rank in range(call.dp_size):
             chunk = order[rank * size : (rank + 1) * size]
             assert [tuple(chunk[place] for place in of) for of in sampler] == [
-                ranks[rank] for ranks in layout.cells
+                ranks[rank] for ranks in layout.local_batches
             ]
-        assert all(rows % call.cell_multiple == 0 for rows in layout.cell_rows_M)
+        assert all(rows % call.local_batch_multiple == 0 for rows in layout.local_batch_rows_M)
 
 
 UNIT_R = {"prompt": "prompt_R", "rows": "key_R", "lcm": "key_R"}
@@ -124,10 +128,10 @@ def test_each_step_and_each_rank_has_real_rows_if_there_are_enough(rows, job):
     for name, update in job.updates.items():
         layout = plan.layouts[name]
         assert min(layout.real_rows_M) >= 1
-        for ranks, reporting in zip(layout.cells, reporting_ranks(layout), strict=True):
-            real = [row for cell in ranks for row in cell if row < len(rows)]
+        for ranks, reporting in zip(layout.local_batches, reporting_ranks(layout), strict=True):
+            real = [row for local_batch in ranks for row in local_batch if row < len(rows)]
             # A chain on one rank is computed once.
-            items = tips(rows, job, update, real)
+            items = leaves(rows, job, update, real)
             assert min(len(items), update.dp_size) <= reporting <= min(len(real), update.dp_size)
 
 
@@ -147,8 +151,8 @@ def test_a_prompt_stays_whole_and_prompts_are_spread_evenly(rows, job):
     plan = planned(rows, job)
     for name in job.updates:
         prompts_M = [
-            {rows.prompt_R[row] for cell in ranks for row in cell if row < len(rows)}
-            for ranks in plan.layouts[name].cells
+            {rows.prompt_R[row] for local_batch in ranks for row in local_batch if row < len(rows)}
+            for ranks in plan.layouts[name].local_batches
         ]
         assert sum(map(len, prompts_M)) == len(set(rows.prompt_R))
         assert max(map(len, prompts_M)) - min(map(len, prompts_M)) <= 1
@@ -169,14 +173,14 @@ def test_lcm_takes_verls_number_of_steps_and_has_as_many_rows_as_verl(rows, job)
     for name, update in job.updates.items():
         layout, size = plan.layouts[name], update.prompts_per_mini_batch * job.sessions_per_prompt
         assert layout.n_mini_batches == min(padded // size, len(rows))
-        assert set(layout.cell_rows_M) == {size // update.dp_size}
+        assert set(layout.local_batch_rows_M) == {size // update.dp_size}
         met["pads of a fixed size"] += layout.n_pads
         assert layout.n_pads == padded - len(rows) or any(
             name in warning for warning in plan.warnings
         )
     most_rows = max(len(plan.layouts[name].order) for name in job.updates)
     for name, call in job.inference.items() if not plan.warnings else ():
-        unit = call.dp_size * call.cell_multiple
+        unit = call.dp_size * call.local_batch_multiple
         assert len(plan.layouts[name].order) == -(-most_rows // unit) * unit
 
 
@@ -190,8 +194,8 @@ def test_whoever_packs_the_mini_batches_hold_the_same_rows(rows, job):
     for name in job.updates:
         verls, ours = (
             [
-                {row for cell in ranks for row in cell if row < len(rows)}
-                for ranks in plan.layouts[name].cells
+                {row for local_batch in ranks for row in local_batch if row < len(rows)}
+                for ranks in plan.layouts[name].local_batches
             ]
             for plan in by_packer
         )
@@ -209,12 +213,14 @@ def test_the_same_input_gives_the_same_plan_and_it_survives_json(drawn):
         parts = [
             [rank.get("micro_batches", [rank]) for rank in step["ranks"]] for step in told["steps"]
         ]
-        for m, ranks in enumerate(layout.cells):
-            for cell, micro_batches in zip(ranks, parts[m], strict=True):
+        for m, ranks in enumerate(layout.local_batches):
+            for local_batch, micro_batches in zip(ranks, parts[m], strict=True):
                 assert [row for micro_batch in micro_batches for row in micro_batch["rows"]] == [
-                    row for row in cell if row < len(rows)
+                    row for row in local_batch if row < len(rows)
                 ]
-                assert sum(len(part["rows"]) + part["pads"] for part in micro_batches) == len(cell)
+                assert sum(len(part["rows"]) + part["pads"] for part in micro_batches) == len(
+                    local_batch
+                )
         assert LayoutFigures(**told["figures"]) == plan.figures[name]
 
 
@@ -225,13 +231,13 @@ import random
 import numpy as np
 
 from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update, plan_batch
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 
 draw = random.Random(0)
 keys = [f"prompt {row % 12}_{row // 12 % 3}_{row // 36}" for row in range(90)]
 ids = [np.arange(draw.randint(2, 300)) // draw.randint(100, 300) for _ in keys]
-forest = Forest.from_tokens(ids, [key.split("_")[0] for key in keys])
-rows = Rows.from_keys(keys, list(map(len, ids)), forest)
+tries = PrefixTries.from_tokens(ids, [key.split("_")[0] for key in keys])
+rows = Rows.from_keys(keys, list(map(len, ids)), tries)
 call = {"dp_size": 2, "token_budget": 400}
 for strategy in STRATEGIES:
     update = Update(**call, prompts_per_mini_batch=4, shuffle=True)
@@ -267,19 +273,19 @@ def test_processes_that_hash_texts_in_other_ways_plan_the_same(monkeypatch):
     job=st.one_of(jobs(), jobs(pass_cut_as_update=True)),
     part=st.sampled_from([0.3, 0.7, 1]),
 )
-def test_idle_rows_are_left_out_of_an_update_and_its_mini_batches_stay(rows, job, part):
-    update = replace(job.updates["actor"], skips_idle=True)
+def test_zero_advantage_rows_are_dropped_of_an_update_and_its_mini_batches_stay(rows, job, part):
+    update = replace(job.updates["actor"], drops_zero_advantage=True)
     less, all_rows = replace(job, updates=dict(job.updates, actor=update)), planned(rows, job)
-    idle = Random(len(rows)).sample(range(len(rows)), int(len(rows) * part))
-    plan = planned(replace(rows, idle=tuple(idle)), less)
+    zero_advantage = Random(len(rows)).sample(range(len(rows)), int(len(rows) * part))
+    plan = planned(replace(rows, zero_advantage=tuple(zero_advantage)), less)
     layout, whole = plan.layouts["actor"], all_rows.layouts["actor"]
     assert list(map(sorted, layout.rows_M)) == list(map(sorted, whole.rows_M))
-    for rows_of, ranks in zip(whole.rows_M, layout.cells, strict=True):
-        held = sorted(row for cell in ranks for row in cell if row < len(rows))
+    for rows_of, ranks in zip(whole.rows_M, layout.local_batches, strict=True):
+        held = sorted(row for local_batch in ranks for row in local_batch if row < len(rows))
         met["rows that are left out"] += len(rows_of) - len(held)
-        met["steps of idle rows alone"] += set(rows_of) <= set(idle)
-        first = [row for row in idle if row in rows_of][:1]
-        assert held == (sorted(set(rows_of) - set(idle)) or first)
+        met["steps of zero-advantage rows alone"] += set(rows_of) <= set(zero_advantage)
+        first = [row for row in zero_advantage if row in rows_of][:1]
+        assert held == (sorted(set(rows_of) - set(zero_advantage)) or first)
     assert (
         layout.n_pads + sum(row < len(rows) for row in layout.order)
         == len(layout.order)
@@ -291,7 +297,7 @@ def test_idle_rows_are_left_out_of_an_update_and_its_mini_batches_stay(rows, job
         assert len(order) == len(set(order))
         assert len(order) % call.dp_size == 0
         if reuses_layout_of(job, call) != "actor":
-            # Mini-batches without idle rows have no fixed size that a pass would share.
+            # Mini-batches without zero-advantage rows have no fixed size that a pass would share.
             assert job.strategy == "lcm" or plan.layouts[name] == all_rows.layouts[name]
             continue
         for rank in range(call.dp_size):
@@ -333,7 +339,8 @@ def test_a_uniform_batch_has_no_pads_and_the_mini_batches_of_fixed_slicing(promp
         plan = planned(rows, job)
         assert plan.n_pads == 0
         mini_batches = [
-            sorted(row for cell in ranks for row in cell) for ranks in plan.layouts["actor"].cells
+            sorted(row for local_batch in ranks for row in local_batch)
+            for ranks in plan.layouts["actor"].local_batches
         ]
         assert mini_batches == [
             [*range(start, start + size)] for start in range(0, prompts * n, size)

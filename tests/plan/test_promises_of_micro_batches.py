@@ -12,10 +12,10 @@ from tests.support.plan_oracles import (
     MOSTLY_CUT_BY_PLAN,
     OFTEN,
     computed,
+    leaves,
     met,
     none_is_vacuous,
     planned,
-    tips,
 )
 from verl_padding.plan import COST_MODELS, Job, Rows, Update, plan_batch
 from verl_padding.plan.planner import reuses_layout_of
@@ -60,7 +60,7 @@ def test_micro_batches_of_a_fixed_size_are_as_few_as_each_mini_batch_needs(rows,
         for mini_batch in range(layout.n_mini_batches if call.token_budget is None else 0):
             n_rows = layout.real_rows_M[mini_batch]
             if job.strategy == "lcm":  # all pads of the mini-batch are computed
-                n_rows = layout.cell_rows_M[mini_batch] * call.dp_size
+                n_rows = layout.local_batch_rows_M[mini_batch] * call.dp_size
             fewest = -(-n_rows // (call.dp_size * call.micro_batch_rows))
             fewest = -(-fewest // call.micro_batch_multiple) * call.micro_batch_multiple
             held_DK = [layout.rows_MDK[mini_batch][rank] for rank in range(layout.dp_size)]
@@ -113,7 +113,7 @@ def test_the_largest_micro_batch_of_an_update_comes_first(drawn):
 
 @EXAMPLES
 @given(drawn=MOSTLY_CUT_BY_PLAN)
-def test_micro_batches_cut_cells_within_the_budget_alike_on_every_rank(drawn):
+def test_micro_batches_cut_local_batches_within_the_budget_alike_on_every_rank(drawn):
     rows, job = drawn
     plan = planned(rows, job)
     for name, call in job.calls():
@@ -128,7 +128,7 @@ def test_micro_batches_cut_cells_within_the_budget_alike_on_every_rank(drawn):
             assert {len(micro_batches) for micro_batches in by_rank} == {len(by_rank[0])}
             assert len(by_rank[0]) % call.micro_batch_multiple == 0
             for rank, micro_batches in enumerate(by_rank):
-                assert sum(micro_batches, ()) == layout.cells[mini_batch][rank]
+                assert sum(micro_batches, ()) == layout.local_batches[mini_batch][rank]
                 for micro_batch in micro_batches:
                     assert micro_batch
                     met["micro-batches of pads alone"] += min(micro_batch) >= len(rows)
@@ -136,7 +136,7 @@ def test_micro_batches_cut_cells_within_the_budget_alike_on_every_rank(drawn):
                         assert len(micro_batch) == call.micro_batch_rows
                     else:
                         met["rows that are computed in others"] += len(micro_batch) - len(
-                            tips(rows, job, call, micro_batch)
+                            leaves(rows, job, call, micro_batch)
                         )
                         assert len(computed(rows, job, call, micro_batch)) <= call.token_budget
 
@@ -153,8 +153,8 @@ def test_the_figures_are_those_of_the_layout(drawn):
         cost_P = np.diff(COST_MODELS[job.cost_model](np.arange(MAX_TOKENS + 1)), prepend=0)
         if not layout.is_cut:
             load_MD = [
-                [sum(cost_R[min(row, len(rows))] for row in cell) for cell in ranks]
-                for ranks in layout.cells
+                [sum(cost_R[min(row, len(rows))] for row in local_batch) for local_batch in ranks]
+                for ranks in layout.local_batches
             ]
             slowest = sum(map(max, load_MD))
             assert figures.imbalance == pytest.approx(slowest / (cost_R.sum() / call.dp_size))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from benchmarks.one_gpu.rows import nested
-from tests.support.drawn_jobs import batches, forest_of_chains, jobs
+from tests.support.drawn_jobs import batches, jobs, tries_of_chains
 from tests.support.plan_oracles import used
 from verl_padding.plan import Job, Layout, Pass, PlanError, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
-from verl_padding.plan.forest import Forest
 from verl_padding.plan.planner import costs_of, reuses_layout_of
-from verl_padding.prefix_sharing.engine import find_tree
+from verl_padding.plan.prefix_tries import PrefixTries
+from verl_padding.prefix_sharing.engine import find_trie
 
 BUDGET = 64
 
@@ -38,14 +38,14 @@ def job_of(sync_point: SyncPoint = "micro_batch", mini: int = 4) -> Job:
 
 def chained(keys: Sequence[str], tokens: Sequence[int], chain_R: Sequence[int]) -> Rows:
     """Rows of which the longer ones of a chain begin with the shorter ones."""
-    return Rows.from_keys(keys, tokens, forest_of_chains(tokens, chain_R))
+    return Rows.from_keys(keys, tokens, tries_of_chains(tokens, chain_R))
 
 
 @settings(max_examples=60)
-@given(rows=batches(known="forest"), job=jobs(pass_cut_as_update=True, sharing="on"))
+@given(rows=batches(known="tries"), job=jobs(pass_cut_as_update=True, sharing="on"))
 def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, job):
     off = replace(job, sharing="off")
-    alone = replace(rows, forest=forest_of_chains(rows.tokens_R, range(len(rows))))
+    alone = replace(rows, tries=tries_of_chains(rows.tokens_R, range(len(rows))))
     unknown = Rows.from_keys(rows.key_R, rows.tokens_R)
     want = plan_batch(unknown, off)
     for of_rows, each in [(alone, job), (unknown, job), (rows, off)]:
@@ -92,7 +92,7 @@ def times(rows: Rows, job: Job) -> dict[str, int]:
 def test_no_call_takes_longer_than_without_sharing(rows, job):
     less = replace(job, may_branch=False), replace(job, sharing="off")
     branches, whole, off = (times(rows, each) for each in (job, *less))
-    assert whole == times(replace(rows, forest=rows.forest and rows.forest.whole_beginnings()), job)
+    assert whole == times(replace(rows, tries=rows.tries and rows.tries.whole_beginnings()), job)
     for name, time in off.items():
         assert max(branches[name], whole[name]) <= time
 
@@ -105,7 +105,7 @@ def test_no_call_takes_longer_than_without_sharing(rows, job):
         (100, 64, 352, 0, 16, [16, 16, 16, 16]),  # 112 + 15 x 16
         # All fit into one micro-batch if nothing is shared: 200 x 20 tokens.
         (10, 200, 4096, 128, 1, [32, 32, 32, 32, 32, 32, 8]),
-        # Runs of a tree that come into one micro-batch part there.
+        # Runs of a trie that come into one micro-batch part there.
         (10, 5, 400, 128, 1, [3, 2]),
     ],
 )
@@ -114,8 +114,8 @@ def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
 ):
     """Rollouts of ten tokens, of one prompt."""
     tokens = [prompt + 10] * sessions
-    forest = Forest.in_order(tokens, range(sessions), [0, *[prompt] * (sessions - 1)])
-    rows = Rows.from_keys([f"a_{session}_0" for session in range(sessions)], tokens, forest=forest)
+    tries = PrefixTries.in_order(tokens, range(sessions), [0, *[prompt] * (sessions - 1)])
+    rows = Rows.from_keys([f"a_{session}_0" for session in range(sessions)], tokens, tries=tries)
     update = Update(
         dp_size=1,
         token_budget=budget,
@@ -138,7 +138,7 @@ def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
 
 @settings(max_examples=100)
 @given(
-    rows=batches(max_prompts=2, max_sessions=5, max_rows=6, known="forest", max_tokens=60),
+    rows=batches(max_prompts=2, max_sessions=5, max_rows=6, known="tries", max_tokens=60),
     job=jobs(pass_cut_as_update=True, sharing="on"),
     least=st.sampled_from([0, 128]),
     multiple=st.sampled_from([1, 8]),
@@ -163,26 +163,28 @@ def micro_batches(layout: Layout) -> list[Sequence[int]]:
 
 @settings(max_examples=100)
 @given(
-    rows=batches(max_prompts=4, max_rows=6, known="forest"),
+    rows=batches(max_prompts=4, max_rows=6, known="tries"),
     job=jobs(pass_cut_as_update=True, sharing="on"),
     data=st.data(),
 )
 def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
-    idle = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True))
+    zero_advantage = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True))
     job = replace(
         job,
         may_branch=data.draw(st.booleans()),
-        updates={name: replace(call, skips_idle=True) for name, call in job.updates.items()},
+        updates={
+            name: replace(call, drops_zero_advantage=True) for name, call in job.updates.items()
+        },
     )
-    plan = plan_batch(replace(rows, idle=tuple(idle)), job)
+    plan = plan_batch(replace(rows, zero_advantage=tuple(zero_advantage)), job)
     number = {token: n for n, token in enumerate(sorted({t for text in rows.text_R for t in text}))}
     ids_R = [torch.tensor([number[token] for token in text]) for text in rows.text_R]
 
     def computed(held: Sequence[int]) -> int:
-        """By the worker's own tree of a micro-batch, which compares the rows' tokens."""
+        """By the worker's own trie of a micro-batch, which compares the rows' tokens."""
         data = TensorDict({"input_ids": nested([ids_R[row] for row in held])}, len(held))
-        position_R = rows.forest.dfs_position_R[list(held)].tolist()
-        return find_tree(data, branches=job.may_branch, position_R=position_R).tokens
+        position_R = rows.tries.dfs_position_R[list(held)].tolist()
+        return find_trie(data, branches=job.may_branch, position_R=position_R).tokens
 
     for name, call in job.calls():
         if call.token_budget is not None:
@@ -194,8 +196,8 @@ def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
 def test_segments_cost_what_an_engine_rounds_them_up_to():
     # Rows of 20 and 17 tokens share 15: of the second, three are computed, and two more than rows
     # alone would have.
-    forest = Forest.in_order([20, 17], [0, 1], [0, 15])
-    rows = Rows.from_keys(["a_0_0", "a_1_0"], [20, 17], forest=forest)
+    tries = PrefixTries.in_order([20, 17], [0, 1], [0, 15])
+    rows = Rows.from_keys(["a_0_0", "a_1_0"], [20, 17], tries=tries)
     update = Update(dp_size=1, token_budget=64, prompts_per_mini_batch=1, token_multiple=5)
     job = replace(job_of(), updates={"actor": update}, inference={}, cost_model="attention")
     costs = costs_of(rows, job, update)

@@ -32,14 +32,14 @@ def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -
     return MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
 
 
-def height(packer: MicroStepPacker, steps: list[list[list[int]]]) -> int:
+def makespan(packer: MicroStepPacker, steps: list[list[list[int]]]) -> int:
     """Cost of the costliest bin, summed over the micro-steps."""
     return sum(max(sum(packer.cost_I[item] for item in items) for items in step) for step in steps)
 
 
 def time_of(packer: MicroStepPacker, steps: list[list[list[int]]]) -> int:
     """With the handling of each micro-step, which takes as long as a row of 256 tokens."""
-    return height(packer, steps) + len(steps) * int(attention_cost(np.array([256]))[0])
+    return makespan(packer, steps) + len(steps) * int(attention_cost(np.array([256]))[0])
 
 
 def bound_of(packer: MicroStepPacker) -> int:
@@ -59,7 +59,7 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
 
 
 def best_of_all(packer: MicroStepPacker) -> tuple[int, int]:
-    """Least time and least height, found by trying everything."""
+    """Least time and least makespan, found by trying everything."""
     times, heights = [], []
     for bins in partitions(list(range(len(packer.tokens_I)))):
         if all(
@@ -68,7 +68,7 @@ def best_of_all(packer: MicroStepPacker) -> tuple[int, int]:
             empty = [[] for _ in range(-len(bins) % packer.n_ranks)]
             steps = packer.group_into_micro_steps([*bins, *empty])
             times.append(time_of(packer, steps))
-            heights.append(height(packer, steps))
+            heights.append(makespan(packer, steps))
     return min(times), min(heights)
 
 
@@ -85,12 +85,12 @@ def small_mini_batches(seed: int, number: int) -> Iterator[MicroStepPacker]:
 def test_small_mini_batches_are_packed_almost_as_well_as_can_be():
     over = []
     for packer in small_mini_batches(seed=0, number=120):
-        best, least_height = best_of_all(packer)
+        best, least_makespan = best_of_all(packer)
         found = packer.micro_steps()
         # No rank without a row where there are enough: trying everything does not know that rule.
         if len(packer.tokens_I) >= packer.n_ranks:
             assert all(found[0])
-        assert bound_of(packer) <= least_height
+        assert bound_of(packer) <= least_makespan
         assert time_of(packer, found) >= best or not all(found[0])
         over.append(time_of(packer, found) / best)
     exact = np.mean(np.array(over) == 1)
@@ -120,18 +120,18 @@ def test_a_cut_holds_all_items_in_budget_and_beats_no_bound(packer, multiple):
     )
     assert all(len(step) == packer.n_ranks for step in steps)
     assert len(steps) % multiple == 0
-    assert height(packer, steps) >= bound_of(packer)
+    assert makespan(packer, steps) >= bound_of(packer)
 
 
 @EXAMPLES
 @given(data=st.data())
-def test_any_cut_fits_into_cells_that_hold_its_rows(data):
+def test_any_cut_fits_into_local_batches_that_hold_its_rows(data):
     # Rows as long as the budget leave no room for pads, and full ranks no place for rows.
     n_ranks, multiple = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     tokens = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=30))
     costs = costs_of(tokens, n_ranks, data.draw(st.integers(max(2, *tokens), 40)), multiple)
     packer = MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
-    size = costs.call.min_cell_rows(len(tokens)) + multiple * data.draw(st.integers(0, 2))
+    size = costs.call.min_local_batch_rows(len(tokens)) + multiple * data.draw(st.integers(0, 2))
     rows_DK = fit(costs, packer.cut(), size)
     rows = [row for rows_K in rows_DK for rows in rows_K for row in rows]
     assert sorted(row for row in rows if row < costs.n_rows) == list(range(len(tokens)))

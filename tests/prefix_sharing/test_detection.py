@@ -15,7 +15,7 @@ from tests.support.rows_in_queue import PARTITION
 from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.errors import PaddingDataError
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import index_of_key, session_of_key, uid_of_key
 from verl_padding.prefix_sharing import detection
 from verl_padding.prefix_sharing.detection import PrefixDetection, continued_rows
@@ -72,8 +72,8 @@ def test_rows_of_a_prompt_share_up_to_where_tokens_or_routes_part(routed, at_onc
     # Routes that part at random places, mostly late.
     routes = [(torch.rand(len(row), 2, 1, generator=draw) < 0.05).to(torch.int64) for row in ids]
     prefixes = detect(rows, **({"routed_experts": routes} if routed else {}))
-    keys, forest = list(rows), prefixes.by_outputs
-    order = np.argsort(forest.dfs_position_R)
+    keys, tries = list(rows), prefixes.by_outputs
+    order = np.argsort(tries.dfs_position_R)
     for before, row in pairwise(order):
         want = 0
         if uid_of_key(keys[before]) == uid_of_key(keys[row]):
@@ -85,10 +85,10 @@ def test_rows_of_a_prompt_share_up_to_where_tokens_or_routes_part(routed, at_onc
                 (n for n, (a, b) in enumerate(zip(*lines, strict=False)) if a != b),
                 min(map(len, lines)),
             )
-        assert forest.shared_R[row] == want
-    assert forest.shared_R[order[0]] == 0
-    assert forest.shared_R.sum() > (30 if routed else 100)
-    assert (prefixes.by_tokens.shared_R >= forest.shared_R).all()
+        assert tries.shared_R[row] == want
+    assert tries.shared_R[order[0]] == 0
+    assert tries.shared_R.sum() > (30 if routed else 100)
+    assert (prefixes.by_tokens.shared_R >= tries.shared_R).all()
 
 
 def test_a_batch_of_one_row_sessions_continues_nothing_unread(monkeypatch):
@@ -122,7 +122,7 @@ def test_a_row_continues_the_beginning_that_its_agent_loop_names():
 
 
 @pytest.mark.parametrize(
-    ("extends", "left_out", "expected"),
+    ("extends", "dropped", "expected"),
     [
         pytest.param({"p0_0_2": 1}, [], [None, None, 1, None, 3], id="another session is searched"),
         pytest.param(
@@ -139,9 +139,9 @@ def test_a_row_continues_the_beginning_that_its_agent_loop_names():
         ),
     ],
 )
-def test_a_silent_row_continues_none_in_a_session_that_says_something(extends, left_out, expected):
+def test_a_silent_row_continues_none_in_a_session_that_says_something(extends, dropped, expected):
     rows = grown_sessions([3, 2], prompts=1)
-    for key in left_out:
+    for key in dropped:
         del rows[key]
     assert declared(rows, extends) == expected
 
@@ -178,8 +178,10 @@ def sessions_in_any_order(draw):
 @given(session=sessions_in_any_order())
 def test_a_row_continues_no_later_row_whatever_is_said(session):
     keys, tokens, declared = session
-    forest = Forest.from_tokens([np.array(ids) for ids in tokens], list(map(session_of_key, keys)))
-    found = continued_rows(forest, keys, range(len(keys)), declared, {})
+    tries = PrefixTries.from_tokens(
+        [np.array(ids) for ids in tokens], list(map(session_of_key, keys))
+    )
+    found = continued_rows(tries, keys, range(len(keys)), declared, {})
     for row, key in enumerate(keys):
         begins = [
             other

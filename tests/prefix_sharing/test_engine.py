@@ -18,8 +18,8 @@ from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import BATCH_ROW
 from verl_padding.pads.planned_call import CALL, PlannedCall
 from verl_padding.plan import Layout
-from verl_padding.prefix_sharing.engine import engine_blockers, find_tree
-from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.prefix_sharing.engine import engine_incompatibilities, find_trie
+from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.padded_engine import padded
 from verl_padding.worker.plan_packer import follow_plan
 
@@ -39,25 +39,25 @@ def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
     )
 
 
-def tips_of(data: TensorDict, *, branches: bool = False) -> tuple[int, ...]:
+def leaves_of(data: TensorDict, *, branches: bool = False) -> tuple[int, ...]:
     """The row that each row begins with and is computed in."""
-    tree = find_tree(data, branches=branches)
-    assert branches or not tree.branches
-    tip_of = {int(tree.place_RT[tip][0]): tip for tip in reversed(tree.tip_S)}
-    return tuple(tip_of[int(places[0])] for places in tree.place_RT)
+    trie = find_trie(data, branches=branches)
+    assert branches or not trie.branches
+    leaf_of = {int(trie.place_RT[leaf][0]): leaf for leaf in reversed(trie.leaf_S)}
+    return tuple(leaf_of[int(places[0])] for places in trie.place_RT)
 
 
 def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
-    tree = find_tree(rows_of(CHAIN), branches=True)
-    assert (tree.tip_S, tree.start_S) == ([1, 4, 3], [0, 0, 1])
-    assert [places.tolist() for places in tree.place_RT] == [
+    trie = find_trie(rows_of(CHAIN), branches=True)
+    assert (trie.leaf_S, trie.start_S) == ([1, 4, 3], [0, 0, 1])
+    assert [places.tolist() for places in trie.place_RT] == [
         [2, 6, 7],
         [0, 1],
         [2, 6, 7, 8, 9],
         [2, 6, 7, 8, 9, 10],
         [2, 3, 4, 5],
     ]
-    assert tree.tokens == 11
+    assert trie.tokens == 11
 
 
 def per_token(shorter: float, longer: float, *shape: int) -> list[torch.Tensor]:
@@ -92,8 +92,8 @@ def positions(first: int) -> list[torch.Tensor]:
 )
 def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields):
     tokens = [[5, 6, 7], [5, 6, 7, 8, 5]]
-    assert tips_of(rows_of(tokens)) == (1, 1)
-    assert tips_of(rows_of(tokens, **fields)) == (0, 1)
+    assert leaves_of(rows_of(tokens)) == (1, 1)
+    assert leaves_of(rows_of(tokens, **fields)) == (0, 1)
 
 
 # verl ends each row's with a line of zeros.
@@ -114,7 +114,7 @@ TEACHERS = [torch.tensor([[1.0]] * n + [[0.0]]) for n in (2, 4)]
     ids=lambda fields: next(iter(fields)),
 )
 def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
-    assert tips_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
+    assert leaves_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
 
 
 @pytest.mark.parametrize("branches", [False, True])
@@ -127,9 +127,9 @@ def test_rows_of_other_images_between_them_keep_no_rows_from_sharing(branches):
         [[5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5]],
         multi_modal_inputs=images,
     )
-    tree = find_tree(data, branches=branches, position_R=[1, 3, 0, 2])
-    assert tree.tokens == 10
-    assert [places.tolist() for places in tree.place_RT] == [
+    trie = find_trie(data, branches=branches, position_R=[1, 3, 0, 2])
+    assert trie.tokens == 10
+    assert [places.tolist() for places in trie.place_RT] == [
         [0, 1, 2],
         [5, 6, 7],
         [0, 1, 2, 3, 4],
@@ -142,14 +142,14 @@ def test_rows_with_images_beside_them_share_no_more_than_chains():
         [[5, 6, 7, 8], [5, 6, 7, 9], [9, 9]],
         multi_modal_inputs=[{}, {}, {"pixel_values": torch.ones(2, 4)}],
     )
-    assert not find_tree(data, branches=True).branches
+    assert not find_trie(data, branches=True).branches
 
 
 def test_they_share_under_a_temperature_of_the_whole_call():
     for temperature in (0.5, torch.tensor(0.5)):
         data = rows_of([[5, 6, 7], [5, 6, 7, 8, 5]])
         tu.assign_non_tensor(data, temperature=temperature)
-        assert tips_of(data) == (1, 1)
+        assert leaves_of(data) == (1, 1)
 
 
 instead_of_verls_inputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
@@ -213,7 +213,7 @@ def values_of(outputs) -> list[list[float]]:
     return [row.tolist() for row in outputs["values"].unbind()]
 
 
-def test_the_engine_computes_tips_and_every_row_gets_its_outputs():
+def test_the_engine_computes_leaves_and_every_row_gets_its_outputs():
     engine = padded(Engine)()
     micro_batch, weight = cut(CHAIN), torch.tensor(2.0, requires_grad=True)
     outputs = outputs_of(engine, micro_batch, weight)
@@ -266,13 +266,13 @@ def test_the_budget_counts_computed_tokens(caplog):
 
 def test_a_chain_that_is_none_is_computed(caplog):
     micro_batch = cut([[1, 2, 3], [5], [1, 2, 4], [1, 2, 5, 6]], budget=11)
-    assert TREE not in micro_batch
+    assert TRIE not in micro_batch
     assert [len(row) for row in micro_batch["input_ids"].unbind()] == [3, 1, 3, 4]
     assert caplog.text == ""
 
 
 def test_rows_that_are_not_packed_do_not_share():
-    assert TREE not in cut(CHAIN, budget=20, packed=False)
+    assert TRIE not in cut(CHAIN, budget=20, packed=False)
 
 
 @pytest.mark.parametrize("name", ["prepare_model_inputs", "prepare_model_outputs", "forward_step"])
@@ -281,18 +281,18 @@ def test_an_engine_that_may_read_fields_which_are_not_compared_is_refused(name):
         raise NotImplementedError
 
     refused = type("WithAdapters", (FSDPEngineWithLMHead,), {name: with_adapters})
-    (blocker,) = engine_blockers(object.__new__(padded(refused)))
-    assert (name in blocker.why, blocker.setting) == (True, "engine=WithAdapters")
+    (incompatibility,) = engine_incompatibilities(object.__new__(padded(refused)))
+    assert (name in incompatibility.why, incompatibility.setting) == (True, "engine=WithAdapters")
     verls = functools.wraps(getattr(FSDPEngineWithLMHead, name))(with_adapters)
     profiled = type("Profiled", (FSDPEngineWithLMHead,), {name: verls})
-    assert not [*engine_blockers(object.__new__(padded(profiled)))]
+    assert not [*engine_incompatibilities(object.__new__(padded(profiled)))]
 
 
 @pytest.mark.parametrize(
     "engine", [FSDPEngineWithLMHead, FSDPEngineWithValueHead, FSDPTurboEngineWithLMHead]
 )
 def test_verls_own_engines_are_not(engine):
-    assert not [*engine_blockers(object.__new__(padded(engine)))]
+    assert not [*engine_incompatibilities(object.__new__(padded(engine)))]
 
 
 def test_what_is_wrapped_is_still_there_with_the_arguments_that_are_known():

@@ -1,4 +1,4 @@
-"""Pieces of a tree's segments, and what a convolution reads of its paths."""
+"""Pieces of a trie's segments, and what a convolution reads of its paths."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from verl_padding.prefix_sharing.linear_attention import (
     cut_pieces,
     linear_layers,
 )
-from verl_padding.prefix_sharing.tree import TREE, build_tree, tree_of_rows
+from verl_padding.prefix_sharing.prefix_trie import TRIE, build_trie, trie_of_rows
 from verl_padding.worker.padded_engine import padded
 
 CPU = torch.device("cpu")
@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 
 def test_pieces_end_where_others_branch_off_before_the_token_that_they_copy():
     # [5, 6, 7, 9, 9] and, after a copy of the third token, [7, 8].
-    tree = build_tree([5, 4], [0, 1], [0, 3])
-    first, second = cut_pieces(tree, 7, CPU).levels
+    trie = build_trie([5, 4], [0, 1], [0, 3])
+    first, second = cut_pieces(trie, 7, CPU).levels
     assert (first.lengths, first.parents) == ([2], None)
     assert second.lengths == [3, 2]
     assert second.parents.tolist() == [0, 0]
@@ -30,13 +30,13 @@ def test_pieces_end_where_others_branch_off_before_the_token_that_they_copy():
 
 
 def test_rows_that_share_nothing_and_what_fills_a_bucket_begin_in_no_state():
-    (level,) = cut_pieces(tree_of_rows([3, 1, 4]), 10, CPU).levels
+    (level,) = cut_pieces(trie_of_rows([3, 1, 4]), 10, CPU).levels
     assert (level.lengths, level.parents) == ([3, 1, 4, 2], None)
 
 
 def test_a_convolution_reads_the_tokens_before_on_the_path_or_zeros():
-    tree = build_tree([5, 4], [0, 1], [0, 3])
-    read, kept = convolved_places(tree, 7, CPU, 4)
+    trie = build_trie([5, 4], [0, 1], [0, 3])
+    read, kept = convolved_places(trie, 7, CPU, 4)
     assert read.tolist() == [7, 7, 7, 0, 1, 2, 3, 4, 7, 0, 1, 5, 6]
     assert kept.tolist() == [3, 4, 5, 6, 7, 11, 12]
 
@@ -55,11 +55,11 @@ class Engine(FSDPEngine):
 
     def forward_backward_batch(self, micro_batch, loss_function, forward_only):
         self.prepare_model_inputs(micro_batch)
-        self.followed = [getattr(layer, TREE) for layer in linear_layers(self.module)]
+        self.followed = [getattr(layer, TRIE) for layer in linear_layers(self.module)]
         raise ValueError("out of memory")
 
 
-def test_linear_layers_let_go_of_a_tree_though_the_pass_has_failed():
+def test_linear_layers_let_go_of_a_trie_though_the_pass_has_failed():
     engine = padded(Engine)(hybrid_model("qwen3_next"))
     engine.keep_rows_apart()
     rows = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
@@ -74,4 +74,4 @@ def test_linear_layers_let_go_of_a_tree_though_the_pass_has_failed():
     layers = list(linear_layers(engine.module))
     assert len(engine.followed) == len(layers) > 0
     assert None not in engine.followed
-    assert [getattr(layer, TREE, None) for layer in layers] == [None] * len(layers)
+    assert [getattr(layer, TRIE, None) for layer in layers] == [None] * len(layers)

@@ -9,24 +9,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.parting_rows import random_trees
-from verl_padding.plan.forest import Forest
+from tests.support.parting_rows import random_tries
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.prefix_sharing.packed_paths import pack_paths
-from verl_padding.prefix_sharing.tree import PrefixTree, build_tree
+from verl_padding.prefix_sharing.prefix_trie import PrefixTrie, build_trie
 
 CPU = torch.device("cpu")
 
 
-def tree_of(rows: list[list[int]]) -> PrefixTree:
-    forest = Forest.from_tokens(list(map(np.array, rows)))
-    order = np.argsort(forest.dfs_position_R)
-    return build_tree(list(map(len, rows)), order.tolist(), forest.shared_R[order].tolist())
+def trie_of(rows: list[list[int]]) -> PrefixTrie:
+    tries = PrefixTries.from_tokens(list(map(np.array, rows)))
+    order = np.argsort(tries.dfs_position_R)
+    return build_trie(list(map(len, rows)), order.tolist(), tries.shared_R[order].tolist())
 
 
 def test_the_example_of_its_docstring():
-    tree = tree_of([[5, 6, 7, 8], [5, 6, 7, 9, 9]])
-    assert (tree.tip_S, tree.lengths_S) == ([1, 0], [5, 2])
-    paths = pack_paths(tree, (0, 8, 12), 1, 0, CPU)
+    trie = trie_of([[5, 6, 7, 8], [5, 6, 7, 9, 9]])
+    assert (trie.leaf_S, trie.lengths_S) == ([1, 0], [5, 2])
+    paths = pack_paths(trie, (0, 8, 12), 1, 0, CPU)
     assert paths.places.tolist() == [*range(8), 0, 1, 8, 9, 10, 11]
     assert paths.positions.tolist() == [*range(8), 2, 3, 4, 5]
     assert paths.ends_S.tolist() == [0, 8, 12]
@@ -35,15 +35,15 @@ def test_the_example_of_its_docstring():
 
 @given(seed=st.integers(0, 200), ranks=st.sampled_from([1, 2, 3]), filled=st.sampled_from([1, 4]))
 def test_each_token_sees_its_own_row_up_to_itself_on_whichever_rank(seed, ranks, filled):
-    rows = random_trees(seed)
-    tree = tree_of(rows)
+    rows = random_tries(seed)
+    trie = trie_of(rows)
     multiple = filled * (2 * ranks if ranks > 1 else 1)
-    lengths = [-(-length // multiple) * multiple for length in tree.lengths_S]
+    lengths = [-(-length // multiple) * multiple for length in trie.lengths_S]
     ends = [0, *np.cumsum(lengths).tolist()]
     # The buffer has token ids, and -1 where a segment is filled up.
     buffer = np.full(ends[-1], -1)
-    for tip, start, begin in zip(tree.tip_S, tree.start_S, ends, strict=False):
-        own = rows[tip][start:]
+    for leaf, start, begin in zip(trie.leaf_S, trie.start_S, ends, strict=False):
+        own = rows[leaf][start:]
         buffer[begin : begin + len(own)] = own
     n_chunks = 2 * ranks if ranks > 1 else 1
     of_ranks = [
@@ -57,27 +57,27 @@ def test_each_token_sees_its_own_row_up_to_itself_on_whichever_rank(seed, ranks,
     gathered = np.concatenate([chunk for of_rank in of_ranks for chunk in of_rank])
     seen = set()
     for rank, of_rank in enumerate(of_ranks):
-        paths = pack_paths(tree, ends, ranks, rank, CPU)
+        paths = pack_paths(trie, ends, ranks, rank, CPU)
         keys = np.split(gathered[paths.places], paths.path_ends_S[1:-1])
         positions = np.split(paths.positions.numpy(), paths.ends_S[1:-1])
-        tips = [tip for tip in tree.tip_S for _ in range(2 if ranks > 1 else 1)]
-        for tip, chunk, path, at in zip(tips, of_rank, keys, positions, strict=True):
+        leaves = [leaf for leaf in trie.leaf_S for _ in range(2 if ranks > 1 else 1)]
+        for leaf, chunk, path, at in zip(leaves, of_rank, keys, positions, strict=True):
             for token, place in zip(chunk.tolist(), at.tolist(), strict=True):
                 if token < 0:
                     continue
                 # The last query is at the last key, as causal attention has it.
                 upto = path[: len(path) - len(chunk) + place - at[0] + 1].tolist()
-                assert upto == rows[tip][: place + 1]
-                seen.add((tip, place))
+                assert upto == rows[leaf][: place + 1]
+                seen.add((leaf, place))
     assert seen == {
-        (tip, place)
-        for tip, start in zip(tree.tip_S, tree.start_S, strict=True)
-        for place in range(start, len(rows[tip]))
+        (leaf, place)
+        for leaf, start in zip(trie.leaf_S, trie.start_S, strict=True)
+        for place in range(start, len(rows[leaf]))
     }
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_rows_that_fork_have_no_other_keys(ranks):
-    tree = tree_of([[5, 6, 7, 8], [5, 6, 7, 9]])
-    paths = pack_paths(tree, (0, 4, 8), ranks, 0, CPU)
+    trie = trie_of([[5, 6, 7, 8], [5, 6, 7, 9]])
+    paths = pack_paths(trie, (0, 4, 8), ranks, 0, CPU)
     assert len(paths.places) == int(paths.path_ends_S[-1])

@@ -13,7 +13,7 @@ from tests.support.rows_in_queue import read_columns
 from tests.support.sessions_that_grow import put_grown_sessions
 from tests.support.split_sessions import Row, sessions, split
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import index_of_key, session_of_key
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens, repeated_tokens
@@ -34,7 +34,7 @@ def masks_trained_once(rows, *, said):
     keys, masks = [row.key for row in rows], [torch.tensor(row.mask) for row in rows]
     ids_R = [np.array(row.prompt + row.response) for row in rows]
     prefixes = SimpleNamespace(
-        by_samples=Forest.from_tokens(ids_R, list(map(session_of_key, keys))),
+        by_samples=PrefixTries.from_tokens(ids_R, list(map(session_of_key, keys))),
         declaring=set(map(session_of_key, keys)) if said else set(),
         continued_R=continued(rows, said=said),
     )

@@ -109,14 +109,14 @@ def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path):
     assert not path.exists()
 
 
-def test_what_rows_share_is_a_forest_again():
-    forest = made_step().forest()
-    order, shared = forest.shared_among(np.array([0, 2, 1]))
+def test_what_rows_share_is_a_tries_again():
+    tries = made_step().tries()
+    order, shared = tries.shared_among(np.array([0, 2, 1]))
     assert order.tolist() == [2, 0, 1], (
         "row 1, then row 0, which it begins with, then row 2, which parts from that"
     )
     assert shared.tolist() == [0, 12, 7]
-    assert sorted(forest.dfs_position_R.tolist()) == [0, 1, 2, 3]
+    assert sorted(tries.dfs_position_R.tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

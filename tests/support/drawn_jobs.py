@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from verl_padding.plan import STRATEGIES, Job, Pass, Rows, Update
 from verl_padding.plan.calls import Call
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import parts_of_key
 
 MAX_TOKENS = 400
@@ -20,7 +20,7 @@ Text = tuple[tuple[int, int], ...]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnRows(Rows):
     text_R: tuple[Text, ...] | None = None
-    """Tokens of each row, if its forest is known."""
+    """Tokens of each row, if its tries is known."""
     whole: bool = False
     """Whether rows share all of a row or nothing."""
 
@@ -48,7 +48,7 @@ def batches(
     """1 to ``max_prompts`` prompts, some sessions missing, 1 to ``max_rows`` rows a session, in any
     order.
 
-    It is ``known`` what rows of a prompt begin with ("forest"), which of them begin with all of
+    It is ``known`` what rows of a prompt begin with ("tries"), which of them begin with all of
     another one ("whole"), or "nothing"; by default any of these.
     """
     n_prompts = draw(st.integers(1, max_prompts))
@@ -62,17 +62,17 @@ def batches(
         keys = ["p0_0_0"]
     keys = draw(st.permutations(keys))
     tokens = draw(st.lists(st.integers(2, max_tokens), min_size=len(keys), max_size=len(keys)))
-    known = known or draw(st.sampled_from(["forest", "whole", "nothing", "whole", "forest"]))
+    known = known or draw(st.sampled_from(["tries", "whole", "nothing", "whole", "tries"]))
     if known == "nothing":
         return DrawnRows.from_keys(keys, tokens)
     rows = _growing_from_each_other(keys, tokens, Random(draw(st.integers(0, 2**32))))
-    if known == "forest":
+    if known == "tries":
         return rows
-    assert rows.forest is not None
-    return dataclasses.replace(rows, forest=rows.forest.whole_beginnings(), whole=True)
+    assert rows.tries is not None
+    return dataclasses.replace(rows, tries=rows.tries.whole_beginnings(), whole=True)
 
 
-def forest_of_chains(tokens_R, chain_R):
+def tries_of_chains(tokens_R, chain_R):
     """Of rows that are one chain, the longer ones begin with all of the shorter ones; others share
     nothing."""
     order = sorted(range(len(tokens_R)), key=lambda row: (chain_R[row], -tokens_R[row], -row))
@@ -83,7 +83,7 @@ def forest_of_chains(tokens_R, chain_R):
             for before, row in pairwise(order)
         ],
     ]
-    return Forest.in_order(tokens_R, order, shared_I)
+    return PrefixTries.in_order(tokens_R, order, shared_I)
 
 
 def _growing_from_each_other(keys, tokens, random):
@@ -109,7 +109,7 @@ def _growing_from_each_other(keys, tokens, random):
             for one, next_ in pairwise(order)
         ],
     ]
-    rows = DrawnRows.from_keys(keys, tokens, forest=Forest.in_order(tokens, order, shared_I))
+    rows = DrawnRows.from_keys(keys, tokens, tries=PrefixTries.in_order(tokens, order, shared_I))
     return dataclasses.replace(rows, text_R=tuple(texts))
 
 

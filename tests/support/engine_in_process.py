@@ -24,8 +24,8 @@ from benchmarks.one_gpu.rows import Row, micro_batch_of, pad_of, trained_rows
 from verl_padding.pads.columns import IS_PADDING, row_columns
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall, mini_batches
 from verl_padding.plan import BatchPlan
-from verl_padding.prefix_sharing.engine import find_tree
-from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.prefix_sharing.engine import find_trie
+from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.packed_attention import use_packed_attention
 from verl_padding.worker.padded_engine import padded
 from verl_padding.worker.plan_packer import follow_plan
@@ -163,23 +163,25 @@ def cut_as_planned(
     pad = pad_of(fields)
     trained_R = [int(row["response_mask"].sum()) for row in fields]
     tokens_R = [int(row["loss_mask"].sum()) for row in fields]
-    shares = plan.sharing == "on" and plan.forest is not None
+    shares = plan.sharing == "on" and plan.tries is not None
     told = PlannedCall(
         layout=layout,
         branches=True if plan.sharing == "on" else None,
-        position_R=plan.forest.dfs_position_R.tolist() if shares else (),
+        position_R=plan.tries.dfs_position_R.tolist() if shares else (),
         factor_R=factor_R,
     )
     steps = mini_batches(layout, trained_R, tokens_R, by_rows=by_rows, leaves_out=leaves_out)
     columns = row_columns(layout, marks_pads=True)
     cut = follow_plan(prepare_micro_batches)
-    ranks = layout.cells[mini_batch]
-    tokens = loss_tokens([fields[row] for cell in ranks for row in cell if row < len(rows)])
-    for rank, cell in enumerate(ranks):
-        first = rank * sum(layout.cell_rows_M) + sum(layout.cell_rows_M[:mini_batch])
-        data = micro_batch_of([fields[row] if row < len(rows) else pad for row in cell])
+    ranks = layout.local_batches[mini_batch]
+    tokens = loss_tokens(
+        [fields[row] for local_batch in ranks for row in local_batch if row < len(rows)]
+    )
+    for rank, local_batch in enumerate(ranks):
+        first = rank * sum(layout.local_batch_rows_M) + sum(layout.local_batch_rows_M[:mini_batch])
+        data = micro_batch_of([fields[row] if row < len(rows) else pad for row in local_batch])
         for name, column in columns.items():
-            data[name] = column[first : first + len(cell)]
+            data[name] = column[first : first + len(local_batch)]
         budget = {"use_dynamic_bsz": True, "max_token_len_per_gpu": token_budget, "sp_size": 1}
         shape: dict[str, Any] = {
             "dp_size": layout.dp_size,
@@ -190,9 +192,12 @@ def cut_as_planned(
         tu.assign_non_tensor(data, **COMMON | budget | shape | said)
         micro_batches, places = cut(data)
         assert places is not None
-        for micro_batch, of_cell in zip(micro_batches, places, strict=True):
+        for micro_batch, of_local_batch in zip(micro_batches, places, strict=True):
             yield (
-                [keys[cell[place]] if cell[place] < len(rows) else None for place in of_cell],
+                [
+                    keys[local_batch[place]] if local_batch[place] < len(rows) else None
+                    for place in of_local_batch
+                ],
                 micro_batch,
             )
 
@@ -200,7 +205,7 @@ def cut_as_planned(
 def of_mini_batch(
     rows: Sequence[Row], of: Sequence[Row], *, shared: bool = False, **said: Any
 ) -> TensorDict:
-    """Some rows as one micro-batch of a mini-batch of the rows ``of``, with their tree if what they
+    """Some rows as one micro-batch of a mini-batch of the rows ``of``, with their trie if what they
     share is computed once."""
     tensors = [{name: row[name] for name in row if name != IMAGES} for row in rows]
     data = micro_batch_of(tensors)
@@ -209,9 +214,9 @@ def of_mini_batch(
     shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(of), "global_batch_size": len(of)}
     tu.assign_non_tensor(data, **COMMON | shape | said)
     if shared:
-        tree = find_tree(data, branches=True)
-        assert tree.tokens < sum(len(row["input_ids"]) for row in rows)
-        tu.assign_non_tensor_data(data, TREE, tree)
+        trie = find_trie(data, branches=True)
+        assert trie.tokens < sum(len(row["input_ids"]) for row in rows)
+        tu.assign_non_tensor_data(data, TRIE, trie)
     return data
 
 

@@ -22,7 +22,7 @@ from verl.workers.config import (
 from verl.workers.utils.losses import ppo_loss, value_loss
 
 from benchmarks.one_gpu.rows import nested
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.pads.columns import BATCH_ROW, IS_PADDING
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
 
@@ -30,7 +30,9 @@ PAD = "pad"
 # [rank][micro-batch] -> rows; a micro-batch of pads alone, one mixed, one of real rows.
 SPREAD = [[[0, PAD], [1, 2]], [[PAD, PAD], [3, 4]]]
 IDLE_RANK = [[[0, 1], [2, 3, 4]], [[PAD, PAD], [PAD]]]
-LAYOUTS = pytest.mark.parametrize("layout", [SPREAD, IDLE_RANK], ids=["spread", "idle_rank"])
+LAYOUTS = pytest.mark.parametrize(
+    "layout", [SPREAD, IDLE_RANK], ids=["spread", "zero_advantage_rank"]
+)
 MODES = [
     "token-mean",
     "token-sum",
@@ -156,7 +158,7 @@ class Rows:
         real_rows,
         reporting_ranks,
         nominal=7,
-        left_out=(),
+        dropped=(),
         takes_own_log_probs=False,
         **said,
     ):
@@ -171,18 +173,18 @@ class Rows:
         )
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
         data[BATCH_ROW] = torch.tensor([self.n_real if row is PAD else row for row in rows])
-        computed = [row for row in range(self.n_real) if row not in left_out]
+        computed = [row for row in range(self.n_real) if row not in dropped]
         of_all = (self.tokens(mask, range(self.n_real)) for mask in ("loss_mask", "response_mask"))
         mini_batch = MiniBatch(
-            cells=(),
+            local_batches=(),
             rows_with_loss=real_rows,
             trained_tokens=self.tokens("response_mask", computed),
             trained_rows=sum(map(self.trains, computed)),
             reporting_ranks=reporting_ranks,
-            **dict(zip(OF_ALL_ROWS, of_all, strict=True)) if left_out else {},
+            **dict(zip(OF_ALL_ROWS, of_all, strict=True)) if dropped else {},
         )
         call = PlannedCall(
-            layout=layout_of_cells(self.n_real, [[tuple(range(self.n_real))]]),
+            layout=layout_of_local_batches(self.n_real, [[tuple(range(self.n_real))]]),
             factor_R=self.factor_R,
             takes_own_log_probs=takes_own_log_probs,
         )
@@ -249,7 +251,7 @@ def critic_loss(mode):
 
 
 def run_as_verl_does(
-    loss, rows, layout, output_name, nominal=7, left_out=(), denominator="rows", **said
+    loss, rows, layout, output_name, nominal=7, dropped=(), denominator="rows", **said
 ):
     """Gradients and metrics of one optimizer step, as verl's engine, worker and trainer add them
     up.
@@ -264,11 +266,11 @@ def run_as_verl_does(
     reporting = sum(any(rows.trains(row) for micro in rank for row in micro) for rank in layout)
     shape = {
         "dp_size": len(layout),
-        "real_rows": rows.with_loss([*held, *left_out]) if denominator == "rows" else None,
+        "real_rows": rows.with_loss([*held, *dropped]) if denominator == "rows" else None,
         "reporting_ranks": reporting,
         "nominal": nominal,
     }
-    shape |= {"left_out": left_out} | said
+    shape |= {"dropped": dropped} | said
     by_rank = []
     for rank in layout:
         metrics = {}

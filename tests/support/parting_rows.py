@@ -5,8 +5,8 @@ import random
 Tokens = list[int]
 
 
-def random_trees(seed):
-    """Rows of several trees, some of which are whole beginnings of others, and some equal."""
+def random_tries(seed):
+    """Rows of several tries, some of which are whole beginnings of others, and some equal."""
     draw = random.Random(seed)
     lengths = (1, 2, 3, 5, 63, 64, 65)
     found: list[Tokens] = []
@@ -25,7 +25,7 @@ def tokens(draw, number):
     return [draw.randrange(5, 200) for _ in range(number)]
 
 
-def awkward_trees():
+def awkward_tries():
     draw = random.Random(7)
     trunk = tokens(draw, 150)
 
@@ -46,5 +46,5 @@ def awkward_trees():
         ],
         "five deep": deep,
         "of one token each": [[*trunk[:5], n] for n in range(5, 15)],
-        "several trees": [tokens(draw, 20), *parting_at(64), tokens(draw, 70)],
+        "several tries": [tokens(draw, 20), *parting_at(64), tokens(draw, 70)],
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.drawn_jobs import DrawnRows, batches, computed_once, jobs
 from verl_padding.plan import BatchPlan, Job, Layout, Rows, plan_batch
 from verl_padding.plan.calls import Call
-from verl_padding.plan.layout import Cell
+from verl_padding.plan.layout import RowNumbers
 
 EXAMPLES = settings(max_examples=60)
 
@@ -19,7 +19,7 @@ MOSTLY_CUT_BY_PLAN = st.one_of(
     st.tuples(batches(), jobs()),
     st.tuples(batches(), jobs(pass_cut_as_update=True)),
     st.tuples(
-        batches(max_prompts=2, max_rows=8, known="forest"),
+        batches(max_prompts=2, max_rows=8, known="tries"),
         jobs(pass_cut_as_update=True, sharing="on"),
     ),
 )
@@ -53,18 +53,24 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
     return plan
 
 
-def layout_of_cells(n_rows: int, cells: Sequence[Sequence[Cell]]) -> Layout:
-    """Of cells by mini-batch and rank, which verl's packer cuts."""
-    rows_MDK = tuple(tuple((cell,) for cell in cells_D) for cells_D in cells)
+def layout_of_local_batches(n_rows: int, local_batches: Sequence[Sequence[RowNumbers]]) -> Layout:
+    """Of local mini-batches by mini-batch and rank, which verl's packer cuts."""
+    rows_MDK = tuple(
+        tuple((local_batch,) for local_batch in local_batches_D)
+        for local_batches_D in local_batches
+    )
     return Layout(n_rows=n_rows, rows_MDK=rows_MDK, is_cut=False)
 
 
 def reporting_ranks(layout: Layout) -> list[int]:
     """Ranks that hold a real row, in each mini-batch."""
-    return [sum(min(cell) < layout.n_rows for cell in ranks) for ranks in layout.cells]
+    return [
+        sum(min(local_batch) < layout.n_rows for local_batch in ranks)
+        for ranks in layout.local_batches
+    ]
 
 
-def tips(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
+def leaves(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
     """Of the rows of a micro-batch, pads and those that no row which goes on from all of them is
     beside."""
     if job.sharing == "off" or call.token_budget is None:
@@ -75,17 +81,17 @@ def tips(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int
 
 def _beginnings(rows: DrawnRows, row: int) -> list[int]:
     """The rows that are computed in a row: all that it begins with, but for equal ones before it
-    among the trees."""
-    if rows.text_R is None or rows.forest is None:
+    among the tries."""
+    if rows.text_R is None or rows.tries is None:
         return []
-    text, by_place = rows.text_R[row], np.argsort(rows.forest.dfs_position_R).tolist()
+    text, by_place = rows.text_R[row], np.argsort(rows.tries.dfs_position_R).tolist()
     after = by_place[by_place.index(row) + 1 :]
     return [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
 
 
 def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
     """Positions, from 1, of the tokens that the engine computes of a micro-batch."""
-    alone = tips(rows, job, call, held)
+    alone = leaves(rows, job, call, held)
     once: list[int] = []
     if (
         job.sharing == "on"
@@ -107,7 +113,7 @@ def used(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> int:
     rows that part whole multiples, and no less than is said of each; or an eighth of what it
     gathers, if that is more."""
     assert rows.text_R is not None
-    real = [row for row in tips(rows, job, call, held) if row < len(rows)]
+    real = [row for row in leaves(rows, job, call, held) if row < len(rows)]
     # The longer of two rows that begin alike comes first, and the other one parts from it.
     taken, before = 0, ()
     for text in sorted((rows.text_R[row] for row in real), reverse=True):

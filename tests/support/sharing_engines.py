@@ -21,8 +21,8 @@ from tests.support.engine_shapes import ROLES, TERMS
 from tests.support.sharing_ranks import TEMPERATURE, Case
 from tests.support.sharing_rows import model_folder, texts_of
 from tests.support.verl_config import compose_job
-from verl_padding.prefix_sharing.engine import find_tree
-from verl_padding.prefix_sharing.tree import TREE
+from verl_padding.prefix_sharing.engine import find_trie
+from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.padded_engine import padded
 from verl_padding.worker.plan_packer import module_of
 
@@ -98,8 +98,8 @@ class SharingRanks:
         def prepare_micro_batches(data: Any, **_: Any) -> Any:
             found = [tu.index_select_tensor_dict(data, rows) for rows in rows_K]
             for micro_batch in found if branches is not None else ():
-                tree = find_tree(micro_batch, branches=branches)
-                tu.assign_non_tensor_data(micro_batch, TREE, tree)
+                trie = find_trie(micro_batch, branches=branches)
+                tu.assign_non_tensor_data(micro_batch, TRIE, trie)
             return found, rows_K
 
         module = module_of(type(self.engine).stock.forward_backward_batch)
@@ -256,7 +256,7 @@ def break_sharing(fault: str) -> AbstractContextManager[Any]:
     from verl_padding.prefix_sharing.attention import GatherTokens
     from verl_padding.worker import megatron_engine
 
-    pack_paths, with_tree = megatron_engine.pack_paths, megatron_engine.with_tree
+    pack_paths, with_trie = megatron_engine.pack_paths, megatron_engine.with_trie
 
     def from_0(*args: Any) -> Any:
         paths = pack_paths(*args)
@@ -266,16 +266,16 @@ def break_sharing(fault: str) -> AbstractContextManager[Any]:
         paths = pack_paths(*args)
         return replace(paths, places=torch.arange(len(paths.positions)), path_ends_S=paths.ends_S)
 
-    class LastTree:
+    class LastTrie:
         pair: Any = None
 
         def __iter__(self) -> Any:
-            return iter(LastTree.pair)
+            return iter(LastTrie.pair)
 
     def of_the_last(*args: Any) -> Any:
-        found, given = with_tree(*args)
-        LastTree.pair = getattr(given["packed_seq_params"], TREE)
-        setattr(given["packed_seq_params"], TREE, LastTree())
+        found, given = with_trie(*args)
+        LastTrie.pair = getattr(given["packed_seq_params"], TRIE)
+        setattr(given["packed_seq_params"], TRIE, LastTrie())
         return found, given
 
     def in_bfloat16(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -288,6 +288,6 @@ def break_sharing(fault: str) -> AbstractContextManager[Any]:
         "": nullcontext(),
         "positions from 0": patch(megatron_engine, "pack_paths", from_0),
         "own tokens alone": patch(megatron_engine, "pack_paths", own_tokens),
-        "the last tree": patch(megatron_engine, "with_tree", of_the_last),
+        "the last trie": patch(megatron_engine, "with_trie", of_the_last),
         "branches in bfloat16": patch(GatherTokens, "backward", staticmethod(in_bfloat16)),
     }[fault]

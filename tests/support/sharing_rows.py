@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.one_gpu.rows import Texts
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_shapes import with_shared_heads
-from tests.support.parting_rows import awkward_trees, random_trees
+from tests.support.parting_rows import awkward_tries, random_tries
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 
@@ -43,14 +43,14 @@ def texts_of(rows: str) -> Texts:
     """Rows by what they are called, of prompts whose rows begin alike."""
     if rows == "branching":
         return branching_rows(0, prompts=4, rollouts=3, turns=(1, 3, 2))
-    trees = (
-        list(awkward_trees().values())
+    tries = (
+        list(awkward_tries().values())
         if rows == "awkward"
-        else [random_trees(seed) for seed in range(4)]
+        else [random_tries(seed) for seed in range(4)]
     )
     return {
         f"p{number}_{row}_0": (tokens[:1], tokens[1:])
-        for number, tree in enumerate(trees)
-        for row, tokens in enumerate(tree)
+        for number, trie in enumerate(tries)
+        for row, tokens in enumerate(trie)
         if len(tokens) > 1
     }

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 
 from tests.support.losses_on_rows import nested
 from verl_padding.driver.trained_rows import TrainedRows
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.detection import continued_rows
 
@@ -41,8 +41,8 @@ def trained_rows(rows):
         "num_turns": torch.tensor([row.turns for row in rows.values()]),
     }
     lengths, keys = list(map(len, ids)), list(rows)
-    forest = Forest.from_tokens([row.numpy() for row in ids], list(map(uid_of_key, keys)))
-    continued = continued_rows(forest, keys, range(len(keys)), {}, {})
+    tries = PrefixTries.from_tokens([row.numpy() for row in ids], list(map(uid_of_key, keys)))
+    continued = continued_rows(tries, keys, range(len(keys)), {}, {})
     return TrainedRows.of_fields(
         keys,
         lengths,

@@ -101,7 +101,7 @@ def plan_of(
     micro_batch_rows: int | None = None,
     ranks_of_row: int = 1,
     pad_tokens: int = PAD_TOKENS,
-    idle: Sequence[int] = (),
+    zero_advantage: Sequence[int] = (),
     mini_batch: int | None = None,
     **shape: Any,
 ) -> BatchPlan:
@@ -110,7 +110,7 @@ def plan_of(
     Args:
         few: for :func:`put_few_rows`: in two of the mini-batches, one rank (or group of them) alone
             has a real row.
-        idle: rows that the update leaves out.
+        zero_advantage: rows that the update leaves out.
         mini_batch: prompts of a mini-batch, where they are not cut into three.
         ranks_of_row: how many ranks share a row, and their budgets.
         shape: of the calls, other than two ranks'.
@@ -127,24 +127,28 @@ def plan_of(
         strategy=strategy,
         prompts=3 if few else 6,
         sessions_per_prompt=2,
-        updates={update: Update(**of_call, prompts_per_mini_batch=prompts, skips_idle=bool(idle))},
+        updates={
+            update: Update(
+                **of_call, prompts_per_mini_batch=prompts, drops_zero_advantage=bool(zero_advantage)
+            )
+        },
         inference={"log_prob": Pass(**of_call, as_update=update)} if by_tokens and not few else {},
         packer=packer,
         sharing="off" if sharing == "off" else "on",
         pad_tokens=pad_tokens,
     )
     tokens_R = [tag["seq_len"] for tag in batch.tags]
-    forest = PrefixDetection(batch, tokens_R).by_outputs
+    tries = PrefixDetection(batch, tokens_R).by_outputs
     if sharing == "whole":
-        forest = forest.whole_beginnings()
-    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, idle), job)
+        tries = tries.whole_beginnings()
+    plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries, zero_advantage), job)
     layout = plan.layouts[update]
     assert layout.n_pads > 0 or of_call["dp_size"] == 1, (
         "one rank needs none beside its token budget"
     )
     assert layout.n_mini_batches == (3 if mini_batch is None else 1) or strategy != "prompt"
-    # Whole beginnings alone save less than trees do.
-    least = {"off": 0, "whole": 1.4, "branches": 1.2 if idle else 1.45}[sharing]
+    # Whole beginnings alone save less than tries do.
+    least = {"off": 0, "whole": 1.4, "branches": 1.2 if zero_advantage else 1.45}[sharing]
     assert plan.figures[update].sharing_factor > least
     assert not few or reporting_ranks(layout)[:2] == [1, 1], (
         "all ranks but one were meant to hold pads alone"
@@ -208,7 +212,7 @@ def assert_updates_agree(
     both = update_both(padded_ranks, one_rank, batch, plan, update=update, padded=padded)
     assert_metrics_agree(both, update)
     if micro_batch_rows is not None:
-        levels_M = [rows // micro_batch_rows for rows in both.layout.cell_rows_M]
+        levels_M = [rows // micro_batch_rows for rows in both.layout.local_batch_rows_M]
         assert both.padded[MICRO_BATCHES] == levels_M * EPOCHS
     elif packer == "plan":  # verl's own packer cuts as it likes
         assert_packed_as_planned(both, update)

@@ -12,7 +12,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_lo
 from verl.workers.utils.losses import ppo_loss, sft_loss
 
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, ZERO_ADVANTAGE_ROWS
-from verl_padding.worker.left_out import BLOCKERS, find_blockers
+from verl_padding.worker.incompatibilities import INCOMPATIBILITIES, find_incompatibilities
 from verl_padding.worker.padded_engine import padded
 
 SKIP, UPDATE = ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS
@@ -42,10 +42,10 @@ class Trainee:
 
 def blocked(saving, training_worker):
     """What of an actor's worker blocks a saving."""
-    answer = find_blockers([saving])(SimpleNamespace(actor=training_worker))
-    (found,) = answer.non_tensor_batch[BLOCKERS]
+    answer = find_incompatibilities([saving])(SimpleNamespace(actor=training_worker))
+    (found,) = answer.non_tensor_batch[INCOMPATIBILITIES]
     assert {name for name, _ in found} <= {saving}
-    return [str(blocker) for _, blocker in found]
+    return [str(incompatibility) for _, incompatibility in found]
 
 
 @pytest.mark.parametrize("saving", [SKIP, UPDATE])
@@ -64,13 +64,13 @@ def test_a_loss_of_the_users_own_is_refused_in_the_worker_too(saving, monkeypatc
     for loss in not_known:
         assert blocked(saving, Trainee(loss))
     register_policy_loss("vanilla")(own_loss)
-    (blocker,) = blocked(saving, Trainee())
-    assert "own_loss" in blocker
+    (incompatibility,) = blocked(saving, Trainee())
+    assert "own_loss" in incompatibility
 
 
-def test_a_loss_with_a_gradient_in_idle_rows_is_refused():
-    (blocker,) = blocked(SKIP, Trainee(policy_loss("dro")))
-    assert "dro" in blocker
+def test_a_loss_with_a_gradient_in_zero_advantage_rows_is_refused():
+    (incompatibility,) = blocked(SKIP, Trainee(policy_loss("dro")))
+    assert "dro" in incompatibility
     assert not blocked(UPDATE, Trainee(policy_loss("dro")))
 
 
@@ -85,19 +85,19 @@ def test_a_model_that_draws_while_it_trains_takes_no_own_log_probs(rate):
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0))
     assert not blocked(UPDATE, Trainee(module=module))
     setattr(module[0], rate, 0.5)
-    (blocker,) = blocked(UPDATE, Trainee(module=module))
-    assert f"{rate}=0.5" in blocker
+    (incompatibility,) = blocked(UPDATE, Trainee(module=module))
+    assert f"{rate}=0.5" in incompatibility
     assert not blocked(SKIP, Trainee(module=module))
 
 
 def test_nor_does_one_with_a_layer_of_dropout():
-    (blocker,) = blocked(UPDATE, Trainee(module=torch.nn.Sequential(torch.nn.Dropout(0.1))))
-    assert "0.p=0.1" in blocker
+    (incompatibility,) = blocked(UPDATE, Trainee(module=torch.nn.Sequential(torch.nn.Dropout(0.1))))
+    assert "0.p=0.1" in incompatibility
 
 
 def test_the_plan_cuts_for_no_engine_that_cuts_in_another_way():
     cuts = type("Cuts", (Engine,), {"forward_backward_batch": json.dumps})
     engine = padded(cuts)(torch.nn.Linear(2, 2))
-    answer = find_blockers([PACKER])(SimpleNamespace(engine=engine))
-    (((saving, blocker),),) = answer.non_tensor_batch[BLOCKERS]
-    assert (saving, blocker.setting) == (PACKER, "engine=Cuts")
+    answer = find_incompatibilities([PACKER])(SimpleNamespace(engine=engine))
+    (((saving, incompatibility),),) = answer.non_tensor_batch[INCOMPATIBILITIES]
+    assert (saving, incompatibility.setting) == (PACKER, "engine=Cuts")

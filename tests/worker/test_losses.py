@@ -13,7 +13,7 @@ from tests.support.losses_on_rows import (
     nested,
     policy_loss,
 )
-from verl_padding.prefix_sharing.tree import TREE, build_tree
+from verl_padding.prefix_sharing.prefix_trie import TRIE, build_trie
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
 
 LOSSES = {"log_probs": policy_loss, "values": critic_loss}
@@ -68,7 +68,7 @@ def test_a_micro_batch_tells_of_itself_and_how_full_it_is_with_real_rows(held, s
     ]
     data["input_ids"] = nested(torch.ones(length, dtype=torch.int64) for length in lengths)
     if any(shared):
-        tu.assign_non_tensor_data(data, TREE, build_tree(lengths, range(len(held)), shared))
+        tu.assign_non_tensor_data(data, TRIE, build_trie(lengths, range(len(held)), shared))
     # Ulysses: two GPUs share a row, and so do they a budget of 10 tokens each.
     tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=10, sp_size=2)
     _, metrics = RealRowsLoss(policy_loss("token-mean"))(model_output=output, data=data)

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from verl_padding.job.megatron_forks import FORK_WITH
-from verl_padding.prefix_sharing.engine import engine_blockers
+from verl_padding.prefix_sharing.engine import engine_incompatibilities
 from verl_padding.worker.megatron_engine import limit_of_stage
 from verl_padding.worker.padded_engine import padded
 
@@ -23,7 +23,7 @@ def verls():
 
 def test_verls_own_engines_share(verls):
     for engine in (verls.MegatronEngineWithLMHead, verls.MegatronEngineWithValueHead):
-        assert not [*engine_blockers(object.__new__(padded(engine)))]
+        assert not [*engine_incompatibilities(object.__new__(padded(engine)))]
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_verls_own_engines_share(verls):
 def test_an_engine_that_may_read_fields_which_are_not_compared_does_not(name, verls):
     own = {name: lambda self, *args, **kwargs: None}
     engine = type("WithAdapters", (verls.MegatronEngineWithLMHead,), own)
-    (blocker,) = engine_blockers(object.__new__(padded(engine)))
-    assert (name in blocker.why, blocker.setting) == (True, "engine=WithAdapters")
+    (incompatibility,) = engine_incompatibilities(object.__new__(padded(engine)))
+    assert (name in incompatibility.why, incompatibility.setting) == (True, "engine=WithAdapters")
 
 
 def test_settings_with_which_rows_that_fork_share_are_megatrons():

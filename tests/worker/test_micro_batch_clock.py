@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.pads.columns import BATCH_ROW
 from verl_padding.pads.planned_call import CALL, PlannedCall
-from verl_padding.prefix_sharing.tree import TREE, build_tree
+from verl_padding.prefix_sharing.prefix_trie import TRIE, build_trie
 from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker import micro_batch_clock
 from verl_padding.worker.padded_engine import padded
@@ -72,7 +72,7 @@ def data(*lengths: int, timed: bool = True) -> TensorDict:
     )
     numbers = torch.arange(len(lengths))  # the last one is a pad
     made = TensorDict({"input_ids": rows, BATCH_ROW: numbers}, batch_size=len(lengths))
-    layout = layout_of_cells(len(lengths) - 1, [[tuple(range(len(lengths)))]])
+    layout = layout_of_local_batches(len(lengths) - 1, [[tuple(range(len(lengths)))]])
     call = PlannedCall(layout=layout, timed_as="actor" if timed else None)
     tu.assign_non_tensor_data(made, CALL, call)
     return made
@@ -135,7 +135,7 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
     shared = data(5, 9, 4, 2)
     # Row 0 is the beginning of row 1, and row 2 parts from it after 3 tokens, of which the last is
     # computed again.
-    tu.assign_non_tensor(shared, **{TREE: build_tree([5, 9, 4, 2], [1, 0, 2, 3], [0, 5, 3, 0])})
+    tu.assign_non_tensor(shared, **{TRIE: build_trie([5, 9, 4, 2], [1, 0, 2, 3], [0, 5, 3, 0])})
     (timing,) = timings_of(InOne, shared)
     assert (timing.computed_tokens, timing.shared_tokens, timing.rows, timing.pads) == (
         (9, 4, 2),

@@ -14,7 +14,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
 from tests.support.fresh_processes import run_fresh
-from tests.support.plan_oracles import layout_of_cells
+from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.ranks_in_process import Rank
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VENDOR
@@ -38,16 +38,18 @@ class Watched(Rank):
         return output
 
 
-def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, **said) -> TensorDict:
+def rows_of_a_rank(local_batch_rows_M: Sequence[int], *, epochs: int, **said) -> TensorDict:
     """As verl's workers get them: with the column and keys of an update."""
-    n_rows, ends = sum(cell_rows_M), [*accumulate(cell_rows_M, initial=0)]
+    n_rows, ends = sum(local_batch_rows_M), [*accumulate(local_batch_rows_M, initial=0)]
     texts = [torch.arange(2 + row) for row in range(n_rows)]
     rows = {
         BATCH_ROW: torch.arange(n_rows),
         "texts": torch.nested.as_nested_tensor(texts, layout=torch.jagged),
     }
     data = TensorDict(rows, batch_size=n_rows)
-    layout = layout_of_cells(n_rows, [[tuple(range(*cell))] for cell in pairwise(ends)])
+    layout = layout_of_local_batches(
+        n_rows, [[tuple(range(*local_batch))] for local_batch in pairwise(ends)]
+    )
     steps = mini_batches(layout, [1] * n_rows, [1] * n_rows)
     call = PlannedCall(layout=layout, steps=deque(steps * epochs))
     for key, value in ({"epochs": epochs, CALL: call} | cut_into(layout) | said).items():
@@ -55,21 +57,23 @@ def rows_of_a_rank(cell_rows_M: Sequence[int], *, epochs: int, **said) -> Tensor
     return data
 
 
-@given(cell_rows_M=st.lists(st.integers(1, 5), min_size=1, max_size=5), epochs=st.integers(1, 3))
-def test_verl_trains_on_the_mini_batches_in_each_epoch(cell_rows_M, epochs):
+@given(
+    local_batch_rows_M=st.lists(st.integers(1, 5), min_size=1, max_size=5), epochs=st.integers(1, 3)
+)
+def test_verl_trains_on_the_mini_batches_in_each_epoch(local_batch_rows_M, epochs):
     rank = Watched()
     for _ in range(2):  # calls
         rank.mini_batches, rank.scheduler_moves = [], []
         rank.engine.done.clear()
-        output = rank.train_mini_batch(rows_of_a_rank(cell_rows_M, epochs=epochs))
-        starts = [sum(cell_rows_M[:number]) for number in range(len(cell_rows_M))]
+        output = rank.train_mini_batch(rows_of_a_rank(local_batch_rows_M, epochs=epochs))
+        starts = [sum(local_batch_rows_M[:number]) for number in range(len(local_batch_rows_M))]
         want = [
             list(range(start, start + rows))
-            for rows, start in zip(cell_rows_M, starts, strict=True)
+            for rows, start in zip(local_batch_rows_M, starts, strict=True)
         ]
         assert rank.mini_batches == want * epochs
         assert rank.scheduler_moves == [False] * (len(want) * epochs - 1) + [True]
-        assert tu.get(output, "metrics")["rows"] == [*cell_rows_M] * epochs
+        assert tu.get(output, "metrics")["rows"] == [*local_batch_rows_M] * epochs
         assert rank.engine.done == {STEPS: len(want) * epochs, SCHEDULER_STEPS: 1}
 
 
@@ -81,14 +85,14 @@ def test_a_call_that_no_plan_has_cut_is_verls():
     assert rank.scheduler_moves == [False, False, False, True]
 
 
-@pytest.mark.parametrize("cell_rows_M", [[4], [3, 1], [2, 2]])
+@pytest.mark.parametrize("local_batch_rows_M", [[4], [3, 1], [2, 2]])
 @pytest.mark.parametrize(
     "said", [{"dataloader_kwargs": {}}, {"dataloader_kwargs": {}, "num_mini_batch": 2}]
 )
-def test_mini_batches_that_are_not_cut_as_planned_are_refused(cell_rows_M, said):
+def test_mini_batches_that_are_not_cut_as_planned_are_refused(local_batch_rows_M, said):
     # As if a later verl did not hand these arguments on, or shuffled.
-    rank, data = Watched(), rows_of_a_rank(cell_rows_M, epochs=1, **said)
-    if cell_rows_M == [2, 2] and "num_mini_batch" in said:
+    rank, data = Watched(), rows_of_a_rank(local_batch_rows_M, epochs=1, **said)
+    if local_batch_rows_M == [2, 2] and "num_mini_batch" in said:
         tu.assign_non_tensor_data(data, "dataloader_kwargs", {"shuffle": True})
     with pytest.raises(PaddingDataError, match="an optimizer step has"):
         rank.train_mini_batch(data)

@@ -29,7 +29,9 @@ LAYOUT = Layout(
 """The rows below are those of rank 0 in mini-batch 1."""
 
 
-def cell(*, budget: int = 16, dynamic: bool = True, rows=range(6), planned=True) -> TensorDict:
+def local_batch(
+    *, budget: int = 16, dynamic: bool = True, rows=range(6), planned=True
+) -> TensorDict:
     texts = [torch.arange(length) + 100 * row for row, length in enumerate(LENGTHS)]
     data = TensorDict(
         {
@@ -57,7 +59,7 @@ def test_the_micro_batches_are_those_of_the_plan_without_any_collective(monkeypa
     for name in ("all_reduce", "all_gather", "broadcast"):
         monkeypatch.setattr(torch.distributed, name, lambda *_, **__: pytest.fail("a collective"))
     micro_batches, indices = follow_plan(prepare_micro_batches)(
-        cell(), dp_group=object(), same_micro_num_in_dp=True
+        local_batch(), dp_group=object(), same_micro_num_in_dp=True
     )
     assert rows_of(micro_batches) == [[0, 1], [2, 3, 4], [5]]
     assert indices == [[0, 1], [2, 3, 4], [5]]
@@ -65,7 +67,7 @@ def test_the_micro_batches_are_those_of_the_plan_without_any_collective(monkeypa
 
 
 def test_rows_that_no_plan_has_cut_go_to_verls_packer():
-    for data in (cell(planned=False, budget=30), cell(dynamic=False)):
+    for data in (local_batch(planned=False, budget=30), local_batch(dynamic=False)):
         want, want_indices = prepare_micro_batches(data)
         got, indices = follow_plan(prepare_micro_batches)(data)
         assert rows_of(got) == rows_of(want)
@@ -75,9 +77,9 @@ def test_rows_that_no_plan_has_cut_go_to_verls_packer():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (cell(budget=12), r"micro-batch of 13 tokens, more than the 12"),
-        (cell(rows=[0, 1, 2, 4, 3, 5]), r"not in the plan's order"),
-        (cell(rows=[0, 1, 2, 3, 4, 10]), r"not in the plan's order"),
+        (local_batch(budget=12), r"micro-batch of 13 tokens, more than the 12"),
+        (local_batch(rows=[0, 1, 2, 4, 3, 5]), r"not in the plan's order"),
+        (local_batch(rows=[0, 1, 2, 3, 4, 10]), r"not in the plan's order"),
     ],
 )
 def test_rows_that_are_not_as_planned_are_refused(data, message):

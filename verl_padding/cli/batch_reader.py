@@ -11,7 +11,7 @@ import numpy as np
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import row_key, uid_of_key
 from verl_padding.record.data_errors import as_data_error
 from verl_padding.record.files import load_json, read_lines
@@ -95,8 +95,8 @@ def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
         raise PaddingDataError(
             f"{name}: holds timings alone. Record steps with padding.record=true."
         )
-    # The update computes the first of the idle rows where a mini-batch has no others: a short one
-    # with trained tokens.
+    # The update computes the first of the zero-advantage rows where a mini-batch has no others: a
+    # short one with trained tokens.
     idle = sorted(
         (row for row in update.rows if row.idle),
         key=lambda row: (not row.trained_tokens, row.tokens),
@@ -104,8 +104,8 @@ def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
     rows = Rows.from_keys(
         update.keys,
         [row.tokens for row in update.rows],
-        forest=update.forest(),
-        idle=[row.row for row in idle],
+        tries=update.tries(),
+        zero_advantage=[row.row for row in idle],
     )
     return FileBatch(name=name, rows=rows, lines_R=tuple(range(len(rows))), recorded=update)
 
@@ -141,7 +141,7 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
         # Refuses tokens that are no numbers, before they are used.
         rows = Rows.from_keys(keys, [row.tokens for row in found.values()])
         if any(row.ids is not None for row in found.values()):
-            rows = Rows.from_keys(keys, rows.tokens_R, forest=_find_forest([*found.values()]))
+            rows = Rows.from_keys(keys, rows.tokens_R, tries=_find_tries([*found.values()]))
     except PlanError as error:
         raise PaddingDataError(f"{name}: {error}. {FORMS}.") from error
     return FileBatch(name=name, rows=rows, lines_R=tuple(found), is_dump=is_dump)
@@ -173,18 +173,18 @@ def _dumped_row(entry: Mapping[str, Any], tokenize: Tokenize | None) -> _Row:
     return _Row(entry["uid"], len(ids), ids)
 
 
-def _find_forest(found: Sequence[_Row]) -> Forest:
+def _find_tries(found: Sequence[_Row]) -> PrefixTries:
     """What rows of a prompt begin with alike, by their token ids; others share nothing, and come
     last."""
     with_ids = [row for row, each in enumerate(found) if each.ids is not None]
-    forest = Forest.from_tokens(
+    tries = PrefixTries.from_tokens(
         [each.ids for each in found if each.ids is not None],
         [uid_of_key(found[row].key) for row in with_ids],
     )
-    order = np.argsort(forest.dfs_position_R)
+    order = np.argsort(tries.dfs_position_R)
     others = [row for row, each in enumerate(found) if each.ids is None]
-    return Forest.in_order(
+    return PrefixTries.in_order(
         [each.tokens for each in found],
         [with_ids[place] for place in order] + others,
-        [*forest.shared_R[order], *[0] * len(others)],
+        [*tries.shared_R[order], *[0] * len(others)],
     )

@@ -98,7 +98,8 @@ def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
     Two ranks that are busy for 3 and 2, and then for 1 and 4, wait for 0 and 1, and then for 3 and
     0: both are ready at 3, and then at 7.
     """
-    # verl's packer cuts cells in the workers: then a cell is one micro-batch here.
+    # verl's packer cuts local mini-batches in the workers: then a local mini-batch is one
+    # micro-batch here.
     places = [(bar.mini_batch, bar.micro_batch or 0) for bar in bars]
     longest: dict[tuple[int, int], float] = {}
     for bar, at in zip(bars, places, strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 
 from verl_padding.cli.charts import Chart, timed_chart, token_chart
 from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, Curves
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 from verl_padding.record.step_file import RecordedStep, or_null
 from verl_padding.record.timings import timings_by_call
@@ -40,7 +40,7 @@ COLUMNS = (
     "idle",
 )
 """Numbers of a row, by the names of `RecordedRow`."""
-SUMS = {"tokens": "tokens", "trained tokens": "trained_tokens", "idle rows": "idle"}
+SUMS = {"tokens": "tokens", "trained tokens": "trained_tokens", "zero-advantage rows": "idle"}
 """Title in the table of steps -> the column whose sum it is."""
 
 
@@ -54,7 +54,7 @@ class ShownStep:
     columns: Mapping[str, Sequence[Any]] = field(repr=False)
     """Those of :data:`COLUMNS` that are known; none where rows are not recorded."""
     charts: Mapping[str, Chart] = field(repr=False)
-    forest: Forest | None = field(default=None, repr=False)
+    tries: PrefixTries | None = field(default=None, repr=False)
     texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Of a row's key: its input, its output, and where it parts from the row that it shares
     with."""
@@ -63,8 +63,8 @@ class ShownStep:
         """All of it, for the page's script."""
         order = (
             range(len(self.keys))
-            if self.forest is None
-            else np.argsort(self.forest.dfs_position_R).tolist()
+            if self.tries is None
+            else np.argsort(self.tries.dfs_position_R).tolist()
         )
         # In that order, a row shares its first tokens with the one before it.
         shared = self.columns.get("shared_tokens", [0] * len(self.keys))
@@ -178,7 +178,7 @@ def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -
             if update.rows
         },
         charts=charts,
-        forest=update.forest() if update.rows else None,
+        tries=update.tries() if update.rows else None,
         texts=texts,
     )
 

@@ -170,7 +170,7 @@ def _load_tokenizer(name: str) -> Tokenize:
 def plan_notes(planned: PlannedBatch) -> Iterator[str]:
     """What a user should know of a batch and its plan, a sentence or two each."""
     job, update, rows = planned.job, planned.job.updates[ACTOR], planned.batch.rows
-    if job.sharing != "off" and rows.forest is None:
+    if job.sharing != "off" and rows.tries is None:
         yield "padding.sharing=on: nothing is shared. Give rows token_ids, or take recorded steps."
     if planned.batch.is_dump:
         yield "The lengths are an estimate: the tokenizer's counts of a rollout dump's texts."
@@ -180,9 +180,11 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
             f"{update.mini_batch_setting}={update.prompts_per_mini_batch}: does not divide "
             f"{prompts} prompts with rows. They are planned as {job.prompts}, some without rows."
         )
-    if rows.idle:
-        tokens = sum(rows.tokens_R[row] for row in rows.idle) / sum(rows.tokens_R)
-        share = f"{len(rows.idle)} of {plural(len(rows), 'row')}, {tokens:.1%} of the tokens"
+    if rows.zero_advantage:
+        tokens = sum(rows.tokens_R[row] for row in rows.zero_advantage) / sum(rows.tokens_R)
+        share = (
+            f"{len(rows.zero_advantage)} of {plural(len(rows), 'row')}, {tokens:.1%} of the tokens"
+        )
         yield f"{share}, have an advantage of 0, or no trained token."
     yield from planned.plan.warnings
     if planned.plan.hint:

@@ -30,7 +30,7 @@ class CutLayout:
     rows_MDK: RowsMDK
     costs: CallCosts
     is_cut: bool = True
-    """False if the workers cut the micro-batches: each cell is one here."""
+    """False if the workers cut the micro-batches: each local mini-batch is one here."""
 
     @property
     def by_micro(self) -> bool:
@@ -65,10 +65,10 @@ class PlannedBatch:
             step = recorded_step(self.batch.recorded, run="", texts={})
             return replace(step, name=name, charts=charts)
         columns = {"tokens": rows.tokens_R}
-        if rows.forest is not None:
-            columns["shared_tokens"] = tuple(rows.forest.shared_R.tolist())
+        if rows.tries is not None:
+            columns["shared_tokens"] = tuple(rows.tries.shared_R.tolist())
         return ShownStep(
-            name=name, run="", keys=rows.key_R, columns=columns, charts=charts, forest=rows.forest
+            name=name, run="", keys=rows.key_R, columns=columns, charts=charts, tries=rows.tries
         )
 
 
@@ -126,8 +126,11 @@ def _compared(layout: Layout, costs: CallCosts, job: Job) -> dict[str, CutLayout
     plan_MDK: RowsMDK = layout.rows_MDK
     if not layout.is_cut:  # verl's packer cuts them, in the workers
         padded_R = [*tokens_R, *[job.pad_tokens] * layout.n_pads]
-        plan_MDK = [pack_as_verl(cells_D, padded_R, budget) for cells_D in layout.cells]
-    stock_costs = replace(costs, forest=None, pad_tokens=VERL_PAD_TOKENS)
+        plan_MDK = [
+            pack_as_verl(local_batches_D, padded_R, budget)
+            for local_batches_D in layout.local_batches
+        ]
+    stock_costs = replace(costs, tries=None, pad_tokens=VERL_PAD_TOKENS)
     return {
         VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs),
         PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs),

@@ -19,14 +19,19 @@ def verl_layout(
             f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch evenly "
             f"over {dp_size} ranks. Change one of the two, or leave --compare out."
         )
-    cells_MD, pads = deal_as_verl(tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows)
+    local_batches_MD, pads = deal_as_verl(
+        tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows
+    )
     if pads and token_budget < VERL_PAD_TOKENS:
         raise PaddingDataError(
             f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than the budget of "
             f"{token_budget}. Raise it, or leave --compare out."
         )
     padded_R = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
-    return [pack_as_verl(cells_D, padded_R, token_budget) for cells_D in cells_MD]
+    return [
+        pack_as_verl(local_batches_D, padded_R, token_budget)
+        for local_batches_D in local_batches_MD
+    ]
 
 
 def deal_as_verl(
@@ -46,35 +51,37 @@ def deal_as_verl(
     # As a list, not a tensor as in verl: that gives the same partitions many times faster.
     workload = calculate_workload(padded).tolist()
     chunks = get_seqlen_balanced_partitions(workload, k_partitions=dp_size, equal_size=True)
-    cell = mini_batch_rows // dp_size
+    local_batch = mini_batch_rows // dp_size
     return [
-        [chunk[first : first + cell] for chunk in chunks]
-        for first in range(0, total // dp_size, cell)
+        [chunk[first : first + local_batch] for chunk in chunks]
+        for first in range(0, total // dp_size, local_batch)
     ], pads
 
 
 def pack_as_verl(
-    cells_D: Sequence[Sequence[int]], tokens_R: Sequence[int], token_budget: int
+    local_batches_D: Sequence[Sequence[int]], tokens_R: Sequence[int], token_budget: int
 ) -> list[list[list[int]]]:
-    """Micro-batches of each rank's cell, by verl's own packer. verl's ranks agree, by collectives,
-    on the first number of micro-batches that works on all of them."""
+    """Micro-batches of each rank's local mini-batch, by verl's own packer. verl's ranks agree, by
+    collectives, on the first number of micro-batches that works on all of them."""
     import torch
     from tensordict import TensorDict
     from verl.utils.seqlen_balancing import rearrange_micro_batches
 
-    def pack(cell: Sequence[int], at_least: int) -> list[list[int]]:
-        rows = [torch.zeros(tokens_R[row], dtype=torch.int8) for row in cell]
+    def pack(local_batch: Sequence[int], at_least: int) -> list[list[int]]:
+        rows = [torch.zeros(tokens_R[row], dtype=torch.int8) for row in local_batch]
         data = TensorDict(
             {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)},
-            batch_size=len(cell),
+            batch_size=len(local_batch),
         )
         _, places_K = rearrange_micro_batches(
             data, max_token_len=token_budget, min_num_micro_batch=at_least
         )
-        return [[cell[place] for place in places] for places in places_K]
+        return [[local_batch[place] for place in places] for places in places_K]
 
     # Ranks that come to 3 and 4 micro-batches alone both try 4, and so on until they agree.
-    bins_DK = [pack(cell, at_least=1) for cell in cells_D]
+    bins_DK = [pack(local_batch, at_least=1) for local_batch in local_batches_D]
     while len(set(map(len, bins_DK))) > 1:
-        bins_DK = [pack(cell, at_least=max(map(len, bins_DK))) for cell in cells_D]
+        bins_DK = [
+            pack(local_batch, at_least=max(map(len, bins_DK))) for local_batch in local_batches_D
+        ]
     return bins_DK

@@ -21,7 +21,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from verl_padding.job.blocker import refuse
+from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS, Estimator
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
 from verl_padding.pads.tags import tokens_of_tags

@@ -24,7 +24,7 @@ from verl_padding.driver.advantages import (
     estimator_settings,
 )
 from verl_padding.errors import PaddingDataError
-from verl_padding.job.blocker import refuse
+from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS
 from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
 from verl_padding.pads.upsampling import EXTRA_FIELDS

@@ -58,8 +58,8 @@ def filter_groups_by_sessions(buffer: Any, *, by_role: bool) -> Any:
             rewards = view._dapo_classification_cache[partition_id]
             reward_of |= {uid: rewards[uid] for uid in filtered}
             kept |= uids - filtered
-        left_out = reward_of.keys() - kept
-        return left_out, Counter(reward_of[uid] for uid in left_out)
+        dropped = reward_of.keys() - kept
+        return dropped, Counter(reward_of[uid] for uid in dropped)
 
     buffer._dapo_filtered_keys = filter_sessions
     return buffer

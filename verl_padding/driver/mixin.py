@@ -123,7 +123,7 @@ class PaddedTrainer(VerlTrainer):
 
     @leaves_receipt
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self._job.leaves_out_old_log_probs:
+        if self._job.skips_old_log_probs:
             return batch
         return super()._compute_old_log_prob(batch, metrics)
 

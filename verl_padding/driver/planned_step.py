@@ -19,8 +19,8 @@ from verl_padding.driver.step_metrics import (
 from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
-from verl_padding.job.blocker import Blocker, refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
+from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.loss_weightings import loss_weightings
 from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
@@ -118,7 +118,7 @@ class PlannedStep:
         self._plans = [self._padded]
         """Beside the first, the actor's update each time that it was planned anew for the rows that
         it leaves out; the last one counts, and the pads of all are taken out in the end."""
-        self._left_out: list[int] = []
+        self._dropped: list[int] = []
         """The rows that the actor's update left out when it was called last."""
         self.has_updated = False
         """Whether an update of the actor has taken its own log-probs for the old policy's."""
@@ -130,19 +130,19 @@ class PlannedStep:
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
         them, or verl's trainer something that a row has."""
-        if not self._job.leaves_out_old_log_probs:
+        if not self._job.skips_old_log_probs:
             return
-        blockers, job, name = [], self._job.step_job(), "rollout_log_probs"
+        incompatibilities, job, name = [], self._job.step_job(), "rollout_log_probs"
         if (steps := job.steps_of_batch(job.updates[ACTOR], len(batch))) > 1:
             setting = f"padding.optimizer_steps={job.optimizer_steps}"
             why = f"the second of {steps} optimizer steps compares with them"
-            blockers.append(Blocker(setting, why, "Set it to configured."))
+            incompatibilities.append(Incompatibility(setting, why, "Set it to configured."))
         correction = self._job.config.algorithm.get("rollout_correction")
         if correction is not None and (having := SourceRows(batch).keys_with(name)):
             why = "verl's trainer compares it with old log-probs"
             fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
-            blockers.append(Blocker(f"field {name} of {having[0]}", why, fix))
-        self._job.savings.block(OLD_LOG_PROBS, blockers)
+            incompatibilities.append(Incompatibility(f"field {name} of {having[0]}", why, fix))
+        self._job.savings.block(OLD_LOG_PROBS, incompatibilities)
 
     def _tell_what_rows_count_as(self, batch: KVBatchMeta) -> None:
         """Says in the log, when sessions first have several rows, what each row is a sample to."""
@@ -161,10 +161,10 @@ class PlannedStep:
                 about="rows of sessions",
             )
 
-    def _planned(self, batch: KVBatchMeta, left_out: Sequence[int] = ()) -> PaddedBatch:
+    def _planned(self, batch: KVBatchMeta, dropped: Sequence[int] = ()) -> PaddedBatch:
         """The plan of the calls, and their pads, which are not put yet.
 
-        With rows ``left_out``, the result is of the actor's update alone, since that leaves them
+        With rows ``dropped``, the result is of the actor's update alone, since that leaves them
         out. All calls are planned even so, and the others dropped: ``lcm`` cuts the actor's
         mini-batches by the critic's sizes, too.
         """
@@ -176,18 +176,18 @@ class PlannedStep:
             seed=self.number.seed(job.padding.seed),
             pad_tokens=self._template.length,
         )
-        branches, forest = None, None
+        branches, tries = None, None
         if job.shares and batch.keys:
-            branches, forest = self._may_branch(), self.prefixes.by_outputs
+            branches, tries = self._may_branch(), self.prefixes.by_outputs
             shape = replace(shape, may_branch=branches)
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
-            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, forest, left_out), shape)
+            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries, dropped), shape)
         except PlanError as refusal:
             message = f"step {step}: {translate_plan_error(refusal)}"
             raise PaddingDataError(message) from refusal
-        if left_out:
+        if dropped:
             layouts, figures = {ACTOR: plan.layouts[ACTOR]}, {ACTOR: plan.figures[ACTOR]}
             plan = replace(plan, layouts=layouts, figures=figures, warnings=(), hint=None)
         for warning in plan.warnings:
@@ -203,8 +203,8 @@ class PlannedStep:
             branches=branches,
             # Rows of a single call have other numbers than those of the step.
             timed=job.padding.timing and self._calls is None,
-            own_old_log_probs=ACTOR if job.leaves_out_old_log_probs else None,
-            skips_idle=ACTOR if job.skips_zero_advantage_rows else None,
+            own_old_log_probs=ACTOR if job.skips_old_log_probs else None,
+            drops_zero_advantage=ACTOR if job.skips_zero_advantage_rows else None,
         )
 
     def _may_branch(self) -> bool:
@@ -253,7 +253,7 @@ class PlannedStep:
         refused before any pass.
         """
         job = self._job
-        if call == ACTOR and job.leaves_out_old_log_probs and not self._padded.has_old_log_probs():
+        if call == ACTOR and job.skips_old_log_probs and not self._padded.has_old_log_probs():
             if self.has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
@@ -264,12 +264,12 @@ class PlannedStep:
             self.has_updated = True
         if call != ACTOR or not job.skips_zero_advantage_rows:
             return self._padded
-        left_out = find_zero_advantage_rows(self.batch)
+        dropped = find_zero_advantage_rows(self.batch)
         # An update may be called twice, and a trainer of one's own may change advantages between.
-        if left_out != self._left_out:
+        if dropped != self._dropped:
             with simple_timer(PLAN_SECONDS, self.seconds):
-                self._plans.append(self._planned(self.batch, left_out))
-            self._left_out = left_out
+                self._plans.append(self._planned(self.batch, dropped))
+            self._dropped = dropped
             # They are known before they are put: whatever happens, they are taken out again.
             self.put_pads()
         return self._plans[-1]
@@ -311,12 +311,12 @@ class PlannedStep:
         """What was planned, and under verl's name the tokens that ranks get."""
         lengths = tokens_of_tags(self.batch.keys, self.batch.tags)
         # verl's are of all rows.
-        prefix = "global_seqlen_computed" if self._left_out else "global_seqlen"
+        prefix = "global_seqlen_computed" if self._dropped else "global_seqlen"
         found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
         if self.repeated_tokens is not None:
             found[names.REPEATED_TOKENS] = self.repeated_tokens
         if self._job.skips_zero_advantage_rows and ACTOR in self.plan.layouts:
-            found = {names.LEFT_OUT_ROWS.format(update=ACTOR): 0} | found
+            found = {names.DROPPED_ROWS.format(update=ACTOR): 0} | found
         return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
 
     def final_metrics(self) -> dict[str, float]:
@@ -326,17 +326,15 @@ class PlannedStep:
         saved = saved_metrics(
             self.tokens,
             of_all_rows=sum(tokens_of_tags(self.batch.keys, self.batch.tags)),
-            has_pass=not job.leaves_out_old_log_probs
-            or LOG_PROB in self.tokens
-            or ACTOR not in layouts,
+            has_pass=not job.skips_old_log_probs or LOG_PROB in self.tokens or ACTOR not in layouts,
         )
         made = {call: self._plans[-1] if call == ACTOR else self._padded for call in layouts}
-        idle = {
+        zero_advantage = {
             f"padding/{call}/idle_steps/total": padded.idle_steps(call)
             for call, padded in made.items()
             if CALL_BY_NAME[call].trains
         }
-        return self.metrics() | saved | idle
+        return self.metrics() | saved | zero_advantage
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""

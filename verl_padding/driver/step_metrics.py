@@ -48,8 +48,8 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
                 f"padding/{call}/pad_rows/total": layout.n_pads,
                 f"padding/{call}/imbalance": figures.imbalance,
             }
-            if layout.left_out:
-                metrics[names.LEFT_OUT_ROWS.format(update=call)] = sum(map(len, layout.left_out))
+            if layout.dropped:
+                metrics[names.DROPPED_ROWS.format(update=call)] = sum(map(len, layout.dropped))
         if plan.packer == "plan":
             of_call = {"micro_batch_imbalance": figures.micro_imbalance}
             if plan.sharing != "off":
@@ -92,11 +92,11 @@ def saved_metrics(
     computed = sum(each.computed for each in calls.values())
     shared = sum(each.of_rows for each in calls.values()) - computed
     update = calls.get(ACTOR, CallTokens())
-    idle = update.of_all - update.of_rows
+    zero_advantage = update.of_all - update.of_rows
     of_pass = 0 if has_pass else of_all_rows
     return {
         names.ALL_COMPUTED_TOKENS: computed,
-        **dict(zip(names.SAVED_TOKENS, (shared, idle, of_pass), strict=True)),
+        **dict(zip(names.SAVED_TOKENS, (shared, zero_advantage, of_pass), strict=True)),
         names.SAVED_PASSES: int(not has_pass),
     }
 

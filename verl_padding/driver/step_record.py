@@ -60,12 +60,12 @@ def write_record(
 def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
-    forest, weight_R = update.prefixes.by_tokens, update.weight_R
+    tries, weight_R = update.prefixes.by_tokens, update.weight_R
     # In depth-first order a row shares with the one before it.
-    order = np.argsort(forest.dfs_position_R)
+    order = np.argsort(tries.dfs_position_R)
     for row, key in enumerate(rows.keys):
         shared, trained, made_by = (
-            int(forest.shared_R[row]),
+            int(tries.shared_R[row]),
             int(rows.trained_R[row]),
             rows.weights_step_R[row],
         )
@@ -79,7 +79,7 @@ def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator
             idle=not rows.has_advantage_R[row],
             weight=weight_R[row],
             shared_tokens=shared,
-            shares_with=int(order[forest.dfs_position_R[row] - 1]) if shared else None,
+            shares_with=int(order[tries.dfs_position_R[row] - 1]) if shared else None,
             age=None if made_by is None else step - 1 - made_by,
             places={call: of_call[row] for call, of_call in place_of.items() if row in of_call},
         )

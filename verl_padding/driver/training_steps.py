@@ -23,8 +23,8 @@ from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
-from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import CALLS, LOG_PROB
+from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
@@ -47,14 +47,14 @@ UPDATING = ("_compute_old_log_prob", "_update_actor", "_step_once")
 """Methods of verl's trainer that write old log-probs, or update the actor."""
 
 
-def own_updates(trainer: Any) -> Iterator[Blocker]:
+def own_updates(trainer: Any) -> Iterator[Incompatibility]:
     """What a trainer of one's own may do with old log-probs: write some, or use them twice."""
     for name in UPDATING:
         owner = next(each for each in type(trainer).__mro__ if name in vars(each))
         if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
             why = "a trainer of one's own may write old log-probs, or update the actor twice"
             fix = "Set padding.recompute_old_log_probs=True."
-            yield Blocker(f"{owner.__name__}.{name}", why, fix)
+            yield Incompatibility(f"{owner.__name__}.{name}", why, fix)
 
 
 class TrainingSteps:
@@ -306,7 +306,7 @@ class TrainingSteps:
 
     def _fill_in_log_prob_metrics(self, metrics: dict[str, Any]) -> None:
         """What verl logs of the pass for old log-probs, where there is none."""
-        if not self._job.leaves_out_old_log_probs:
+        if not self._job.skips_old_log_probs:
             return
         # verl times the pass that is not made.
         metrics.pop(names.CALL_SECONDS.format(call=LOG_PROB), None)

@@ -19,8 +19,8 @@ from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
-from verl_padding.worker.leak_probe import FORK_LIMIT, probe_for_leaks
-from verl_padding.worker.left_out import BLOCKERS, find_blockers
+from verl_padding.worker.cross_contamination import FORK_LIMIT, check_cross_contamination
+from verl_padding.worker.incompatibilities import INCOMPATIBILITIES, find_incompatibilities
 from verl_padding.worker.work_done import (
     SCHEDULER_STEPS,
     STEPS,
@@ -163,7 +163,9 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, step_for: StepFor) -> list[Pa
     wrapped: dict[int, PaddedWorkerGroup] = {}
     for group in {id(group): group for group in groups.values()}.values():
         group.execute_with_func_generator(check_in_worker)
-        block_savings(job, group.execute_with_func_generator(find_blockers(job.savings.on)))
+        block_savings(
+            job, group.execute_with_func_generator(find_incompatibilities(job.savings.on))
+        )
         wrapped[id(group)] = PaddedWorkerGroup(group, step_for)
     for name, group in groups.items():
         setattr(trainer, name, wrapped[id(group)])
@@ -175,11 +177,11 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, step_for: StepFor) -> list[Pa
 
 def block_savings(job: VerlJob, answer: Any) -> None:
     """Blocks what the workers have answered that blocks a saving, and what needs that saving."""
-    for of_rank in answer.non_tensor_batch.get(BLOCKERS, ()):
-        for saving, blocker in of_rank:
-            job.savings.block(saving, [blocker])
+    for of_rank in answer.non_tensor_batch.get(INCOMPATIBILITIES, ()):
+        for saving, incompatibility in of_rank:
+            job.savings.block(saving, [incompatibility])
     if not job.savings.is_on(PACKER):
-        job.savings.block(SHARING, job.savings.blockers[PACKER])
+        job.savings.block(SHARING, job.savings.incompatibilities[PACKER])
 
 
 def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> str:
@@ -190,7 +192,7 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
     engines = job.engines.items()
     fixes = {role: f"{engine.model_section}.use_remove_padding=False" for role, engine in engines}
-    probe = probe_for_leaks(
+    probe = check_cross_contamination(
         row["position_ids"].shape[:-1],
         shares=job.shares,
         fixes=fixes,

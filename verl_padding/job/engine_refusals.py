@@ -2,8 +2,8 @@
 let pads change rows.
 
 What verl, Megatron or VeOmni refuse by themselves is theirs to say, and what a short row shows,
-that of the probe (``worker/leak_probe.py``). Each check raises a PaddingConfigError that has the
-setting, its value and the fix.
+that of the probe (``worker/cross_contamination.py``). Each check raises a PaddingConfigError that
+has the setting, its value and the fix.
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.attention import FLASH_ATTN, FSDP
-from verl_padding.job.blocker import Blocker, refuse
+from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.model_config import has_linear_attention, n_routed_experts, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import PARALLEL_SIZES, REF_SECTION, RoleEngine, is_lora
 from verl_padding.job.savings import PACKER, SHARING, Savings
-from verl_padding.job.verl_check import saving_blockers
+from verl_padding.job.verl_check import saving_incompatibilities
 
 FLASH_ATTENTION = r"flash_attention_\d+|sdpa|[\w.-]+/[\w.-]*flash-attn[^/:]*"
 """Attentions that transformers runs by one function, which verl replaces: its own, whole kernels of
@@ -54,10 +54,10 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
     """Refuses what the settings of engines show, and blocks savings that these do not admit."""
     strategies = {engine.strategy for engine in engines}
     for saving in (PACKER, SHARING):
-        savings.block(saving, saving_blockers(saving, strategies))
+        savings.block(saving, saving_incompatibilities(saving, strategies))
     if not any(engine.config.use_dynamic_bsz for engine in engines):
         savings.decline(PACKER, _has_fixed_sizes(engines[-1]))
-    savings.block(SHARING, sharing_blockers(engines, savings))
+    savings.block(SHARING, sharing_incompatibilities(engines, savings))
     for engine in engines:
         first = next(each for each in engines if each.strategy == engine.strategy)
         _check_groups_are_equal(first, engine)
@@ -74,28 +74,30 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
             )
 
 
-def sharing_blockers(engines: Iterable[RoleEngine], savings: Savings) -> Iterator[Blocker]:
+def sharing_incompatibilities(
+    engines: Iterable[RoleEngine], savings: Savings
+) -> Iterator[Incompatibility]:
     """What keeps rows of a micro-batch from sharing what they compute."""
     if not savings.is_on(PACKER):
         why = "only the plan keeps rows that share in one micro-batch"
-        yield from savings.blockers[PACKER] or [
-            Blocker("padding.packer=verl", why, "Set it to plan or auto.")
+        yield from savings.incompatibilities[PACKER] or [
+            Incompatibility("padding.packer=verl", why, "Set it to plan or auto.")
         ]
     for engine in engines:
         replay = getattr(getattr(engine.config, "router_replay", None), "mode", "disabled")
         if engine.strategy not in FSDP and replay != "disabled":
             setting = f"{engine.section}.{engine.strategy}.router_replay.mode={replay}"
-            yield Blocker(setting, "routes are kept row by row", "Set it to disabled.")
+            yield Incompatibility(setting, "routes are kept row by row", "Set it to disabled.")
         if not engine.config.use_remove_padding:
             setting = f"{engine.model_section}.use_remove_padding=False"
-            yield Blocker(setting, "only packed rows share", "Set it to True.")
+            yield Incompatibility(setting, "only packed rows share", "Set it to True.")
         if not engine.config.use_dynamic_bsz:
             yield _has_fixed_sizes(engine)
 
 
-def _has_fixed_sizes(engine: RoleEngine) -> Blocker:
+def _has_fixed_sizes(engine: RoleEngine) -> Incompatibility:
     setting = f"{engine.settings['use_dynamic_bsz']}=False"
-    return Blocker(setting, "no micro-batch is cut by tokens", "Set it to True.")
+    return Incompatibility(setting, "no micro-batch is cut by tokens", "Set it to True.")
 
 
 def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
@@ -173,14 +175,14 @@ def _check_megatron(engine: RoleEngine) -> None:
         )
 
 
-def length_blockers(named: str, model: Mapping[str, Any]) -> Iterator[Blocker]:
+def length_incompatibilities(named: str, model: Mapping[str, Any]) -> Iterator[Incompatibility]:
     """What in a model, by its Hugging Face config, keeps a row from sharing with a longer one."""
     if rope := rope_by_length(model):
         why = (
             f"this model turns positions by the length of all that it gets ({rope}), so rows differ"
             " from prefixes"
         )
-        yield Blocker(named, why, "Choose another model, or padding.sharing=off.")
+        yield Incompatibility(named, why, "Choose another model, or padding.sharing=off.")
 
 
 def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngine]) -> None:

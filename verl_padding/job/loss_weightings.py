@@ -4,8 +4,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.blocker import Blocker, refuse
 from verl_padding.job.calls import ACTOR
+from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
 from verl_padding.job.verl_losses import BYPASS, LOSS_MODE, POLICY_LOSSES, PolicyLoss
 from verl_padding.pads.loss_weighting import MEAN_OF_TOKENS, TOKEN_MODES, LossWeighting
@@ -48,7 +48,7 @@ def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
             )
 
 
-def packing_blocker(config: DictConfig) -> Blocker | None:
+def packing_incompatibility(config: DictConfig) -> Incompatibility | None:
     """Why the actor's loss is another one where other rows are in a micro-batch; None if it is not.
 
     verl's own packer decides it then, as in stock verl.
@@ -59,10 +59,10 @@ def packing_blocker(config: DictConfig) -> Blocker | None:
     )
     if not POLICY_LOSSES.get(loss, PolicyLoss()).is_sum:  # verl refuses one that it does not know
         why = "it chooses tokens among all of a micro-batch, and is no sum over rows or tokens"
-        return Blocker(f"{LOSS_MODE}={loss}", why, "Choose another loss.")
+        return Incompatibility(f"{LOSS_MODE}={loss}", why, "Choose another loss.")
     if loss == BYPASS and OmegaConf.select(config, normalize):
         why = "it divides by the mean over the rows of a micro-batch"
-        return Blocker(f"+{normalize}=True", why, "Set it to False.")
+        return Incompatibility(f"+{normalize}=True", why, "Set it to False.")
     return None
 
 
@@ -72,8 +72,8 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
     # The pieces of a session that weighs as one row add up: to a sum over its tokens in these
     # modes, to none of rows.
     is_sum_of_tokens = mode in TOKEN_MODES or (by_session and mode != MEAN_OF_TOKENS)
-    if blocker := packing_blocker(config):
-        why = str(blocker).removesuffix(".")
+    if incompatibility := packing_incompatibility(config):
+        why = str(incompatibility).removesuffix(".")
     elif POLICY_LOSSES.get(loss, PolicyLoss()).is_mean_over_rows and is_sum_of_tokens:
         why = (
             f"{LOSS_MODE}={loss} is a mean over rows, but with {ACTOR_SECTION}.loss_agg_mode={mode}"

@@ -24,5 +24,5 @@ REPEATED_TOKENS = "padding/repeated_tokens/total"
 
 # Of an update or a worker call.
 OPTIMIZER_STEPS = "padding/{update}/optimizer_steps/total"
-LEFT_OUT_ROWS = "padding/{update}/left_out_rows/total"
+DROPPED_ROWS = "padding/{update}/left_out_rows/total"
 CALL_SECONDS = "padding/{call}/seconds"

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.job.blocker import refuse
+from verl_padding.job.incompatibility import refuse
 from verl_padding.job.modes import MODE
 
 FLAG = "padding"

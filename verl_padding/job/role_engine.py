@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.blocker import refuse
+from verl_padding.job.incompatibility import refuse
 from verl_padding.plan.calls import PaddedTo, SyncPoint
 
 ACTOR_SECTION, REF_SECTION = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
@@ -101,11 +101,11 @@ class RoleEngine:
     @property
     def padded_to(self) -> PaddedTo:
         """The length at which the engine computes a row: its own, or that of the longest in its
-        micro-batch or cell."""
+        micro-batch or local mini-batch."""
         if self.config.use_remove_padding:
             return "row"
-        in_cells = self.strategy == "megatron" and self.config.pad_bshd_to_minibatch_max
-        return "cell" if in_cells else "micro_batch"
+        in_local_batches = self.strategy == "megatron" and self.config.pad_bshd_to_minibatch_max
+        return "local_batch" if in_local_batches else "micro_batch"
 
     @property
     def row_multiple(self) -> int:

@@ -1,7 +1,7 @@
 """Which savings a job has, that change none of its results, and what keeps the others off.
 
-All that refuses a saving gives a ``Blocker`` to :meth:`Savings.block`. A saving that the job
-asks for is refused there; one that is ``auto`` stays off, and the blocker is shown.
+All that refuses a saving gives a ``Incompatibility`` to :meth:`Savings.block`. A saving that the
+job asks for is refused there; one that is ``auto`` stays off, and the incompatibility is shown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,8 @@ from typing import Any
 from verl_padding.config import AUTO, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import metric_names as names
-from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import ACTOR
+from verl_padding.job.incompatibility import Incompatibility
 
 PACKER, SHARING = "packer", "sharing"
 ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS = "zero_advantage_rows", "recompute_old_log_probs"
@@ -41,33 +41,35 @@ class Savings:
 
     def __init__(self, padding: PaddingConfig):
         self._values: dict[str, Any] = {name: getattr(padding, name) for name in SAVINGS}
-        self.blockers: dict[str, list[Blocker]] = {name: [] for name in SAVINGS}
+        self.incompatibilities: dict[str, list[Incompatibility]] = {name: [] for name in SAVINGS}
         """What keeps each off, or would if it were asked for."""
         self.limits: dict[str, str] = {}
         """What keeps a saving from saving all that it might."""
 
     def is_on(self, name: str) -> bool:
         """Whether the job has this saving, as far as is known by now."""
-        return self._values[name] in (AUTO, SAVINGS[name].on) and not self.blockers[name]
+        return self._values[name] in (AUTO, SAVINGS[name].on) and not self.incompatibilities[name]
 
     @property
     def on(self) -> list[str]:
         """The savings that the job has."""
         return [name for name in SAVINGS if self.is_on(name)]
 
-    def block(self, name: str, blockers: Iterable[Blocker]) -> None:
+    def block(self, name: str, incompatibilities: Iterable[Incompatibility]) -> None:
         """Turns a saving off; a PaddingConfigError if the job asks for it."""
         # "auto" gives way, and says so in lines(); an explicit value ends the job.
-        for blocker in blockers:
+        for incompatibility in incompatibilities:
             if self._values[name] == SAVINGS[name].on:
-                raise PaddingConfigError(f"padding.{name}={self._values[name]!r}: {blocker}")
-            if blocker not in self.blockers[name]:
-                self.blockers[name].append(blocker)
+                raise PaddingConfigError(
+                    f"padding.{name}={self._values[name]!r}: {incompatibility}"
+                )
+            if incompatibility not in self.incompatibilities[name]:
+                self.incompatibilities[name].append(incompatibility)
 
-    def decline(self, name: str, blocker: Blocker) -> None:
+    def decline(self, name: str, incompatibility: Incompatibility) -> None:
         """Turns off a saving that would have no effect, unless the job asks for it."""
         if self._values[name] != SAVINGS[name].on:
-            self.block(name, [blocker])
+            self.block(name, [incompatibility])
 
     def lines(self) -> list[str]:
         """A line for each saving: on or off, by which settings, and what would have to change."""
@@ -77,8 +79,8 @@ class Savings:
         if self.is_on(name):
             limit = f", {self.limits[name]}" if name in self.limits else ""
             return f"on (padding.{name}={self._values[name]}){limit}"
-        if self.blockers[name]:
-            return "off: " + " ".join(map(str, self.blockers[name]))
+        if self.incompatibilities[name]:
+            return "off: " + " ".join(map(str, self.incompatibilities[name]))
         return f"off: padding.{name}={self._values[name]}. The job allows padding.{name}=auto."
 
 
@@ -90,14 +92,14 @@ def saved_line(totals: Mapping[str, float]) -> str:
     """
     if names.ALL_COMPUTED_TOKENS not in totals:
         return ""
-    shared, idle, passes = (int(totals.get(name, 0)) for name in names.SAVED_TOKENS)
-    saved = shared + idle + passes
+    shared, zero_advantage, passes = (int(totals.get(name, 0)) for name in names.SAVED_TOKENS)
+    saved = shared + zero_advantage + passes
     of = saved + int(totals[names.ALL_COMPUTED_TOKENS])
-    rows = int(totals.get(names.LEFT_OUT_ROWS.format(update=ACTOR), 0))
+    rows = int(totals.get(names.DROPPED_ROWS.format(update=ACTOR), 0))
     n_passes = int(totals.get(names.SAVED_PASSES, 0))
     parts = {
         "shared": shared,
-        f"in {rows:,} skipped rows": idle,
+        f"in {rows:,} skipped rows": zero_advantage,
         f"in {n_passes:,} skipped passes": passes,
     }
     details = ", ".join(f"{tokens:,} {what}" for what, tokens in parts.items() if tokens)

@@ -19,7 +19,7 @@ def check_workers_get_it(config: Any) -> None:
     import ray
     from omegaconf import OmegaConf
 
-    from verl_padding.job.blocker import refuse
+    from verl_padding.job.incompatibility import refuse
 
     given = (OmegaConf.select(config, FOR_WORKERS), os.environ.get(VARIABLE))
     if VENDOR not in given and not ray.is_initialized():

@@ -9,7 +9,7 @@ from functools import cache
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.job.blocker import Blocker, refuse
+from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.savings import SAVINGS
 from verl_padding.job.verl_facts import FACTS, VISION, Fact
 from verl_padding.job.verl_source import VerlSource, installed_verl
@@ -56,11 +56,11 @@ def check_vision(model: str) -> None:
             refuse(model, line, FIX)
 
 
-def saving_blockers(saving: str, strategies: Collection[str]) -> Iterator[Blocker]:
+def saving_incompatibilities(saving: str, strategies: Collection[str]) -> Iterator[Incompatibility]:
     """What a saving needs of verl and does not find, in a job with engines of these strategies."""
     for fact, line in _missing(strategies):
         if fact.needed_by == f"padding.{saving}":
-            yield Blocker(f"verl=={installed_verl().version}", line, FIX)
+            yield Incompatibility(f"verl=={installed_verl().version}", line, FIX)
 
 
 def untried_verl() -> str:

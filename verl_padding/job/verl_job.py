@@ -13,11 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import FSDP
-from verl_padding.job.blocker import refuse
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.job.engine_refusals import check_engines, check_model, length_blockers
-from verl_padding.job.left_out import old_log_prob_blockers, zero_advantage_blockers
-from verl_padding.job.loss_weightings import packing_blocker
+from verl_padding.job.engine_refusals import check_engines, check_model, length_incompatibilities
+from verl_padding.job.incompatibilities import (
+    old_log_prob_incompatibilities,
+    zero_advantage_incompatibilities,
+)
+from verl_padding.job.incompatibility import refuse
+from verl_padding.job.loss_weightings import packing_incompatibility
 from verl_padding.job.megatron_forks import fork_limit
 from verl_padding.job.model_config import (
     BRANCHING_LAYERS,
@@ -92,18 +95,20 @@ class VerlJob:
     def _block_what_is_needed(self) -> None:
         """Blocks the savings that change the job's losses, or leave out what they or estimators
         need."""
-        if blocker := packing_blocker(self.config):
+        if incompatibility := packing_incompatibility(self.config):
             for saving in (PACKER, SHARING):
-                self.savings.block(saving, [blocker])
+                self.savings.block(saving, [incompatibility])
         sections = {engine.model_section for engine in self.engines.values()}
         models = (OmegaConf.select(self.config, section) for section in sections)
         job = self.step_job(with_costs=all(folder_here(config_path(model)) for model in models))
-        needed = old_log_prob_blockers(self.config, job, local_updates=self.parameter_sync_step)
-        self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_blockers(self.config))
+        needed = old_log_prob_incompatibilities(
+            self.config, job, local_updates=self.parameter_sync_step
+        )
+        self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_incompatibilities(self.config))
         self.savings.block(OLD_LOG_PROBS, needed)
 
     @property
-    def leaves_out_old_log_probs(self) -> bool:
+    def skips_old_log_probs(self) -> bool:
         """Whether an update takes its own log-probs for the old policy's, without a pass before
         it."""
         return self.savings.is_on(OLD_LOG_PROBS)
@@ -158,7 +163,7 @@ class VerlJob:
             models[CRITIC_MODEL] = read_model_config(self.config, CRITIC_MODEL, fetched=fetched)
         for section, model in models.items():
             named = f"{section}.path={OmegaConf.select(self.config, section).path}"
-            self.savings.block(SHARING, length_blockers(named, model))
+            self.savings.block(SHARING, length_incompatibilities(named, model))
             # The actor's first, whose sizes its reference takes where it has none of its own.
             check_model(named, model, self._engines_of(section)[::-1])
         if self.has_vision:
@@ -297,7 +302,7 @@ class VerlJob:
             prompts_per_mini_batch=role.ppo_mini_batch_size,
             mini_batch_setting=f"{engine.section}.ppo_mini_batch_size",
             shuffle=bool(role.shuffle),
-            skips_idle=name == ACTOR and self.skips_zero_advantage_rows,
+            drops_zero_advantage=name == ACTOR and self.skips_zero_advantage_rows,
             **fields,
         )
 
@@ -307,7 +312,7 @@ class VerlJob:
         critic, ref = "critic" in self.engines, "ref" in self.engines
         # A LoRA actor without its adapter is its own reference: verl then calls the actor's
         # log-prob pass.
-        log_prob = not bypass and not self.leaves_out_old_log_probs
+        log_prob = not bypass and not self.skips_old_log_probs
         log_prob = log_prob or (has_reference(self.config) and not ref)
         made = {ACTOR: updates_actor, CRITIC: critic, VALUES: critic, LOG_PROB: log_prob, REF: ref}
         return [call for call, is_made in made.items() if is_made]

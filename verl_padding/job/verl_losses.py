@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.job.blocker import refuse
+from verl_padding.job.incompatibility import refuse
 
 LOSS_MODE, ESTIMATOR = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.adv_estimator"
 BYPASS = "bypass_mode"

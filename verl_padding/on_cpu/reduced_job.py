@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from verl_padding import configs
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.blocker import refuse
 from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.job.incompatibility import refuse
 from verl_padding.record.run_files import ROLLOUTS
 
 # merged in this order

@@ -44,7 +44,7 @@ class PaddedBatch:
     what its agent loop says. ``branches`` says whether rows share tokens before they part, or whole
     beginnings alone; None where they share nothing. ``timed`` says whether the workers time
     micro-batches, ``own_old_log_probs`` which update takes its own log-probs for those of the old
-    policy, ``skips_idle`` which one may leave rows out.
+    policy, ``drops_zero_advantage`` which one may leave rows out.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PaddedBatch:
         branches: bool | None = None,
         timed: bool = False,
         own_old_log_probs: str | None = None,
-        skips_idle: str | None = None,
+        drops_zero_advantage: str | None = None,
     ):
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
         self.batch = rows_like(batch, batch.keys, batch.tags)
@@ -69,9 +69,12 @@ class PaddedBatch:
         self.pad_length = template.length
         self._template = template
         self._denominator, self._branches, self._timed = denominator, branches, timed
-        self._own_old_log_probs, self._skips_idle = own_old_log_probs, skips_idle
-        leaving_out = {call for call, layout in plan.layouts.items() if any(layout.left_out)}
-        assert leaving_out <= {skips_idle}, (
+        self._own_old_log_probs, self._drops_zero_advantage = (
+            own_old_log_probs,
+            drops_zero_advantage,
+        )
+        leaving_out = {call for call, layout in plan.layouts.items() if any(layout.dropped)}
+        assert leaving_out <= {drops_zero_advantage}, (
             f"{leaving_out} would divide by the rows that they compute"
         )
         self._source = SourceRows(self.batch)
@@ -115,7 +118,7 @@ class PaddedBatch:
         """The rows of an update, with what the loss must know of each mini-batch.
 
         A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
-        ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the cells of
+        ``mini_batch_size`` and ``shuffle`` (``worker/padded_engine.py``): the local mini-batches of
         one mini-batch alone are of one size.
         """
         layout = self.plan.layouts[call]
@@ -130,7 +133,7 @@ class PaddedBatch:
             self._trained_tokens_R,
             self.loss_tokens_R,
             by_rows=self._denominator == "rows",
-            leaves_out=call == self._skips_idle,
+            leaves_out=call == self._drops_zero_advantage,
         )
         steps *= batch.extra_info.get("epochs", 1)
         takes_own = call == self._own_old_log_probs and not self.has_old_log_probs()
@@ -200,7 +203,7 @@ class PaddedBatch:
         assert sorted(batch.keys) == sorted(self.batch.keys), (
             "the batch changed between plan and worker call"
         )
-        layout, forest = self.plan.layouts[call], self.plan.forest
+        layout, tries = self.plan.layouts[call], self.plan.tries
         # The trainer may have reordered its batch, and changed its tags, since it was planned.
         keys = [*batch.keys, *self.pads.keys]
         tag_of = dict(zip(keys, [*batch.tags, *self.pads.tags], strict=True))
@@ -217,7 +220,7 @@ class PaddedBatch:
         rows.extra_info[CALL] = PlannedCall(
             layout=layout,
             branches=self._branches,
-            position_R=forest.dfs_position_R.tolist() if shares and forest is not None else (),
+            position_R=tries.dfs_position_R.tolist() if shares and tries is not None else (),
             timed_as=name if self._timed else None,
             **of_update,
         )

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.plan import Layout
-from verl_padding.plan.layout import Cell
+from verl_padding.plan.layout import RowNumbers
 
 CALL = "planned_call"
 """Key of a call's ``extra_info``, and so of its rows: the :class:`PlannedCall`."""
@@ -24,7 +24,7 @@ MINI_BATCH = "mini_batch"
 class MiniBatch:
     """What an optimizer step must know of its mini-batch, over all ranks."""
 
-    cells: tuple[Cell, ...]
+    local_batches: tuple[RowNumbers, ...]
     """Row numbers of each rank."""
     rows_with_loss: int | None
     """Rows that have a token with a loss, by their ``loss_mask``, left out or not; None where
@@ -72,7 +72,7 @@ class PlannedCall:
         """The mini-batch of an optimizer step with these rows; a PaddingDataError if they are not
         those that are next: verl would train on wrong ones."""
         rows = tuple(read_column(data, BATCH_ROW).tolist())
-        if not self.steps or rows not in self.steps[0].cells:
+        if not self.steps or rows not in self.steps[0].local_batches:
             raise PaddingDataError(
                 f"an optimizer step has {len(rows)} rows, and not those of the plan's next "
                 "mini-batch: verl's workers do not cut a batch as verl 0.9.1 does. Train with "
@@ -85,9 +85,11 @@ class PlannedCall:
         PaddingDataError if they are not in the plan's order."""
         # Micro-batches (3, 5) and (8,) of a rank are at the places 0 1 and 2.
         rows = tuple(read_column(data, BATCH_ROW).tolist())
-        for rows_DK, cells in zip(self.layout.rows_MDK, self.layout.cells, strict=True):
-            if rows in cells:
-                ends = accumulate(map(len, rows_DK[cells.index(rows)]), initial=0)
+        for rows_DK, local_batches in zip(
+            self.layout.rows_MDK, self.layout.local_batches, strict=True
+        ):
+            if rows in local_batches:
+                ends = accumulate(map(len, rows_DK[local_batches.index(rows)]), initial=0)
                 return [list(range(begin, end)) for begin, end in pairwise(ends)]
         raise PaddingDataError(
             f"rows {rows[:8]}.. on one rank: not in the plan's order, so rows were lost or moved. "
@@ -121,16 +123,19 @@ def mini_batches(
         leaves_out: whether the update may leave rows out.
     """
     found = []
-    for cells, rows in zip(layout.cells, layout.rows_M, strict=True):
+    for local_batches, rows in zip(layout.local_batches, layout.rows_M, strict=True):
         trained_DC = [
-            [trained_tokens_R[row] for row in cell if row < layout.n_rows] for cell in cells
+            [trained_tokens_R[row] for row in local_batch if row < layout.n_rows]
+            for local_batch in local_batches
         ]
         found.append(
             MiniBatch(
-                cells=cells,
+                local_batches=local_batches,
                 rows_with_loss=sum(tokens_R[row] > 0 for row in rows) if by_rows else None,
                 trained_tokens=sum(map(sum, trained_DC)),
-                trained_rows=sum(tokens > 0 for cell in trained_DC for tokens in cell),
+                trained_rows=sum(
+                    tokens > 0 for local_batch in trained_DC for tokens in local_batch
+                ),
                 reporting_ranks=sum(map(any, trained_DC)),
                 all_loss_tokens=sum(tokens_R[row] for row in rows) if leaves_out else None,
                 all_trained_tokens=sum(trained_tokens_R[row] for row in rows)
@@ -148,6 +153,6 @@ def cut_into(layout: Layout) -> dict[str, Any]:
     ..}``. A DataLoader takes that only beside a batch size of 1, and verl's is the rows over
     ``num_mini_batch``.
     """
-    ends = [0, *accumulate(layout.cell_rows_M)]
+    ends = [0, *accumulate(layout.local_batch_rows_M)]
     sampler = [range(begin, end) for begin, end in pairwise(ends)]
     return {"num_mini_batch": ends[-1], "dataloader_kwargs": {"batch_sampler": sampler}}

@@ -1,4 +1,4 @@
-"""Plans which row goes to which mini-batch, rank and micro-batch, and how many pads fill each cell.
+"""Plans which row goes to which mini-batch, rank and micro-batch, and how many pads fill them.
 
 May import: errors.
 

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from verl_padding.plan.forest import Forest
 from verl_padding.plan.job import Packer, Sharing
 from verl_padding.plan.layout import Layout
+from verl_padding.plan.prefix_tries import PrefixTries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class BatchPlan:
     """Layout of each update and inference pass of the job, by its name."""
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
     """Figures of each layout, by its name."""
-    forest: Forest | None = None
+    tries: PrefixTries | None = None
     """How far the rows begin alike, if it is known."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""

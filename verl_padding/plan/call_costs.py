@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 
 MICRO_BATCH_OVERHEAD_TOKENS = 256
 """Handling a micro-batch (parameters are gathered, kernels started, mostly beside other work)
@@ -42,7 +42,7 @@ class CallCosts:
     """Cost of a row by its tokens."""
     pad_tokens: int
     """Tokens of a pad."""
-    forest: Forest | None = None
+    tries: PrefixTries | None = None
     """What rows share, if it is computed once where they are in one micro-batch; else None."""
 
     @property
@@ -86,8 +86,8 @@ class CallCosts:
         """Micro-batch, tokens and cost of all that is computed of rows in several of them, one
         after the other."""
         start_I = np.zeros_like(rows)
-        if self.forest is not None:
-            at, start_I = self.forest.segments(rows, batch_I)
+        if self.tries is not None:
+            at, start_I = self.tries.segments(rows, batch_I)
             rows, batch_I = rows[at], batch_I[at]
         return batch_I, self.tokens_R[rows] - start_I, self.suffix_cost(rows, start_I)
 
@@ -123,7 +123,7 @@ class CallCosts:
             else:
                 largest_B = np.where(pads_B > 0, pad, 0)
                 np.maximum.at(largest_B, batch_I, each_I)
-                if self.call.padded_to == "cell":
+                if self.call.padded_to == "local_batch":
                     largest_D = largest_B.reshape(shape).max(axis=1, initial=0)
                     largest_B = largest_D.repeat(shape[1])
                 load_B = n_rows_B * largest_B
@@ -134,12 +134,12 @@ class CallCosts:
         """Tokens (D, K) that micro-batches take of the token budget: the ``tokens_DK`` that are
         computed, but of a row that parts from another a whole multiple, and ``min_branch_tokens``
         at least."""
-        if self.forest is None or not self._uses_more:
+        if self.tries is None or not self._uses_more:
             return tokens_DK
         numbers, batch_I = flatten_micro_batches(rows_DK)
         is_real_I = numbers < self.n_rows
         rows, batch_I = numbers[is_real_I], batch_I[is_real_I]
-        at, start_I = self.forest.segments(rows, batch_I)
+        at, start_I = self.tries.segments(rows, batch_I)
         own_I = self.tokens_R[rows[at]] - start_I
         used_B = tokens_DK.flatten()
         np.add.at(used_B, batch_I[at], self.used_by_rows(own_I, start_I > 0) - own_I)

@@ -8,7 +8,7 @@ from verl_padding.plan.cost import CostModel
 from verl_padding.plan.errors import PlanError
 
 SyncPoint = Literal["mini_batch", "micro_batch"]
-PaddedTo = Literal["row", "micro_batch", "cell"]
+PaddedTo = Literal["row", "micro_batch", "local_batch"]
 OptimizerSteps = Literal["configured", "by_rows"]
 
 
@@ -23,8 +23,8 @@ class Call:
     micro_batch_rows: int = 1
     """Rows of a micro-batch if micro-batches are cut by rows; unused with a token budget."""
     micro_batch_multiple: int = 1
-    """The number of micro-batches of a cell must be a multiple of this, as a virtual pipeline
-    requires."""
+    """The number of micro-batches of a local mini-batch must be a multiple of this, as a virtual
+    pipeline requires."""
     has_pipeline: bool = False
     """Whether micro-batches go through a pipeline, which the smallest fill and drain; else the
     largest comes first."""
@@ -33,15 +33,15 @@ class Call:
     mini-batch."""
     padded_to: PaddedTo = "row"
     """The length that a row is computed with: its own (the engine packs rows), or that of the
-    longest in its micro-batch or cell. If rows are padded, the token budget counts all that a
-    micro-batch computes."""
+    longest in its micro-batch or local mini-batch. If rows are padded, the token budget counts all
+    that a micro-batch computes."""
     bucket_tokens: int = 1
     """An engine that packs rows rounds a micro-batch up to a multiple of this many tokens."""
     token_multiple: int = 1
     """An engine that packs rows rounds the length of each, or of its segment, up to a multiple of
     this many tokens, as ranks that share a row want it."""
     min_branch_tokens: int = 0
-    """Rows of a tree that part take as much of the token budget each, however few of their tokens
+    """Rows of a trie that part take as much of the token budget each, however few of their tokens
     are computed: linear attention keeps a state of each piece between two places where rows part.
     """
     cost_model: CostModel | None = None
@@ -63,16 +63,16 @@ class Call:
             check_at_least_one(self, "token_budget")
 
     @property
-    def cell_multiple(self) -> int:
-        """The rows of a cell are a multiple of this, so that they fill whole micro-batches, or
-        enough of them."""
+    def local_batch_multiple(self) -> int:
+        """The rows of a local mini-batch are a multiple of this, so that they fill whole
+        micro-batches, or enough of them."""
         rows = self.micro_batch_rows if self.token_budget is None else 1
         return rows * self.micro_batch_multiple
 
-    def min_cell_rows(self, n_rows: int) -> int:
-        """Rows of the smallest cells that hold ``n_rows``: an even share, rounded up to the cell's
-        multiple."""
-        return -(-n_rows // (self.dp_size * self.cell_multiple)) * self.cell_multiple
+    def min_local_batch_rows(self, n_rows: int) -> int:
+        """Rows of the smallest local mini-batches that hold ``n_rows``: an even share, rounded up
+        to the local mini-batch's multiple."""
+        return -(-n_rows // (self.dp_size * self.local_batch_multiple)) * self.local_batch_multiple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,9 @@ class Update(Call):
     shuffle: bool = False
     """Whether mini-batches are cut from a permutation drawn with the job's seed, not in the order
     of the batch."""
-    skips_idle: bool = False
-    """Whether idle rows (``Rows.idle``) are left out of the mini-batches once these are cut."""
+    drops_zero_advantage: bool = False
+    """Whether zero-advantage rows (``Rows.zero_advantage``) are left out of the mini-batches once
+    these are cut."""
     mini_batch_setting: str = "prompts_per_mini_batch"
     """Setting of ``prompts_per_mini_batch``, for messages."""
 

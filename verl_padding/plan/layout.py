@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
-Cell = tuple[int, ...]
+RowNumbers = tuple[int, ...]
 RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
 """Row numbers of each micro-batch, by mini-batch and rank; numbers from that of real rows on are
 pads."""
@@ -20,22 +20,24 @@ class Layout:
 
     n_rows: int
     """Real rows of the batch: they are numbered from 0, and ``n_rows + j`` is pad ``j``."""
-    rows_MDK: tuple[tuple[tuple[Cell, ...], ...], ...]
+    rows_MDK: tuple[tuple[tuple[RowNumbers, ...], ...], ...]
     """Row numbers of each micro-batch, by mini-batch and rank. The ranks of a mini-batch have
     equally many rows, and equally many micro-batches of one row or more."""
     is_cut: bool = True
-    """Whether the plan cuts micro-batches. If verl's packer does, in the workers, each cell is one
-    here."""
+    """Whether the plan cuts micro-batches. If verl's packer does, in the workers, each local
+    mini-batch is one here."""
     by_tokens: bool = False
     """Whether micro-batches were cut by their tokens."""
-    left_out: tuple[Cell, ...] = ()
-    """Real rows of each mini-batch that are in no cell, since they add nothing to its gradient;
-    none if all are in."""
+    dropped: tuple[RowNumbers, ...] = ()
+    """Real rows of each mini-batch that are in no local mini-batch, since they add nothing to its
+    gradient; none if all are in."""
 
     def __post_init__(self) -> None:
-        for rows_DK, size in zip(self.rows_MDK, self.cell_rows_M, strict=True):
+        for rows_DK, size in zip(self.rows_MDK, self.local_batch_rows_M, strict=True):
             n_rows_DK = [[*map(len, rows_K)] for rows_K in rows_DK]
-            assert [*map(sum, n_rows_DK)] == [size] * self.dp_size, f"cells of {n_rows_DK} rows"
+            assert [*map(sum, n_rows_DK)] == [size] * self.dp_size, (
+                f"local mini-batches of {n_rows_DK} rows"
+            )
             assert len(set(map(len, n_rows_DK))) == 1, f"micro-batches of {n_rows_DK} rows"
             # Workers count micro-batches by their rows: one without any would be on other ranks
             # alone, and these would wait for it.
@@ -47,7 +49,9 @@ class Layout:
         # Two mini-batches, whose micro-batches of rank 0 are (0, 1) (2) and (5), become one with
         # (0, 1) (2) (5).
         by_rank = zip(*self.rows_MDK, strict=True)
-        return self._with_micro_batches([[*chain.from_iterable(cells)] for cells in by_rank])
+        return self._with_micro_batches(
+            [[*chain.from_iterable(local_batches)] for local_batches in by_rank]
+        )
 
     def concat(self, other: Layout) -> Layout:
         """The micro-batches of this layout of one mini-batch, and after them those of another one
@@ -60,7 +64,7 @@ class Layout:
         held = zip(self.rows_MDK[0], behind_DK, strict=True)
         return self._with_micro_batches([[*first, *behind] for first, behind in held])
 
-    def _with_micro_batches(self, rows_DK: list[list[Cell]]) -> Layout:
+    def _with_micro_batches(self, rows_DK: list[list[RowNumbers]]) -> Layout:
         """A layout of one mini-batch with these micro-batches, whose pads are numbered anew."""
         in_order = chain.from_iterable(chain.from_iterable(rows_DK))
         pads = sorted(row for row in in_order if row >= self.n_rows)
@@ -69,7 +73,7 @@ class Layout:
             tuple(tuple(number.get(row, row) for row in rows) for rows in rows_K)
             for rows_K in rows_DK
         )
-        return replace(self, rows_MDK=(rows_MDK,), left_out=())
+        return replace(self, rows_MDK=(rows_MDK,), dropped=())
 
     @property
     def n_micro_batches(self) -> int | None:
@@ -88,17 +92,17 @@ class Layout:
         return len(self.rows_MDK[0])
 
     @cached_property
-    def cells(self) -> tuple[tuple[Cell, ...], ...]:
-        """Row numbers of each cell, by mini-batch and rank."""
+    def local_batches(self) -> tuple[tuple[RowNumbers, ...], ...]:
+        """Row numbers of each local mini-batch, by mini-batch and rank."""
         return tuple(
             tuple(tuple(chain.from_iterable(rows_K)) for rows_K in rows_DK)
             for rows_DK in self.rows_MDK
         )
 
     @cached_property
-    def cell_rows_M(self) -> tuple[int, ...]:
-        """Rows of the cells of each mini-batch, pads among them."""
-        return tuple(len(cells_D[0]) for cells_D in self.cells)
+    def local_batch_rows_M(self) -> tuple[int, ...]:
+        """Rows of the local mini-batches of each mini-batch, pads among them."""
+        return tuple(len(local_batches_D[0]) for local_batches_D in self.local_batches)
 
     @cached_property
     def n_pads(self) -> int:
@@ -112,18 +116,21 @@ class Layout:
         verl cuts the batch into equal chunks, one a rank: for two mini-batches ((0, 1), (2, 3)) and
         ((4,), (5,)) on two ranks the order is 0 1 4 2 3 5.
         """
-        by_rank = zip(*self.cells, strict=True)
-        return tuple(row for cells in by_rank for cell in cells for row in cell)
+        by_rank = zip(*self.local_batches, strict=True)
+        return tuple(
+            row for local_batches in by_rank for local_batch in local_batches for row in local_batch
+        )
 
     @cached_property
-    def rows_M(self) -> tuple[Cell, ...]:
+    def rows_M(self) -> tuple[RowNumbers, ...]:
         """Real rows of each mini-batch, over all ranks, also those that are left out."""
         # Denominators and weights are those of all rows of a step, computed or not.
-        left_out_M = self.left_out or ((),) * self.n_mini_batches
+        dropped_M = self.dropped or ((),) * self.n_mini_batches
         held_M = (
-            [row for cell in cells_D for row in cell if row < self.n_rows] for cells_D in self.cells
+            [row for local_batch in local_batches_D for row in local_batch if row < self.n_rows]
+            for local_batches_D in self.local_batches
         )
-        return tuple((*held, *left_out) for held, left_out in zip(held_M, left_out_M, strict=True))
+        return tuple((*held, *dropped) for held, dropped in zip(held_M, dropped_M, strict=True))
 
     @cached_property
     def real_rows_M(self) -> tuple[int, ...]:

@@ -64,8 +64,9 @@ def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]
     at each, and 1,000 where they do so once.
 
     Args:
-        rows_MDK: all ranks of a step have equally many micro-batches. If the workers cut the cells,
-            each cell is one micro-batch here.
+        rows_MDK: all ranks of a step have equally many micro-batches. If the workers cut the local
+        mini-batches,
+            each local mini-batch is one micro-batch here.
         costs: the call's.
     """
     return [_step_cost(rows_DK, costs) for rows_DK in rows_MDK]
@@ -83,7 +84,7 @@ def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> 
         tokens=real_tokens + n_pads * costs.pad_tokens,
         real_tokens=real_tokens,
         computed_tokens=real_tokens
-        if costs.forest is None
+        if costs.tries is None
         else int(tokens_DK.sum()) - n_pads * costs.pad_tokens,
         cost=int(load_DK.sum()),
         micro_batches=load_DK.shape[1],

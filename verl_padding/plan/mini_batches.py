@@ -22,33 +22,33 @@ class MiniBatches:
 
     rows_M: list[list[int]]
     """Numbers of the real rows of each mini-batch that are computed; none is empty."""
-    left_out_M: list[tuple[int, ...]] = field(default_factory=list)
+    dropped_M: list[tuple[int, ...]] = field(default_factory=list)
     """Those that are not, of each mini-batch; empty if all are."""
     mini_batch_rows: int | None = None
     """Rows of a mini-batch, pads among them, if the strategy fixes their number."""
     warning: str | None = None
     """Why there are fewer optimizer steps than configured."""
 
-    def without(self, idle: Sequence[int]) -> Self:
-        """The same mini-batches, of which ``idle`` rows are left out.
+    def without(self, zero_advantage: Sequence[int]) -> Self:
+        """The same mini-batches, of which ``zero_advantage`` rows are left out.
 
-        One of idle rows alone keeps the first of them: its optimizer step happens all the same, and
-        logs what it logs.
+        One of zero-advantage rows alone keeps the first of them: its optimizer step happens all the
+        same, and logs what it logs.
 
         >>> MiniBatches(rows_M=[[0, 1], [2, 3]]).without([1, 3, 2])
-        MiniBatches(rows_M=[[0], [3]], left_out_M=[(1,), (2,)], mini_batch_rows=None, warning=None)
+        MiniBatches(rows_M=[[0], [3]], dropped_M=[(1,), (2,)], mini_batch_rows=None, warning=None)
         """
-        if not idle:
+        if not zero_advantage:
             return self
-        place = {row: number for number, row in enumerate(idle)}
+        place = {row: number for number, row in enumerate(zero_advantage)}
         rows_M = []
         for rows in self.rows_M:
             rows_M.append(
                 [row for row in rows if row not in place] or [min(rows, key=place.__getitem__)]
             )
         kept = {row for rows in rows_M for row in rows}
-        left_out_M = [tuple(row for row in rows if row not in kept) for rows in self.rows_M]
-        return replace(self, rows_M=rows_M, left_out_M=left_out_M, mini_batch_rows=None)
+        dropped_M = [tuple(row for row in rows if row not in kept) for rows in self.rows_M]
+        return replace(self, rows_M=rows_M, dropped_M=dropped_M, mini_batch_rows=None)
 
 
 def cut_evenly(

@@ -13,7 +13,7 @@ from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import score_layout
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing import fill_cells
+from verl_padding.plan.packing import fill_local_batches
 from verl_padding.plan.plural import plural
 from verl_padding.plan.rows import Rows
 from verl_padding.plan.strategies import STRATEGIES
@@ -33,7 +33,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     >>> calls = {"updates": {"actor": actor}, "inference": {}}
     >>> job = Job(strategy="prompt", prompts=2, sessions_per_prompt=1, **calls)
     >>> # Two short rows against the long row and pad 0:
-    >>> plan_batch(rows, job).layouts["actor"].cells
+    >>> plan_batch(rows, job).layouts["actor"].local_batches
     (((0, 1), (2, 3)),)
 
     Raises:
@@ -72,7 +72,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         sharing=job.sharing,
         layouts=layouts,
         figures=figures,
-        forest=rows.forest,
+        tries=rows.tries,
         warnings=tuple(cut.warning for cut in cuts.values() if cut.warning),
         hint=_hint(rows, job, layouts),
     )
@@ -89,7 +89,7 @@ def _whole_batch(rows: Rows, cuts: Iterable[MiniBatches]) -> MiniBatches:
 def _cut(rows: Rows, job: Job, name: str) -> MiniBatches:
     """The mini-batches of an update, without the rows that it leaves out."""
     cut = STRATEGIES[job.strategy].cut(rows, job, name)
-    return cut.without(rows.idle) if job.updates[name].skips_idle else cut
+    return cut.without(rows.zero_advantage) if job.updates[name].drops_zero_advantage else cut
 
 
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
@@ -117,10 +117,14 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout |
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of
     what it leaves out."""
     if reused is None:
-        return replace(fill_cells(costs, packer, cut), left_out=tuple(cut.left_out_M))
+        return replace(fill_local_batches(costs, packer, cut), dropped=tuple(cut.dropped_M))
     layout = reused.flatten_for_pass()
-    rest = sorted(row for rows in reused.left_out for row in rows)
-    return layout.concat(fill_cells(costs, packer, MiniBatches(rows_M=[rest]))) if rest else layout
+    rest = sorted(row for rows in reused.dropped for row in rows)
+    return (
+        layout.concat(fill_local_batches(costs, packer, MiniBatches(rows_M=[rest])))
+        if rest
+        else layout
+    )
 
 
 def reuses_layout_of(job: Job, call: Call) -> str | None:
@@ -130,12 +134,12 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     ranks and token budget. They may differ in what rows cost, and in where ranks synchronize: an
     engine may reduce gradients in every micro-batch, and nothing in a pass. Micro-batches of a
     fixed number of rows are not taken over: those of small mini-batches are full of pads. Nor are
-    those whose rows are padded to the longest one of their cell, which for a pass holds all
-    mini-batches.
+    those whose rows are padded to the longest one of their local mini-batch, which for a pass holds
+    all mini-batches.
     """
     if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
         return None
-    if call.padded_to == "cell" or job.packer == "verl" or call.token_budget is None:
+    if call.padded_to == "local_batch" or job.packer == "verl" or call.token_budget is None:
         return None
     update = job.updates[call.as_update]
     of_call, of_update = (
@@ -150,16 +154,16 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     What rows share is not computed once where micro-batches are cut by rows, nor where the engine
     pads rows to the longest one beside them.
     """
-    forest = rows.forest
-    if forest is not None and not job.may_branch:
-        forest = forest.whole_beginnings()
+    tries = rows.tries
+    if tries is not None and not job.may_branch:
+        tries = tries.whole_beginnings()
     shares = job.sharing == "on" and call.token_budget is not None and call.padded_to == "row"
     return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
         cost_model=job.cost_model_of(call),
         pad_tokens=job.pad_tokens,
-        forest=forest if shares and forest is not None and forest.has_shared_tokens else None,
+        tries=tries if shares and tries is not None and tries.has_shared_tokens else None,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_padding.plan.errors import PlanError
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import KEY_FORM, parts_of_key
 
 MAX_TOKENS = 1 << 26
@@ -26,12 +26,12 @@ class Rows:
     """Prompt (``uid``) that each row answers."""
     tokens_R: tuple[int, ...]
     """Tokens of prompt and response together."""
-    forest: Forest | None = None
+    tries: PrefixTries | None = None
     """How far rows begin alike, as far as an engine may compute it once; None if it is not
     known."""
-    idle: tuple[int, ...] = ()
-    """Numbers of rows that add nothing to the gradient of an update with ``skips_idle``. Of a
-    mini-batch of such rows alone, the one that comes first here is computed."""
+    zero_advantage: tuple[int, ...] = ()
+    """Numbers of rows that add nothing to the gradient of an update with ``drops_zero_advantage``.
+    Of a mini-batch of such rows alone, the one that comes first here is computed."""
 
     def __post_init__(self) -> None:
         columns = self.key_R, self.prompt_R, self.tokens_R
@@ -46,8 +46,8 @@ class Rows:
                     f"row {key!r} has {tokens!r} tokens: a whole number from 1 to {MAX_TOKENS} is "
                     "needed"
                 )
-        assert len(set(self.idle)) == len(self.idle), "each row once"
-        assert set(self.idle) <= set(range(len(self))), "rows of the batch"
+        assert len(set(self.zero_advantage)) == len(self.zero_advantage), "each row once"
+        assert set(self.zero_advantage) <= set(range(len(self))), "rows of the batch"
 
     def __len__(self) -> int:
         return len(self.key_R)
@@ -57,15 +57,15 @@ class Rows:
         cls,
         keys: Iterable[str],
         tokens: Iterable[int | np.integer],
-        forest: Forest | None = None,
-        idle: Iterable[int] = (),
+        tries: PrefixTries | None = None,
+        zero_advantage: Iterable[int] = (),
     ) -> Rows:
         """Reads prompts from keys of the form ``{uid}_{session}_{index}``.
 
         Args:
             tokens: tokens of each row: Python's integers or NumPy's.
-            forest: how far rows begin alike.
-            idle: rows that add nothing to a gradient, see ``idle``.
+            tries: how far rows begin alike.
+            zero_advantage: rows that add nothing to a gradient, see ``zero_advantage``.
 
         >>> Rows.from_keys(["math_7_0_1"], [512]).prompt_R
         ('math_7',)
@@ -89,6 +89,6 @@ class Rows:
             prompt_R=tuple(prompt_R),
             # Anything but a whole number is refused with its key.
             tokens_R=tuple(int(n) if isinstance(n, np.integer) else n for n in tokens),
-            forest=forest,
-            idle=tuple(idle),
+            tries=tries,
+            zero_advantage=tuple(zero_advantage),
         )

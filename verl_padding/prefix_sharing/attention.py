@@ -1,10 +1,10 @@
-"""Attention of the segments of a tree: queries are a segment's tokens, keys and values those of its
+"""Attention of the segments of a trie: queries are a segment's tokens, keys and values those of its
 whole path.
 
-Nothing else of a model knows of the tree, for every other layer computes each token by itself.
+Nothing else of a model knows of the trie, for every other layer computes each token by itself.
 transformers' entries for flash attention are wrapped, ours by torch among them; an attention module
-whose attribute :data:`TREE` is set follows that tree. verl's fused forward drops arguments that it
-does not know, so the tree is no argument of the model.
+whose attribute :data:`TRIE` is set follows that trie. verl's fused forward drops arguments that it
+does not know, so the trie is no argument of the model.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from verl_padding.prefix_sharing.tree import TREE, PrefixTree
+from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie
 
 ENTRIES = ("flash_attention_2", "flash_attention_3")
-"""Attentions of transformers that follow a tree, as ours does (``worker/packed_attention.py``)."""
+"""Attentions of transformers that follow a trie, as ours does (``worker/packed_attention.py``)."""
 
 
 class GatherTokens(torch.autograd.Function):
@@ -61,7 +61,7 @@ def patch_attention() -> None:
 
     for name in ENTRIES:
         if name in ALL_ATTENTION_FUNCTIONS:
-            ALL_ATTENTION_FUNCTIONS[name] = hand_tree_on(ALL_ATTENTION_FUNCTIONS[name])
+            ALL_ATTENTION_FUNCTIONS[name] = hand_trie_on(ALL_ATTENTION_FUNCTIONS[name])
     monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
 
 
@@ -71,29 +71,29 @@ def patch_veomni_attention() -> None:
     from veomni.ops.kernels.attention import flash
 
     for name in flash._VEOMNI_FLASH_ATTN_IMPL_MAPPING:
-        ALL_ATTENTION_FUNCTIONS[name] = hand_tree_on(ALL_ATTENTION_FUNCTIONS[name])
+        ALL_ATTENTION_FUNCTIONS[name] = hand_trie_on(ALL_ATTENTION_FUNCTIONS[name])
     flash._flash_attention_forward = gather_paths(flash._flash_attention_forward)
 
 
-def hand_tree_on(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' ``flash_attention_forward``, which hands the tree on to
+def hand_trie_on(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' ``flash_attention_forward``, which hands the trie on to
     :func:`gather_paths`."""
 
     @functools.wraps(attend)
-    def attend_with_tree(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        tree: PrefixTree | None = getattr(module, TREE, None)
-        if tree is None:
+    def attend_with_trie(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        trie: PrefixTrie | None = getattr(module, TRIE, None)
+        if trie is None:
             return attend(module, *args, **kwargs)
-        return attend(module, *args, **kwargs | {TREE: (tree, id(module))})
+        return attend(module, *args, **kwargs | {TRIE: (trie, id(module))})
 
-    return attend_with_tree
+    return attend_with_trie
 
 
 def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
     """transformers' ``_flash_attention_forward``, which verl calls with all tokens and some of the
     heads.
 
-    Its argument :data:`TREE` is a tree, and which layer follows it.
+    Its argument :data:`TRIE` is a trie, and which layer follows it.
     flash-attn from 2.1 on aligns the causal mask of a segment with the end of its path.
     """
 
@@ -107,13 +107,13 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if (followed := kwargs.pop(TREE, None)) is None:
+        if (followed := kwargs.pop(TRIE, None)) is None:
             return attend(query, key, value, attention_mask, query_length, *args, **kwargs)
         # The segments [5, 6, 7, 9, 9] and [7, 8] have the queries 0 .. 4 and 5 6, and the keys
         # 0 .. 4 and 0 1 5 6.
-        tree, layer = followed
-        tree.attended.add(layer)
-        paths = tree.paths(query.shape[1], query.device)
+        trie, layer = followed
+        trie.attended.add(layer)
+        paths = trie.paths(query.shape[1], query.device)
         kwargs |= {
             "position_ids": None,
             "cu_seq_lens_q": paths.ends_S,

@@ -2,10 +2,10 @@
 record.
 
 Example:
-    Rows ``p_0_0`` [5, 6, 7], ``p_0_1`` [5, 6, 7, 8, 9] and ``p_1_0`` [5, 6, 4]. In the forest by
+    Rows ``p_0_0`` [5, 6, 7], ``p_0_1`` [5, 6, 7, 8, 9] and ``p_1_0`` [5, 6, 4]. In the tries by
     tokens ``p_0_1`` comes first, ``p_0_0`` shares 3 tokens with it, and ``p_1_0``, the last, 2 with
     ``p_0_0``. Where a router has sent the token 6 of ``p_1_0`` elsewhere, outputs are the same for
-    its first token alone: 1 in the forest by outputs. And ``p_0_1`` continues ``p_0_0``: the agent
+    its first token alone: 1 in the tries by outputs. And ``p_0_1`` continues ``p_0_0``: the agent
     has gone on from there, so what both train is one action.
 
 That a row begins with another says what may be computed once, not what happened: an agent that
@@ -27,7 +27,7 @@ from verl.utils import tensordict_utils as tu
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_fields
 from verl_padding.pads.upsampling import EXTRA_FIELDS, images_of_rows
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key, uid_of_key
 from verl_padding.prefix_sharing.row_inputs import (
     IMAGES,
@@ -74,7 +74,7 @@ class PrefixDetection:
         return self._may_have_images and any(images_of_rows(self._batch))
 
     @cached_property
-    def by_tokens(self) -> Forest:
+    def by_tokens(self) -> PrefixTries:
         """How far rows of a prompt, or of a session where there are images, begin with the same
         tokens."""
         # Sessions meet images of their own: rows of two sessions that look at different ones may
@@ -87,13 +87,13 @@ class PrefixDetection:
         shared_R = np.zeros(len(group_R), dtype=np.int64)
         for part in self._parts(rows_of.values(), MAX_TOKENS_READ):
             ids_R = RowInputs(self._read(part, [TOKENS])).ids_R
-            forest = Forest.from_tokens(ids_R, [group_R[row] for row in part])
-            order += [part[place] for place in np.argsort(forest.dfs_position_R)]
-            shared_R[part] = forest.shared_R
-        return Forest.in_order(self._tokens_R, order, shared_R[order])
+            tries = PrefixTries.from_tokens(ids_R, [group_R[row] for row in part])
+            order += [part[place] for place in np.argsort(tries.dfs_position_R)]
+            shared_R[part] = tries.shared_R
+        return PrefixTries.in_order(self._tokens_R, order, shared_R[order])
 
     @cached_property
-    def by_outputs(self) -> Forest:
+    def by_outputs(self) -> PrefixTries:
         """How far rows have the same outputs: the same tokens, images, recorded routes and
         teacher's fields.
 
@@ -103,17 +103,17 @@ class PrefixDetection:
         return self._compared(RECORDED)
 
     @cached_property
-    def by_samples(self) -> Forest:
+    def by_samples(self) -> PrefixTries:
         """How far tokens of rows are the same samples: as :attr:`by_outputs`, whatever a teacher
         says of them."""
         return self._compared(ROUTES)
 
-    def _compared(self, recorded: tuple[str, ...]) -> Forest:
-        forest, there = self.by_tokens, fields_of_all(self._keys, self._partition)
+    def _compared(self, recorded: tuple[str, ...]) -> PrefixTries:
+        tries, there = self.by_tokens, fields_of_all(self._keys, self._partition)
         if not self.has_images and there.isdisjoint(recorded):
-            return forest
+            return tries
         names = [TOKENS, IMAGES, "position_ids", *recorded]
-        order, shared_R = np.argsort(forest.dfs_position_R).tolist(), forest.shared_R.copy()
+        order, shared_R = np.argsort(tries.dfs_position_R).tolist(), tries.shared_R.copy()
         before_R = {row: before for before, row in pairwise(order) if shared_R[row]}
         for part in self._parts([[row] for row in before_R], MAX_LARGE_TOKENS_READ):
             read = list(dict.fromkeys(each for row in part for each in (before_R[row], row)))
@@ -123,7 +123,7 @@ class PrefixDetection:
                 shared_R[row] = min(
                     shared_R[row], inputs.shared(number[before_R[row]], number[row])
                 )
-        return Forest.in_order(self._tokens_R, order, shared_R[order])
+        return PrefixTries.in_order(self._tokens_R, order, shared_R[order])
 
     @cached_property
     def continued_R(self) -> list[int | None]:
@@ -218,7 +218,7 @@ class PrefixDetection:
 
 
 def continued_rows(
-    forest: Forest,
+    tries: PrefixTries,
     keys: Sequence[str],
     rows: Sequence[int],
     declared: Mapping[int, int | None],
@@ -228,7 +228,7 @@ def continued_rows(
     continues.
 
     Args:
-        forest: by tokens.
+        tries: by tokens.
         declared: what agent loops say of rows; other rows of their sessions continue none.
         images_R: of each row; empty where no row has any.
     """
@@ -241,16 +241,16 @@ def continued_rows(
             return False
         if session_of_key(keys[row]) in declaring:
             return declared.get(row) == earlier
-        return bool(forest.tokens_R[earlier] < forest.tokens_R[row])
+        return bool(tries.tokens_R[earlier] < tries.tokens_R[row])
 
     found = {}
     for session in rows_of_sessions([keys[row] for row in rows]):
         numbers = [rows[place] for place in session]
-        numbers.sort(key=lambda row: forest.tokens_R[row])  # equal ones stay in the session's order
+        numbers.sort(key=lambda row: tries.tokens_R[row])  # equal ones stay in the session's order
         for place, row in enumerate(numbers):
             shorter = np.array(numbers[:place], dtype=np.int64)
-            shared = forest.shared_by_pairs(shorter, np.full_like(shorter, row))
-            beginnings = shorter[shared == forest.tokens_R[shorter]].tolist()
+            shared = tries.shared_by_pairs(shorter, np.full_like(shorter, row))
+            beginnings = shorter[shared == tries.tokens_R[shorter]].tolist()
             earlier = next((each for each in reversed(beginnings) if continues(row, each)), None)
             if earlier is not None:
                 found[row] = earlier

@@ -4,8 +4,9 @@ micro-batch alone: here for those of FSDP and VeOmni, for Megatron's in
 
 A causal model's output at a position depends on the tokens up to it, so rows that begin alike have
 the same outputs up to where they part. The engine's inputs are made from the segments of the rows'
-tree (:mod:`~verl_padding.prefix_sharing.tree`), and every output is expanded to all rows of the
-micro-batch before loss, metrics or driver see it; backward adds up the gradients of all branches.
+trie (:mod:`~verl_padding.prefix_sharing.prefix_trie`), and every output is expanded to all rows of
+the micro-batch before loss, metrics or driver see it; backward adds up the gradients of all
+branches.
 
 The last output of a row belongs to whatever token comes next. Shared, it is another one than alone,
 and nothing reads it.
@@ -21,8 +22,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingError
-from verl_padding.job.blocker import Blocker
-from verl_padding.plan.forest import Forest
+from verl_padding.job.incompatibility import Incompatibility
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.prefix_sharing.attention import (
     GatherTokens,
     attention_layers,
@@ -35,8 +36,14 @@ from verl_padding.prefix_sharing.linear_attention import (
     linear_layers,
     patch_linear_attention,
 )
+from verl_padding.prefix_sharing.prefix_trie import (
+    TRIE,
+    PrefixTrie,
+    build_trie,
+    trie_of,
+    trie_of_rows,
+)
 from verl_padding.prefix_sharing.row_inputs import PER_TOKEN, TOKENS, RowInputs
-from verl_padding.prefix_sharing.tree import TREE, PrefixTree, build_tree, tree_of, tree_of_rows
 
 if TYPE_CHECKING:
     from verl.workers.engine.base import BaseEngine as VerlEngine
@@ -54,12 +61,12 @@ once."""
 
 
 class BranchesMixedError(PaddingError):
-    """Some layers of a model have not attended to the paths of a tree, so tokens of one branch have
+    """Some layers of a model have not attended to the paths of a trie, so tokens of one branch have
     seen another."""
 
 
-def find_tree(data: TensorDict, *, branches: bool, position_R: Sequence[int] = ()) -> PrefixTree:
-    """The tree of a micro-batch's rows, each compared with the row before it: a plan that was wrong
+def find_trie(data: TensorDict, *, branches: bool, position_R: Sequence[int] = ()) -> PrefixTrie:
+    """The trie of a micro-batch's rows, each compared with the row before it: a plan that was wrong
     about them costs time alone.
 
     Pads are computed as they are, as they were planned.
@@ -73,10 +80,10 @@ def find_tree(data: TensorDict, *, branches: bool, position_R: Sequence[int] = (
     """
     inputs = RowInputs(data)
     if not position_R:
-        position_R = Forest.from_tokens(inputs.ids_R).dfs_position_R.tolist()
+        position_R = PrefixTries.from_tokens(inputs.ids_R).dfs_position_R.tolist()
     order = sorted(range(len(data)), key=position_R.__getitem__)
     # What sees an image may see more than what is before it: a mask of the model's says so, which
-    # trees leave out.
+    # tries leave out.
     branches = branches and not any(inputs.images_R)
     lengths_R = [len(ids) for ids in inputs.ids_R]
     shared_I = [0] * len(order)
@@ -84,10 +91,10 @@ def find_tree(data: TensorDict, *, branches: bool, position_R: Sequence[int] = (
         shared = inputs.shared(before, row) if position_R[row] >= 0 else 0
         if branches or shared == lengths_R[row]:
             shared_I[place] = shared
-    return build_tree(lengths_R, order, shared_I)
+    return build_trie(lengths_R, order, shared_I)
 
 
-def engine_blockers(engine: Any) -> Iterator[Blocker]:
+def engine_incompatibilities(engine: Any) -> Iterator[Incompatibility]:
     """What of an engine is not as verl 0.9's engines have it, so that its rows cannot share."""
     stock = type(engine).stock
     verls = next((cls for cls in stock.__mro__ if cls.__module__ in VERLS_ENGINES), stock)
@@ -99,7 +106,7 @@ def engine_blockers(engine: Any) -> Iterator[Blocker]:
         # The module that Python, or functools.wraps, has written on it.
         own: Any = getattr(stock, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) not in VERLS_ENGINES:
-            yield Blocker(
+            yield Incompatibility(
                 f"engine={stock.__name__}",
                 f"it has a {name} of its own, not that of verl's engines, and may read fields of "
                 "rows that are not compared before rows share",
@@ -108,21 +115,21 @@ def engine_blockers(engine: Any) -> Iterator[Blocker]:
             )
 
 
-def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
-    """The rows of a tree's segments, of which the fields with a value per token begin where the
+def segments_of(micro_batch: TensorDict, trie: PrefixTrie) -> TensorDict:
+    """The rows of a trie's segments, of which the fields with a value per token begin where the
     segment does."""
-    segments = tu.index_select_tensor_dict(micro_batch, tree.tip_S)
-    segments.pop(TREE)  # a micro-batch with nothing to share
-    if not tree.branches:
+    segments = tu.index_select_tensor_dict(micro_batch, trie.leaf_S)
+    segments.pop(TRIE)  # a micro-batch with nothing to share
+    if not trie.branches:
         return segments
     # A row of five tokens whose segment begins at the third has the last three of each field.
-    offsets = torch.tensor([0, *accumulate(tree.lengths_S)])
+    offsets = torch.tensor([0, *accumulate(trie.lengths_S)])
     for name in (TOKENS, *PER_TOKEN):
         if name not in segments:
             continue
         # (tokens, ..), and position ids (.., tokens)
         dim = -1 if name == "position_ids" else 0
-        rows = zip(segments[name].unbind(), tree.start_S, tree.lengths_S, strict=True)
+        rows = zip(segments[name].unbind(), trie.start_S, trie.lengths_S, strict=True)
         parts = [row.narrow(dim, start, length) for row, start, length in rows]
         segments[name] = torch.nested.nested_tensor_from_jagged(
             torch.cat(parts, dim),
@@ -133,30 +140,30 @@ def segments_of(micro_batch: TensorDict, tree: PrefixTree) -> TensorDict:
 
 
 def expand_outputs(
-    engine: Any, outputs: dict[str, Any], tree: PrefixTree, offsets: torch.Tensor
+    engine: Any, outputs: dict[str, Any], trie: PrefixTrie, offsets: torch.Tensor
 ) -> dict[str, Any]:
-    """The outputs of a tree's segments as those of its rows, which begin at ``offsets``."""
+    """The outputs of a trie's segments as those of its rows, which begin at ``offsets``."""
     expanded: dict[str, Any] = {}
     for name, of_segments in outputs.items():
         if of_segments is None:
             expanded[name] = None
             continue
         is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
-        if not is_nested or of_segments.offsets().diff().tolist() != tree.lengths_S:
+        if not is_nested or of_segments.offsets().diff().tolist() != trie.lengths_S:
             raise PaddingError(
                 f"padding.sharing: {type(engine).__name__}'s {name!r} must be nested, with a "
-                f"value for each token that is computed ({tree.lengths_S}): anything else of "
+                f"value for each token that is computed ({trie.lengths_S}): anything else of "
                 "a row is not that of another row. Set padding.sharing=off."
             )
         values = of_segments.values()
-        of_rows = GatherTokens.apply(values, 0, tree.row_places.to(values.device))
+        of_rows = GatherTokens.apply(values, 0, trie.row_places.to(values.device))
         expanded[name] = torch.nested.nested_tensor_from_jagged(of_rows, offsets)
     return expanded
 
 
 class SharingEngine(VerlEngine):
     """Mixin before one of verl's engines of FSDP or VeOmni, whose two methods that make a model's
-    inputs and outputs get the segments of micro-batches with a tree."""
+    inputs and outputs get the segments of micro-batches with a trie."""
 
     stock: ClassVar[type]
     """The engine that it is put before."""
@@ -166,15 +173,15 @@ class SharingEngine(VerlEngine):
     """Why rows that part share nothing; None if attention follows them."""
     _keeps_apart = False
     """Whether linear attention takes packed rows one by one."""
-    _followed: PrefixTree | None = None
-    """The tree that attention follows, until the backward pass has ended."""
+    _followed: PrefixTrie | None = None
+    """The trie that attention follows, until the backward pass has ended."""
 
     def keep_rows_apart(self) -> None:
         """Has the model's linear attention, if there is any, take packed rows one by one."""
         self._keeps_apart = bool(patch_linear_attention(self.module))
 
     def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
-        # Layers that are checkpointed follow a tree again in the backward pass.
+        # Layers that are checkpointed follow a trie again in the backward pass.
         try:
             return super().forward_backward_batch(*args, **kwargs)
         finally:
@@ -182,9 +189,9 @@ class SharingEngine(VerlEngine):
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
         self._follow(micro_batch)
-        if (tree := tree_of(micro_batch)) is None:
+        if (trie := trie_of(micro_batch)) is None:
             return super().prepare_model_inputs(micro_batch)
-        segments = segments_of(micro_batch, tree)
+        segments = segments_of(micro_batch, trie)
         inputs, output_args = super().prepare_model_inputs(segments)
         output_args[SEGMENTS] = segments
         return inputs, output_args
@@ -192,46 +199,46 @@ class SharingEngine(VerlEngine):
     def prepare_model_outputs(
         self, output: Any, output_args: Any, micro_batch: TensorDict, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        tree = tree_of(micro_batch)
-        computed = micro_batch if tree is None else output_args[SEGMENTS]
+        trie = trie_of(micro_batch)
+        computed = micro_batch if trie is None else output_args[SEGMENTS]
         outputs: dict[str, Any]
         outputs = super().prepare_model_outputs(output, output_args, computed, *args, **kwargs)
-        if tree is None:
+        if trie is None:
             return outputs
-        if tree.branches:
-            _check_all_layers_attended(self.module, tree)
-        return expand_outputs(self, outputs, tree, micro_batch[TOKENS].offsets())
+        if trie.branches:
+            _check_all_layers_attended(self.module, trie)
+        return expand_outputs(self, outputs, trie, micro_batch[TOKENS].offsets())
 
     def _follow(self, micro_batch: TensorDict | None) -> None:
-        """Has the layers of the model follow the tree of a micro-batch; None for no tree.
+        """Has the layers of the model follow the trie of a micro-batch; None for no trie.
 
         Attention follows one that branches, and tells other rows apart by itself; linear attention
         follows any, and that of rows that share nothing.
         """
-        tree = None if micro_batch is None else tree_of(micro_batch)
-        branching = tree if tree is not None and tree.branches else None
+        trie = None if micro_batch is None else trie_of(micro_batch)
+        branching = trie if trie is not None and trie.branches else None
         if branching is not self._followed:
             self._followed = branching
             patch_attention()
             if self.engine_config.strategy == "veomni":
                 patch_veomni_attention()
             for layer in attention_layers(self.module):
-                setattr(layer, TREE, branching)
+                setattr(layer, TRIE, branching)
         if not self._keeps_apart:
             return
-        if micro_batch is not None and tree is None:
-            tree = tree_of_rows(micro_batch[TOKENS].offsets().diff().tolist())
+        if micro_batch is not None and trie is None:
+            trie = trie_of_rows(micro_batch[TOKENS].offsets().diff().tolist())
         for layer in linear_layers(self.module):
-            setattr(layer, TREE, tree)
+            setattr(layer, TRIE, trie)
 
 
-def _check_all_layers_attended(model: Any, tree: PrefixTree) -> None:
+def _check_all_layers_attended(model: Any, trie: PrefixTrie) -> None:
     config = model.config.get_text_config()
     mixers: dict[int, set[Any]]
     mixers = {id(layer): {id(layer)} for layer in attention_layers(model)}
     for layer in linear_layers(model):
         mixers[id(layer)] = {(id(layer), CONVOLUTION), (id(layer), RULE)}
-    followed = [each for each in mixers.values() if each <= tree.attended]
+    followed = [each for each in mixers.values() if each <= trie.attended]
     if not len(followed) == len(mixers) == config.num_hidden_layers:
         raise BranchesMixedError(
             f"padding.sharing='on': {len(followed)} of {config.num_hidden_layers} "

@@ -1,16 +1,16 @@
-"""Linear attention along the paths of a tree: a gated delta rule behind a causal convolution, as in
+"""Linear attention along the paths of a trie: a gated delta rule behind a causal convolution, as in
 Qwen3.5 and Qwen3-Next.
 
 Such a layer mixes tokens by two callables alone, which transformers puts on the instance:
 ``causal_conv1d_fn`` and ``chunk_gated_delta_rule``. Both are wrapped; a layer whose attribute
-:data:`TREE` is set follows that tree. Forward methods, verl's or transformers', stay as they are.
+:data:`TRIE` is set follows that trie. Forward methods, verl's or transformers', stay as they are.
 
 The convolution reads each segment behind the tokens before it on its path. The rule carries a
 state from token to token: segments are cut into *pieces* where others branch off, and each piece
 begins in the state in which the one before it on its path ends. A segment begins with a copy of the
 last shared token, so others branch off before that token, and each path counts it once.
 
-A tree without branches is rows one behind the other, so packed rows do not see each other either,
+A trie without branches is rows one behind the other, so packed rows do not see each other either,
 which stock verl 0.9 and transformers leave out for some models and devices.
 """
 
@@ -31,14 +31,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from verl_padding.plan.cost import Int64s
 from verl_padding.prefix_sharing.attention import GatherTokens
-from verl_padding.prefix_sharing.tree import TREE, PrefixTree
+from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie
 
 CONVOLUTION, RULE = "causal_conv1d_fn", "chunk_gated_delta_rule"
 """What a layer mixes tokens by."""
 CHUNK = 64
 """Tokens that rules compute at once; transformers' fills up a row to a multiple."""
 REPLACED_ARGUMENTS = ("initial_state", "output_final_state", "cu_seqlens", "cu_seqlens_cpu")
-"""Arguments of a rule that a tree has other values for."""
+"""Arguments of a rule that a trie has other values for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Where a recurrence begins and ends along the paths of a tree.
+    """Where a recurrence begins and ends along the paths of a trie.
 
     The segments [5, 6, 7, 9, 9] and [7, 8] of the rows [5, 6, 7, 9, 9] and [5, 6, 7, 8] have the
     pieces [5, 6], which both of [7, 9, 9] and [7, 8] go on from.
@@ -70,12 +70,12 @@ class Pieces:
     """Where, among those, each computed token is."""
 
 
-def cut_pieces(tree: PrefixTree, tokens: int, device: torch.device) -> Pieces:
-    """The pieces of a micro-batch of so many tokens; those behind the tree fill up a bucket."""
+def cut_pieces(trie: PrefixTrie, tokens: int, device: torch.device) -> Pieces:
+    """The pieces of a micro-batch of so many tokens; those behind the trie fill up a bucket."""
     # Segments of 5 and 2 tokens begin at 0 and 5; the second goes on from place 1. Pieces end at 2,
     # after that place, and at 5 and 7: [0, 2) on level 0, and [2, 5) and [5, 7), which both go on
     # from it, on level 1.
-    segments = _segments(tree, tokens)
+    segments = _segments(trie, tokens)
     begins = accumulate((len(path) - start for path, start in segments), initial=0)
     # Where each segment begins -> where the piece that it goes on from ends, one behind the token
     # before its first one; 0 if there is none.
@@ -112,7 +112,7 @@ def cut_pieces(tree: PrefixTree, tokens: int, device: torch.device) -> Pieces:
 
 
 def convolved_places(
-    tree: PrefixTree, tokens: int, device: torch.device, width: int
+    trie: PrefixTrie, tokens: int, device: torch.device, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a convolution over ``width`` tokens reads: each segment behind the tokens before it.
 
@@ -121,7 +121,7 @@ def convolved_places(
     read: list[Int64s] = []
     kept: list[Int64s] = []
     at = 0
-    for path, start in _segments(tree, tokens):
+    for path, start in _segments(trie, tokens):
         missing = max(width - 1 - start, 0)
         read += [np.full(missing, tokens), path[start - (width - 1 - missing) :]]
         at += width - 1
@@ -131,11 +131,11 @@ def convolved_places(
     return places, outputs
 
 
-def _segments(tree: PrefixTree, tokens: int) -> list[tuple[Int64s, int]]:
+def _segments(trie: PrefixTrie, tokens: int) -> list[tuple[Int64s, int]]:
     """The path of each segment, and where on it the segment begins."""
-    paths = [tree.place_RT[tip] for tip in tree.tip_S]
-    segments = list(zip(paths, tree.start_S, strict=True))
-    return segments + ([(np.arange(tree.tokens, tokens), 0)] if tokens > tree.tokens else [])
+    paths = [trie.place_RT[leaf] for leaf in trie.leaf_S]
+    segments = list(zip(paths, trie.start_S, strict=True))
+    return segments + ([(np.arange(trie.tokens, tokens), 0)] if tokens > trie.tokens else [])
 
 
 def linear_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -147,7 +147,7 @@ def linear_layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def patch_linear_attention(model: nn.Module) -> list[nn.Module]:
-    """Has the linear attention of a model follow trees; returns its layers."""
+    """Has the linear attention of a model follow tries; returns its layers."""
     layers = list(linear_layers(model))
     for layer in layers:
         convolve = getattr(layer, CONVOLUTION) or causal_conv1d
@@ -170,32 +170,32 @@ def causal_conv1d(
 
 
 def convolve_paths(layer: nn.Module, convolve: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's ``causal_conv1d_fn`` along the paths of its tree."""
+    """A layer's ``causal_conv1d_fn`` along the paths of its trie."""
 
     @functools.wraps(convolve)
-    def convolve_with_tree(x: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        tree: PrefixTree | None = getattr(layer, TREE, None)
-        if tree is None:
+    def convolve_with_trie(x: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        trie: PrefixTrie | None = getattr(layer, TRIE, None)
+        if trie is None:
             return convolve(x=x, weight=weight, **kwargs)
-        tree.attended.add((id(layer), CONVOLUTION))
+        trie.attended.add((id(layer), CONVOLUTION))
         # Which row a token is of need not be known: what is kept reads tokens of its path alone.
         kwargs.pop("seq_idx", None)
-        read, kept = tree.once(convolved_places, x.shape[-1], x.device, weight.shape[-1])
+        read, kept = trie.once(convolved_places, x.shape[-1], x.device, weight.shape[-1])
         with_zeros = functional.pad(x.transpose(1, 2), (0, 0, 0, 1))
         segments = GatherTokens.apply(with_zeros, 1, read).transpose(1, 2)
         out = convolve(x=segments, weight=weight, **kwargs)
         return out.transpose(1, 2).index_select(1, kept).transpose(1, 2)
 
-    return convolve_with_tree
+    return convolve_with_trie
 
 
 def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's ``chunk_gated_delta_rule`` along the paths of its tree, level by level."""
+    """A layer's ``chunk_gated_delta_rule`` along the paths of its trie, level by level."""
     # transformers' rule takes any argument, and ignores those that it does not know.
     known = inspect.signature(rule).parameters
 
     @functools.wraps(rule)
-    def carry_states_with_tree(
+    def carry_states_with_trie(
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -203,12 +203,12 @@ def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., An
         beta: torch.Tensor,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        tree: PrefixTree | None = getattr(layer, TREE, None)
-        if tree is None:
+        trie: PrefixTrie | None = getattr(layer, TRIE, None)
+        if trie is None:
             return rule(query, key, value, g=g, beta=beta, **kwargs)
-        tree.attended.add((id(layer), RULE))
+        trie.attended.add((id(layer), RULE))
         kwargs = {name: each for name, each in kwargs.items() if name not in REPLACED_ARGUMENTS}
-        pieces: Pieces = tree.once(cut_pieces, query.shape[1], query.device)
+        pieces: Pieces = trie.once(cut_pieces, query.shape[1], query.device)
         levels, parts = pieces.levels, (query, key, value, g, beta)
         if len(levels) > 1:
             parts = tuple(part.index_select(1, pieces.places) for part in parts)
@@ -232,7 +232,7 @@ def carry_states(layer: nn.Module, rule: Callable[..., Any]) -> Callable[..., An
             return outputs[0], None
         return torch.cat(outputs, 1).index_select(1, pieces.inverse), None
 
-    return carry_states_with_tree
+    return carry_states_with_trie
 
 
 def _side_by_side(

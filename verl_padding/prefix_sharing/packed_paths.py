@@ -1,4 +1,4 @@
-"""The paths of a tree in Megatron's packed buffer, in which each segment is filled up to a multiple
+"""The paths of a trie in Megatron's packed buffer, in which each segment is filled up to a multiple
 of tokens, and whose context parallel ranks have two chunks of each segment."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from verl_padding.plan.cost import Int64s
-from verl_padding.prefix_sharing.tree import Paths, PrefixTree
+from verl_padding.prefix_sharing.prefix_trie import Paths, PrefixTrie
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class PackedPaths(Paths):
 
 
 def pack_paths(
-    tree: PrefixTree, ends: Sequence[int], ranks: int, rank: int, device: torch.device
+    trie: PrefixTrie, ends: Sequence[int], ranks: int, rank: int, device: torch.device
 ) -> PackedPaths:
     """
     Args:
@@ -37,13 +37,13 @@ def pack_paths(
         ranks, rank: of context parallelism. Of 2 x ranks chunks of a segment, a rank has the one of
             its number from the front, and that from the back.
     """
-    before_I = np.array([*accumulate(tree.lengths_S, initial=0)])
+    before_I = np.array([*accumulate(trie.lengths_S, initial=0)])
     # How far the filled segments before it move each token.
-    moved_T = np.repeat(np.array(ends[:-1]) - before_I[:-1], tree.lengths_S)
+    moved_T = np.repeat(np.array(ends[:-1]) - before_I[:-1], trie.lengths_S)
     numbers = (rank, 2 * ranks - 1 - rank) if ranks > 1 else (0,)
     places, positions = [], []
-    for tip, start, (begin, end) in zip(tree.tip_S, tree.start_S, pairwise(ends), strict=True):
-        shared = tree.place_RT[tip][:start]
+    for leaf, start, (begin, end) in zip(trie.leaf_S, trie.start_S, pairwise(ends), strict=True):
+        shared = trie.place_RT[leaf][:start]
         path = np.concatenate([shared + moved_T[shared], np.arange(begin, end)])
         chunk = (end - begin) // (len(numbers) * ranks)
         for number in numbers:

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.forest import common_prefix_length
+from verl_padding.plan.prefix_tries import common_prefix_length
 
 TOKENS, IMAGES = "input_ids", "multi_modal_inputs"
 ROUTES = ("routed_experts",)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_padding.plan import Rows
-from verl_padding.plan.forest import Forest
+from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.record.data_errors import as_data_error
 from verl_padding.record.files import check_fields, read_lines, read_objects, read_text
 from verl_padding.record.timings import MicroBatchTiming
@@ -66,7 +66,7 @@ class RecordedRow:
     shared_tokens: int
     """How many of its first tokens are also those of row ``shares_with``."""
     shares_with: int | None
-    """Number of the row that it shares its beginning with: the one before it in the order of trees.
+    """Number of the row that it shares its beginning with: the one before it in the order of tries.
     None for none."""
     age: int | None
     """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None where
@@ -90,9 +90,9 @@ class RecordedStep:
     timings: list[MicroBatchTiming] = field(default_factory=list, repr=False)
     """Empty where micro-batches are not timed."""
 
-    def forest(self) -> Forest:
+    def tries(self) -> PrefixTries:
         """What the rows begin with alike, within each prompt; a ValueError where that is no
-        trees."""
+        tries."""
         # Depth first, as a row is followed by the one that shares with it: of rows 0 to 2, where 2
         # shares with 0, the order is 0, 2, 1.
         follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}
@@ -103,9 +103,11 @@ class RecordedStep:
                 order.append(at)
                 at = follower.get(at)
         if len(order) != len(self.rows):
-            raise ValueError(f"shares_with makes trees of {len(order)} of {len(self.rows)} rows")
+            raise ValueError(f"shares_with makes tries of {len(order)} of {len(self.rows)} rows")
         tokens_R = np.array([row.tokens for row in self.rows], dtype=np.int64)
-        return Forest.in_order(tokens_R, order, [self.rows[row].shared_tokens for row in order])
+        return PrefixTries.in_order(
+            tokens_R, order, [self.rows[row].shared_tokens for row in order]
+        )
 
 
 def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
@@ -203,7 +205,7 @@ def _check_rows(step: RecordedStep) -> None:
     if rows and [(row.row, row.key) for row in rows] != [*enumerate(step.keys)]:
         raise LookupError(f"it holds {len(rows)} rows of {len(step.keys)} keys")
     Rows.from_keys(step.keys, [row.tokens for row in rows] or [1] * len(step.keys))
-    step.forest()
+    step.tries()
     for row in rows:
         beside = row if row.shares_with is None else rows[row.shares_with]
         if row.shared_tokens > min(row.tokens, beside.tokens):

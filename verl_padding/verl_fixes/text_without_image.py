@@ -2,9 +2,9 @@
 one.
 
 verl shows such a micro-batch an image of zeros, times zero, so that the vision tower runs on every
-rank; but with transformers 5 the tower answers with an object that has no ``mean``. The probe for
-leaks sends rows of text alone, so no padded job of these models would start. Here the tower answers
-with its features alone, which verl takes for images, too.
+rank; but with transformers 5 the tower answers with an object that has no ``mean``. The check for
+cross-contamination sends rows of text alone, so no padded job of these models would start. Here the
+tower answers with its features alone, which verl takes for images, too.
 """
 
 import sys

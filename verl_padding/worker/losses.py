@@ -25,7 +25,7 @@ from verl.workers.utils.padding import response_from_nested
 from verl_padding.job.verl_losses import POLICY_LOSSES
 from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, read_column
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
-from verl_padding.prefix_sharing.tree import computed_rows
+from verl_padding.prefix_sharing.prefix_trie import computed_rows
 from verl_padding.worker.training_workers import token_budget
 
 MICRO_BATCHES = "padding/micro_batches"
@@ -69,9 +69,9 @@ class RealRowsLoss:
     the gradient of their outputs is multiplied. Loss and metrics are those of rows that weigh the
     same.
 
-    Of an update that may leave idle rows out, denominators are those of all rows. Losses and clip
-    fractions in which such rows count nothing are those of all rows, too; other metrics are of the
-    computed rows, and named so.
+    Of an update that may leave zero-advantage rows out, denominators are those of all rows. Losses
+    and clip fractions in which such rows count nothing are those of all rows, too; other metrics
+    are of the computed rows, and named so.
     """
 
     def __init__(self, inner: Callable[..., Any]):

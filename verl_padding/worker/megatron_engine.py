@@ -4,10 +4,10 @@ verl makes everything of a micro-batch in ``forward_step``: labels, temperatures
 the routes of experts. It gets the segments here, and the rows come back right before the loss. That
 is all where rows are whole beginnings of others.
 
-Where rows fork, two parts of a model know of the tree: each token is turned by its place in its
-row, and attention looks back along its path. The tree goes with Megatron's ``packed_seq_params``,
+Where rows fork, two parts of a model know of the trie: each token is turned by its place in its
+row, and attention looks back along its path. The trie goes with Megatron's ``packed_seq_params``,
 which reach whatever is computed again in a backward pass: a pipeline has several micro-batches
-under way, so "the tree of now" would be that of another.
+under way, so "the trie of now" would be that of another.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from verl_padding.job.megatron_forks import fork_limit
 from verl_padding.prefix_sharing.attention import GatherTokens
 from verl_padding.prefix_sharing.engine import BranchesMixedError, expand_outputs, segments_of
 from verl_padding.prefix_sharing.packed_paths import PackedPaths, pack_paths
+from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie, trie_of
 from verl_padding.prefix_sharing.row_inputs import TOKENS
-from verl_padding.prefix_sharing.tree import TREE, PrefixTree, tree_of
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func
 
 if TYPE_CHECKING:
@@ -46,19 +46,19 @@ FOLLOWED = {
 
 class MegatronSharingEngine(VerlEngine):
     """Mixin before one of verl's Megatron engines, whose forward steps get the segments of
-    micro-batches with a tree, and whose losses their rows."""
+    micro-batches with a trie, and whose losses their rows."""
 
     stock: ClassVar[type]
     module: Any
     tf_config: Any
     _mixes_branches = False
-    """Whether a layer of this rank has not followed a tree."""
+    """Whether a layer of this rank has not followed a trie."""
 
     @functools.cached_property
     def fork_limit(self) -> str | None:
         """Why rows that part share nothing, by Megatron's settings and layers; None if they may.
 
-        All ranks ask at once, before any tree: a limit of one stage is that of all.
+        All ranks ask at once, before any trie: a limit of one stage is that of all.
         """
         if get_device_name() == "npu":
             return "attention of Megatron's engine does not follow them on an NPU"
@@ -87,24 +87,24 @@ class MegatronSharingEngine(VerlEngine):
         self, batch_iter: Iterator[TensorDict], model: nn.Module, *args: Any, **kwargs: Any
     ) -> Any:
         rows = next(batch_iter)
-        if (tree := tree_of(rows)) is None:
+        if (trie := trie_of(rows)) is None:
             return super().forward_step(iter([rows]), model, *args, **kwargs)
-        segments = segments_of(rows, tree)
-        if tree.branches:
+        segments = segments_of(rows, trie)
+        if trie.branches:
             self._follow_paths(model)
-        with hand_on(model, tree) if tree.branches else nullcontext():
+        with hand_on(model, trie) if trie.branches else nullcontext():
             output, postprocess = super().forward_step(iter([segments]), model, *args, **kwargs)
-        if tree.branches:
-            attended = [id(core) in tree.attended for core in core_attentions(model)]
+        if trie.branches:
+            attended = [id(core) in trie.attended for core in core_attentions(model)]
             self._mixes_branches |= not all(attended)
         # The last stage calls it with an output; verl has put the segments into it.
         return output, functools.partial(postprocess, data=rows.to(get_device_id()))
 
     def prepare_model_outputs(self, output: Any, data: TensorDict) -> dict[str, Any]:
         outputs: dict[str, Any] = super().prepare_model_outputs(output, data)
-        if (tree := tree_of(data)) is None:
+        if (trie := trie_of(data)) is None:
             return outputs
-        return expand_outputs(self, outputs, tree, data[TOKENS].offsets())
+        return expand_outputs(self, outputs, trie, data[TOKENS].offsets())
 
 
 def language_model(model: nn.Module) -> Any:
@@ -157,25 +157,25 @@ def limit_of_stage(model: nn.Module) -> str | None:
 
 
 def follow_paths(model: nn.Module) -> None:
-    """Has the attention of a stage's layers follow trees that it gets."""
+    """Has the attention of a stage's layers follow tries that it gets."""
     for core in filter(None, core_attentions(model)):
         core.forward = along_paths(core, core.forward)
 
 
-def hand_on(model: nn.Module, tree: PrefixTree) -> AbstractContextManager[Any]:
-    """A with-block in which the layers of a stage get a tree with the micro-batch that it
+def hand_on(model: nn.Module, trie: PrefixTrie) -> AbstractContextManager[Any]:
+    """A with-block in which the layers of a stage get a trie with the micro-batch that it
     computes."""
     gpt = language_model(model)
     if gpt is None:
         return nullcontext()
-    hook = functools.partial(with_tree, gpt, tree)
+    hook = functools.partial(with_trie, gpt, trie)
     handle: AbstractContextManager[Any]
     handle = gpt.decoder.register_forward_pre_hook(hook, with_kwargs=True)
     return handle
 
 
-def with_tree(gpt: Any, tree: PrefixTree, _: Any, args: Any, given: dict[str, Any]) -> Any:
-    """What a decoder gets, with the tree: to rotary embeddings, fused or not, the buffer is one
+def with_trie(gpt: Any, trie: PrefixTrie, _: Any, args: Any, given: dict[str, Any]) -> Any:
+    """What a decoder gets, with the trie: to rotary embeddings, fused or not, the buffer is one
     sequence whose tokens have frequencies of their own."""
     from megatron.core import parallel_state
 
@@ -183,7 +183,7 @@ def with_tree(gpt: Any, tree: PrefixTree, _: Any, args: Any, given: dict[str, An
     ends = packed.cu_seqlens_q_padded
     ranks = parallel_state.get_context_parallel_world_size()
     rank = parallel_state.get_context_parallel_rank()
-    paths: PackedPaths = tree.once(pack_paths, tuple(ends.tolist()), ranks, rank, ends.device)
+    paths: PackedPaths = trie.once(pack_paths, tuple(ends.tolist()), ranks, rank, ends.device)
     if given.get("rotary_pos_emb") is not None:
         given["rotary_pos_emb"] = rotary_frequencies(gpt, paths, ranks, rank)
     tokens = len(paths.positions) * ranks
@@ -191,7 +191,7 @@ def with_tree(gpt: Any, tree: PrefixTree, _: Any, args: Any, given: dict[str, An
     names = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
     lengths = {"max_seqlen_q": tokens, "max_seqlen_kv": tokens}
     one_sequence = dataclasses.replace(packed, **dict.fromkeys(names, whole), **lengths)
-    setattr(one_sequence, TREE, (tree, paths))
+    setattr(one_sequence, TRIE, (trie, paths))
     return args, given | {"packed_seq_params": one_sequence}
 
 
@@ -209,7 +209,7 @@ def rotary_frequencies(gpt: Any, paths: PackedPaths, ranks: int, rank: int) -> t
 
 
 def along_paths(core: Any, attend: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's core attention, which looks back along the paths of a tree where there is one:
+    """A layer's core attention, which looks back along the paths of a trie where there is one:
     queries (tokens, heads, size), keys and values -> (tokens, heads x size)."""
     from megatron.core import parallel_state
     from megatron.core.transformer.utils import is_layer_window_attention
@@ -225,11 +225,11 @@ def along_paths(core: Any, attend: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(attend)
     def attend_along_paths(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        followed = getattr(kwargs.get("packed_seq_params"), TREE, None)
+        followed = getattr(kwargs.get("packed_seq_params"), TRIE, None)
         if followed is None:
             return attend(query, key, value, *args, **kwargs)
-        tree, paths = followed
-        tree.attended.add(id(core))
+        trie, paths = followed
+        trie.attended.add(id(core))
         if parallel_state.get_context_parallel_world_size() > 1:
             group = parallel_state.get_context_parallel_group()
             key, value = (torch.cat(all_gather(each.contiguous(), group)) for each in (key, value))

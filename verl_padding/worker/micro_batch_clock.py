@@ -18,7 +18,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.pads.planned_call import planned_call
-from verl_padding.prefix_sharing.tree import computed_rows
+from verl_padding.prefix_sharing.prefix_trie import computed_rows
 from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker.training_workers import training_workers
 

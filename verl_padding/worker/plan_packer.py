@@ -18,9 +18,9 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.planned_call import planned_call
-from verl_padding.prefix_sharing.engine import find_tree
+from verl_padding.prefix_sharing.engine import find_trie
+from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.prefix_sharing.row_inputs import TOKENS
-from verl_padding.prefix_sharing.tree import TREE
 from verl_padding.worker.training_workers import token_budget
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
     tokens.
 
     Those need no packing, retries or collective: the plan has given every rank the same number of
-    them. Where rows share, each also gets the tree of what is computed
+    them. Where rows share, each also gets the trie of what is computed
     (:mod:`~verl_padding.prefix_sharing.engine`).
     """
 
@@ -74,10 +74,10 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
             tokens = computed = len(micro_batch[TOKENS].values())
             if call.branches is not None and packs_rows:
                 position_R = call.positions(micro_batch)
-                tree = find_tree(micro_batch, branches=call.branches, position_R=position_R)
-                computed = tree.tokens
+                trie = find_trie(micro_batch, branches=call.branches, position_R=position_R)
+                computed = trie.tokens
                 if computed < tokens:
-                    tu.assign_non_tensor_data(micro_batch, TREE, tree)
+                    tu.assign_non_tensor_data(micro_batch, TRIE, trie)
             if computed > (budget := token_budget(data)):
                 if call.branches is None:
                     raise PaddingDataError(

@@ -1,4 +1,5 @@
-"""Cuts mini-batches into cells and micro-batches. To add a cutter, write it and choose it below."""
+"""Cuts mini-batches into local mini-batches and micro-batches. To add a cutter, write it and choose
+it below."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,17 +9,21 @@ from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batches import MiniBatches
-from verl_padding.plan.packing.cells import fixed_row_count, sync_per_step, whole_cells
+from verl_padding.plan.packing.local_mini_batches import (
+    fixed_row_count,
+    sync_per_step,
+    whole_local_batches,
+)
 from verl_padding.plan.packing.padded_rows import cut_padded_rows
 from verl_padding.plan.packing.pads import RowsDK, layout_of_cuts
 from verl_padding.plan.packing.sync_per_micro_batch import cut_micro_steps
 
 MicroBatchCutter = Callable[[CallCosts, Sequence[int], int | None], RowsDK]
 """Assigns the rows of a mini-batch, one at least, to ranks and micro-batches, and pads to what is
-left of cells of a given size, or of the size that takes the least time."""
+left of local mini-batches of a given size, or of the size that takes the least time."""
 
 
-def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
+def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
     """The layout of a call.
 
     Args:
@@ -26,21 +31,21 @@ def fill_cells(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> L
         mini_batches: the call's, none empty; an inference pass has one.
     """
     fixed = mini_batches.mini_batch_rows
-    size = None if fixed is None else costs.call.min_cell_rows(fixed)
+    size = None if fixed is None else costs.call.min_local_batch_rows(fixed)
     filled_M = [_filled(costs, packer, rows, size) for rows in mini_batches.rows_M]
     is_cut = costs.call.token_budget is None or packer == "plan"
     return layout_of_cuts(filled_M, costs, with_micro_batches=is_cut)
 
 
 def _filled(costs: CallCosts, packer: Packer, rows: Sequence[int], size: int | None) -> RowsDK:
-    """The cells of a mini-batch, of ``size`` rows, pads among them. Where rows share, they take no
-    longer than those that are planned as if they did not."""
+    """The local mini-batches of a mini-batch, of ``size`` rows, pads among them. Where rows share,
+    they take no longer than those that are planned as if they did not."""
     # Where rows that share balance badly together, ranks wait longer than they save. Rows that are
     # planned as if they shared nothing may still meet in a micro-batch, and then do: where that
     # takes more than the token budget, this plan is none.
-    unshared = replace(costs, forest=None)
+    unshared = replace(costs, tries=None)
     filled = _cutter(costs.call, packer)(unshared, rows, size)
-    if costs.forest is None:
+    if costs.tries is None:
         return filled
     tokens_DK, _ = costs.micro_batch_loads(filled)
     fits = costs.used_tokens(filled, tokens_DK).max() <= (costs.call.token_budget or 0)
@@ -54,5 +59,5 @@ def _cutter(call: Call, packer: Packer) -> MicroBatchCutter:
     if call.token_budget is None:
         return fixed_row_count
     if packer == "verl":
-        return whole_cells
+        return whole_local_batches
     return sync_per_step if call.sync_point == "mini_batch" else cut_micro_steps

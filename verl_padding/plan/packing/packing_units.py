@@ -1,7 +1,7 @@
-"""What is packed as one: a row, or a run of rows of a tree.
+"""What is packed as one: a row, or a run of rows of a trie.
 
-Where rows share their beginnings, a bin should hold rows that share much; but a whole tree may be
-more than a bin holds, or more than an even share. So the rows of each tree, in order, are cut into
+Where rows share their beginnings, a bin should hold rows that share much; but a whole trie may be
+more than a bin holds, or more than an even share. So the rows of each trie, in order, are cut into
 runs, each filled up to a goal and cut where least is shared. Small runs balance better, large ones
 share more, and how the two add up is seen when they are packed: several goals are tried.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.forest import MIN_SHARED_TOKENS, cached_tokens
+from verl_padding.plan.prefix_tries import MIN_SHARED_TOKENS, cached_tokens
 
 GOALS = (2.0, 1.0, 1 / 2)
 """Maximum cost of a run, as a multiple of a bin's even share; each is tried."""
@@ -64,17 +64,17 @@ class PackingUnits:
 def candidate_groupings(
     costs: CallCosts, rows: Sequence[int], max_rows: int | None
 ) -> list[PackingUnits]:
-    """The rows of a mini-batch as units: each by itself, or runs of the rows of its trees, in
+    """The rows of a mini-batch as units: each by itself, or runs of the rows of its tries, in
     several sizes.
 
     Args:
         max_rows: the most rows of a unit; None for any number.
     """
-    if costs.forest is None or max_rows == 1:
+    if costs.tries is None or max_rows == 1:
         return [PackingUnits.from_rows(costs, rows)]
     assert costs.call.token_budget is not None
     numbers, n_ranks = np.array(rows, dtype=np.int64), costs.call.dp_size
-    order, shared_I = costs.forest.shared_among(numbers)
+    order, shared_I = costs.tries.shared_among(numbers)
     in_order = numbers[order]
     tokens_I, cost_I = costs.computed(numbers)
     n_bins = n_ranks * -(-int(tokens_I.sum()) // (costs.call.token_budget * n_ranks))
@@ -124,7 +124,7 @@ class _LimitedSum:
 def cut_runs(
     costs: CallCosts, rows: Int64s, shared_I: Int64s, *, max_rows: int, max_cost: int
 ) -> PackingUnits:
-    """Runs of rows in the order of their trees, each as long as budget, cost and number of rows
+    """Runs of rows in the order of their tries, each as long as budget, cost and number of rows
     allow.
 
     Args:
@@ -136,11 +136,11 @@ def cut_runs(
     # is cut there: runs of 131 tokens, and of 80 + 21.
     budget, places = costs.call.token_budget, np.arange(len(rows))
     assert budget is not None
-    assert costs.forest is not None
+    assert costs.tries is not None
     length_I = costs.tokens_R[rows]
     is_whole_I = shared_I == length_I
     start_I = cached_tokens(shared_I, length_I)
-    may_part_I = (start_I > 0) & costs.forest.has_branches
+    may_part_I = (start_I > 0) & costs.tries.has_branches
     used_I = np.where(is_whole_I, 0, costs.used_by_rows(length_I - start_I, may_part_I))
     # The first row of a run may part from rows of another run that comes into its bin.
     used = _LimitedSum(used_I, costs.used_by_rows(length_I, may_part_I), budget)
@@ -148,10 +148,10 @@ def cut_runs(
     gathered = _LimitedSum(
         np.where(is_whole_I, 0, length_I), length_I, MAX_GATHERED_TOKENS_RATIO * budget
     )
-    trees = np.append(np.flatnonzero(start_I == 0), len(rows))
-    tree_end_I = trees[np.searchsorted(trees, places, side="right")]
+    tries = np.append(np.flatnonzero(start_I == 0), len(rows))
+    trie_end_I = tries[np.searchsorted(tries, places, side="right")]
     ends = [each.longest_run_ends() for each in (used, cost, gathered)]
-    max_end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, tree_end_I]), places + 1)
+    max_end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, trie_end_I]), places + 1)
     enough_I = cost.prefix_sums[max_end_I] - cost.of_runs(places, max_end_I) // MAX_CUT_BACK
     min_end_I = np.maximum(np.searchsorted(cost.prefix_sums, enough_I), places + 1)
     first_J = _first_places(min_end_I.tolist(), max_end_I.tolist(), [*shared_I.tolist(), 0])

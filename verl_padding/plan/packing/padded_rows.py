@@ -26,12 +26,12 @@ def cut_padded_rows(costs: CallCosts, rows: Sequence[int], size: int | None) -> 
     # Rows of 9 8 7 6 5 tokens on two ranks, micro-batches of two and of one row: 9 8 | 7 6 is the
     # first micro-step, 5 | pad the second.
     n_ranks, by_length = costs.call.dp_size, costs.longest_first(rows)
-    size = size or costs.call.min_cell_rows(len(rows))
+    size = size or costs.call.min_local_batch_rows(len(rows))
     # A row shorter than a pad counts as a pad, as it may stand beside one.
     places = np.full(n_ranks * size, costs.pad_tokens, dtype=np.int64)
     places[: len(by_length)] = np.maximum(costs.tokens_R[by_length], costs.pad_tokens)
-    if costs.call.padded_to == "cell":
-        # The cell of the longest row takes longest, whatever the others hold.
+    if costs.call.padded_to == "local_batch":
+        # The local mini-batch of the longest row takes longest, whatever the others hold.
         places[:] = places[0]
     n_rows_K = _micro_step_rows(costs, places[::n_ranks], size)
     rows_DK: RowsDK = [[] for _ in range(n_ranks)]

@@ -1,4 +1,4 @@
-"""Where pads go: cells are filled up with them, micro-batch by micro-batch.
+"""Where pads go: local mini-batches are filled up with them, micro-batch by micro-batch.
 
 Where every micro-batch has a fixed number of places, pads take those that are left. Where
 micro-batches are cut by tokens, those where a rank waits for others come first. If they have no
@@ -39,11 +39,12 @@ def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> R
 def layout_of_cuts(
     filled_M: Sequence[RowsDK], costs: CallCosts, *, with_micro_batches: bool
 ) -> Layout:
-    """The layout of filled cells: pads get numbers from ``n_rows`` on, by mini-batch, rank and
-    micro-batch.
+    """The layout of filled local mini-batches: pads get numbers from ``n_rows`` on, by mini-batch,
+    rank and micro-batch.
 
     Args:
-        filled_M: the cells of each mini-batch, in which every pad is the number ``n_rows``.
+        filled_M: the local mini-batches of each mini-batch, in which every pad is the number
+        ``n_rows``.
         with_micro_batches: False where the workers cut them.
     """
     pad_numbers = count(costs.n_rows)
@@ -78,7 +79,8 @@ def _in_order(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
 
 
 def min_rows_of(rows_DK: RowsDK) -> int:
-    """Rows that a cell needs: the fullest rank's, with a pad in each micro-batch without rows."""
+    """Rows that a local mini-batch needs: the fullest rank's, with a pad in each micro-batch
+    without rows."""
     return max(map(_rows_needed, rows_DK))
 
 
@@ -87,10 +89,10 @@ def _rows_needed(rows_K: list[list[int]]) -> int:
 
 
 def fit(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK:
-    """Micro-batches with pads, in cells of ``size`` rows: rows move only as much as that requires,
-    and micro-steps are added until all have room."""
+    """Micro-batches with pads, in local mini-batches of ``size`` rows: rows move only as much as
+    that requires, and micro-steps are added until all have room."""
     # A row as long as the token budget leaves no token for the pads that its rank needs. With a
-    # micro-batch for each place of a cell, all have room.
+    # micro-batch for each place of a local mini-batch, all have room.
     while True:
         moved_DK = _shrink(costs, rows_DK, size)
         filled_DK = None if moved_DK is None else _with_pads(costs, moved_DK, size)
@@ -102,8 +104,8 @@ def fit(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK:
 
 
 def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
-    """The micro-batches with pads, in cells of ``size`` rows; None if pads have no room, or rows
-    that have moved part from others there and take more than the token budget."""
+    """The micro-batches with pads, in local mini-batches of ``size`` rows; None if pads have no
+    room, or rows that have moved part from others there and take more than the token budget."""
     # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
     # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
     assert costs.call.token_budget is not None
@@ -135,8 +137,8 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     """The micro-batches with at most ``size`` rows on every rank; None if rows cannot be moved
     within the token budget.
 
-    Ranks with more give away their shortest rows, to the micro-batches farthest below the height of
-    their micro-step. With places for 3 rows, 9 1 | 5 2 and 7 | 4 become 9 | 5 2 and 7 1 | 4: the
+    Ranks with more give away their shortest rows, to the micro-batches farthest below the makespan
+    of their micro-step. With places for 3 rows, 9 1 | 5 2 and 7 | 4 become 9 | 5 2 and 7 1 | 4: the
     second rank waits for the first one's 9.
     """
     needed_D = np.array(list(map(_rows_needed, rows_DK)))
@@ -149,7 +151,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     # A row that moves counts as if it shared nothing where it comes to, and nothing is counted less
     # where it was: what a micro-batch computes in the end is no more than that.
     used_DK, load_DK = costs.micro_batch_loads(rows_DK)
-    height_K = load_DK.max(axis=0)
+    makespan_K = load_DK.max(axis=0)
     places_D = size - needed_D
     # In a micro-batch without rows, also of the same rank, a row takes the place of a pad.
     is_empty_DK = np.array([[not rows for rows in rows_K] for rows_K in rows_DK])
@@ -163,8 +165,8 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
             if len(rows) == 1:
                 continue  # a micro-batch of one row would need a pad instead: nothing gained
             has_room_DK = (used_DK + tokens <= budget) & (is_empty_DK | (places_D > 0)[:, None])
-            below_DK = np.where(has_room_DK, height_K - load_DK, never)
-            taker, k = divmod(int(below_DK.argmax()), len(height_K))
+            below_DK = np.where(has_room_DK, makespan_K - load_DK, never)
+            taker, k = divmod(int(below_DK.argmax()), len(makespan_K))
             if below_DK[taker, k] == never:
                 return None
             places_D[taker] -= not is_empty_DK[taker, k]

@@ -19,7 +19,7 @@ from math import inf
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.packing.bins import Bin, fill_bin, spread
-from verl_padding.plan.packing.cells import up_to_multiple
+from verl_padding.plan.packing.local_mini_batches import up_to_multiple
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
 from verl_padding.plan.packing.pads import RowsDK, fit, min_rows_of
 
@@ -31,17 +31,17 @@ yet. Both micro-steps and the bins in them come from costly to cheap."""
 def cut_micro_steps(
     costs: CallCosts, rows: Sequence[int], size: int | None, best: RowsDK | None = None
 ) -> RowsDK:
-    """The fastest cut of a mini-batch, changed as little as its cells require: they are as small as
-    can be, or larger, up to those that the cut asks for, if that is faster.
+    """The fastest cut of a mini-batch, changed as little as its local mini-batches require: they
+    are as small as can be, or larger, up to those that the cut asks for, if that is faster.
 
     Args:
-        best: cells that are taken unless these are faster.
+        best: local mini-batches that are taken unless these are faster.
     """
     cut, call = fastest_cut(costs, rows, size), costs.call
     min_time, best_time = costs.step_time(cut), inf if best is None else costs.step_time(best)
     # An even share is 9 rows, the fullest rank needs 13: 9, 10, 12 and 13 are tried.
-    needed = size or up_to_multiple(min_rows_of(cut), call.cell_multiple)
-    tried, more = size or call.min_cell_rows(len(rows)), call.cell_multiple
+    needed = size or up_to_multiple(min_rows_of(cut), call.local_batch_multiple)
+    tried, more = size or call.min_local_batch_rows(len(rows)), call.local_batch_multiple
     # More pads than these cannot pay for their handling.
     while min_time + (tried * call.dp_size - len(rows)) * costs.pad_handling < best_time:
         filled = fit(costs, cut, tried)
@@ -54,15 +54,17 @@ def cut_micro_steps(
     return best
 
 
-def fastest_cut(costs: CallCosts, rows: Sequence[int], cell_rows: int | None) -> RowsDK:
-    """The fastest cut of a mini-batch, without pads, whatever number of rows its cells have.
+def fastest_cut(costs: CallCosts, rows: Sequence[int], local_batch_rows: int | None) -> RowsDK:
+    """The fastest cut of a mini-batch, without pads, whatever number of rows its local mini-batches
+    have.
 
     Args:
         rows: real rows of the mini-batch.
-        cell_rows: rows of a cell, and so the most of a unit; None for any number.
+        local_batch_rows: rows of a local mini-batch, and so the most of a unit; None for any
+        number.
     """
     # Units of a bin may share more, which the time of a cut has and that of units has not.
-    groupings = candidate_groupings(costs, rows, cell_rows)
+    groupings = candidate_groupings(costs, rows, local_batch_rows)
     return min((MicroStepPacker(costs, units).cut() for units in groupings), key=costs.step_time)
 
 
@@ -136,15 +138,15 @@ class MicroStepPacker:
         left = list(reversed(units))
         rest, n_light = sum(self.cost_I), n_steps
         while n_light > 1 and left:
-            height = self.cost_I[left[-1]]
-            if height * n_light * self.n_ranks <= rest:
+            makespan = self.cost_I[left[-1]]
+            if makespan * n_light * self.n_ranks <= rest:
                 break
             # One for each first, so that no rank is without an item while there are enough.
             bins: list[Bin] = [
                 [left.pop()] if left and not heavy_bins else [] for _ in range(self.n_ranks)
             ]
             for items in bins:
-                fill_bin(items, left, self.tokens_I, self.cost_I, self.token_budget, height)
+                fill_bin(items, left, self.tokens_I, self.cost_I, self.token_budget, makespan)
             rest -= self._cost(bins)
             heavy_bins += bins
             n_light -= 1

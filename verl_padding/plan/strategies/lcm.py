@@ -37,14 +37,15 @@ class Lcm(Strategy):
 
     def check(self, shape: StepShape, name: str) -> None:
         update = shape.updates[name]
-        rows, unit = shape.mini_batch_rows(update), update.dp_size * update.cell_multiple
+        rows, unit = shape.mini_batch_rows(update), update.dp_size * update.local_batch_multiple
         if rows % unit:
             prompts = f"{update.mini_batch_setting}={update.prompts_per_mini_batch}"
             sessions = f"{shape.sessions_setting}={shape.sessions_per_prompt}"
             raise PlanError(
                 f"strategy='lcm': a mini-batch of {name!r} has {prompts} x {sessions} = {rows} "
                 f"rows, not a multiple of {unit} ({update.dp_size} data-parallel ranks x "
-                f"{update.cell_multiple} of a micro-batch); change one or choose another strategy"
+                f"{update.local_batch_multiple} of a micro-batch); change one or choose another "
+                "strategy"
             )
 
     def cut(self, rows: Rows, shape: StepShape, name: str) -> MiniBatches:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_padding.plan.forest import Forest, common_prefix_length
+from verl_padding.plan.prefix_tries import PrefixTries, common_prefix_length
 
 # 257 and 65536 have the bytes of others.
 TOKENS = st.sampled_from([0, 1, 257, 65536])
@@ -20,19 +20,19 @@ def alike(one, other):
     )
 
 
-def forest_of(rows):
+def tries_of(rows):
     order = sorted(range(len(rows)), key=lambda row: rows[row], reverse=True)
     shared_I = [0, *[alike(rows[before], rows[row]) for before, row in pairwise(order)]]
-    return Forest.in_order(list(map(len, rows)), order, shared_I)
+    return PrefixTries.in_order(list(map(len, rows)), order, shared_I)
 
 
 @given(TOKEN_ROWS, st.data())
-def test_a_forest_of_tokens_is_found_by_comparing_each_pair(rows, data):
+def test_a_tries_of_tokens_is_found_by_comparing_each_pair(rows, data):
     group_R = data.draw(st.lists(st.sampled_from("ab"), min_size=len(rows), max_size=len(rows)))
-    forest = Forest.from_tokens([np.array(row) for row in rows], group_R)
+    tries = PrefixTries.from_tokens([np.array(row) for row in rows], group_R)
     for one in range(len(rows)):
         for other in range(one):
-            shared = forest.shared_by_pairs(np.array([one]), np.array([other]))
+            shared = tries.shared_by_pairs(np.array([one]), np.array([other]))
             assert shared == (
                 alike(rows[one], rows[other]) if group_R[one] == group_R[other] else 0
             )
@@ -64,7 +64,7 @@ def tokens_computed(rows):
 def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
     some = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, min_size=1))
     numbers = np.array(some)
-    at, start_I = forest_of(rows).segments(numbers)
+    at, start_I = tries_of(rows).segments(numbers)
     numbers = numbers[at]
     assert len(set(numbers)) == len(numbers)
     assert set(numbers) <= set(some)
@@ -81,7 +81,7 @@ def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), max_size=9, min_size=1), st.data())
 def test_where_whole_rows_are_shared_those_that_none_goes_on_from_are_computed(rows, data):
     some = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, min_size=1))
-    at, start_I = forest_of(rows).whole_beginnings().segments(np.array(some))
+    at, start_I = tries_of(rows).whole_beginnings().segments(np.array(some))
     assert not start_I.any()
     texts = {tuple(rows[row]) for row in some}
     longer = {one[:n] for one in texts for n in range(len(one))}
@@ -93,13 +93,13 @@ def test_rows_of_several_micro_batches_compute_what_each_of_them_does(rows, data
     batch_R = np.array(
         data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
     )
-    forest, numbers = forest_of(rows), np.arange(len(rows))
-    at, start_I = forest.segments(numbers, batch_R)
+    tries, numbers = tries_of(rows), np.arange(len(rows))
+    at, start_I = tries.segments(numbers, batch_R)
     together = {(int(row), int(start)) for row, start in zip(at, start_I, strict=True)}
     apart = set()
     for batch in range(3):
         own = numbers[batch_R == batch]
-        places, starts = forest.segments(own)
+        places, starts = tries.segments(own)
         apart |= {
             (int(own[place]), int(start)) for place, start in zip(places, starts, strict=True)
         }

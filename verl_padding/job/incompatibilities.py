@@ -1,17 +1,17 @@
 """What a job may leave out of its computation without a change of its updates, and what forbids it.
 
-Idle rows have no trained token, or an advantage of exactly 0 on each. A policy loss that is a sum
-of terms which the advantage multiplies has no gradient in them; whatever else the actor's loss adds
-up has one. Old log-probs are those of an update's first optimizer step: a batch of one step needs
-the pass that computes them for their other readers only.
+Zero-advantage rows have no trained token, or an advantage of exactly 0 on each. A policy loss that
+is a sum of terms which the advantage multiplies has no gradient in them; whatever else the actor's
+loss adds up has one. Old log-probs are those of an update's first optimizer step: a batch of one
+step needs the pass that computes them for their other readers only.
 """
 
 from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_padding.job.blocker import Blocker
 from verl_padding.job.calls import ACTOR
+from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.loss_weightings import CORRECTION
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
@@ -21,8 +21,8 @@ from verl_padding.plan import STRATEGIES, Job
 ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 
 
-def zero_advantage_blockers(config: DictConfig) -> Iterator[Blocker]:
-    """What idle rows would add to an actor's update."""
+def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibility]:
+    """What zero-advantage rows would add to an actor's update."""
     actor, losses = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
     why = "it is not known to be 0 where the advantage is"
     yield from _unless_one_of(config, LOSS_MODE, losses, why)
@@ -36,10 +36,12 @@ def zero_advantage_blockers(config: DictConfig) -> Iterator[Blocker]:
     yield from _if_set(config, for_all, "rows without an advantage count in it")
 
 
-def old_log_prob_blockers(config: DictConfig, job: Job, *, local_updates: int) -> Iterator[Blocker]:
+def old_log_prob_incompatibilities(
+    config: DictConfig, job: Job, *, local_updates: int
+) -> Iterator[Incompatibility]:
     """Who reads old log-probs beside the loss of the first optimizer step.
 
-    ``tests/job/test_left_out.py`` lists all that reads them in verl.
+    ``tests/job/test_incompatibilities.py`` lists all that reads them in verl.
 
     Args:
         job: what is planned of a local update.
@@ -52,23 +54,23 @@ def old_log_prob_blockers(config: DictConfig, job: Job, *, local_updates: int) -
     if STRATEGIES[job.strategy].has_own_steps:
         why = "a batch takes as many optimizer steps as its rows fill"
         others = " or ".join(name for name, each in STRATEGIES.items() if not each.has_own_steps)
-        yield Blocker(f"padding.strategy={job.strategy}", why, f"Choose {others}.")
+        yield Incompatibility(f"padding.strategy={job.strategy}", why, f"Choose {others}.")
     if steps > 1:
         setting = f"{ACTOR_SECTION}.ppo_mini_batch_size"
         size = OmegaConf.select(config, setting)
         why = f"the second of {steps} optimizer steps compares with them"
-        yield Blocker(f"{setting}={size}", why, f"Set it to {job.prompts}.")
+        yield Incompatibility(f"{setting}={size}", why, f"Set it to {job.prompts}.")
     # From the second optimizer step on, the policy is not the one that the pass was of.
     if (epochs := OmegaConf.select(config, f"{ACTOR_SECTION}.ppo_epochs")) > 1:
         why = "the second epoch compares with them"
-        yield Blocker(f"{ACTOR_SECTION}.ppo_epochs={epochs}", why, "Set it to 1.")
+        yield Incompatibility(f"{ACTOR_SECTION}.ppo_epochs={epochs}", why, "Set it to 1.")
     if local_updates > 1:
         setting = f"trainer.v1.{SEPARATE_ASYNC}.parameter_sync_step={local_updates}"
-        yield Blocker(setting, "the second local update compares with them", "Set it to 1.")
+        yield Incompatibility(setting, "the second local update compares with them", "Set it to 1.")
     replay = f"{ACTOR_SECTION}.{config.actor_rollout_ref.actor.strategy}.router_replay.mode"
     if OmegaConf.select(config, replay) == "R2":
         why = "the pass records the routes that the update replays"
-        yield Blocker(f"{replay}=R2", why, "Set it to R3 or disabled.")
+        yield Incompatibility(f"{replay}=R2", why, "Set it to R3 or disabled.")
     readers = (
         f"{ROLLOUT_CORRECTION}.bypass_mode",
         f"{ROLLOUT_CORRECTION}.rollout_is",
@@ -78,7 +80,7 @@ def old_log_prob_blockers(config: DictConfig, job: Job, *, local_updates: int) -
         "distillation.enabled",
     )
     yield from _if_set(config, readers, "it reads old log-probs, or replaces them")
-    # The workers see whether a loss of one of these names is verl's (worker/left_out.py).
+    # The workers see whether a loss of one of these names is verl's (worker/incompatibilities.py).
     losses = losses_that(lambda loss: loss.reads_old_log_probs_alone)
     yield from _unless_one_of(config, LOSS_MODE, losses, "it may read more of the pass")
     estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
@@ -86,17 +88,17 @@ def old_log_prob_blockers(config: DictConfig, job: Job, *, local_updates: int) -
     yield from _unless_one_of(config, ESTIMATOR, known, "it reads them, or may do so")
 
 
-def _if_set(config: DictConfig, settings: Sequence[str], why: str) -> Iterator[Blocker]:
+def _if_set(config: DictConfig, settings: Sequence[str], why: str) -> Iterator[Incompatibility]:
     for setting in settings:
         if value := OmegaConf.select(config, setting):
             number = 0 if isinstance(value, int | float) else "null"
             fix = False if isinstance(value, bool) else number
-            yield Blocker(f"{setting}={value}", why, f"Set it to {fix}.")
+            yield Incompatibility(f"{setting}={value}", why, f"Set it to {fix}.")
 
 
 def _unless_one_of(
     config: DictConfig, setting: str, admitted: Sequence[str], why: str
-) -> Iterator[Blocker]:
+) -> Iterator[Incompatibility]:
     value = OmegaConf.select(config, setting)
     if value not in admitted:
-        yield Blocker(f"{setting}={value}", why, f"Choose one of {', '.join(admitted)}.")
+        yield Incompatibility(f"{setting}={value}", why, f"Choose one of {', '.join(admitted)}.")

@@ -1,4 +1,4 @@
-"""The rows of a micro-batch as a tree, in which each token that rows share is computed once, also
+"""The rows of a micro-batch as a trie, in which each token that rows share is computed once, also
 where rows part.
 
 Sorted so that the longer of two rows that begin alike comes first, a row shares most with the row
@@ -20,19 +20,19 @@ import numpy as np
 import torch
 
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.forest import MIN_SHARED_TOKENS
+from verl_padding.plan.prefix_tries import MIN_SHARED_TOKENS
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-TREE = "prefix_tree"
-"""Key of the tree in a micro-batch, and of its place on attention modules and in their calls; and
+TRIE = "prefix_trie"
+"""Key of the trie in a micro-batch, and of its place on attention modules and in their calls; and
 the mark of a callable that follows it, so that none is wrapped twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """The segments and paths of a tree, as attention on a device takes them."""
+    """The segments and paths of a trie, as attention on a device takes them."""
 
     places: torch.Tensor
     """Where the tokens of the paths are computed, one path after the other."""
@@ -47,15 +47,15 @@ class Paths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefixTree:
+class PrefixTrie:
     """Where each token of each row of a micro-batch is computed.
 
     Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6], of which the second comes first, have the
-    segments [5, 6, 7, 9, 9] and [7, 8]: ``tip_S`` is [1, 0], ``start_S`` [0, 2], and the first
+    segments [5, 6, 7, 9, 9] and [7, 8]: ``leaf_S`` is [1, 0], ``start_S`` [0, 2], and the first
     row's tokens are computed at [0, 1, 5, 6].
     """
 
-    tip_S: list[int]
+    leaf_S: list[int]
     """The row of each segment."""
 
     start_S: list[int]
@@ -65,7 +65,7 @@ class PrefixTree:
     """Where, among the tokens of all segments, each token of each row is computed."""
 
     attended: set[Any] = field(default_factory=set)
-    """Layers whose attention has followed the tree; of linear attention, each of its callables."""
+    """Layers whose attention has followed the trie; of linear attention, each of its callables."""
 
     cache: dict[Any, Any] = field(default_factory=dict)
     """What :meth:`once` has made, such as places on a device."""
@@ -73,7 +73,7 @@ class PrefixTree:
     @cached_property
     def path_lengths_S(self) -> list[int]:
         """Keys that the last query of each segment attends to: the tokens of its row."""
-        return [len(self.place_RT[tip]) for tip in self.tip_S]
+        return [len(self.place_RT[leaf]) for leaf in self.leaf_S]
 
     @cached_property
     def lengths_S(self) -> list[int]:
@@ -92,7 +92,7 @@ class PrefixTree:
         return self.cache[make, *of]
 
     def paths(self, tokens: int, device: torch.device) -> Paths:
-        """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the tree
+        """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the trie
         fill up Ulysses ranks."""
         paths: Paths = self.once(_make_paths, tokens, device)
         return paths
@@ -109,11 +109,11 @@ class PrefixTree:
         return any(self.start_S)
 
 
-def _make_paths(tree: PrefixTree, tokens: int, device: torch.device) -> Paths:
-    rest = [tokens - tree.tokens] if tokens > tree.tokens else []
-    lengths_S, path_lengths_S = tree.lengths_S + rest, tree.path_lengths_S + rest
-    behind = np.arange(tree.tokens, tokens)
-    places = np.concatenate([*(tree.place_RT[tip] for tip in tree.tip_S), behind])
+def _make_paths(trie: PrefixTrie, tokens: int, device: torch.device) -> Paths:
+    rest = [tokens - trie.tokens] if tokens > trie.tokens else []
+    lengths_S, path_lengths_S = trie.lengths_S + rest, trie.path_lengths_S + rest
+    behind = np.arange(trie.tokens, tokens)
+    places = np.concatenate([*(trie.place_RT[leaf] for leaf in trie.leaf_S), behind])
     ends_S, path_ends_S = (
         torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
         for lengths in (lengths_S, path_lengths_S)
@@ -127,16 +127,16 @@ def _make_paths(tree: PrefixTree, tokens: int, device: torch.device) -> Paths:
     )
 
 
-def tree_of_rows(lengths_R: Sequence[int]) -> PrefixTree:
+def trie_of_rows(lengths_R: Sequence[int]) -> PrefixTrie:
     """Rows one behind the other, which share nothing."""
-    return build_tree(lengths_R, range(len(lengths_R)), [0] * len(lengths_R))
+    return build_trie(lengths_R, range(len(lengths_R)), [0] * len(lengths_R))
 
 
-def build_tree(
+def build_trie(
     lengths_R: Sequence[int],
     order: Sequence[int],
     shared_I: Sequence[int],
-) -> PrefixTree:
+) -> PrefixTrie:
     """
     Args:
         lengths_R: tokens of each row.
@@ -148,7 +148,7 @@ def build_tree(
     # Rows 0 [5, 6, 7, 8], 1 [5, 6, 7, 9, 9] and 2 [5, 6], in the order 1, 0, 2, share 0, 3 and 2
     # tokens: row 1 is computed at 0 to 4; of row 0, two tokens are at 0 and 1, and its [7, 8] at 5
     # and 6; row 2 has nothing of its own, and is at 0 and 1.
-    tip_S: list[int] = []
+    leaf_S: list[int] = []
     start_S: list[int] = []
     place_RT: list[Int64s] = [np.empty(0, dtype=np.int64)] * len(lengths_R)
     tokens = 0
@@ -159,27 +159,27 @@ def build_tree(
             start = shared - 1 if shared >= MIN_SHARED_TOKENS else 0
             own = np.arange(tokens, tokens + length - start)
             place_RT[row] = np.concatenate([before[:start], own])
-            tip_S.append(row)
+            leaf_S.append(row)
             start_S.append(start)
             tokens += len(own)
         else:
             place_RT[row] = before[:length]
         before = place_RT[row]
-    return PrefixTree(tip_S=tip_S, start_S=start_S, place_RT=place_RT)
+    return PrefixTrie(leaf_S=leaf_S, start_S=start_S, place_RT=place_RT)
 
 
-def tree_of(data: TensorDict) -> PrefixTree | None:
-    """The tree of a micro-batch that shares some of its tokens; None for any other."""
-    return data[TREE] if TREE in data else None  # noqa: SIM401  (get wraps what is no tensor)
+def trie_of(data: TensorDict) -> PrefixTrie | None:
+    """The trie of a micro-batch that shares some of its tokens; None for any other."""
+    return data[TRIE] if TRIE in data else None  # noqa: SIM401  (get wraps what is no tensor)
 
 
 def computed_rows(data: TensorDict) -> list[tuple[int, int, int]]:
     """Of all that is computed of a micro-batch, on the CPU: the row, its tokens, and how many of
     them it shares."""
-    tree = tree_of(data)
-    if tree is None:
+    trie = trie_of(data)
+    if trie is None:
         return [
             (row, tokens, 0)
             for row, tokens in enumerate(data["input_ids"].offsets().diff().tolist())
         ]
-    return list(zip(tree.tip_S, tree.path_lengths_S, tree.start_S, strict=True))
+    return list(zip(trie.leaf_S, trie.path_lengths_S, trie.start_S, strict=True))

@@ -8,36 +8,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_padding.job.blocker import Blocker
+from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.verl_losses import losses_that
-from verl_padding.prefix_sharing.engine import engine_blockers
+from verl_padding.prefix_sharing.engine import engine_incompatibilities
 from verl_padding.worker.plan_packer import PATCHED, module_of
 from verl_padding.worker.training_workers import training_workers
 
-BLOCKERS = "blockers"
-"""Name of what workers answer: of each rank a tuple of (saving, blocker)."""
-NamedBlockers = Iterator[tuple[str, Blocker]]
+INCOMPATIBILITIES = "incompatibilities"
+"""Name of what workers answer: of each rank a tuple of (saving, incompatibility)."""
+NamedIncompatibilities = Iterator[tuple[str, Incompatibility]]
 
 
-def find_blockers(savings: Collection[str]) -> Callable[[Any], Any]:
+def find_incompatibilities(savings: Collection[str]) -> Callable[[Any], Any]:
     """For verl's ``execute_with_func_generator``: answers what of its training workers blocks one
     of these savings."""
 
     def find(worker: Any) -> Any:
-        found: list[tuple[str, Blocker]] = []
+        found: list[tuple[str, Incompatibility]] = []
         for role, training_worker in training_workers(worker).items():
-            found += _engine_blockers(training_worker.engine, savings)
+            found += _engine_incompatibilities(training_worker.engine, savings)
             if role == "actor":
-                found += _loss_blockers(training_worker.loss_fn, savings)
+                found += _loss_incompatibilities(training_worker.loss_fn, savings)
                 if OLD_LOG_PROBS in savings:
-                    found += _noise_blockers(training_worker.engine.module)
+                    found += _noise_incompatibilities(training_worker.engine.module)
         return answer_of(found)
 
     return find
 
 
-def answer_of(found: Collection[tuple[str, Blocker]], **others: Any) -> Any:
+def answer_of(found: Collection[tuple[str, Incompatibility]], **others: Any) -> Any:
     """A rank's answer, of a class that verl can concatenate over ranks, with these values beside
     it."""
     from verl.protocol import DataProto
@@ -45,19 +45,21 @@ def answer_of(found: Collection[tuple[str, Blocker]], **others: Any) -> Any:
     of_rank = np.empty(1, dtype=object)
     of_rank[0] = tuple(found)
     beside = {name: np.array([value]) for name, value in others.items()}
-    return DataProto(non_tensor_batch={BLOCKERS: of_rank, **beside})
+    return DataProto(non_tensor_batch={INCOMPATIBILITIES: of_rank, **beside})
 
 
-def _engine_blockers(engine: Any, savings: Collection[str]) -> NamedBlockers:
+def _engine_incompatibilities(engine: Any, savings: Collection[str]) -> NamedIncompatibilities:
     if PACKER in savings and PATCHED not in module_of(engine.stock.forward_backward_batch):
         why = "it does not cut micro-batches as verl's engines do"
         fix = "Set padding.packer=verl."
-        yield PACKER, Blocker(f"engine={engine.stock.__name__}", why, fix)
+        yield PACKER, Incompatibility(f"engine={engine.stock.__name__}", why, fix)
     if SHARING in savings:
-        yield from ((SHARING, blocker) for blocker in engine_blockers(engine))
+        yield from (
+            (SHARING, incompatibility) for incompatibility in engine_incompatibilities(engine)
+        )
 
 
-def _loss_blockers(loss: Any, savings: Collection[str]) -> NamedBlockers:
+def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompatibilities:
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.utils.losses import ppo_loss
 
@@ -75,13 +77,13 @@ def _loss_blockers(loss: Any, savings: Collection[str]) -> NamedBlockers:
         if saving in savings and mode not in admitted:
             why = "it may add something for the rows, or read the log-probs, that are left out"
             fix = f"Use one of {', '.join(admitted)} of verl's."
-            yield saving, Blocker(f"the actor's loss={mode or loss!r}", why, fix)
+            yield saving, Incompatibility(f"the actor's loss={mode or loss!r}", why, fix)
 
 
-def _noise_blockers(module: Any) -> NamedBlockers:
+def _noise_incompatibilities(module: Any) -> NamedIncompatibilities:
     if where := _noise(module):
         why = "the actor draws while it trains, so an update's log-probs are not those of a pass"
-        yield OLD_LOG_PROBS, Blocker(where, why, "Set it to 0.")
+        yield OLD_LOG_PROBS, Incompatibility(where, why, "Set it to 0.")
 
 
 def _noise(modules: Any) -> str | None:

@@ -1,5 +1,5 @@
-"""Which jobs may leave out idle rows, or the pass that computes old log-probs, and what keeps the
-others from it."""
+"""Which jobs may leave out zero-advantage rows, or the pass that computes old log-probs, and what
+keeps the others from it."""
 
 import ast
 from pathlib import Path
@@ -26,9 +26,13 @@ def job_of(*overrides):
     return check_job(compose_job("+padding=prompt", *DYNAMIC, *overrides)).step_job()
 
 
-def test_an_update_skips_idle_rows_and_a_pass_where_a_job_asks_for_it():
+def test_an_update_drops_zero_advantage_rows_and_a_pass_where_a_job_asks_for_it():
     plain, skips, own = job_of(GRPO, *ONE_STEP), job_of(*SKIP), job_of(*UPDATE)
-    assert [job.updates[ACTOR].skips_idle for job in (plain, skips, own)] == [False, True, False]
+    assert [job.updates[ACTOR].drops_zero_advantage for job in (plain, skips, own)] == [
+        False,
+        True,
+        False,
+    ]
     assert [list(job.inference) for job in (plain, skips, own)] == [[LOG_PROB], [LOG_PROB], []]
     reference = job_of(*UPDATE, f"{A}.use_kl_loss=true")
     assert list(reference.inference) == [REF]
@@ -95,5 +99,5 @@ def _functions_with(node, names, inside=""):
 
 def test_all_that_reads_old_log_probs_in_verl_is_known():
     # When this fails, verl has a new reader: see with which setting it reads, and have
-    # job/left_out.py name that.
+    # job/incompatibilities.py name that.
     assert readers_in_verl() == READERS

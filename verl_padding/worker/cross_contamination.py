@@ -9,7 +9,7 @@ layers, experts too: where rows are apart it gets the same numbers, in bfloat16,
 is as large as many a leak. They may differ by what they differ by if the first pass is repeated.
 Each rank computes the same rows, so that all take part in the same collectives.
 
-Beginnings and trees are computed at other places, in another order. There a difference by rounding
+Beginnings and tries are computed at other places, in another order. There a difference by rounding
 is a part of the effect of the row's own first token, which another pass changes.
 
 Where rows share tokens, the probe also shows whether rows that part have the outputs of the rows
@@ -26,13 +26,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.blocker import Blocker
+from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.model_config import LINEAR
 from verl_padding.job.savings import SHARING
 from verl_padding.plan.transformer_cost import EXPERTS
-from verl_padding.prefix_sharing.engine import BranchesMixedError, find_tree
-from verl_padding.prefix_sharing.tree import TREE
-from verl_padding.worker.left_out import answer_of
+from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
+from verl_padding.prefix_sharing.prefix_trie import TRIE
+from verl_padding.worker.incompatibilities import answer_of
 from verl_padding.worker.training_workers import training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
@@ -49,7 +49,7 @@ an empty text."""
 MIXES = "outputs of rows that part are not those of the rows alone"
 
 
-def probe_for_leaks(
+def check_cross_contamination(
     axes: Sequence[int], *, shares: bool, fixes: Mapping[str, str], multiples: Mapping[str, int]
 ) -> Callable[[Any], Any]:
     """For verl's ``execute_with_func_generator``: a PaddingConfigError if a model of a worker does
@@ -59,7 +59,7 @@ def probe_for_leaks(
         axes: shape of the axes that position ids have before that of tokens: ``()``, or ``(3,)``
             for M-RoPE.
         shares: whether tokens are to be computed once: a shorter row's outputs have to be those of
-            the longer one's beginning then, too, or the answer has a blocker, and
+            the longer one's beginning then, too, or the answer has an incompatibility, and
             :data:`FORK_LIMIT` in it says why rows that part share nothing.
         fixes, multiples: role -> what to set where rows are not kept apart, and of how many
             micro-batches its engine's schedule takes multiples.
@@ -72,7 +72,7 @@ def probe_for_leaks(
                 of_role = _probe(
                     role, training_worker, tuple(axes), shares, fixes[role], multiples[role]
                 )
-                if isinstance(of_role, Blocker):
+                if isinstance(of_role, Incompatibility):
                     found.append((SHARING, of_role))
                 else:
                     limit = limit or of_role
@@ -91,17 +91,17 @@ def _packs_rows(config: Any) -> bool:
 
 def _probe(
     role: str, training_worker: Any, axes: tuple[int, ...], shares: bool, fix: str, multiple: int
-) -> str | Blocker:
+) -> str | Incompatibility:
     """Refuses a model that does not keep rows apart; returns why rows that part share nothing,
     empty if they may share what is before, or why no rows may share."""
     compute = partial(_outputs, training_worker, axes=axes, multiple=multiple)
     text = training_worker.model_config.hf_config.get_text_config()
     passes = list(_rows(text.vocab_size))
     outputs = [found for rows in passes if (found := compute(rows)) is not None]
-    in_tree, limit = None, (shares and training_worker.engine.fork_limit) or ""
+    in_trie, limit = None, (shares and training_worker.engine.fork_limit) or ""
     if shares and not limit:
         try:
-            in_tree = compute(passes[0], shares=True)
+            in_trie = compute(passes[0], shares=True)
         except BranchesMixedError:
             limit = MIXES  # where all layers have run, with their collectives
     if not outputs:
@@ -137,10 +137,10 @@ def _probe(
             f"in the {role}, a row's outputs are not those of a longer row's beginning (they "
             f"differ by {beginning:.2g}, the row's own first token changes {own:.2g})"
         )
-        return Blocker(model, why, "Set padding.sharing=off, or choose another model.")
-    if in_tree is None:
+        return Incompatibility(model, why, "Set padding.sharing=off, or choose another model.")
+    if in_trie is None:
         return limit
-    return "" if max(map(_distance, one, in_tree)) <= leak_limit else MIXES
+    return "" if max(map(_distance, one, in_trie)) <= leak_limit else MIXES
 
 
 def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
@@ -197,9 +197,9 @@ def _outputs(
     off = dict.fromkeys(("compute_loss", "calculate_entropy", "use_dynamic_bsz"), False)
     tu.assign_non_tensor(data, temperature=1.0, micro_batch_size_per_gpu=micro_batch_size, **off)
     if shares:
-        # The micro-batches are alike, and so are their trees.
+        # The micro-batches are alike, and so are their tries.
         one = tu.index_select_tensor_dict(data, list(range(micro_batch_size)))
-        tu.assign_non_tensor_data(data, TREE, find_tree(one, branches=True))
+        tu.assign_non_tensor_data(data, TRIE, find_trie(one, branches=True))
     output = training_worker.infer_batch(data)
     if output is None:
         return None

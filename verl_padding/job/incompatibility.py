@@ -7,7 +7,7 @@ from verl_padding.errors import PaddingConfigError
 
 
 @dataclass(frozen=True)
-class Blocker:
+class Incompatibility:
     """Why a job cannot have a saving."""
 
     setting: str

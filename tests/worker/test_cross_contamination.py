@@ -17,8 +17,8 @@ from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
 from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
 from verl_padding.worker import packed_attention, varlen_attention
-from verl_padding.worker.leak_probe import FORK_LIMIT, probe_for_leaks
-from verl_padding.worker.left_out import BLOCKERS
+from verl_padding.worker.cross_contamination import FORK_LIMIT, check_cross_contamination
+from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 SIZES |= {
@@ -93,10 +93,12 @@ EAGER = {"gpt_oss", "bloom", "mamba"}
 def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple: int = 1) -> bool:
     """Whether rows that part may share."""
     fixes = {"critic": "critic.model.use_remove_padding=False"}
-    answer = probe_for_leaks((), shares=shares, fixes=fixes, multiples={"critic": multiple})(of)
+    answer = check_cross_contamination(
+        (), shares=shares, fixes=fixes, multiples={"critic": multiple}
+    )(of)
     assert of.passes == ((5 if shares else 4) if passes is None else passes)
-    if blockers := answer.non_tensor_batch[BLOCKERS][0]:
-        raise PaddingConfigError(str(blockers))
+    if incompatibilities := answer.non_tensor_batch[INCOMPATIBILITIES][0]:
+        raise PaddingConfigError(str(incompatibilities))
     return not answer.non_tensor_batch[FORK_LIMIT].any()
 
 
@@ -154,8 +156,8 @@ def test_linear_attention_that_loses_a_state_may_not_branch(dtype, monkeypatch):
     assert probe(of, shares=True)
     cut = prefix_linear_attention.cut_pieces
 
-    def without_parents(*of_tree):
-        pieces = cut(*of_tree)
+    def without_parents(*of_trie):
+        pieces = cut(*of_trie)
         return replace(pieces, levels=[replace(each, parents=None) for each in pieces.levels])
 
     monkeypatch.setattr(prefix_linear_attention, "cut_pieces", without_parents)

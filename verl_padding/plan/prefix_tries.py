@@ -1,9 +1,9 @@
 """Rows that begin alike: what an engine that computes shared beginnings once has to compute.
 
 Sorted so that the longer of two rows that begin alike comes first, each row shares most with the
-row before it: rows are the branches of trees, written down with two whole numbers a row. Two rows
+row before it: rows are the branches of tries, written down with two whole numbers a row. Two rows
 that are not neighbours in that order share the minimum of what neighbours share from the first to
-the second. Each token of a tree is computed once, but for the last one before two rows part: its
+the second. Each token of a trie is computed once, but for the last one before two rows part: its
 output is compared with another next token on each branch.
 """
 
@@ -48,8 +48,8 @@ def common_prefix_length(one: NDArray[Any], other: NDArray[Any]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forest:
-    """The rows of a batch in the order of their trees.
+class PrefixTries:
+    """The rows of a batch in the order of their tries.
 
     Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6] have the order 1, 0, 2: ``dfs_position_R`` is [1,
     0, 2], and ``shared_R`` [3, 0, 2].
@@ -75,7 +75,7 @@ class Forest:
         tokens_R: Sequence[int] | Int64s,
         order: Sequence[int] | Int64s,
         shared_I: Sequence[int] | Int64s,
-    ) -> Forest:
+    ) -> PrefixTries:
         """
         Args:
             order: the rows' numbers.
@@ -90,12 +90,14 @@ class Forest:
         )
 
     @classmethod
-    def from_tokens(cls, ids_R: Sequence[Int64s], group_R: Sequence[str] | None = None) -> Forest:
-        """The forest of rows with these token ids, (tokens,) each.
+    def from_tokens(
+        cls, ids_R: Sequence[Int64s], group_R: Sequence[str] | None = None
+    ) -> PrefixTries:
+        """The tries of rows with these token ids, (tokens,) each.
 
         >>> rows = [5, 6, 7, 8], [5, 6, 7, 9, 9], [5, 6]
-        >>> forest = Forest.from_tokens([np.array(ids) for ids in rows])
-        >>> forest.dfs_position_R.tolist(), forest.shared_R.tolist()
+        >>> tries = PrefixTries.from_tokens([np.array(ids) for ids in rows])
+        >>> tries.dfs_position_R.tolist(), tries.shared_R.tolist()
         ([1, 0, 2], [3, 0, 2])
 
         Args:
@@ -114,7 +116,7 @@ class Forest:
                 shared_R[row] = common_prefix_length(ids_R[before], ids_R[row])
         return cls.in_order(list(map(len, ids_R)), order, shared_R[order])
 
-    def whole_beginnings(self) -> Forest:
+    def whole_beginnings(self) -> PrefixTries:
         """The same rows, of which each is computed in another one or by itself."""
         return replace(self, whole=True)
 
