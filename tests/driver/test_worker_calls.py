@@ -10,7 +10,6 @@ import ray
 import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import get_trainer_cls
 
 from benchmarks.one_step import padded_group
 from tests.support.padded_rows import plan_for, upsample
@@ -179,11 +178,9 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     assert (reference["no_lora_adapter"], reference[CALL].timed_as) == (True, "ref")
     assert ("no_lora_adapter" in values, values[CALL].timed_as) == (False, "values")
     # Once verl takes it back by itself, padded_batch.py need not.
-    assert (
-        get_trainer_cls("sync")
-        ._compute_ref_log_prob(trainer, batch, {})
-        .extra_info["no_lora_adapter"]
-    )
+    workers.compute_log_prob, trainer.actor_rollout_wg = lambda rows: rows, workers
+    batch = trainer._compute_ref_log_prob(batch, {})
+    assert batch.extra_info["no_lora_adapter"]
 
 
 def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
