@@ -34,7 +34,7 @@ def test_a_section_of_hydra_is_read():
             rf"^padding.strategy='chunks': .*Choices: {', '.join(STRATEGIES)}\.$",
         ),
         ({"denominator": 3}, r"^padding.denominator=3: "),
-        ({"cost_model": "flops"}, r"^padding.cost_model='flops': .*, model\.$"),
+        ({"cost_model": "flops"}, r"^padding.cost_model='flops': .*attention"),
         ({"pad_length": 1}, r"^padding.pad_length=1: "),
         ({"sharing": ["tries"]}, r"^padding.sharing=\['tries'\]: "),
         ({"seed": -1}, r"^padding.seed=-1: "),

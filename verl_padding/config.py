@@ -64,11 +64,10 @@ class PaddingConfig:
     """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role,
     or name -> ``{role: .., fill: ..}``."""
     cost_model: str = dataclasses.field(
-        default="attention", metadata={"choices": (*COST_MODELS, "model")}
+        default="attention", metadata={"choices": tuple(COST_MODELS)}
     )
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L.
-    ``attention``: 24576 L + L^2, as in verl. ``model``: the operations that each role's model
-    takes, by its Hugging Face config."""
+    ``attention``: 24576 L + L^2, as in verl."""
     packer: Packer | Literal["auto"] = dataclasses.field(
         default="verl", metadata={"choices": (*get_args(Packer), AUTO)}
     )

@@ -97,16 +97,8 @@ def test_the_engine_of_a_run_is_no_file_of_it(hostile, job):
 
 def test_the_models_of_a_run_are_folders_or_are_not_opened(hostile, job):
     of_critic = {"path": str(hostile / "model"), "hf_config_path": fetched_by_a_shell(hostile)}
-    estimator, cost_model = (
-        {"algorithm__adv_estimator": "gae"},
-        {"padding__cost_model": "attention"},
-    )
-    write_config(hostile, job, critic__model=of_critic, **estimator, **cost_model)
+    write_config(hostile, job, critic__model=of_critic, algorithm__adv_estimator="gae")
     assert result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET).exit_code == 0
-    write_config(hostile, job, critic__model=of_critic, **estimator)
-    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
-    assert result.exit_code == 1
-    assert "critic.model" in result.stderr
 
 
 def test_a_run_has_verls_classes_in_verls_places_alone(hostile, job):
@@ -134,11 +126,7 @@ def test_no_network_is_asked_for_the_model_of_a_run(hostile, job, monkeypatch):
 
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", asked)
     write_config(hostile, job, "actor_rollout_ref.model.path=someone/model")
-    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
-    assert result.exit_code == 1
-    assert "someone/model" in result.stderr
-    by_tokens = (*BUDGET, "--", "padding.cost_model=attention")
-    assert result_of(hostile, "plan", hostile / "rows.jsonl", *by_tokens).exit_code == 0
+    assert result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET).exit_code == 0
 
 
 ODD = {

@@ -11,12 +11,12 @@ from tests.support.verl_config import compose_padded
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.job.calls import ACTOR, LOG_PROB, REF, VALUES
 from verl_padding.job.model_config import kinds_of_layers
 from verl_padding.job.role_engine import RoleEngine
 from verl_padding.job.verl_job import MIN_BRANCH_TOKENS, VerlJob
 from verl_padding.on_cpu.tiny_models import make_tiny_model
-from verl_padding.plan import Pass, TransformerCost
+from verl_padding.plan import Pass
 from verl_padding.plan.planner import reuses_layout_of
 
 A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -83,42 +83,6 @@ def test_bypass_mode_runs_no_log_prob_pass_but_for_an_own_reference():
     assert list(job_of(bypass).inference) == []
     lora = (bypass, KL, f"{MODEL}.lora_rank=8")
     assert list(job_of(*lora).inference) == [LOG_PROB]
-
-
-def test_the_cost_of_a_row_is_that_of_its_roles_model(tmp_path):
-    actor, critic = make_tiny_model("qwen2", tmp_path), make_tiny_model("qwen3_moe", tmp_path)
-    job = job_of(
-        "padding.cost_model=model",
-        GAE,
-        f"actor_rollout_ref.model.path={actor}",
-        f"critic.model.path={critic}",
-    )
-    of_actor = TransformerCost.from_config(json.loads((actor / "config.json").read_text()))
-    assert job.cost_model_of(job.updates[ACTOR]) == of_actor
-    assert job.cost_model_of(job.inference[LOG_PROB]) == of_actor
-    of_critic = TransformerCost.from_config(
-        json.loads((critic / "config.json").read_text()), lm_head=False
-    )
-    assert job.cost_model_of(job.updates[CRITIC]) == of_critic != of_actor
-
-
-def test_a_model_whose_cost_cannot_be_known_is_refused_with_its_path(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    for path, message in (
-        (
-            tmp_path / "nothing",
-            rf"actor_rollout_ref.model.path={tmp_path}/nothing: its config cannot be read",
-        ),
-        (
-            tmp_path,
-            (
-                rf"'hidden_size'.*\(actor_rollout_ref.model.path={tmp_path}\)."
-                r" .*cost_model=attention"
-            ),
-        ),
-    ):
-        with pytest.raises(PaddingConfigError, match=rf"^padding.cost_model='model': .*{message}"):
-            job_of("padding.cost_model=model", f"actor_rollout_ref.model.path={path}")
 
 
 SHARED = ("padding.packer=plan", "padding.sharing=on")

@@ -202,7 +202,7 @@ def test_segments_cost_what_an_engine_rounds_them_up_to():
     job = replace(job_of(), updates={"actor": update}, inference={}, cost_model="attention")
     costs = costs_of(rows, job, update)
     tokens_I, cost_I = costs.computed([0, 1])
-    of_row = job.cost_model_of(update)
+    of_row = job.row_cost
     assert tokens_I.tolist() == [20, 3]
     want = [of_row(np.array([n])).item() for n in (20, 19, 14)]
     assert cost_I.tolist() == [want[0], want[1] - want[2]]

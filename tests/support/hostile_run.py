@@ -68,8 +68,7 @@ def target(run):
 
 def write_config(run, job, *overrides, **values):
     """The config that the run has left, which trusts its model."""
-    padding = ("+padding=rows", "padding.cost_model=model")
-    config = compose_job(JobArguments(overrides=(*job, *padding, *overrides)))
+    config = compose_job(JobArguments(overrides=(*job, "+padding=rows", *overrides)))
     OmegaConf.update(config, "actor_rollout_ref.model.trust_remote_code", True)
     for name, value in values.items():
         OmegaConf.update(config, name.replace("__", "."), value, force_add=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,9 +20,7 @@ from verl_padding.cli.page import write_page
 from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_batch
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR
-from verl_padding.job.composition import JobArguments, as_recorded, is_recorded
-from verl_padding.job.model_config import config_path, folder_here
-from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
+from verl_padding.job.composition import JobArguments, as_recorded
 from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
@@ -96,18 +93,7 @@ def _planned_job(arguments: JobArguments, *, has_job: bool) -> Job:
 
         if config.get("padding") is None:
             raise PaddingConfigError("padding: the job does not ask for it. Add +padding=fast.")
-        if is_recorded(arguments) and OmegaConf.select(config, "padding.cost_model") == "model":
-            _check_models_are_here(config)
         return check_job(config).step_job()
-
-
-def _check_models_are_here(config: DictConfig) -> None:
-    for section in (ACTOR_MODEL, *([CRITIC_MODEL] if has_critic(config) else [])):
-        path = config_path(OmegaConf.select(config, section))
-        if not folder_here(path):
-            why = f"{section}.path={path} is no folder here, and a run's config fetches nothing"
-            fix = "Add -- padding.cost_model=attention"
-            raise PaddingConfigError(f"padding.cost_model=model: {why}. {fix}.")
 
 
 def show_plan(

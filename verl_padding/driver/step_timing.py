@@ -1,9 +1,8 @@
 """What the workers' clocks say of a step, and its metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from verl_padding.job.calls import LOG_PROB, REF
 from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
 from verl_padding.record.timings import MicroBatchTiming, prediction_error, timings_by_call
@@ -22,18 +21,12 @@ def read_timings(
         for answer in answers
         for timing in answer.non_tensor_batch[micro_batch_clock.TIMINGS]
     ]
-    cost_models = {name: job.cost_model_of(call) for name, call in job.calls()}
-    # A LoRA actor is its own reference, by a call that is not planned apart.
-    if LOG_PROB in cost_models:
-        cost_models.setdefault(REF, cost_models[LOG_PROB])
-    return timings, timing_metrics(timings, cost_models)
+    return timings, timing_metrics(timings, job.row_cost)
 
 
-def timing_metrics(
-    timings: Sequence[MicroBatchTiming], cost_models: Mapping[str, CostModel]
-) -> dict[str, float]:
-    """Metrics of the calls that have timings, by the cost that the plan of each reckoned with."""
+def timing_metrics(timings: Sequence[MicroBatchTiming], row_cost: CostModel) -> dict[str, float]:
+    """Metrics of the calls that have timings, by the cost that their plan reckoned with."""
     return {
-        f"padding/{call}/prediction_error": prediction_error(of_call, cost_models[call])
+        f"padding/{call}/prediction_error": prediction_error(of_call, row_cost)
         for call, of_call in timings_by_call(timings).items()
     }

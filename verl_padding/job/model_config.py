@@ -9,7 +9,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.plan.transformer_cost import EXPERTS
 from verl_padding.record.files import read_text
 
 OF_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -24,6 +23,8 @@ no text."""
 BRANCHING_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers in which a row may go on from where another one was computed."""
 LINEAR = "linear_attention"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of models with a mixture of experts."""
 GATED_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 """Types of language models in whose layers of kind :data:`LINEAR` it may, too, as these mix tokens
 by two callables (``prefix_sharing/linear_attention.py``); others of that kind have other code."""

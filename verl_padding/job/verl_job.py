@@ -32,7 +32,6 @@ from verl_padding.job.model_config import (
     kinds_of_layers,
     read_model_config,
 )
-from verl_padding.job.model_operations import model_cost
 from verl_padding.job.role_engine import (
     ACTOR_MODEL,
     CRITIC_MODEL,
@@ -43,7 +42,7 @@ from verl_padding.job.role_engine import (
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Savings
 from verl_padding.job.verl_check import check_vision
 from verl_padding.pads.vision_families import image_maker
-from verl_padding.plan import COST_MODELS, Job, Pass, PlanError, TransformerCost, Update
+from verl_padding.plan import Job, Pass, PlanError, Update
 
 logger = logging.getLogger(__name__)
 
@@ -98,11 +97,8 @@ class VerlJob:
         if incompatibility := packing_incompatibility(self.config):
             for saving in (PACKER, SHARING):
                 self.savings.block(saving, [incompatibility])
-        sections = {engine.model_section for engine in self.engines.values()}
-        models = (OmegaConf.select(self.config, section) for section in sections)
-        job = self.step_job(with_costs=all(folder_here(config_path(model)) for model in models))
         needed = old_log_prob_incompatibilities(
-            self.config, job, local_updates=self.parameter_sync_step
+            self.config, self.step_job(), local_updates=self.parameter_sync_step
         )
         self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_incompatibilities(self.config))
         self.savings.block(OLD_LOG_PROBS, needed)
@@ -232,7 +228,6 @@ class VerlJob:
         updates_actor: bool = True,
         seed: int | None = None,
         pad_tokens: int | None = None,
-        with_costs: bool = True,
     ) -> Job:
         """The planner's job of one local update; refused if a size does not divide another, or a
         call has no worker.
@@ -240,9 +235,8 @@ class VerlJob:
         ``calls`` are planned, by default all that the update makes. ``dp_sizes`` has the
         data-parallel size of each, by the names of ``job/calls.py``; by default the config's, but
         worker groups know for sure. ``updates_actor`` is False while ``trainer.critic_warmup``
-        lasts. ``with_costs`` is False where the models, whose costs ``padding.cost_model=model``
-        takes, may not be here yet. ``seed`` of the planner's shuffle is by default the configured
-        one, and ``pad_tokens`` are by default the length of a pad without an image.
+        lasts. ``seed`` of the planner's shuffle is by default the configured one, and
+        ``pad_tokens`` are by default the length of a pad without an image.
         """
         config, padding = self.config, self.padding
         sizes = dp_sizes or {
@@ -252,8 +246,7 @@ class VerlJob:
         }
         # An update trains in mini-batches; a pass may reuse the micro-batches of the actor's.
         names = self._calls_of_step(updates_actor) if calls is None else calls
-        costs = self._model_costs if with_costs else {}
-        planned = {name: self._planned_call(name, sizes, costs) for name in names}
+        planned = {name: self._planned_call(name, sizes) for name in names}
         updates = {name: call for name, call in planned.items() if isinstance(call, Update)}
         inference = {name: call for name, call in planned.items() if isinstance(call, Pass)}
         shared_out = ""
@@ -273,8 +266,7 @@ class VerlJob:
                 # step.
                 row_multiple=sizes[ACTOR],
                 pad_tokens=pad_tokens or self.pad_length(),
-                # With the others, each call brings its own where it has one.
-                cost_model=padding.cost_model if padding.cost_model in COST_MODELS else "attention",
+                cost_model=padding.cost_model,
                 packer="plan" if self.savings.is_on(PACKER) else "verl",
                 sharing="on" if self.shares else "off",
                 may_branch=self.may_branch,
@@ -283,16 +275,13 @@ class VerlJob:
         except PlanError as refusal:
             raise PaddingConfigError(translate_plan_error(refusal)) from refusal
 
-    def _planned_call(
-        self, name: str, dp_sizes: Mapping[str, int], costs: Mapping[str, TransformerCost]
-    ) -> Pass | Update:
+    def _planned_call(self, name: str, dp_sizes: Mapping[str, int]) -> Pass | Update:
         """A worker call as the planner knows it."""
         call = CALL_BY_NAME[name]
         engine = self.engines.get(call.role)
         if engine is None:
             refuse(f"worker call {name!r}", "this job has no worker for it", "Leave it out.")
         fields = engine.pass_fields(dp_sizes[name], training=call.trains)
-        fields["cost_model"] = costs.get(engine.model_section)
         if engine.model_section in self._with_states:
             fields["min_branch_tokens"] = MIN_BRANCH_TOKENS
         if not call.trains:
@@ -316,18 +305,3 @@ class VerlJob:
         log_prob = log_prob or (has_reference(self.config) and not ref)
         made = {ACTOR: updates_actor, CRITIC: critic, VALUES: critic, LOG_PROB: log_prob, REF: ref}
         return [call for call, is_made in made.items() if is_made]
-
-    @cached_property
-    def _model_costs(self) -> dict[str, TransformerCost]:
-        """What rows cost the model of a section, where that is asked for."""
-        costs: dict[str, TransformerCost] = {}
-        if self.padding.cost_model != "model":
-            return costs
-        for section in sorted({engine.model_section for engine in self.engines.values()}):
-            try:
-                model = read_model_config(self.config, section, fetched=self._fetched)
-                costs[section] = model_cost(model, lm_head=section != CRITIC_MODEL)
-            except (PaddingConfigError, PlanError) as error:
-                why = f"{error} ({section}.path={OmegaConf.select(self.config, section).path})"
-                refuse("padding.cost_model='model'", why, "Or set padding.cost_model=attention.")
-        return costs

@@ -16,7 +16,6 @@ from verl_padding.plan.planner import plan_batch
 from verl_padding.plan.rows import MAX_TOKENS, Rows
 from verl_padding.plan.strategies import STRATEGIES
 from verl_padding.plan.strategies.lcm import padded_rows
-from verl_padding.plan.transformer_cost import TransformerCost
 
 __all__ = [
     "COST_MODELS",
@@ -34,7 +33,6 @@ __all__ = [
     "RowTooLongError",
     "Rows",
     "Sharing",
-    "TransformerCost",
     "Update",
     "padded_rows",
     "plan_batch",

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from verl_padding.plan.cost import CostModel
 from verl_padding.plan.errors import PlanError
 
 SyncPoint = Literal["mini_batch", "micro_batch"]
@@ -44,8 +43,6 @@ class Call:
     """Rows of a trie that part take as much of the token budget each, however few of their tokens
     are computed: linear attention keeps a state of each piece between two places where rows part.
     """
-    cost_model: CostModel | None = None
-    """Cost that the ranks of this call are balanced by, if it is not the job's."""
     budget_setting: str = "token_budget"
     """Setting that raises the budget, for messages."""
 

@@ -78,6 +78,7 @@ class Job(StepShape):
         yield from self.updates.items()
         yield from self.inference.items()
 
-    def cost_model_of(self, call: Call) -> CostModel:
-        """The cost that the ranks of a call are balanced by."""
-        return call.cost_model or COST_MODELS[self.cost_model]
+    @property
+    def row_cost(self) -> CostModel:
+        """The cost that ranks are balanced by."""
+        return COST_MODELS[self.cost_model]

@@ -57,7 +57,7 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         costs, update = costs_of(rows, job, call), reuses_layout_of(job, call)
         cut = cuts.get(name, whole)
         # Calls with the same inputs get the same layout, so it is planned and scored once.
-        inputs = (cut, update, layout_key(call), costs.cost_model)
+        inputs = (cut, update, layout_key(call))
         same = next((other for known, other in call_of_inputs if known == inputs), None)
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
@@ -161,19 +161,18 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     return CallCosts(
         call=call,
         tokens_R=np.array(rows.tokens_R, dtype=np.int64),
-        cost_model=job.cost_model_of(call),
+        cost_model=job.row_cost,
         pad_tokens=job.pad_tokens,
         tries=tries if shares and tries is not None and tries.has_shared_tokens else None,
     )
 
 
 def layout_key(call: Call) -> Call:
-    """What a layout depends on, beside the cost model: calls with the same key and rows get the
-    same one."""
+    """What a layout depends on: calls with the same key and rows get the same one."""
     # Two updates of one size, and passes of one budget, differ in what they train and what messages
     # call their settings, which no layout depends on.
     compared = {field.name: getattr(call, field.name) for field in fields(Call)}
-    return Call(**compared | {"budget_setting": "", "cost_model": None})
+    return Call(**compared | {"budget_setting": ""})
 
 
 def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
@@ -188,7 +187,7 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
             "(data.max_prompt_length, data.max_response_length)",
         )
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    cost = int(job.cost_model_of(call)(np.array([tokens], dtype=np.int64))[0])
+    cost = int(job.row_cost(np.array([tokens], dtype=np.int64))[0])
     if cost * len(rows) > MAX_COST:
         raise RowTooLongError(
             f"row {key!r} has {tokens} tokens, too many to plan {len(rows)} rows together: keep "

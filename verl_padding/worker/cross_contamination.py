@@ -27,9 +27,8 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.incompatibility import Incompatibility
-from verl_padding.job.model_config import LINEAR
+from verl_padding.job.model_config import EXPERTS, LINEAR
 from verl_padding.job.savings import SHARING
-from verl_padding.plan.transformer_cost import EXPERTS
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.incompatibilities import answer_of
