@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.results import Keep, report
 from verl_padding.cli.curves import ACTOR_STEPS, StockRule, read_curves
-from verl_padding.cli.stock_layout import VERL_PAD_TOKENS
+from verl_padding.cli.stock_layout import pad_tokens_of_verl
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
 from verl_padding.record.run_files import CONFIG
 
@@ -41,7 +41,7 @@ def main(run: Path, keep: Keep = False) -> None:
         "stock verl, its rule": {
             "optimizer_steps": [rule.optimizer_steps(n) for n in rows],
             "pads": [rule.padded_rows(n) - n for n in rows],
-            "tokens_of_a_pad": VERL_PAD_TOKENS,
+            "tokens_of_a_pad": pad_tokens_of_verl(),
         },
     }
     report("demo_pads", {"real_rows": rows} | figures, keep=keep)

@@ -24,7 +24,7 @@ from rich.progress import track
 from benchmarks.jobs import BatchJob, five_jobs, random_jobs
 from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, report
-from verl_padding.cli.stock_layout import VERL_PAD_TOKENS, pack_as_verl, verl_layout
+from verl_padding.cli.stock_layout import pack_as_verl, pad_tokens_of_verl, verl_layout
 from verl_padding.plan import COST_MODELS, Rows, plan_batch
 from verl_padding.plan.layout import RowsMDK
 from verl_padding.plan.row_keys import row_key
@@ -60,7 +60,7 @@ def verl(job: BatchJob) -> tuple[float, float]:
         token_budget=job.token_budget,
     )
     # Pads are numbered behind the rows, and fewer than those of a mini-batch.
-    return slowest(rows_MDK, [*job.tokens_R, *[VERL_PAD_TOKENS] * job.mini_batch_rows])
+    return slowest(rows_MDK, [*job.tokens_R, *[pad_tokens_of_verl()] * job.mini_batch_rows])
 
 
 def planned(job: BatchJob, packer: str) -> tuple[float, float]:

@@ -13,7 +13,9 @@ from tests.support.hostile_run import (
     fetched_by_a_shell,
     result_of,
     target,
+    write_config,
 )
+from verl_padding.on_cpu.reduced_job import reduced
 from verl_padding.record.run_files import CONFIG
 
 
@@ -88,3 +90,23 @@ def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monke
         result = result_of(hostile, "doctor", *others, *typed)
         assert ("logging.FileHandler" in "".join(result.output.split())) == (name == "acts")
         assert ("trust_remote_code=True" in result.stderr) == (name == "trusts")
+
+
+@pytest.mark.parametrize("place", ["path", "hf_config_path", "tokenizer_path"])
+def test_the_doctor_opens_no_model_of_a_critic_that_is_no_folder(place, hostile, monkeypatch):
+    beside_a_job(hostile, monkeypatch)
+    config = OmegaConf.load(hostile / CONFIG)
+    config.algorithm.adv_estimator = "gae"
+    config.critic.model[place] = fetched_by_a_shell(hostile)
+    OmegaConf.save(config, hostile / CONFIG)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result_of(hostile, "doctor", *of_config)
+
+
+def test_a_dry_run_opens_no_model_but_its_own(hostile, job, tmp_path):
+    config = OmegaConf.load(write_config(hostile, job))
+    for section in (config.actor_rollout_ref.model, config.critic.model):
+        for place in ("path", "hf_config_path", "tokenizer_path"):
+            section[place] = fetched_by_a_shell(hostile)
+    small, _ = reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
+    assert "hdfs://" not in OmegaConf.to_yaml(small, resolve=True)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 from typer.testing import CliRunner
 
+from tests.support.fresh_processes import run_fresh
 from verl_padding.cli.app import app
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
@@ -56,6 +57,13 @@ def test_verls_own_layout_stands_beside_the_plan(path, rows):
     assert verl["tokens"] == plan["tokens"] == sum(row["tokens"] for row in rows)
     assert verl["over_perfect"] >= plan["over_perfect"] >= 1
     assert f" {verl['over_perfect']:.3f} │" in run(path, *shape).stdout
+
+
+def test_a_plan_needs_no_word_on_the_platform(path):
+    code = "from verl_padding.cli.app import app; app()"
+    done = run_fresh(code, "plan", str(path), *SHAPE, platform=None)
+    assert done.returncode == 0, done.stderr
+    assert "optimizer steps" in done.stdout
 
 
 def test_what_stock_verl_stops_at_is_refused_and_not_compared(path):

@@ -10,7 +10,7 @@ from functools import cached_property
 from verl_padding.cli.batch_reader import FileBatch
 from verl_padding.cli.charts import planned_chart
 from verl_padding.cli.page import ShownStep, recorded_step
-from verl_padding.cli.stock_layout import VERL_PAD_TOKENS, pack_as_verl, verl_layout
+from verl_padding.cli.stock_layout import pack_as_verl, pad_tokens_of_verl, verl_layout
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, PlanError, plan_batch
@@ -130,7 +130,7 @@ def _compared(layout: Layout, costs: CallCosts, job: Job) -> dict[str, CutLayout
             pack_as_verl(local_batches_D, padded_R, budget)
             for local_batches_D in layout.local_batches
         ]
-    stock_costs = replace(costs, tries=None, pad_tokens=VERL_PAD_TOKENS)
+    stock_costs = replace(costs, tries=None, pad_tokens=pad_tokens_of_verl())
     return {
         VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs),
         PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs),

@@ -3,10 +3,16 @@ a plan."""
 
 from collections.abc import Sequence
 
-from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN as VERL_PAD_TOKENS
-
 from verl_padding.errors import PaddingDataError
 from verl_padding.plan import padded_rows
+
+
+def pad_tokens_of_verl() -> int:
+    """Tokens of each pad of stock verl."""
+    # Not at the top: verl chooses its platform when it is imported.
+    from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
+
+    return int(SYNTHETIC_PADDING_SEQ_LEN)
 
 
 def verl_layout(
@@ -22,12 +28,13 @@ def verl_layout(
     local_batches_MD, pads = deal_as_verl(
         tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows
     )
-    if pads and token_budget < VERL_PAD_TOKENS:
+    tokens = pad_tokens_of_verl()
+    if pads and token_budget < tokens:
         raise PaddingDataError(
-            f"--compare: a pad of stock verl has {VERL_PAD_TOKENS} tokens, more than the budget of "
+            f"--compare: a pad of stock verl has {tokens} tokens, more than the budget of "
             f"{token_budget}. Raise it, or leave --compare out."
         )
-    padded_R = [*tokens_R, *[VERL_PAD_TOKENS] * pads]
+    padded_R = [*tokens_R, *[tokens] * pads]
     return [
         pack_as_verl(local_batches_D, padded_R, token_budget)
         for local_batches_D in local_batches_MD
@@ -47,7 +54,7 @@ def deal_as_verl(
     # 100 rows with mini-batches of 48: 144 rows, 44 of them pads, in 3 mini-batches.
     total = padded_rows(len(tokens_R), dp_size, mini_batch_rows)
     pads = total - len(tokens_R)
-    padded = torch.tensor([*tokens_R, *[VERL_PAD_TOKENS] * pads], dtype=torch.int64)
+    padded = torch.tensor([*tokens_R, *[pad_tokens_of_verl()] * pads], dtype=torch.int64)
     # As a list, not a tensor as in verl: that gives the same partitions many times faster.
     workload = calculate_workload(padded).tolist()
     chunks = get_seqlen_balanced_partitions(workload, k_partitions=dp_size, equal_size=True)

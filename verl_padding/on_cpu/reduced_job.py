@@ -12,6 +12,7 @@ from verl_padding import configs
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.incompatibility import refuse
+from verl_padding.job.model_config import folder_here
 from verl_padding.record.run_files import ROLLOUTS
 
 # merged in this order
@@ -99,8 +100,11 @@ def reduced(
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
     changes = _changes(config, folder) | dict.fromkeys(LEFT_OUT, False)
     for section in (MODEL, "critic.model"):
+        tokenizer = OmegaConf.select(config, f"{section}.tokenizer_path")
         changes |= {
             f"{section}.path": str(model),
+            f"{section}.hf_config_path": None,  # read for the small model
+            f"{section}.tokenizer_path": tokenizer if folder_here(tokenizer) else None,
             f"{section}.override_config": {"attn_implementation": attention},
         }
     with read_write(config), open_dict(config):

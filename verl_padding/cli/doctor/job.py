@@ -87,8 +87,11 @@ def verls_own_check(config: DictConfig) -> Iterator[Finding]:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+    # A critic's constructor would fetch and open its model, which the check does not look at.
+    checked = config.copy()
+    OmegaConf.update(checked, "critic.model", None, force_add=True)
     try:
-        validate_config(config, need_reference_policy(config), need_critic(config))
+        validate_config(checked, need_reference_policy(config), need_critic(config))
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # by the workers' constructors
     except PaddingError as refusal:
         yield _refused(refusal)
