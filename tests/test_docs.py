@@ -30,7 +30,8 @@ from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job import metric_names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
-from verl_padding.plan import COST_MODELS, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan.cost import token_cost
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
@@ -146,14 +147,13 @@ def logged_metrics() -> set[str]:
     named = {f"{update}/{name}": 1.0 for update in UPDATES for name in of_workers}
     trained = [trained_rows({"p_0_0": MadeRow()})]
     timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]
-    costs = dict.fromkeys(CALL_BY_NAME, COST_MODELS["tokens"])
     told = planned_metrics().union(
         step_metrics.worker_metrics(named, {}, {call.timer: 1.0 for call in CALLS}),
         batch_metrics.row_metrics(trained),
         batch_metrics.session_counts(trained, prompts=1, sessions=1, failed=[]),
         batch_metrics.age_metrics(trained, 1),
         batch_metrics.role_metrics(trained, [["lead"]]),
-        timing_metrics(timings, costs),
+        timing_metrics(timings, token_cost),
         (f"padding/{update}/idle_steps/total" for update in UPDATES),
     )
     modules = [*(ROOT / "verl_padding/driver").glob("*.py"), Path(metric_names.__file__)]
