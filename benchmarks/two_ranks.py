@@ -1,4 +1,5 @@
-"""Two real FSDP2 ranks on a CPU, whose updates are timed side by side.
+"""Two real ranks on a CPU, of FSDP2 unless settings say otherwise, whose updates are timed side by
+side.
 
 A Qwen2 of two layers, or a Qwen3.5's text model, whose first one is linear attention; verl's own
 worker, engine and loss. CPU seconds of both ranks count neither ranks that wait nor other work on
@@ -18,22 +19,25 @@ from tensordict import TensorDict
 from benchmarks.ray_and_queue import ray_and_queue
 from benchmarks.update_sides import RANKS
 
+VOCABULARY = 260
+"""That of the tokenizer, and one token more, since ranks may halve it."""
+
 
 @contextmanager
-def two_ranks(hidden, budget, kind="qwen2"):
+def two_ranks(hidden, budget, kind="qwen2", settings=()):
     """The workers of an actor: a model of this width and kind, and micro-batches of ``budget``
-    tokens."""
+    tokens; ``settings`` choose an engine."""
     with ray_and_queue(object_store_bytes=2_000_000_000), tempfile.TemporaryDirectory() as folder:
         from benchmarks.actor_workers import start_actor, stop
         from benchmarks.one_gpu.rank import make_model
 
-        model = make_model(Path(folder), f"wide {hidden}", kind, 259, "cpu")
+        model = make_model(Path(folder), f"wide {hidden}", kind, VOCABULARY, "cpu")
         actor = "actor_rollout_ref.actor"
         budget_settings = (
             f"{actor}.use_dynamic_bsz=true",
             f"{actor}.ppo_max_token_len_per_gpu={budget}",
         )
-        workers = start_actor(model, RANKS, *budget_settings)
+        workers = start_actor(model, RANKS, *budget_settings, *settings)
         yield workers
         stop(workers)
 

@@ -94,7 +94,7 @@ class Case:
         from verl_padding.pads.template import PadTemplate
         from verl_padding.pads.upsampling import strip
 
-        plan = self._plan(batch, side, budget)
+        plan = self._plan(workers, batch, side, budget)
         padded = PaddedBatch(
             batch,
             plan,
@@ -108,14 +108,15 @@ class Case:
         strip(padded.pads)
         return found | {"sharing_factor": plan.figures["actor"].sharing_factor}
 
-    def _plan(self, batch, side, budget):
+    def _plan(self, workers, batch, side, budget):
+        from verl_padding.driver.worker_calls import dp_size
         from verl_padding.prefix_sharing.detection import PrefixDetection
 
         job = job_of(
             prompts=1,
             sessions=len(self.rows),
             mini_prompts=1,
-            ranks=RANKS,
+            ranks=dp_size(workers, "actor"),
             budget=budget,
             has_pass=side.old_log_probs == "pass",
             drops_zero_advantage=side.drops_zero_advantage,

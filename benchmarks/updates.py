@@ -1,12 +1,13 @@
-"""Real updates of two FSDP2 ranks: shared prefixes, rows that are left out, and stock verl beside
-both.
+"""Real updates of two ranks: shared prefixes, rows that are left out, and stock verl beside both.
 
     python -m benchmarks.updates trees|idle|hybrid|fast [--keep]
+    VERL_USE_EXTERNAL_MODULES=tests.support.engines python -m benchmarks.updates megatron|veomni
 
 *trees*: sessions of 2, 4 and 8 model calls on average (long-tailed), each a row, whose reasoning is
 left out of later prompts; eight rollouts of each prompt; and rows that share nothing. Each case has
 some 12,000 tokens that are unlike. The model is wide enough that most of what a token takes is
-linear layers.
+linear layers. *megatron* and *veomni* are the same on these engines without their kernels, on two
+ranks of tensor and of data parallelism; the others are of FSDP2.
 
 *idle*: 128 prompts of eight rollouts, of which 0, 30 and 60 % of the tokens have no advantage, with
 and without them (``padding.zero_advantage_rows=skip``), and without the pass before the update
@@ -172,10 +173,17 @@ class Group:
     hidden: int
     budget: int = BUDGET
     kind: str = "qwen2"
+    settings: tuple[str, ...] = ()
+    """Those of an engine other than FSDP2's."""
 
 
+ACTOR = "actor_rollout_ref.actor"
+TENSOR = ("+local=cpu_megatron", f"{ACTOR}.megatron.tensor_model_parallel_size=2")
+VEOMNI = ("+local=cpu_veomni", f"{ACTOR}.optim.lr_scheduler_type=constant")
 GROUPS = {
     "trees": Group(cases=sharing_cases, hidden=512),
+    "megatron": Group(cases=sharing_cases, hidden=512, settings=TENSOR),
+    "veomni": Group(cases=sharing_cases, hidden=512, settings=VEOMNI),
     "idle": Group(cases=idle_cases, hidden=256),
     "fast": Group(cases=fast_cases, hidden=512),
     "hybrid": Group(
@@ -190,7 +198,7 @@ GROUPS = {
 def measure(group: Group, repeats: int) -> dict[str, Any]:
     """What each round of each side took, by case."""
     figures = {}
-    with two_ranks(group.hidden, group.budget, group.kind) as workers:
+    with two_ranks(group.hidden, group.budget, group.kind, group.settings) as workers:
         for name, case in group.cases().items():
             sides: dict[str, list[dict[str, Any]]] = {side.name: [] for side in case.sides}
             for number in track(range(repeats + 1), name):

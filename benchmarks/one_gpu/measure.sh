@@ -3,7 +3,7 @@
 #   bash benchmarks/one_gpu/measure.sh KIT SITE OUT learn
 #   bash benchmarks/one_gpu/measure.sh KIT SITE OUT exact speed job -- --rounds 5
 # KIT holds packages.tar.xz (or its parts), SITE is where it is unpacked, once; OUT gets the results. Seconds of each
-# part: LEARN, EXACT, SPEED, JOB. A part that fails or is stopped leaves what it has shown.
+# part: LEARN, EXACT, SPEED, JOB, MEGATRON. A part that fails or is stopped leaves what it has shown.
 set -uo pipefail
 kit=$(realpath "$1") site=$2 out=$3
 shift 3
@@ -24,15 +24,17 @@ own="${site}/own"
 rm -rf "${own}"
 mkdir -p "${own}/verl_padding" "${own}/verl_padding-0.dist-info"
 ln -s "${PWD}"/verl_padding/* "${PWD}/configs" "${PWD}/recipes" "${own}/verl_padding/"
-ln -s "${PWD}/benchmarks" "${own}/"
+ln -s "${PWD}/benchmarks" "${PWD}/tests" "${own}/"
 printf 'Metadata-Version: 2.1\nName: verl_padding\nVersion: 0\n' > "${own}/verl_padding-0.dist-info/METADATA"
 printf '[verl.plugins]\nverl_padding = verl_padding.plugin\n' > "${own}/verl_padding-0.dist-info/entry_points.txt"
 export PYTHONSAFEPATH=1 PYTHONPATH="${own}:${site}" PYTHONUNBUFFERED=1 VERL_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 
-declare -A seconds=([learn]=${LEARN:-500} [exact]=${EXACT:-150} [speed]=${SPEED:-240} [job]=${JOB:-260})
+declare -A seconds=([learn]=${LEARN:-500} [exact]=${EXACT:-150} [speed]=${SPEED:-240} [job]=${JOB:-260} [megatron]=${MEGATRON:-300})
 for part in "${parts[@]:-learn}"; do
     begun=$(date +%s) limit=${seconds[${part}]}
     command=(-m benchmarks.one_gpu "${part}" --out "${out}" --seconds $((limit - 25)) "$@")
+    # Started in the checkout: the tests' folder is the one that is linked, pytest's plug-ins are not there.
+    [ "${part}" = megatron ] && command=(-m pytest -o addopts= -p no:cacheprovider -m "gpu and megatron" tests/gpu)
     timeout -k 5 "${limit}" "${python}" "${command[@]}" > "${out}/${part}.log" 2>&1
     code=$?
     echo "${part}: ended with ${code} after $(($(date +%s) - begun)) s"

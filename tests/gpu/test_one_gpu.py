@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from benchmarks.one_gpu import whole_job
+from tests.equivalence.test_sharing_on_megatron import CASES
 from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
 from tests.support.pages import ROOT
+from tests.support.sharing_ranks import assert_exact, run_cases
 from verl_padding.worker.varlen_attention import flash_attn_varlen_func, has_kernel
 
 pytestmark = [
@@ -74,6 +76,15 @@ def test_gradients_of_pads_tries_and_skipped_rows_are_those_of_rows_alone(tmp_pa
         else:
             assert line["off_float32"] <= max(1e-5, 1.1 * alone[case])
             assert line["off_rows_alone"] < (1e-5 if case[1] == "fp32" else 0.02)
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_rows_that_share_on_megatron_are_as_each_alone(dtype, tolerance, tmp_path):
+    """Of layers without Transformer Engine, whose kernels take none of float32."""
+    found = run_cases(CASES[1], 1, tmp_path / "1", dtype, platform="nvidia")
+    for of_case in found.values():
+        assert_exact(of_case, tolerance)
 
 
 def test_a_whole_job_trains_by_torchs_kernel(tmp_path):

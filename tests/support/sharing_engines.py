@@ -36,7 +36,8 @@ class SharingRanks:
     def __init__(self, case: Case, models: Path, dtype: str):
         self.case = case
         self.engine, self.loss = start_engine(case, model_folder(case.kind, models, dtype))
-        rows = trained_rows(texts_of(case.rows), getattr(torch, dtype))
+        of_rows = torch.float64 if dtype == "float64" else torch.float32
+        rows = trained_rows(texts_of(case.rows), of_rows)
         prompts = sorted({key.split("_")[0] for key in rows})
         dp, rank = (
             self.engine.get_data_parallel_size(),

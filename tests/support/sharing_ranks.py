@@ -47,10 +47,14 @@ class Case:
 
 
 def run_cases(
-    cases: Mapping[str, Case], ranks: int, folder: Path, dtype: str = "float64"
+    cases: Mapping[str, Case],
+    ranks: int,
+    folder: Path,
+    dtype: str = "float64",
+    platform: str = "cpu",
 ) -> dict[str, Any]:
-    """What each case found: name of a cut -> largest differences from rows alone; an exception if
-    a rank ends with one, or all of them take too long."""
+    """What each case found on verl's platform: name of a cut -> largest differences from rows
+    alone; an exception if a rank ends with one, or all of them take too long."""
     from tests.support.sharing_rows import make_model
 
     folder.mkdir(exist_ok=True)
@@ -58,7 +62,8 @@ def run_cases(
         make_model(kind, folder.parent, dtype)
     text = json.dumps({name: asdict(case) for name, case in cases.items()})
     (folder / "cases.json").write_text(text)
-    common = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "TQ_NUM_THREADS": "1"}
+    common = {"VERL_PLATFORM": platform, "VERL_ENGINE_DEVICE": "cpu"}
+    common |= {"OMP_NUM_THREADS": "1", "TQ_NUM_THREADS": "1"}
     common |= {"VERL_LOGGING_LEVEL": "ERROR", "WORLD_SIZE": str(ranks), "DTYPE": dtype}
     common |= {"LOCAL_WORLD_SIZE": str(ranks), "MODELING_BACKEND": "veomni"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.sharing_ranks", str(folder)]
@@ -146,7 +151,8 @@ def main(folder: Path) -> None:
     cases = json.loads((folder / "cases.json").read_text())
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(str(folder / "store"), ranks)
-    dist.init_process_group("cpu:gloo", store=store, rank=rank, world_size=ranks)
+    on_gpu = "" if os.environ["VERL_PLATFORM"] == "cpu" else ",cuda:nccl"
+    dist.init_process_group(f"cpu:gloo{on_gpu}", store=store, rank=rank, world_size=ranks)
     is_double = os.environ["DTYPE"] == "float64"
     if is_double:
         is_megatron = any(case["engine"] == "megatron" for case in cases.values())

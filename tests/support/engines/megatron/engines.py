@@ -1,5 +1,5 @@
 """verl's Megatron engines for device "cpu", and what Megatron-Core asks of ``torch.cuda``, answered
-by the CPU.
+by the CPU. With VERL_ENGINE_DEVICE=cpu, a GPU computes the same layers.
 
 verl imports its Megatron engine wherever Megatron-Core is installed, so nothing is changed in a
 process before it builds one. Megatron-Core places its buffers, its random states and its streams on
@@ -10,11 +10,13 @@ computes anything.
 from __future__ import annotations
 
 import functools
+import os
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from verl.utils.device import get_device_name
 
 from verl_padding.on_cpu.verl_patches import register_on_cpu
 
@@ -34,7 +36,8 @@ class _OnCpu:
     model_config: Any
 
     def __init__(self, model_config, engine_config, *args, **kwargs):
-        answer_for_cuda()
+        if get_device_name() == "cpu":
+            answer_for_cuda()
         from tests.support.engines.megatron import megatron_core
 
         megatron_core.replace_transformer_engine()
@@ -43,7 +46,8 @@ class _OnCpu:
     def _build_tf_config(self):
         # verl's config knows half precisions only, which a CPU emulates: slowly, and hiding small
         # errors.
-        object.__setattr__(self.engine_config, "dtype", "float32")
+        if os.environ.get("DTYPE") != "bfloat16":
+            object.__setattr__(self.engine_config, "dtype", "float32")
         config = self.model_config.hf_config
         if not hasattr(
             config, "rope_theta"

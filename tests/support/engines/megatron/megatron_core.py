@@ -44,7 +44,7 @@ def replace_transformer_engine():
 def _as_on_the_host(tensor, as_numpy=False, record_stream=False):
     """Megatron-Core's function gives a tensor that is on the CPU back as it is, and not as
     NumPy's."""
-    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+    return tensor.cpu().numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
 def _with_lists(all_to_all):
