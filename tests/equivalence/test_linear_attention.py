@@ -92,7 +92,13 @@ def pair():
     return Pair("qwen3_next")
 
 
-@pytest.mark.parametrize("name", awkward_tries())
+AWKWARD = [
+    pytest.param(name, marks=() if name in ("whole beginnings", "five deep") else pytest.mark.slow)
+    for name in awkward_tries()
+]
+
+
+@pytest.mark.parametrize("name", AWKWARD)
 def test_tries_that_part_at_awkward_places_are_rows_alone(name, pair):
     pair.assert_exact(awkward_tries()[name])
 
@@ -104,7 +110,9 @@ def test_random_tries_are_rows_alone(seed, pair):
     pair.assert_exact(random_tries(seed))
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_next", pytest.param("qwen3_5_text", marks=pytest.mark.slow)]
+)
 def test_layers_that_are_computed_again_follow_the_same_trie(kind):
     Pair(kind, checkpointed=True).assert_exact(random_tries(0))
 
@@ -194,6 +202,7 @@ def test_a_bucket_that_is_filled_up_changes_nothing():
     pair.assert_exact(random_tries(4))
 
 
+@pytest.mark.slow
 def test_adapters_have_the_gradients_of_rows_alone():
     peft = pytest.importorskip("peft")
     pair = Pair("qwen3_next")
