@@ -134,7 +134,9 @@ def metrics_of_an_update(
 
 
 @pytest.mark.parametrize("sharing", ["off", "on"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", pytest.param(AUTOCAST, marks=pytest.mark.slow)]
+)
 def test_the_ratio_is_one_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
     plan, engine = planned(rows, sharing), engine_of(dtype, sharing)
     old, of_reference = (log_probs_of_a_pass(engine, rows, plan, TAKEN) for _ in range(2))
