@@ -21,6 +21,8 @@ from verl_padding.recipes.subagents import job as subagents
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))
 GPU_SCRIPTS = [path for path in SCRIPTS if "cpu" not in path.name]
+QUICK = ("context_reset", "guess")
+"""Recipes whose script is run up to its job; those of the others begin as the first of them."""
 
 
 FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.optimizer_steps=configured)?\}"
@@ -86,7 +88,11 @@ def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(job, settings, lo
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in SCRIPTS if "cpu" in path.name],
+    [
+        pytest.param(path, marks=() if path.parent.name in QUICK else pytest.mark.slow)
+        for path in SCRIPTS
+        if "cpu" in path.name
+    ],
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )
 def test_the_doctor_passes_a_tiny_job_as_its_script_starts_it(path, tmp_path, monkeypatch):
