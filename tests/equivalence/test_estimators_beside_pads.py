@@ -210,7 +210,18 @@ for option in SUPPORTED_ROLLOUT_RS_OPTIONS:
     CORRECTIONS[f"rejects by {option}"] = RolloutCorrectionConfig(rollout_is=None, **rejects)
 
 
-@pytest.mark.parametrize("name", sorted(CORRECTIONS))
+def further(names, kind):
+    """The names, of which all but the first of a kind are slow."""
+    first = min(name for name in names if name.startswith(kind))
+    return [
+        pytest.param(
+            name, marks=pytest.mark.slow if name.startswith(kind) and name != first else ()
+        )
+        for name in sorted(names)
+    ]
+
+
+@pytest.mark.parametrize("name", further(CORRECTIONS, "rejects by"))
 def test_a_decoupled_correction_computes_from_real_rows(name):
     section, said = "algorithm.rollout_correction", vars(CORRECTIONS[name])
     settings = [f"{section}.{field}={said[field]}" for field in FIELDS]
