@@ -16,7 +16,6 @@ from verl_padding.job.verl_check import untried_verl
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.prompt_order import PromptNames
 from verl_padding.pads.queue import KVBatchMeta, clear_leftovers
-from verl_padding.verl_fixes.queue_owner import check_queue_owner
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as VerlTrainer
@@ -60,7 +59,6 @@ class PaddedTrainer(VerlTrainer):
     """The steps of the job, once it has been set up."""
 
     def __init__(self, config: DictConfig):
-        check_queue_owner()
         self.receipts = Receipts(self)
         self._job = prepare_job(config)
         self._prompt_names = PromptNames()
