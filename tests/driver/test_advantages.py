@@ -184,7 +184,7 @@ def computed_by_action(
 
 @pytest.mark.parametrize("said", [True, False], ids=["its agent loop says how", "nothing is said"])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data(), kl=st.booleans())
 def test_advantages_are_those_of_the_formula_however_a_session_is_split(estimator, said, data, kl):
     drawn = data.draw(sessions(said=said))
@@ -221,7 +221,7 @@ def test_advantages_are_those_of_the_formula_however_a_session_is_split(estimato
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data(), by_rows=st.booleans())
 def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data, by_rows):
     drawn = data.draw(sessions(said=True))

@@ -1,15 +1,13 @@
 """The padded trainer's own steps on the real TransferQueue; the workers here only say how many
 ranks they have."""
 
-import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
 
-from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
+from tests.support.rows_in_queue import put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.job.calls import ACTOR
-from verl_padding.pads.prompt_order import ordered_uid, place_of
+from verl_padding.pads.prompt_order import place_of
 
 PAD_TOKENS = 2
 """Of a pad of text."""
@@ -37,28 +35,6 @@ class _Prompts:
     def __iter__(self):
         while True:
             yield {"raw_prompt": [[{"role": "user", "content": "?"}]] * 2, "index": torch.arange(2)}
-
-
-def test_the_plan_does_not_depend_on_which_session_ended_first():
-    uids = [ordered_uid(7, place) for place in range(4)]
-    keys = [
-        f"{uid}_{session}_{index}" for uid in uids for session in range(2) for index in range(2)
-    ][:15]
-    lengths = [(5 + number, 3 + number % 4) for number in range(len(keys))]
-    plans, metrics = [], {}
-    for order in (range(15), reversed(range(15)), np.random.default_rng(0).permutation(15)):
-        came = [int(number) for number in order]
-        batch = put_rows([lengths[number] for number in came], [keys[number] for number in came])
-        trainer = padded_trainer()
-        trainer._balance_batch(batch, metrics)
-        assert batch.keys == keys
-        assert [tag["seq_len"] for tag in batch.tags] == [
-            prompt + response for prompt, response in lengths
-        ]
-        plans.append(trainer.steps.current.plan)
-        tq.kv_clear(keys=list(queue_content()), partition_id=PARTITION)
-    assert plans[0].n_pads > 0
-    assert plans[0] == plans[1] == plans[2]
 
 
 def test_the_batch_keeps_its_rows_and_metrics_tell_of_the_plan():

@@ -21,7 +21,7 @@ from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT, RELATIVE_METRI
 from tests.support.verl_config import compose_job
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPTS, MINI, CRITIC_MINI, RANKS, STEPS = 6, 2, 3, 2, 2
 LR = 1e-3

@@ -91,7 +91,7 @@ def zeros_of(field):
 
 
 @settings(
-    max_examples=8,
+    max_examples=5,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(schema=SCHEMAS, lengths=LENGTHS, dp_size=st.integers(2, 3))

@@ -32,7 +32,7 @@ BUDGET = 64
 AUTOCAST = "float32 weights, bfloat16 autocast"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, AUTOCAST: torch.float32}
 
-ROUNDING = {"float32": 1e-6, "bfloat16": 0.02, AUTOCAST: 0.02}
+ROUNDING = {"float32": 1e-6, "bfloat16": 0.02}
 """What the mean of the log-ratio may be because a row has other rows beside it."""
 
 
@@ -134,7 +134,9 @@ def metrics_of_an_update(
 
 
 @pytest.mark.parametrize("sharing", ["off", "on"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", pytest.param(AUTOCAST, marks=pytest.mark.slow)]
+)
 def test_the_ratio_is_one_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
     plan, engine = planned(rows, sharing), engine_of(dtype, sharing)
     old, of_reference = (log_probs_of_a_pass(engine, rows, plan, TAKEN) for _ in range(2))
@@ -144,7 +146,7 @@ def test_the_ratio_is_one_where_a_pass_has_the_updates_micro_batches(dtype, shar
     assert metrics["actor/pg_loss"] != 0.0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(dtype, rows):
     # Or the test above would show nothing about micro-batches.
     plan, engine = planned(rows, "off"), engine_of(dtype, "off")
@@ -157,7 +159,7 @@ def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(dtype, rows):
     assert metrics["kl_loss"] == 0.0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_the_default_packer_the_ratio_is_one_but_for_rounding(dtype, rows):
     # verl's packer cuts a pass into other micro-batches than the update.
     plan, engine = planned(rows, "off", packer="verl"), engine_of(dtype, "off")

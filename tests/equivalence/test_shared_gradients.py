@@ -210,8 +210,7 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(
 
 
 SESSION_LOSSES = [
-    *[(name, "seq-mean-token-mean") for name in sorted(set(POLICY_LOSSES) - set(PACKING_MATTERS))],
-    *[("vanilla", mode) for mode in MODES if mode != "seq-mean-token-mean"],
+    *[("vanilla", mode) for mode in MODES],
     *[("critic", mode) for mode in ("token-mean", "seq-mean-token-mean")],
 ]
 """test_row_weights.py has all modes of all losses, without sharing."""

@@ -1,7 +1,9 @@
 """What is read from a verl config, and which jobs are refused before any worker starts."""
 
 import json
+from copy import copy
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -175,9 +177,14 @@ def test_what_a_job_saves_is_known_when_it_is_made():
         assert job.savings.on == saved
 
 
+@cache
+def plain_job() -> VerlJob:
+    return check_job(compose_padded())
+
+
 def with_engines(pad_length, *configs) -> VerlJob:
     """A reader of a job with these engines, each a strategy and its settings."""
-    reader = check_job(compose_padded())
+    reader = copy(plain_job())
     reader.padding = replace(reader.padding, pad_length=pad_length)
     rest = {
         "section": "",

@@ -81,7 +81,7 @@ def worker_data_of(batch):
 
 
 @settings(
-    max_examples=10,
+    max_examples=6,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(

@@ -41,7 +41,7 @@ def chained(keys: Sequence[str], tokens: Sequence[int], chain_R: Sequence[int]) 
     return Rows.from_keys(keys, tokens, tries_of_chains(tokens, chain_R))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(rows=batches(known="tries"), job=jobs(pass_cut_as_update=True, sharing="on"))
 def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, job):
     off = replace(job, sharing="off")
@@ -84,7 +84,7 @@ def times(rows: Rows, job: Job) -> dict[str, int]:
     }
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     rows=batches(max_prompts=4, max_rows=6),
     job=jobs(pass_cut_as_update=True, sharing="on"),
@@ -136,7 +136,7 @@ def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
     assert list(map(len, layout.rows_MDK[0][0])) == n_rows_K
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     rows=batches(max_prompts=2, max_sessions=5, max_rows=6, known="tries", max_tokens=60),
     job=jobs(pass_cut_as_update=True, sharing="on"),
@@ -161,7 +161,7 @@ def micro_batches(layout: Layout) -> list[Sequence[int]]:
     return [held for step in layout.rows_MDK for of_rank in step for held in of_rank]
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     rows=batches(max_prompts=4, max_rows=6, known="tries"),
     job=jobs(pass_cut_as_update=True, sharing="on"),

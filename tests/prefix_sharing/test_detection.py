@@ -35,7 +35,7 @@ def continued(rows, **fields):
 
 
 @settings(
-    max_examples=12,
+    max_examples=8,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
@@ -174,7 +174,7 @@ def sessions_in_any_order(draw):
     return keys, tokens, declared
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(session=sessions_in_any_order())
 def test_a_row_continues_no_later_row_whatever_is_said(session):
     keys, tokens, declared = session

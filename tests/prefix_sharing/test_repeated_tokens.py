@@ -71,7 +71,7 @@ def masks_by_hand(rows, *, said):
 
 
 @pytest.mark.parametrize("said", [True, False], ids=["its agent loop says how", "nothing is said"])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_so_it_is_however_a_session_is_split(said, data):
     drawn = data.draw(sessions(said=said))
@@ -105,7 +105,7 @@ def rows_with_masks(draw):
     return rows
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(rows=rows_with_masks())
 def test_a_token_is_masked_where_an_earlier_row_trains_it_and_nowhere_else(rows):
     """A token that an earlier row has and does not train is still to be trained."""

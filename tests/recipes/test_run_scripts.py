@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.verl_config import compose_job
+from verl_padding.cli.app import app
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.recipes.context_reset import job as context_reset
@@ -19,6 +21,8 @@ from verl_padding.recipes.subagents import job as subagents
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))
 GPU_SCRIPTS = [path for path in SCRIPTS if "cpu" not in path.name]
+QUICK = ("context_reset", "guess")
+"""Recipes whose script is run up to its job; those of the others begin as the first of them."""
 
 
 FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.optimizer_steps=configured)?\}"
@@ -84,21 +88,24 @@ def test_the_tiny_job_is_a_job_that_verl_and_the_plugin_accept(job, settings, lo
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in SCRIPTS if "cpu" in path.name],
+    [
+        pytest.param(path, marks=() if path.parent.name in QUICK else pytest.mark.slow)
+        for path in SCRIPTS
+        if "cpu" in path.name
+    ],
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )
-def test_the_doctor_passes_a_tiny_job_as_its_script_starts_it(path, tmp_path):
+def test_the_doctor_passes_a_tiny_job_as_its_script_starts_it(path, tmp_path, monkeypatch):
     script = path.read_text()
     doctor = 'verl-padding doctor "${job[@]}"\n'
-    until = script[: script.index(doctor)] + doctor
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # if not activated
-    environment = os.environ | {"OUT": str(tmp_path), "RAY_ADDRESS": "local", "PATH": programs}
-    ended = subprocess.run(
-        ["bash", "-c", until],
-        cwd=path.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    until = script[: script.index(doctor)] + 'printf "%s\\n" "${job[@]}" > "${out}/job"\n'
+    # For where the environment is not activated.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    subprocess.run(["bash", "-c", until], cwd=path.parent, check=True)
+    monkeypatch.chdir(path.parent)
+    monkeypatch.syspath_prepend(path.parent)
+    job = (tmp_path / "job").read_text().splitlines()
+    ended = CliRunner().invoke(app, ["doctor", *job])
+    assert ended.exit_code == 0, ended.output

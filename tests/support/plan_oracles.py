@@ -12,7 +12,7 @@ from verl_padding.plan import BatchPlan, Job, Layout, Rows, plan_batch
 from verl_padding.plan.calls import Call
 from verl_padding.plan.layout import RowNumbers
 
-EXAMPLES = settings(max_examples=60)
+EXAMPLES = settings(max_examples=40)
 
 
 MOSTLY_CUT_BY_PLAN = st.one_of(

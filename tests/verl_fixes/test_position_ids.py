@@ -17,7 +17,7 @@ MAX_ROWS = 4
 AXES = (3, 4)
 LENGTHS = [
     *chain.from_iterable(
-        combinations_with_replacement(range(1, 6), n) for n in range(1, MAX_ROWS + 1)
+        combinations_with_replacement(range(1, 5), n) for n in range(1, MAX_ROWS + 1)
     ),
     *((length,) * n for length in (6, 8, 9, 12, 16) for n in range(1, MAX_ROWS + 1)),
     *((5, 8), (4, 8, 4), (12, 4), (8, 3, 1)),

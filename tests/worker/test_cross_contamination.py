@@ -47,9 +47,6 @@ LEAKING = {
     },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "bloom": {"n_layer": 2, "n_head": 4},
-    "opt": {"word_embed_proj_dim": 64, "ffn_dim": 128},
-    "jamba": {"num_experts": 2, "mamba_d_state": 8, "use_mamba_kernels": False},
-    "lfm2_moe": EXPERTS | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
 }
 """Families whose layers run on from row to row, or whose attention by torch is not told where a row

@@ -126,17 +126,8 @@ def test_without_the_variable_verls_registry_has_nothing_of_ours():
     assert not [engine for engine in engines if "Padded" in engine or "Sharing" in engine]
 
 
-def test_with_it_each_engine_that_verl_would_choose_is_a_padded_one():
-    for engine in run_fresh(REGISTRY, VENDOR, platform="cpu").stdout.splitlines():
-        own, *behind = engine.split()
-        assert own == f"Padded{behind[2]}"
-        assert behind[:2] == ["SharingEngine", "PaddedEngine"]
-
-
 OWN_ENGINE = """
-import os
-os.environ["VERL_ENGINE_VENDOR"] = "verl_padding"
-from verl.workers.engine import BaseEngine, EngineRegistry
+from verl.workers.engine import BaseEngine
 from verl_padding.worker.padded_engine import register_padded_engines
 @EngineRegistry.register("language_model", "own", "cpu")
 class Own(BaseEngine): ...
@@ -146,5 +137,12 @@ print(EngineRegistry.get_engine_cls("language_model", "own").__name__)
 """
 
 
-def test_an_engine_of_a_users_own_gets_it_by_one_call():
-    assert run_fresh(OWN_ENGINE, platform="cpu").stdout.split() == ["Own", "PaddedOwn"]
+def test_with_it_each_engine_of_verl_is_a_padded_one_and_by_a_call_a_users():
+    ran = run_fresh(REGISTRY + OWN_ENGINE, VENDOR, platform="cpu")
+    *engines, own, of_call = ran.stdout.splitlines()
+    assert len(engines) == 4
+    for engine in engines:
+        first, *behind = engine.split()
+        assert first == f"Padded{behind[2]}"
+        assert behind[:2] == ["SharingEngine", "PaddedEngine"]
+    assert (own, of_call) == ("Own", "PaddedOwn")
