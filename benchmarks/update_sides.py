@@ -27,7 +27,7 @@ class Side:
     """Whether stock verl makes the update, not the plan."""
     sharing: Sharing = "off"
     drops_zero_advantage: bool = False
-    """Whether the update leaves idle rows out."""
+    """Whether the update drops zero-advantage rows."""
     old_log_probs: Literal["put", "pass", "update"] = "put"
     """Old log-probs are those that were put with the rows, a pass's before the update, or the
     update's own."""
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def idle_share(self):
-        """Tokens of idle rows, as a share of all."""
+        """Tokens of zero-advantage rows, as a share of all."""
         return sum(tokens_of(self.rows[row]) for row in self.idle) / sum(map(tokens_of, self.rows))
 
     def put(self):

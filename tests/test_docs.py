@@ -240,15 +240,11 @@ def test_the_figures_of_readme_are_those_of_the_evidence():
         r"^\| (.+) \|.*\(docs/evidence\.md#([\w-]+)\) \|$", read(ROOT / "README.md"), re.MULTILINE
     )
     assert len(rows) >= 3
-    for local_batches, anchor in rows:
+    for cells, anchor in rows:
         known = set(NUMBER.findall(sections[anchor]))
-        numbers = [
-            number
-            for local_batch in local_batches.split(" | ")[1:]
-            for number in NUMBER.findall(local_batch)
-        ]
+        numbers = [number for cell in cells.split(" | ")[1:] for number in NUMBER.findall(cell)]
         assert numbers
-        assert [number for number in numbers if number not in known] == [], local_batches
+        assert [number for number in numbers if number not in known] == [], cells
 
 
 def test_how_it_works_has_each_method_of_verl_that_is_overridden():
@@ -260,10 +256,8 @@ def test_how_it_works_has_each_method_of_verl_that_is_overridden():
         if callable(getattr(PPOTrainer, name, None)) and name in vars(PPOTrainer)
     }
     text = section(read(DOCS / "how_it_works.md"), "The trainer")
-    local_batches = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
-    assert {
-        name for local_batch in local_batches for name in CODE.findall(local_batch)
-    } == overridden
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    assert {name for cell in cells for name in CODE.findall(cell)} == overridden
     assert len(overridden) > 8
 
 

@@ -59,7 +59,7 @@ def test_the_page_shows_the_agent_loop_of_the_recipe():
 
 def test_the_files_that_the_page_names_are_those_of_the_recipe(own_recipe):
     listed = re.findall(r"^\| ([^|]+) \|", own_recipe_text(), re.MULTILINE)
-    named = {name for local_batch in listed for name in re.findall(r"`(\w+\.\w+)`", local_batch)}
+    named = {name for cell in listed for name in re.findall(r"`(\w+\.\w+)`", cell)}
     files = {path.name for path in (ROOT / "recipes/guess").iterdir() if path.is_file()}
     assert named == files - {"__init__.py", "README.md"}
 

@@ -30,7 +30,7 @@ FLOORS = (
 )
 """Modules and packages of the top floor, each above those that it may import."""
 DOORS = {
-    "verl_fixes": {"driver/mixin.py", "worker/padded_engine.py", "entry/import_hooks.py"},
+    "verl_fixes": {"driver/stock_guard.py", "worker/padded_engine.py", "entry/import_hooks.py"},
     "on_cpu": {"entry/import_hooks.py"},
 }
 """What is not the plug-in itself -> the modules that may import it, beside the commands of

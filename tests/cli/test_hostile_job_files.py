@@ -4,6 +4,7 @@ so."""
 import json
 
 import pytest
+import verl.utils.config
 from omegaconf import OmegaConf
 
 from tests.support.hostile_run import (
@@ -15,6 +16,7 @@ from tests.support.hostile_run import (
     target,
     write_config,
 )
+from verl_padding.errors import PaddingConfigError
 from verl_padding.on_cpu.reduced_job import reduced
 from verl_padding.record.run_files import CONFIG
 
@@ -95,18 +97,29 @@ def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monke
 @pytest.mark.parametrize("place", ["path", "hf_config_path", "tokenizer_path"])
 def test_the_doctor_opens_no_model_of_a_critic_that_is_no_folder(place, hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
+    checked, check = [], verl.utils.config.validate_config
+
+    def noted(*args):
+        checked.append(args)
+        check(*args)
+
+    monkeypatch.setattr("verl.utils.config.validate_config", noted)
     config = OmegaConf.load(hostile / CONFIG)
     config.algorithm.adv_estimator = "gae"
     config.critic.model[place] = fetched_by_a_shell(hostile)
     OmegaConf.save(config, hostile / CONFIG)
     of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
     result_of(hostile, "doctor", *of_config)
+    assert checked
 
 
 def test_a_dry_run_opens_no_model_but_its_own(hostile, job, tmp_path):
     config = OmegaConf.load(write_config(hostile, job))
     for section in (config.actor_rollout_ref.model, config.critic.model):
-        for place in ("path", "hf_config_path", "tokenizer_path"):
+        for place in ("path", "hf_config_path", "tokenizer_path", "lora_adapter_path"):
             section[place] = fetched_by_a_shell(hostile)
     small, _ = reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
     assert "hdfs://" not in OmegaConf.to_yaml(small, resolve=True)
+    config.data.val_files = [fetched_by_a_shell(hostile)]
+    with pytest.raises(PaddingConfigError, match=r"^data\.val_files="):
+        reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")

@@ -39,7 +39,7 @@ OF_FOUR = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
 def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
     result = run(folder, *OF_FOUR)
     lines = [
-        [local_batch.strip() for local_batch in line.split("│")[1:-1]]
+        [cell.strip() for cell in line.split("│")[1:-1]]
         for line in result.stdout.split("\n")
         if "│" in line
     ]

@@ -21,8 +21,8 @@ SHAPE = ("--dp", 2, "--mini-batch", 1, "--n", 2, "--budget", 1024)
 def first_column(heading: str) -> set[str]:
     """What the tables below a heading have in their first column."""
     rows = section(PAGE, heading).split("\n#")[0]
-    local_batches = re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE)
-    return {name for local_batch in local_batches for name in re.findall(r"`([^`]+)`", local_batch)}
+    cells = re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
 def test_the_rows_of_the_page_are_read_as_it_says():

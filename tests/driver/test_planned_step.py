@@ -85,7 +85,7 @@ def test_what_rows_of_a_session_count_as_is_said_once_unless_it_is_set(caplog):
             assert (setting in "".join(told)) == (setting in said)
 
 
-def test_the_pass_is_dropped_until_the_rows_fill_a_second_step():
+def test_the_pass_is_skipped_until_the_rows_fill_a_second_step():
     one_step = ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "padding.packer=plan"]
     one_step += ["actor_rollout_ref.rollout.calculate_log_probs=false"]
     one_step += ["algorithm.rollout_correction=null"]  # rows have log-probs of the rollout

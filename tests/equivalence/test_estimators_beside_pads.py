@@ -203,9 +203,10 @@ CORRECTIONS = {
 }
 assert len(CORRECTIONS) >= 5
 CORRECTIONS["normalized"] = RolloutCorrectionConfig(rollout_is_batch_normalize=True)
-CORRECTIONS["rejects"] = RolloutCorrectionConfig(
-    rollout_is=None, rollout_rs="seq_max_k2", rollout_rs_threshold="0.5"
-)
+for option, bounds in {"token_k1": "0.5_1.5", "seq_max_k2": "0.5"}.items():
+    CORRECTIONS[f"rejects by {option}"] = RolloutCorrectionConfig(
+        rollout_is=None, rollout_rs=option, rollout_rs_threshold=bounds
+    )
 
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
@@ -219,7 +220,7 @@ def test_a_decoupled_correction_computes_from_real_rows(name):
     assert without.error is None
     assert len([each for each in without.metrics if each.startswith("rollout_corr/")]) > 5
     kept = [token for mask in without.rows["response_mask"] for token in mask]
-    assert not all(kept) or name != "rejects", "nothing was rejected"
+    assert not all(kept) or not name.startswith("rejects"), "nothing was rejected"
 
 
 REWARDS = {

@@ -167,7 +167,7 @@ BYPASS = {
 }
 assert len(BYPASS) >= 5
 PADDED_LAYOUT = pytest.mark.parametrize(
-    "layout", [SPREAD, IDLE_RANK], ids=["spread", "zero_advantage_rank"]
+    "layout", [SPREAD, IDLE_RANK], ids=["spread", "rank of pads"]
 )
 
 

@@ -142,6 +142,7 @@ KINDS = {
         (f"{A}.ppo_mini_batch_size=4", f"{R}.calculate_log_probs=true"),
         {OLD_LOG_PROBS: [f"{A}.ppo_mini_batch_size=4", f"{R}.calculate_log_probs=True"]},
     ),
+    "gae with a critic": ((f"{ESTIMATOR}=gae",), {}),
     "lora": ((f"{MODEL}.lora_rank=4",), {}),
     "kl in the loss": ((KL,), {ZERO_ADVANTAGE_ROWS: [f"{A}.use_kl_loss=True"]}),
     "distillation": (
@@ -154,6 +155,7 @@ KINDS = {
         (*MEGATRON, f"{A}.megatron.router_replay.mode=R3"),
         {SHARING: [f"{A}.megatron.router_replay.mode=R3"]},
     ),
+    "veomni": (VEOMNI, {}),
     "separate_async": (SEPARATE, {}),
     "a loss of its own": (
         (f"{LOSS}.loss_mode=own",),

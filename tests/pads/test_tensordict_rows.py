@@ -175,6 +175,13 @@ def test_pads_are_on_the_device_of_a_batch_with_texts():
     assert_same_rows(strip(padded), batch)
 
 
+def test_rows_that_need_no_pads_are_marked_as_well():
+    batch = without()
+    padded = upsample(batch, 5)
+    assert padded["is_padding"].tolist() == [False] * 5
+    assert_same_rows(strip(padded), batch)
+
+
 @settings(max_examples=20)
 @given(lengths=LENGTHS, tried=SHAPES, multiples=st.tuples(st.integers(1, 9), st.integers(1, 9)))
 @example(lengths=FIVE, tried=set(), multiples=(4, 8))

@@ -27,7 +27,7 @@ def tries_of(rows):
 
 
 @given(TOKEN_ROWS, st.data())
-def test_a_tries_of_tokens_is_found_by_comparing_each_pair(rows, data):
+def test_tries_of_tokens_are_found_by_comparing_each_pair(rows, data):
     group_R = data.draw(st.lists(st.sampled_from("ab"), min_size=len(rows), max_size=len(rows)))
     tries = PrefixTries.from_tokens([np.array(row) for row in rows], group_R)
     for one in range(len(rows)):

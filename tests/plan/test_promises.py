@@ -273,7 +273,7 @@ def test_processes_that_hash_texts_in_other_ways_plan_the_same(monkeypatch):
     job=st.one_of(jobs(), jobs(pass_cut_as_update=True)),
     part=st.sampled_from([0.3, 0.7, 1]),
 )
-def test_zero_advantage_rows_are_dropped_of_an_update_and_its_mini_batches_stay(rows, job, part):
+def test_zero_advantage_rows_are_dropped_from_an_update_and_its_mini_batches_stay(rows, job, part):
     update = replace(job.updates["actor"], drops_zero_advantage=True)
     less, all_rows = replace(job, updates=dict(job.updates, actor=update)), planned(rows, job)
     zero_advantage = Random(len(rows)).sample(range(len(rows)), int(len(rows) * part))

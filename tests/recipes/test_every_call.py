@@ -65,7 +65,7 @@ def think(replies, tokenizer):
     return played.play(ThinkingLoop, replies, ROW, rollout, tokenizer, max_thinking=4)
 
 
-def test_what_was_thought_is_dropped_of_the_next_prompt():
+def test_what_was_thought_is_left_out_of_the_next_prompt():
     tokenizer = make_byte_tokenizer(thinks=True)
     outputs, server = think(["hmm</think>", "1", "so 2", "2", "3</think>", "3"], tokenizer)
     first = "<|im_start|>user\n????????<|im_end|>\n<|im_start|>assistant\n"

@@ -109,7 +109,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path):
     assert not path.exists()
 
 
-def test_what_rows_share_is_a_tries_again():
+def test_what_rows_share_makes_tries_again():
     tries = made_step().tries()
     order, shared = tries.shared_among(np.array([0, 2, 1]))
     assert order.tolist() == [2, 0, 1], (

@@ -20,7 +20,7 @@ Text = tuple[tuple[int, int], ...]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnRows(Rows):
     text_R: tuple[Text, ...] | None = None
-    """Tokens of each row, if its tries is known."""
+    """Tokens of each row, if its tries are known."""
     whole: bool = False
     """Whether rows share all of a row or nothing."""
 

@@ -30,9 +30,7 @@ PAD = "pad"
 # [rank][micro-batch] -> rows; a micro-batch of pads alone, one mixed, one of real rows.
 SPREAD = [[[0, PAD], [1, 2]], [[PAD, PAD], [3, 4]]]
 IDLE_RANK = [[[0, 1], [2, 3, 4]], [[PAD, PAD], [PAD]]]
-LAYOUTS = pytest.mark.parametrize(
-    "layout", [SPREAD, IDLE_RANK], ids=["spread", "zero_advantage_rank"]
-)
+LAYOUTS = pytest.mark.parametrize("layout", [SPREAD, IDLE_RANK], ids=["spread", "rank of pads"])
 MODES = [
     "token-mean",
     "token-sum",

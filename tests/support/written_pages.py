@@ -20,7 +20,7 @@ needs_a_browser = pytest.mark.skipif(
 
 
 class Page(HTMLParser):
-    """The data of a page, the local mini-batches of each line of its table of steps, its links, and
+    """The data of a page, the cells of each line of its table of steps, its links, and
     its notes."""
 
     def __init__(self):
@@ -30,7 +30,7 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.notes: list[str] = []
         self._id: str | None = None
-        self._in_local_batch = self._in_note = False
+        self._in_cell = self._in_note = False
 
     def handle_starttag(self, tag, attrs):
         named = dict(attrs)
@@ -38,10 +38,10 @@ class Page(HTMLParser):
         self._id = named.get("id")
         if tag == "tr":
             self.lines.append([])
-        self._in_local_batch, self._in_note = tag == "td", named.get("class") == "note"
+        self._in_cell, self._in_note = tag == "td", named.get("class") == "note"
 
     def handle_endtag(self, tag):
-        self._in_local_batch = self._in_note = False
+        self._in_cell = self._in_note = False
 
     def handle_data(self, data):
         if self._id and self._id.startswith("packed-"):
@@ -49,7 +49,7 @@ class Page(HTMLParser):
                 gzip.decompress(base64.b64decode(data))
             )
             self._id = None
-        elif self._in_local_batch:
+        elif self._in_cell:
             self.lines[-1].append(data.strip())
         elif self._in_note:
             self.notes.append(data)

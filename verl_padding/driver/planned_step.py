@@ -329,12 +329,12 @@ class PlannedStep:
             has_pass=not job.skips_old_log_probs or LOG_PROB in self.tokens or ACTOR not in layouts,
         )
         made = {call: self._plans[-1] if call == ACTOR else self._padded for call in layouts}
-        zero_advantage = {
+        idle_steps = {
             f"padding/{call}/idle_steps/total": padded.idle_steps(call)
             for call, padded in made.items()
             if CALL_BY_NAME[call].trains
         }
-        return self.metrics() | saved | zero_advantage
+        return self.metrics() | saved | idle_steps
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""

@@ -115,11 +115,6 @@ def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
     return replace(arguments, config_name=name)
 
 
-def is_recorded(arguments: JobArguments) -> bool:
-    """Whether they are those of :func:`as_recorded`."""
-    return arguments.config_name.startswith(RECORDED)
-
-
 def _model_engine(config: Any) -> str:
     """The choice of verl's config group: a plain name, as Hydra takes a path for a file."""
     engine = str(config.get("model_engine", "dp"))

@@ -1,6 +1,6 @@
 """Which savings a job has, that change none of its results, and what keeps the others off.
 
-All that refuses a saving gives a ``Incompatibility`` to :meth:`Savings.block`. A saving that the
+All that refuses a saving gives an ``Incompatibility`` to :meth:`Savings.block`. A saving that the
 job asks for is refused there; one that is ``auto`` stays off, and the incompatibility is shown.
 """
 

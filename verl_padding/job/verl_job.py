@@ -165,8 +165,6 @@ class VerlJob:
         if self.has_vision:
             check_vision(f"{ACTOR_MODEL}.path={self.config.actor_rollout_ref.model.path}")
             image_maker(self.padding.multimodal, self.model_config)
-        if fetched:
-            self.step_job()  # refuses models whose costs are not known
         self._with_states = {name for name, model in models.items() if has_linear_attention(model)}
         for section, model in models.items():
             why = self._forbids_branches(section, model)

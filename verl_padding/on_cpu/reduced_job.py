@@ -97,14 +97,13 @@ def reduced(
     critic = OmegaConf.select(config, "critic.model.path")
     if critic not in (None, config.actor_rollout_ref.model.path):
         left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
+    left_out += (unread := _places_elsewhere(config))
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
-    changes = _changes(config, folder) | dict.fromkeys(LEFT_OUT, False)
+    changes = _changes(config, folder) | dict.fromkeys(LEFT_OUT, False) | dict.fromkeys(unread)
     for section in (MODEL, "critic.model"):
-        tokenizer = OmegaConf.select(config, f"{section}.tokenizer_path")
         changes |= {
             f"{section}.path": str(model),
             f"{section}.hf_config_path": None,  # read for the small model
-            f"{section}.tokenizer_path": tokenizer if folder_here(tokenizer) else None,
             f"{section}.override_config": {"attn_implementation": attention},
         }
     with read_write(config), open_dict(config):
@@ -121,6 +120,28 @@ def reduced(
             OmegaConf.update(config, setting, value, force_add=True)
         config.ray_kwargs.ray_init.pop("address", None)
     return config, left_out
+
+
+def _places_elsewhere(config: DictConfig) -> list[str]:
+    """Settings of parts of models that do not fit the small one, or are no folders here: verl would
+    fetch them, by a shell command where they begin with ``hdfs://``.
+
+    Raises:
+        PaddingConfigError: a file of data is on another machine.
+    """
+    for setting in ("data.train_files", "data.val_files"):
+        files = OmegaConf.select(config, setting)
+        for file in [files] if isinstance(files, str) else files or ():
+            if "://" in file:
+                refuse(f"{setting}={file}", "a dry run fetches nothing", "Name a file here.")
+    sections = (MODEL, "critic.model")
+    adapters = [f"{section}.lora_adapter_path" for section in sections]
+    tokenizers = [f"{section}.tokenizer_path" for section in sections]
+    named = [name for name in adapters if OmegaConf.select(config, name)]
+    for name in tokenizers:
+        path = OmegaConf.select(config, name)
+        named += [name] if path and not folder_here(path) else []
+    return named
 
 
 def _changes(config: DictConfig, folder: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class LayoutFigures:
     packer cuts them, or without a token budget."""
     computed_tokens: int
     """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the
-    tips."""
+    leaves."""
     sharing_factor: float
     """Tokens of the real rows over computed tokens: 1 where nothing is shared."""
     micro_imbalance: float | None

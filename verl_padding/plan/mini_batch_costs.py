@@ -65,8 +65,7 @@ def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]
 
     Args:
         rows_MDK: all ranks of a step have equally many micro-batches. If the workers cut the local
-        mini-batches,
-            each local mini-batch is one micro-batch here.
+            mini-batches, each is one micro-batch here.
         costs: the call's.
     """
     return [_step_cost(rows_DK, costs) for rows_DK in rows_MDK]

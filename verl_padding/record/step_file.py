@@ -91,8 +91,8 @@ class RecordedStep:
     """Empty where micro-batches are not timed."""
 
     def tries(self) -> PrefixTries:
-        """What the rows begin with alike, within each prompt; a ValueError where that is no
-        tries."""
+        """What the rows begin with alike, within each prompt; a ValueError where that makes
+        none."""
         # Depth first, as a row is followed by the one that shares with it: of rows 0 to 2, where 2
         # shares with 0, the order is 0, 2, 1.
         follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}

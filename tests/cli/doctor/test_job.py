@@ -159,6 +159,7 @@ MISTAKES = [
     ({"trainer.resume_mode": "resume_path"}, "trainer.resume_from_path", "global_step_"),
     ({MODEL: "/none/model"}, MODEL, "/none/model"),
     ({MODEL: "no_such_owner/no_such_model"}, MODEL, "no_such_model"),
+    ({MODEL: "empty/model"}, MODEL, "empty/model"),
     ({MODEL: "empty"}, MODEL, "empty"),
     ({TRAIN: "none.parquet"}, TRAIN, "none.parquet"),
     ({"data.val_files": ["none.parquet"]}, "data.val_files", "none.parquet"),

@@ -70,6 +70,8 @@ def _refused(refusal: Exception) -> Finding:
 def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     """What would end verl's job in its first minutes, or change nothing in silence; ``verls`` is
     the config without overrides."""
+    from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
+
     yield from unread_keys(config, verls)
     yield from (of_other_kinds := list(values_of_other_kinds(config, verls)))
     yield from _refusals(files_and_modules(config))
@@ -78,7 +80,9 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     yield from import_external_lib(config)
     yield from unknown_choices(config)
     yield from _one_session(config)
-    tokenizer = yield from _model(config)
+    tokenizer = yield from _model(config, ACTOR_MODEL)
+    if has_critic(config):
+        yield from _model(config, CRITIC_MODEL)
     yield from data_findings(config, tokenizer)
 
 
@@ -106,23 +110,23 @@ def _one_session(config: DictConfig) -> Iterator[Finding]:
         yield warning("actor_rollout_ref.rollout.n", f"1: {why}. Raise it, or choose another.")
 
 
-def _model(config: DictConfig) -> Generator[Finding, None, Any]:
+def _model(config: DictConfig, name: str) -> Generator[Finding, None, Any]:
     """Reads a model's folder as verl does; returns its tokenizer, None if there is none."""
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl_padding.job.model_config import folder_here
 
-    section = config.actor_rollout_ref.model
-    named = {name: section.get(name) or section.path for name in PLACES}
-    folders = {name: folder_here(path) for name, path in named.items()}
+    section = OmegaConf.select(config, name)
+    named = {place: section.get(place) or section.path for place in PLACES}
+    folders = {place: folder_here(path) for place, path in named.items()}
     if not all(folders.values()):
         return None  # of the hub; or missing, which has been found
-    here = OmegaConf.merge(section, {name: str(folder) for name, folder in folders.items()})
+    here = OmegaConf.merge(section, {place: str(folder) for place, folder in folders.items()})
     try:
         return omega_conf_to_dataclass(here).tokenizer
     except Exception as error:  # of transformers, or code that comes with the model
         why = " ".join(str(error.__cause__ or error).split())
-        yield wrong("actor_rollout_ref.model.path", f"{section.path}: {why}. Correct the folder.")
+        yield wrong(f"{name}.path", f"{section.path}: {why}. Correct the folder.")
         return None
 
 

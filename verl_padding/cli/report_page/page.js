@@ -147,7 +147,7 @@ function showPrompts() {
     details.dataset.prompt = prompt;
     const shared = Math.round((100 * sum(of("shared_tokens", rows))) / tokens);
     const figures = [count(sessions, "session"), count(rows.length, "row"), count(tokens, "token"), `${shared} % alike`];
-    if (step.columns.reward) figures.push(`reward ${shown(reward)}`, count(idle, "idle row"));
+    if (step.columns.reward) figures.push(`reward ${shown(reward)}`, count(idle, "zero-advantage row"));
     summary.append(element("code", "", prompt), element("span", "figures", figures.join(", ")));
     details.addEventListener("toggle", () => fill(details, rows));
     return details;

@@ -44,7 +44,7 @@ def layout_of_cuts(
 
     Args:
         filled_M: the local mini-batches of each mini-batch, in which every pad is the number
-        ``n_rows``.
+            ``n_rows``.
         with_micro_batches: False where the workers cut them.
     """
     pad_numbers = count(costs.n_rows)

@@ -3,7 +3,7 @@ and wherever rows share.
 
 FSDP gathers parameters in each micro-batch, so ranks wait for each other in each. Micro-batch k of
 all ranks is a *micro-step*, as high as the cost of its costliest bin. A mini-batch takes the sum of
-the heights, and a little more for each micro-step. Two things keep that low: few micro-steps, and
+the makespans, and a little more for each micro-step. Two things keep that low: few micro-steps, and
 bins of one micro-step that cost the same.
 
 Rows of 900, 500, 400 and 100 tokens, two ranks and a budget of 1,000, with a cost of one a token:
@@ -61,7 +61,7 @@ def fastest_cut(costs: CallCosts, rows: Sequence[int], local_batch_rows: int | N
     Args:
         rows: real rows of the mini-batch.
         local_batch_rows: rows of a local mini-batch, and so the most of a unit; None for any
-        number.
+            number.
     """
     # Units of a bin may share more, which the time of a cut has and that of units has not.
     groupings = candidate_groupings(costs, rows, local_batch_rows)
@@ -110,9 +110,9 @@ class MicroStepPacker:
         return bins_DK
 
     def group_into_micro_steps(self, bins: list[Bin]) -> MicroSteps:
-        """Groups bins into micro-steps so that the heights are least: neighbours by cost, one bin a
-        rank."""
-        # Costs 9 7 6 2 on two ranks: 9 beside 7 and 6 beside 2, of heights 9 + 6. No other pairs
+        """Groups bins into micro-steps so that the makespans are least: neighbours by cost, one bin
+        a rank."""
+        # Costs 9 7 6 2 on two ranks: 9 beside 7 and 6 beside 2, of makespans 9 + 6. No other pairs
         # are lower: the third costliest is in some micro-step that is no lower than it.
         costliest_first = sorted(bins, key=lambda items: -self._cost([items]))
         firsts = range(0, len(bins), self.n_ranks)
