@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests.cli.test_plan import write_lines
 from tests.support.hostile_run import (
+    AUTO_MAP,
     BUDGET,
     ROWS,
     TAKEN,
@@ -22,6 +23,8 @@ from tests.support.hostile_run import (
     write_config,
 )
 from verl_padding.cli.app import app
+from verl_padding.cli.plan import _load_tokenizer
+from verl_padding.errors import PaddingDataError
 from verl_padding.record.run_files import CONFIG
 
 
@@ -197,3 +200,14 @@ def test_a_tokenizers_code_is_not_run(hostile):
 def test_the_other_commands_run_nothing_of_a_folder(command, hostile, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result_of(hostile, *[hostile if part == "RUN" else part for part in command])
+
+
+def test_rows_do_not_answer_what_a_tokenizer_asks(hostile, monkeypatch):
+    folder = hostile / "model"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AutoConfig"}))
+    config = {"model_type": "hostile", "auto_map": AUTO_MAP}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(PaddingDataError, match=r"^--tokenizer="):
+        _load_tokenizer(str(folder))
+    assert not taken(hostile)

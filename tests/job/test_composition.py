@@ -3,9 +3,11 @@ itself knows then."""
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
-from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.errors import PaddingConfigError
+from verl_padding.job.composition import JobArguments, compose_job, resolved
 
 
 @pytest.fixture
@@ -32,3 +34,13 @@ def test_hydras_own_values_are_those_of_each_job(tmp_path, monkeypatch):
         assert config.trainer.rollout_data_dir == folder
         assert config.trainer.default_local_dir == f"{tmp_path}/{folder}"
         assert config.trainer.validation_data_dir == str(tmp_path)
+
+
+def test_a_resolved_config_does_not_follow_the_environment(monkeypatch):
+    config = OmegaConf.create({"a": "${oc.env:VERL_PADDING_A,1}", "b": "${a}"})
+    OmegaConf.set_struct(config, True)
+    of_now = resolved(config)
+    monkeypatch.setenv("VERL_PADDING_A", "2")
+    assert (config.b, of_now.b, OmegaConf.is_struct(of_now)) == ("2", "1", True)
+    with pytest.raises(PaddingConfigError, match=r"^a="):
+        resolved(OmegaConf.create({"a": r"\${oc.env:VERL_PADDING_A}"}))

@@ -20,9 +20,11 @@ from verl_padding.job.composition import (
     code_named_by_files,
     compose_job,
     has_files,
+    resolved,
     settings_of,
 )
 from verl_padding.job.misspelt_flag import FLAG
+from verl_padding.job.model_config import never_ask
 
 FLAGGED = f"+{FLAG}=prompt"
 FIX_NEW = "Correct it, or put a + before a key that your own code reads."
@@ -63,7 +65,9 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
         with as_a_job_would_start(finds_modules=finds_modules):
             config = compose_job(arguments)
             named = {}
+            never_ask()
             if has_files(HydraConfig.get(), arguments):
+                config = resolved(config)
                 named = dict(code_named_by_files(config, arguments))
     except (Exception, SystemExit) as error:  # a broken plug-in ends a process that asks for it
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"

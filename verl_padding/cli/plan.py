@@ -21,6 +21,7 @@ from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_b
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments, as_recorded
+from verl_padding.job.model_config import never_ask
 from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
@@ -144,6 +145,7 @@ def _load_tokenizer(name: str) -> Tokenize:
     """By a tokenizer of Hugging Face, without code that comes with it."""
     from transformers import AutoTokenizer
 
+    never_ask()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of any kind, by what is in the folder

@@ -132,6 +132,23 @@ def _data_of(value: Any) -> Any:
     return [*map(_data_of, value)] if isinstance(value, list) else value
 
 
+def resolved(config: DictConfig) -> DictConfig:
+    """A config whose values are those of now: an interpolation may be another one once the
+    environment or another setting has changed.
+
+    Raises:
+        PaddingConfigError: a value, once it is resolved, is an interpolation.
+    """
+    values = OmegaConf.to_container(config, resolve=True)
+    for setting, value in settings_of(values):
+        if isinstance(value, str) and "${" in value:
+            raise PaddingConfigError(f"{setting}={value}: resolved, it has to be again. Name it.")
+    assert isinstance(values, dict)
+    made = OmegaConf.create(values)
+    OmegaConf.set_struct(made, OmegaConf.is_struct(config))
+    return made
+
+
 def code_named_by_files(config: DictConfig, arguments: JobArguments) -> Iterator[tuple[str, Any]]:
     """Settings by which a config calls code, other than verl's own config does, and the value of
     each, but those that the command line has itself."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
+from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -39,6 +40,14 @@ def folder_here(path: Any) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def never_ask() -> None:
+    """Has transformers refuse code that comes with a model where it would ask on standard input,
+    which may be a file of rows."""
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+
+
 def config_path(model: DictConfig) -> Any:
     """Where a section's model has its config."""
     return model.get("hf_config_path") or model.path
@@ -52,6 +61,7 @@ def read_model_config(config: DictConfig, section: str, *, fetched: bool = False
         fetched: whether verl has fetched the model. If it has not, only a folder or a model in the
             hub's cache is read.
     """
+    from huggingface_hub import constants
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import update_model_config
@@ -65,9 +75,12 @@ def read_model_config(config: DictConfig, section: str, *, fetched: bool = False
         elif not fetched and not OF_HUB.fullmatch(path):
             raise FileNotFoundError("no folder here")
         place = folder or (copy_to_local(path) if fetched else path)
-        of_model = AutoConfig.from_pretrained(
-            str(place), trust_remote_code=remote, local_files_only=not fetched
-        )
+        # A config may name another model, which would be fetched.
+        offline = constants.HF_HUB_OFFLINE or not fetched
+        with mock.patch.object(constants, "HF_HUB_OFFLINE", offline):
+            of_model = AutoConfig.from_pretrained(
+                str(place), trust_remote_code=remote, local_files_only=not fetched
+            )
     except ImportError:
         raise
     except Exception as error:  # of any kind, by what is in the file

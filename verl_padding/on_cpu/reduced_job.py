@@ -13,6 +13,7 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.model_config import folder_here
+from verl_padding.record.files import read_text
 from verl_padding.record.run_files import ROLLOUTS
 
 # merged in this order
@@ -103,7 +104,9 @@ def reduced(
     for section in (MODEL, "critic.model"):
         changes |= {
             f"{section}.path": str(model),
-            f"{section}.hf_config_path": None,  # read for the small model
+            # What these name is in the small model's folder.
+            f"{section}.hf_config_path": None,
+            f"{section}.tokenizer_path": None,
             f"{section}.override_config": {"attn_implementation": attention},
         }
     with read_write(config), open_dict(config):
@@ -181,7 +184,8 @@ def _put_fsdp2(config: DictConfig) -> None:
 def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     """A config of Hugging Face with small sizes in the place of large ones; no key is new."""
     # For example, of Qwen3-4B: 36 layers to 2, hidden size 2560 to 64, 32 heads on 8 to 2 on 1.
-    small = {key: value for key, value in config.items() if key != "quantization_config"}
+    left_out = ("quantization_config", "attn_implementation")
+    small = {key: value for key, value in config.items() if key not in left_out}
     for key, size in SIZES.items():
         if isinstance(small.get(key), int) and not isinstance(small[key], bool):
             small[key] = min(small[key], size)
@@ -205,6 +209,20 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
+def _copy_what_is_not_weights(folder: Path, place: Path, *, with_code: bool) -> None:
+    """Copies a folder of a model or tokenizer. The code that comes with it is left out if it is not
+    trusted: verl's reward loop loads tokenizers as if it were."""
+    for file in folder.iterdir():
+        if not file.is_file() or file.name.endswith(WEIGHTS):
+            continue
+        if with_code or not file.name.endswith((".py", "config.json")):
+            shutil.copy(file, place / file.name)
+        elif file.suffix == ".json":
+            values = json.loads(read_text(file))
+            values.pop("auto_map", None)
+            (place / file.name).write_text(json.dumps(values))
+
+
 def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
     """Writes config, random weights, and whatever of the model's folder is not weights.
 
@@ -225,9 +243,11 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
         # Nor are the folders of other formats, such as onnx/.
         ignored = ["*/*", *(f"*{end}" for end in WEIGHTS)]
         folder = Path(snapshot_download(section.path, ignore_patterns=ignored))
-    for file in folder.iterdir():
-        if file.is_file() and not file.name.endswith(WEIGHTS):
-            shutil.copy(file, place / file.name)
+    _copy_what_is_not_weights(folder, place, with_code=trust)
+    of_model = (place / "config.json").read_text()
+    if tokenizer := section.get("tokenizer_path") and folder_here(section.tokenizer_path):
+        _copy_what_is_not_weights(tokenizer, place, with_code=trust)
+        (place / "config.json").write_text(of_model)
     config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)

@@ -63,11 +63,10 @@ def _rows(file: str) -> Iterator[Mapping[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file}")
     datasets.disable_progress_bars()
-    return iter(
-        datasets.load_dataset(
-            READERS[path.suffix], data_files=str(path), split="train", streaming=True
-        )
+    rows = datasets.load_dataset(
+        READERS[path.suffix], data_files=str(path), split="train", streaming=True
     )
+    return iter(rows.decode(False))  # images of rows may be elsewhere, and are not fetched
 
 
 def _columns(config: DictConfig, setting: str, row: Mapping[str, Any]) -> Iterator[Finding]:
