@@ -142,7 +142,8 @@ def resolved(config: DictConfig) -> DictConfig:
     values = OmegaConf.to_container(config, resolve=True)
     for setting, value in settings_of(values):
         if isinstance(value, str) and "${" in value:
-            raise PaddingConfigError(f"{setting}={value}: resolved, it has to be again. Name it.")
+            why = f"{setting}={value}: still an interpolation once it is resolved"
+            raise PaddingConfigError(f"{why}. Set its value.")
     assert isinstance(values, dict)
     made = OmegaConf.create(values)
     OmegaConf.set_struct(made, OmegaConf.is_struct(config))

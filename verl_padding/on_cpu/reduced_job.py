@@ -98,9 +98,12 @@ def reduced(
     critic = OmegaConf.select(config, "critic.model.path")
     if critic not in (None, config.actor_rollout_ref.model.path):
         left_out.append(f"critic.model.path ({critic}): the critic has the actor's model")
-    left_out += (unread := _places_elsewhere(config))
+    _check_data_is_here(config)
+    tokenizer = config.actor_rollout_ref.model.get("tokenizer_path")
+    if tokenizer and not folder_here(tokenizer):
+        left_out.append(f"{MODEL}.tokenizer_path ({tokenizer}): the model's own takes its place")
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
-    changes = _changes(config, folder) | dict.fromkeys(LEFT_OUT, False) | dict.fromkeys(unread)
+    changes = _changes(config, folder) | dict.fromkeys(LEFT_OUT, False)
     for section in (MODEL, "critic.model"):
         changes |= {
             f"{section}.path": str(model),
@@ -125,26 +128,13 @@ def reduced(
     return config, left_out
 
 
-def _places_elsewhere(config: DictConfig) -> list[str]:
-    """Settings of parts of models that do not fit the small one, or are no folders here: verl would
-    fetch them, by a shell command where they begin with ``hdfs://``.
-
-    Raises:
-        PaddingConfigError: a file of data is on another machine.
-    """
+def _check_data_is_here(config: DictConfig) -> None:
+    """Refuses files of data that verl would fetch, those of ``hdfs://`` by a shell command."""
     for setting in ("data.train_files", "data.val_files"):
         files = OmegaConf.select(config, setting)
         for file in [files] if isinstance(files, str) else files or ():
             if "://" in file:
-                refuse(f"{setting}={file}", "a dry run fetches nothing", "Name a file here.")
-    sections = (MODEL, "critic.model")
-    adapters = [f"{section}.lora_adapter_path" for section in sections]
-    tokenizers = [f"{section}.tokenizer_path" for section in sections]
-    named = [name for name in adapters if OmegaConf.select(config, name)]
-    for name in tokenizers:
-        path = OmegaConf.select(config, name)
-        named += [name] if path and not folder_here(path) else []
-    return named
+                refuse(f"{setting}={file}", "a dry run fetches no data", "Name a file here.")
 
 
 def _changes(config: DictConfig, folder: Path) -> dict[str, Any]:

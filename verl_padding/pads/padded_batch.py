@@ -69,10 +69,8 @@ class PaddedBatch:
         self.pad_length = template.length
         self._template = template
         self._denominator, self._branches, self._timed = denominator, branches, timed
-        self._own_old_log_probs, self._drops_zero_advantage = (
-            own_old_log_probs,
-            drops_zero_advantage,
-        )
+        self._own_old_log_probs = own_old_log_probs
+        self._drops_zero_advantage = drops_zero_advantage
         leaving_out = {call for call, layout in plan.layouts.items() if any(layout.dropped)}
         assert leaving_out <= {drops_zero_advantage}, (
             f"{leaving_out} would divide by the rows that they compute"

@@ -120,11 +120,9 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout |
         return replace(fill_local_batches(costs, packer, cut), dropped=tuple(cut.dropped_M))
     layout = reused.flatten_for_pass()
     rest = sorted(row for rows in reused.dropped for row in rows)
-    return (
-        layout.concat(fill_local_batches(costs, packer, MiniBatches(rows_M=[rest])))
-        if rest
-        else layout
-    )
+    if not rest:
+        return layout
+    return layout.concat(fill_local_batches(costs, packer, MiniBatches(rows_M=[rest])))
 
 
 def reuses_layout_of(job: Job, call: Call) -> str | None:

@@ -65,10 +65,8 @@ def whole_local_batches(costs: CallCosts, rows: Sequence[int], size: int | None)
 def sync_per_step(costs: CallCosts, rows: Sequence[int], size: int | None) -> RowsDK:
     """As few micro-batches as hold all local mini-batches of a mini-batch, for ranks that
     synchronize once in it. Those of a rank cost about the same."""
-    local_batches, multiple = (
-        whole_local_batches(costs, rows, size),
-        costs.call.micro_batch_multiple,
-    )
+    local_batches = whole_local_batches(costs, rows, size)
+    multiple = costs.call.micro_batch_multiple
     rows_D = [[row for row in local_batch if row < costs.n_rows] for [local_batch] in local_batches]
     assert costs.call.token_budget is not None
     max_tokens = max(int(costs.tokens_R[rows].sum()) for rows in rows_D)

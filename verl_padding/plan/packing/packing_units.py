@@ -148,8 +148,8 @@ def cut_runs(
     gathered = _LimitedSum(
         np.where(is_whole_I, 0, length_I), length_I, MAX_GATHERED_TOKENS_RATIO * budget
     )
-    tries = np.append(np.flatnonzero(start_I == 0), len(rows))
-    trie_end_I = tries[np.searchsorted(tries, places, side="right")]
+    bounds = np.append(np.flatnonzero(start_I == 0), len(rows))
+    trie_end_I = bounds[np.searchsorted(bounds, places, side="right")]
     ends = [each.longest_run_ends() for each in (used, cost, gathered)]
     max_end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, trie_end_I]), places + 1)
     enough_I = cost.prefix_sums[max_end_I] - cost.of_runs(places, max_end_I) // MAX_CUT_BACK
