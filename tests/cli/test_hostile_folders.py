@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from tests.cli.test_plan import write_lines
+from tests.support.fresh_processes import run_fresh
 from tests.support.hostile_run import (
     AUTO_MAP,
     BUDGET,
@@ -24,8 +25,7 @@ from tests.support.hostile_run import (
 )
 from verl_padding.cli.app import app
 from verl_padding.cli.plan import _load_tokenizer
-from verl_padding.errors import PaddingConfigError, PaddingDataError
-from verl_padding.job.model_config import read_model_config
+from verl_padding.errors import PaddingDataError
 from verl_padding.record.run_files import CONFIG
 
 
@@ -214,13 +214,27 @@ def test_rows_do_not_answer_what_a_tokenizer_asks(hostile, monkeypatch):
     assert not taken(hostile)
 
 
-def test_no_network_is_asked_for_a_model_that_a_models_config_names(hostile, monkeypatch):
+WATCHED = """
+import socket, sys
+
+def asked(host, *_, **__):
+    print("asked for", host)
+    raise OSError(host)
+
+socket.getaddrinfo = asked
+from verl_padding.cli.app import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("offline", [None, "0"], ids=["by itself", "HF_HUB_OFFLINE=0"])
+def test_no_command_asks_the_hub_for_what_a_model_names(offline, monkeypatch, tmp_path):
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    if offline:
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
     config = {"model_type": "dpt", "backbone": "someone/model"}
-    (hostile / "model" / "config.json").write_text(json.dumps(config))
-    asked = []
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host))
-    section = {"path": str(hostile / "model")}
-    with pytest.raises(PaddingConfigError, match=r"^model\.path="):
-        read_model_config(OmegaConf.create({"model": section}), "model")
-    assert not asked
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = ("plan", str(write_lines(tmp_path / "rows.jsonl", ROWS)), "--tokenizer")
+    said = run_fresh(WATCHED, *arguments, str(tmp_path), platform="cpu").stdout
+    assert ("asked for huggingface.co" in said) == (offline == "0")

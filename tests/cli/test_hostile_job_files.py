@@ -4,6 +4,8 @@ so."""
 import json
 import shutil
 
+import datasets
+import pyarrow.parquet as pq
 import pytest
 import verl.utils.config
 from omegaconf import OmegaConf
@@ -126,6 +128,41 @@ def test_a_dry_run_opens_no_model_but_its_own(hostile, job, tmp_path):
         reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
 
 
+def test_a_dry_run_calls_no_hook_and_reads_no_pickle_of_a_job(hostile, job, tmp_path):
+    config = OmegaConf.load(write_config(hostile, job))
+    acts = {"finish_hook_cmd": f"touch {hostile.parent / TAKEN}", "tool": "nsys", "steps": [1]}
+    config.global_profiler.update(acts)
+    pickles = ("rollout", "rollout_tq", "async_rollout")
+    for name in pickles:
+        config.skip[name].update(enable=True, dump_dir=str(hostile))
+    for role in ("actor", "ref", "rollout"):
+        config.actor_rollout_ref[role].profiler.enable = True
+    small, _ = reduced(config, model=tmp_path, folder=tmp_path, attention="sdpa")
+    assert small.skip.keys() == {"_target_", *pickles}
+    assert not any(small.skip[name].enable for name in pickles)
+    assert {small.global_profiler[name] for name in acts} == {None}
+    assert not any(
+        small.actor_rollout_ref[role].profiler.enable for role in ("actor", "ref", "rollout")
+    )
+
+
+def test_the_doctor_does_not_fetch_the_images_of_rows(hostile, job, monkeypatch):
+    (hostile / "images").mkdir()
+    rows = datasets.Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": "?"}], "image": "http://127.0.0.1:9/row.png"}] * 32
+    )
+    rows = rows.cast_column("image", datasets.Image())
+    table = rows.data.table.replace_schema_metadata(rows.features.arrow_schema.metadata)
+    pq.write_table(table, hostile / "rows.parquet")
+    asked = []
+    monkeypatch.setattr("socket.socket.connect", lambda _, address: asked.append(address))
+    files = [f"data.{name}_files={hostile / 'rows.parquet'}" for name in ("train", "val")]
+    others = [each for each in job if "_files=" not in each]
+    result = result_of(hostile, "doctor", *others, *files, "+padding=rows")
+    assert "cannot be read" not in result.output
+    assert ("127.0.0.1", 9) not in asked
+
+
 def test_what_a_file_means_once_it_is_checked_is_what_was_checked(hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
     config = OmegaConf.load(hostile / CONFIG)
@@ -155,3 +192,21 @@ def test_a_small_model_has_none_of_the_code_of_one_that_is_not_trusted(tiny_mode
         assert (small / "conf.py").exists() == trusted
         kept = json.loads((small / "tokenizer_config.json").read_text())
         assert ("auto_map" in kept) == trusted
+
+
+def test_another_config_brings_neither_code_nor_kernels_to_a_small_model(tiny_model, tmp_path):
+    config = json.loads((tiny_model / "config.json").read_text())
+    named = {"auto_map": AUTO_MAP, "_attn_implementation": "someone/kernel"}
+    (tmp_path / "config.json").write_text(json.dumps(config | named | {"more": [named]}))
+    section = {"path": str(tiny_model), "hf_config_path": str(tmp_path)}
+    section["trust_remote_code"] = False
+    write_shrunk_model(OmegaConf.create(section), tmp_path / "small")
+    written = (tmp_path / "small" / "config.json").read_text()
+    assert "more" in written
+    assert not any(word in written for word in ("auto_map", "conf.Hostile", "someone/kernel"))
+
+
+def test_a_model_that_is_not_here_is_not_fetched(tmp_path):
+    section = {"path": "someone/model", "trust_remote_code": False}
+    with pytest.raises(PaddingConfigError, match="hf download someone/model"):
+        write_shrunk_model(OmegaConf.create(section), tmp_path / "small")

@@ -1,5 +1,6 @@
 """The command ``verl-padding``."""
 
+import os
 import platform
 import sys
 from importlib.metadata import version as version_of
@@ -72,6 +73,9 @@ def main(
     ] = False,
 ) -> None:
     """Batches of any size for verl: only its workers see the pads."""
+    # A config, a tokenizer or a row may name something of the hub. Read when its packages are
+    # imported, by the processes of a job, too.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @app.command()

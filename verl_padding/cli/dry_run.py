@@ -29,7 +29,8 @@ def dry_run(
     os.environ["VERL_PLATFORM"] = "cpu"  # verl reads it when it is imported
     sys.path.insert(0, os.getcwd())
     console.print(
-        "This runs the job's own code: data set, agent loops, tools and rewards, a few times each."
+        "This runs the code that the job's config names, a few times: data set, agent loops, "
+        "tools, rewards, optimizer, callbacks. verl opens what rows name, such as images."
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
     try:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
-from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -61,7 +60,6 @@ def read_model_config(config: DictConfig, section: str, *, fetched: bool = False
         fetched: whether verl has fetched the model. If it has not, only a folder or a model in the
             hub's cache is read.
     """
-    from huggingface_hub import constants
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
     from verl.utils.model import update_model_config
@@ -75,12 +73,9 @@ def read_model_config(config: DictConfig, section: str, *, fetched: bool = False
         elif not fetched and not OF_HUB.fullmatch(path):
             raise FileNotFoundError("no folder here")
         place = folder or (copy_to_local(path) if fetched else path)
-        # A config may name another model, which would be fetched.
-        offline = constants.HF_HUB_OFFLINE or not fetched
-        with mock.patch.object(constants, "HF_HUB_OFFLINE", offline):
-            of_model = AutoConfig.from_pretrained(
-                str(place), trust_remote_code=remote, local_files_only=not fetched
-            )
+        of_model = AutoConfig.from_pretrained(
+            str(place), trust_remote_code=remote, local_files_only=not fetched
+        )
     except ImportError:
         raise
     except Exception as error:  # of any kind, by what is in the file

@@ -174,8 +174,7 @@ def _put_fsdp2(config: DictConfig) -> None:
 def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     """A config of Hugging Face with small sizes in the place of large ones; no key is new."""
     # For example, of Qwen3-4B: 36 layers to 2, hidden size 2560 to 64, 32 heads on 8 to 2 on 1.
-    left_out = ("quantization_config", "attn_implementation")
-    small = {key: value for key, value in config.items() if key not in left_out}
+    small = {key: value for key, value in config.items() if key != "quantization_config"}
     for key, size in SIZES.items():
         if isinstance(small.get(key), int) and not isinstance(small[key], bool):
             small[key] = min(small[key], size)
@@ -205,40 +204,64 @@ def _copy_what_is_not_weights(folder: Path, place: Path, *, with_code: bool) -> 
     for file in folder.iterdir():
         if not file.is_file() or file.name.endswith(WEIGHTS):
             continue
-        if with_code or not file.name.endswith((".py", "config.json")):
+        if file.name.endswith("config.json"):
+            (place / file.name).write_text(json.dumps(_config_in(file, with_code=with_code)))
+        elif with_code or file.suffix != ".py":
             shutil.copy(file, place / file.name)
-        elif file.suffix == ".json":
-            values = json.loads(read_text(file))
-            values.pop("auto_map", None)
-            (place / file.name).write_text(json.dumps(values))
+
+
+def _config_in(file: Path, *, with_code: bool) -> Any:
+    """A config of Hugging Face without attention kernels of the hub and, if code that comes with a
+    model is not trusted, without what names it."""
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, list):
+            return [*map(kept, value)]
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: kept(each)
+            for key, each in value.items()
+            if not key.endswith("_implementation") and (with_code or key != "auto_map")
+        }
+
+    return kept(json.loads(read_text(file)))
 
 
 def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
     """Writes config, random weights, and whatever of the model's folder is not weights.
 
     Args:
-        section: ``actor_rollout_ref.model``, which names a folder or, on the hub, a model of which
-            no weights are fetched. Another config that it names takes the place of the model's own.
+        section: ``actor_rollout_ref.model``, which names a folder or a model in the hub's cache.
+            Another config that it names takes the place of the model's own.
 
     Returns: what it is, in words, and the attention that it has on a CPU.
+
+    Raises:
+        PaddingConfigError: the model is not here, or its config does not name its class.
     """
     import torch
     import transformers
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     trust = section.trust_remote_code
     place.mkdir(parents=True)
     folder = Path(section.path)
     if not folder.is_dir():
-        # Nor are the folders of other formats, such as onnx/.
-        ignored = ["*/*", *(f"*{end}" for end in WEIGHTS)]
-        folder = Path(snapshot_download(section.path, ignore_patterns=ignored))
+        try:
+            folder = Path(snapshot_download(section.path, local_files_only=True))
+        except LocalEntryNotFoundError as error:
+            why = f"{MODEL}.path={section.path}: neither a folder here nor in the hub's cache"
+            fix = f"hf download {section.path} --exclude '*.safetensors'"
+            raise PaddingConfigError(f"{why}. Fetch it ({fix}).") from error
     _copy_what_is_not_weights(folder, place, with_code=trust)
     of_model = (place / "config.json").read_text()
     if tokenizer := section.get("tokenizer_path") and folder_here(section.tokenizer_path):
         _copy_what_is_not_weights(tokenizer, place, with_code=trust)
         (place / "config.json").write_text(of_model)
-    config = json.loads(Path(section.get("hf_config_path") or place, "config.json").read_text())
+    config_file = Path(section.get("hf_config_path") or place, "config.json")
+    config = _config_in(config_file, with_code=trust)
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
     if not hf.architectures:

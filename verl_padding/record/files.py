@@ -10,6 +10,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import yaml
+from omegaconf import OmegaConf
+
 from verl_padding.errors import PaddingDataError
 from verl_padding.record.data_errors import as_data_error
 
@@ -53,6 +56,15 @@ def read_text(path: Path) -> str:
         raise PaddingDataError(f"{path}: over {MAX_TEXT_BYTES} bytes. {SHORTEN}.")
     with as_data_error(str(path), "a text in UTF-8", "Move it elsewhere"):
         return text.decode()
+
+
+def read_yaml(path: Path) -> Any:
+    """A short file of YAML, as a config of OmegaConf; nothing in it is resolved or made."""
+    text = read_text(path)
+    # A few of them can stand for more than fits into memory.
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+        raise ValueError("it has an alias, *..")
+    return OmegaConf.create(text)
 
 
 def _check_is_file(path: Path) -> None:

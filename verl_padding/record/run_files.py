@@ -7,14 +7,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import MAX_DIGITS, is_a, read_lines, read_objects, read_text
+from verl_padding.record.files import MAX_DIGITS, is_a, read_lines, read_objects, read_yaml
 
 ROW_REWARD = "critic/score/mean"
 """A metric of each training step."""
@@ -134,12 +133,8 @@ def read_config(path: Path) -> DictConfig:
     Raises:
         PaddingDataError: it is not one, such as a part of one.
     """
-    text = read_text(path)
     with as_data_error(str(path), "the config of a job", "Move it elsewhere"):
-        # Hydra writes none; a few of them can stand for more than fits into memory.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise ValueError("it has an alias, *..")
-        config = OmegaConf.create(text)
+        config = read_yaml(path)
         if not isinstance(config, DictConfig):
             raise TypeError(f"a {type(config).__name__}")
     return config

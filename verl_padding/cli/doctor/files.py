@@ -6,7 +6,6 @@ Nothing of them is run. What is in the data, ``data.py`` says.
 import ast
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -16,9 +15,10 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import leaves
-from verl_padding.errors import meant
+from verl_padding.errors import PaddingDataError, meant
 from verl_padding.job.model_config import OF_HUB
 from verl_padding.record.data_errors import as_data_error
+from verl_padding.record.files import read_text, read_yaml
 
 AGENT = "actor_rollout_ref.rollout.agent"
 WRITTEN = "save_path"
@@ -127,7 +127,7 @@ def _class_named(key: str, value: str) -> Iterator[Finding]:
 def _names(key: str, value: str, file: Path, name_key: str, name: str | None) -> Iterator[Finding]:
     try:
         words = _words(file)
-    except (SyntaxError, ValueError) as error:  # a zero byte is a ValueError
+    except (SyntaxError, ValueError, PaddingDataError) as error:  # a zero byte is a ValueError
         yield wrong(key, f"{value}: {error}. Correct the file.")
         return
     if name is not None and words and name not in words:
@@ -140,8 +140,7 @@ def _words(file: Path) -> set[str]:
     would tell."""
     if file.suffix != ".py":
         return set()
-    with tokenize.open(file) as opened:
-        text = opened.read()
+    text = read_text(file)
     ast.parse(text, str(file))
     words = set(re.findall(r"\w+", text))
     return set() if "__getattr__" in words or "import *" in text else words
@@ -178,5 +177,5 @@ def own_agent_loops(config: DictConfig) -> dict[str, str]:
         return {}
     expected = "a list of agent loops, with the texts name and _target_"
     with as_data_error(f"{key}={path}", expected, "Correct the file"):
-        entries: Any = OmegaConf.to_container(OmegaConf.load(_here(path)), resolve=True)
+        entries: Any = OmegaConf.to_container(read_yaml(_here(path)), resolve=True)
         return {loop["name"]: f"{loop['_target_']}" for loop in entries}

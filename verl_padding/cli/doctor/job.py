@@ -121,7 +121,10 @@ def _model(config: DictConfig, name: str) -> Generator[Finding, None, Any]:
     folders = {place: folder_here(path) for place, path in named.items()}
     if not all(folders.values()):
         return None  # of the hub; or missing, which has been found
-    here = OmegaConf.merge(section, {place: str(folder) for place, folder in folders.items()})
+    # verl would copy the folder into shared memory.
+    here = OmegaConf.merge(
+        section, {place: str(folder) for place, folder in folders.items()}, {"use_shm": False}
+    )
     try:
         return omega_conf_to_dataclass(here).tokenizer
     except Exception as error:  # of transformers, or code that comes with the model
