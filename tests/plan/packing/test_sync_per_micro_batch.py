@@ -1,4 +1,4 @@
-"""MicroSteps of micro-batches: against every way there is on small mini-batches, and against the
+"""Micro-steps: against every way there is on small mini-batches, and against the
 lower bound on all."""
 
 from collections.abc import Iterator
@@ -7,28 +7,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.call_costs import costs_of
 from tests.support.lower_bounds import micro_batch_bound
-from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.packing.packing_units import PackingUnits
-from verl_padding.plan.packing.pads import fit
 from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker
 
 EXAMPLES = settings(max_examples=200)
 
 
-def costs_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> CallCosts:
-    return CallCosts(
-        call=Pass(dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple),
-        tokens_R=np.array(tokens, dtype=np.int64),
-        cost_model=attention_cost,
-        pad_tokens=2,
-    )
-
-
 def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> MicroStepPacker:
-    costs = costs_of(tokens, n_ranks, budget, multiple)
+    costs = costs_of(tokens, dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple)
     return MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
 
 
@@ -121,22 +110,3 @@ def test_a_cut_holds_all_items_in_budget_and_beats_no_bound(packer, multiple):
     assert all(len(step) == packer.n_ranks for step in steps)
     assert len(steps) % multiple == 0
     assert makespan(packer, steps) >= bound_of(packer)
-
-
-@EXAMPLES
-@given(data=st.data())
-def test_any_cut_fits_into_local_batches_that_hold_its_rows(data):
-    # Rows as long as the budget leave no room for pads, and full ranks no place for rows.
-    n_ranks, multiple = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    tokens = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=30))
-    costs = costs_of(tokens, n_ranks, data.draw(st.integers(max(2, *tokens), 40)), multiple)
-    packer = MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
-    size = costs.call.min_local_batch_rows(len(tokens)) + multiple * data.draw(st.integers(0, 2))
-    rows_DK = fit(costs, packer.cut(), size)
-    rows = [row for rows_K in rows_DK for rows in rows_K for row in rows]
-    assert sorted(row for row in rows if row < costs.n_rows) == list(range(len(tokens)))
-    assert {sum(map(len, rows_K)) for rows_K in rows_DK} == {size}
-    assert len({len(rows_K) for rows_K in rows_DK}) == 1
-    assert len(rows_DK[0]) % multiple == 0
-    assert all(rows for rows_K in rows_DK for rows in rows_K)
-    assert costs.micro_batch_loads(rows_DK)[0].max() <= costs.call.token_budget

@@ -13,8 +13,6 @@ EXAMPLES = settings(max_examples=80)
 attention_cost = COST_MODELS["attention"]
 PAD_TOKENS = 2
 
-"""Tokens of each row of some micro-batches."""
-
 
 def planned_calls(
     tokens: list[int], steps: int, update: Update, strategy="rows", sessions=1, inference=None
