@@ -24,8 +24,7 @@ from tests.support.hostile_run import (
 )
 from verl_padding.cli.app import app
 from verl_padding.cli.plan import _load_tokenizer
-from verl_padding.errors import PaddingConfigError, PaddingDataError
-from verl_padding.job.model_config import read_model_config
+from verl_padding.errors import PaddingDataError
 from verl_padding.record.run_files import CONFIG
 
 
@@ -212,15 +211,3 @@ def test_rows_do_not_answer_what_a_tokenizer_asks(hostile, monkeypatch):
     with pytest.raises(PaddingDataError, match=r"^--tokenizer="):
         _load_tokenizer(str(folder))
     assert not taken(hostile)
-
-
-def test_no_network_is_asked_for_a_model_that_a_models_config_names(hostile, monkeypatch):
-    config = {"model_type": "dpt", "backbone": "someone/model"}
-    (hostile / "model" / "config.json").write_text(json.dumps(config))
-    asked = []
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host))
-    section = {"path": str(hostile / "model")}
-    with pytest.raises(PaddingConfigError, match=r"^model\.path="):
-        read_model_config(OmegaConf.create({"model": section}), "model")
-    assert not asked
