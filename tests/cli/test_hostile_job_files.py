@@ -2,7 +2,6 @@
 so."""
 
 import json
-import shutil
 
 import pytest
 import verl.utils.config
@@ -18,7 +17,7 @@ from tests.support.hostile_run import (
     write_config,
 )
 from verl_padding.errors import PaddingConfigError
-from verl_padding.on_cpu.reduced_job import reduced, write_shrunk_model
+from verl_padding.on_cpu.reduced_job import reduced
 from verl_padding.record.run_files import CONFIG
 
 
@@ -140,18 +139,3 @@ def test_what_a_file_means_once_it_is_checked_is_what_was_checked(hostile, monke
     OmegaConf.save(config, hostile / CONFIG)
     of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
     result_of(hostile, "doctor", *of_config)
-
-
-def test_a_small_model_has_none_of_the_code_of_one_that_is_not_trusted(tiny_model, tmp_path):
-    model, tokenizer = (shutil.copytree(tiny_model, tmp_path / name) for name in ("model", "own"))
-    for folder in (model, tokenizer):
-        (folder / "conf.py").write_text("raise AssertionError")
-        path = folder / "tokenizer_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": AUTO_MAP}))
-    section = {"path": str(model), "tokenizer_path": str(tokenizer)}
-    for trusted in (False, True):
-        section["trust_remote_code"] = trusted
-        write_shrunk_model(OmegaConf.create(section), small := tmp_path / str(trusted))
-        assert (small / "conf.py").exists() == trusted
-        kept = json.loads((small / "tokenizer_config.json").read_text())
-        assert ("auto_map" in kept) == trusted
