@@ -38,7 +38,7 @@ DOORS = {
 
 
 @cache
-def targets_of(path: Path) -> set[str]:
+def targets_of(path):
     """What a file imports, at any level of indentation: modules, and what is taken from them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -50,7 +50,7 @@ def targets_of(path: Path) -> set[str]:
     return found
 
 
-def importers_of(module: str) -> set[str]:
+def importers_of(module):
     """Files of the package that import ``module`` or something below it."""
     return {
         path.relative_to(PACKAGE).as_posix()
@@ -59,7 +59,7 @@ def importers_of(module: str) -> set[str]:
     }
 
 
-def imports() -> dict[str, set[str]]:
+def imports():
     """Module -> modules of ours that it imports."""
     files = [*PACKAGE.rglob("*.py"), *RECIPES.rglob("*.py")]
     modules = {

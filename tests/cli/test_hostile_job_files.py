@@ -13,6 +13,7 @@ from tests.support.hostile_run import (
     beside_a_job,
     fetched_by_a_shell,
     result_of,
+    result_of_job_file,
     target,
     write_config,
 )
@@ -25,12 +26,12 @@ from verl_padding.record.run_files import CONFIG
 def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
     (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
     beside_a_job(hostile, monkeypatch)
-    config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.model.trust_remote_code = False
-    config.actor_rollout_ref.model.external_lib = "hostile_lib"
-    OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result = result_of(hostile, command, *of_config)
+    result = result_of_job_file(
+        hostile,
+        command,
+        actor_rollout_ref__model__trust_remote_code=False,
+        actor_rollout_ref__model__external_lib="hostile_lib",
+    )
     assert result.exit_code == 1
     assert "external_lib=hostile_lib" in "".join(result.output.split())
 
@@ -54,28 +55,21 @@ def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, mo
 
     monkeypatch.setattr("verl_padding.on_cpu.dry_run._run_job", not_started)
     monkeypatch.chdir(hostile.parent)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
     (hostile / "model" / "config.json").write_text(
         json.dumps({"model_type": "hostile", "auto_map": AUTO_MAP, "architectures": ["Trainer"]})
     )
-    result = result_of(hostile, command, *of_config)
+    result = result_of_job_file(hostile, command)
     assert result.exit_code == 1
     assert "trust_remote_code=True" in result.stderr
-    config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.actor.optim = target(hostile)
-    OmegaConf.save(config, hostile / CONFIG)
-    result = result_of(hostile, command, *of_config)
+    result = result_of_job_file(hostile, command, actor_rollout_ref__actor__optim=target(hostile))
     assert result.exit_code == 1
     assert "logging.FileHandler" in " ".join(result.output.split())
 
 
 def test_the_doctor_opens_folders_alone_of_a_jobs_file(hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
-    config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
-    OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result_of(hostile, "doctor", *of_config)
+    fetched = fetched_by_a_shell(hostile)
+    result_of_job_file(hostile, "doctor", actor_rollout_ref__model__tokenizer_path=fetched)
 
 
 def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monkeypatch):
@@ -104,12 +98,8 @@ def test_the_doctor_opens_no_model_of_a_critic_that_is_no_folder(place, hostile,
         check(*args)
 
     monkeypatch.setattr("verl.utils.config.validate_config", noted)
-    config = OmegaConf.load(hostile / CONFIG)
-    config.algorithm.adv_estimator = "gae"
-    config.critic.model[place] = fetched_by_a_shell(hostile)
-    OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result_of(hostile, "doctor", *of_config)
+    of_critic = {f"critic__model__{place}": fetched_by_a_shell(hostile)}
+    result_of_job_file(hostile, "doctor", algorithm__adv_estimator="gae", **of_critic)
     assert checked
 
 
@@ -128,14 +118,16 @@ def test_a_dry_run_opens_no_model_but_its_own(hostile, job, tmp_path):
 def test_what_a_file_means_once_it_is_checked_is_what_was_checked(hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
     config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.model.trust_remote_code = False
-    config.algorithm.adv_estimator = "gae"
     del config.padding
-    # Without the critic's model, which the doctor leaves out of verl's check, it is another.
-    config.critic.model.empty = ""
-    tools = config.actor_rollout_ref.actor.profiler.tool_config
-    named = target(hostile)["_target_"]
-    tools.hostile = target(hostile) | {"_target_": "${oc.select:critic.model.empty," + named + "}"}
     OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result_of(hostile, "doctor", *of_config)
+    acts = target(hostile)
+    acts["_target_"] = "${oc.select:critic.model.empty," + acts["_target_"] + "}"
+    result_of_job_file(
+        hostile,
+        "doctor",
+        actor_rollout_ref__model__trust_remote_code=False,
+        algorithm__adv_estimator="gae",
+        # Without the critic's model, which the doctor leaves out of verl's check, it is another.
+        critic__model__empty="",
+        actor_rollout_ref__actor__profiler__tool_config__hostile=acts,
+    )

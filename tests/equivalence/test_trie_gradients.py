@@ -1,14 +1,11 @@
 """Rows that begin alike and part, computed once up to there, give in float64 what each row gives
 alone."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import nn
 from transformers import (
     AutoModelForTokenClassification,
     Qwen2Config,
@@ -68,7 +65,7 @@ def fused(model):
 
 
 CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
-CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
+CASES = {
     "another architecture": (lambda models: models("qwen3"), {}, {}),
     "experts": (lambda models: models("qwen3_moe", experts_implementation="eager"), {}, {}),
     "adapters": (lambda models: adapted(models("qwen2")), {}, {}),

@@ -43,13 +43,6 @@ def lcm_job(dp_size=1, **mini_batches):
     return job_of("lcm", **updates)
 
 
-def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
-    # verl 0.9.1 gives the actor [8, 8, 8, 1, 0, 0] and the critic [12, 12, 1, 0] real rows.
-    plan = plan_batch(batch([10] * 25), lcm_job(dp_size=4, actor=8, critic=12))
-    assert plan.layouts["actor"].real_rows_M == (5, 4, 4, 4, 4, 4)
-    assert plan.layouts["critic"].real_rows_M == (7, 6, 6, 6)
-
-
 def test_the_setting_for_fewer_pads_is_named_where_they_outnumber_the_rows():
     # 16 prompts of 8 rows, in micro-batches of 4 on 8 ranks: a mini-batch takes 32 rows.
     rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(16) for s in range(8)], [10] * 128)

@@ -61,8 +61,7 @@ def test_micro_batches_of_a_fixed_size_are_as_few_as_each_mini_batch_needs(rows,
                 n_rows = layout.local_batch_rows_M[mini_batch] * call.dp_size
             fewest = -(-n_rows // (call.dp_size * call.micro_batch_rows))
             fewest = -(-fewest // call.micro_batch_multiple) * call.micro_batch_multiple
-            held_DK = [layout.rows_MDK[mini_batch][rank] for rank in range(layout.dp_size)]
-            assert [len(held_K) for held_K in held_DK] == [fewest] * call.dp_size
+            assert [*map(len, layout.rows_MDK[mini_batch])] == [fewest] * call.dp_size
 
 
 @EXAMPLES
@@ -71,16 +70,13 @@ def test_the_largest_micro_batch_of_an_update_comes_first(drawn):
     rows, job = drawn
     plan = planned(rows, replace(job, packer="plan"))
     for name, update in job.updates.items():
-        layout = plan.layouts[name]
-        for mini_batch in range(layout.n_mini_batches if update.token_budget is not None else 0):
-            held_DK = [layout.rows_MDK[mini_batch][rank] for rank in range(layout.dp_size)]
+        for rows_DK in plan.layouts[name].rows_MDK if update.token_budget is not None else ():
             tokens_DK = [
-                [len(computed(rows, job, update, held)) for held in held_K] for held_K in held_DK
+                [len(computed(rows, job, update, held)) for held in rows_K] for rows_K in rows_DK
             ]
-            tokens_K = [max(tokens_D) for tokens_D in zip(*tokens_DK, strict=True)]
-            in_order = sorted(tokens_K, reverse=True)
+            tokens_K = [*map(max, zip(*tokens_DK, strict=True))]
             met["updates of unequal micro-batches"] += len(set(tokens_K)) > 1
-            assert tokens_K == in_order
+            assert tokens_K == sorted(tokens_K, reverse=True)
 
 
 @EXAMPLES
@@ -94,13 +90,13 @@ def test_micro_batches_cut_local_batches_within_the_budget_alike_on_every_rank(d
             assert not layout.is_cut
             continue
         assert layout.is_cut
-        for mini_batch in range(layout.n_mini_batches):
-            by_rank = [layout.rows_MDK[mini_batch][rank] for rank in range(call.dp_size)]
-            met["micro-batches"] += len(by_rank[0])
-            assert {len(micro_batches) for micro_batches in by_rank} == {len(by_rank[0])}
-            assert len(by_rank[0]) % call.micro_batch_multiple == 0
-            for rank, micro_batches in enumerate(by_rank):
-                assert sum(micro_batches, ()) == layout.local_batches[mini_batch][rank]
+        for rows_DK, local_batches in zip(layout.rows_MDK, layout.local_batches, strict=True):
+            n_micro_batches = len(rows_DK[0])
+            met["micro-batches"] += n_micro_batches
+            assert {*map(len, rows_DK)} == {n_micro_batches}
+            assert n_micro_batches % call.micro_batch_multiple == 0
+            for micro_batches, local_batch in zip(rows_DK, local_batches, strict=True):
+                assert sum(micro_batches, ()) == local_batch
                 for micro_batch in micro_batches:
                     assert micro_batch
                     met["micro-batches of pads alone"] += min(micro_batch) >= len(rows)

@@ -1,6 +1,5 @@
 """What rows share: plans beside those without it, and beside every cut of a few chains."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -13,7 +12,7 @@ from tensordict import TensorDict
 from benchmarks.one_gpu.rows import nested
 from tests.support.drawn_jobs import batches, jobs, tries_of_chains
 from tests.support.plan_oracles import used
-from verl_padding.plan import Job, Layout, Pass, Rows, Update, plan_batch
+from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
 from verl_padding.plan.planner import costs_of, reuses_layout_of
 from verl_padding.prefix_sharing.engine import find_trie
@@ -55,7 +54,7 @@ def test_chains_stay_whole_and_few_pads_are_needed_if_sessions_are_alike(sync_po
         assert figures.micro_imbalance == 1
 
 
-def times(rows: Rows, job: Job) -> dict[str, int]:
+def times(rows, job):
     """What each call takes that has a layout of its own, by the plan's own cost."""
     layouts = plan_batch(rows, job).layouts
     own = {name: call for name, call in job.calls() if reuses_layout_of(job, call) is None}
@@ -99,7 +98,7 @@ def test_no_micro_batch_takes_more_than_the_budget_where_many_rows_part(rows, jo
                 assert used(rows, job, call, held) <= call.token_budget
 
 
-def micro_batches(layout: Layout) -> list[Sequence[int]]:
+def micro_batches(layout):
     return [held for step in layout.rows_MDK for of_rank in step for held in of_rank]
 
 
@@ -122,7 +121,7 @@ def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
     number = {token: n for n, token in enumerate(sorted({t for text in rows.text_R for t in text}))}
     ids_R = [torch.tensor([number[token] for token in text]) for text in rows.text_R]
 
-    def computed(held: Sequence[int]) -> int:
+    def computed(held):
         """By the worker's own trie of a micro-batch, which compares the rows' tokens."""
         data = TensorDict({"input_ids": nested([ids_R[row] for row in held])}, len(held))
         position_R = rows.tries.dfs_position_R[list(held)].tolist()

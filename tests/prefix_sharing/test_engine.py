@@ -99,9 +99,7 @@ class Engine(FSDPEngineWithLMHead):
         }
 
 
-def cut(
-    tokens: list[list[int]], *, budget: int = 12, chained: bool = True, packed: bool = True
-) -> TensorDict:
+def cut(tokens, *, budget=12, chained=True, packed=True):
     """The one micro-batch of these rows, as the plan cuts it."""
     data = rows_of(tokens)
     data[BATCH_ROW] = torch.arange(len(tokens))
@@ -119,14 +117,14 @@ def cut(
     return micro_batch
 
 
-def outputs_of(engine, micro_batch: TensorDict, output=1.0) -> dict:
+def outputs_of(engine, micro_batch, output=1.0):
     _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
     return engine.prepare_model_outputs(
         output=output, output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
     )
 
 
-def values_of(outputs) -> list[list[float]]:
+def values_of(outputs):
     return [row.tolist() for row in outputs["values"].unbind()]
 
 

@@ -14,16 +14,16 @@ def shared(**fields):
     return RowInputs(rows_of(TOKENS, **fields)).shared(1, 0)
 
 
-def per_token(shorter: float, longer: float, *shape: int) -> list[torch.Tensor]:
+def per_token(shorter, longer, *shape):
     """A field of a row of 3 tokens and of one of 5."""
     return [torch.full((3, *shape), shorter), torch.full((5, *shape), longer)]
 
 
-def images(shorter: float, longer: float) -> list[dict]:
+def images(shorter, longer):
     return [{"pixel_values": torch.full((n, 4), pixel)} for n, pixel in ((2, shorter), (6, longer))]
 
 
-def positions(first: int) -> list[torch.Tensor]:
+def positions(first):
     """Of four axes; those of the longer row begin with ``first``."""
     return [torch.arange(3).repeat(4, 1), torch.arange(first, first + 5).repeat(4, 1)]
 

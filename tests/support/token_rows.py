@@ -1,11 +1,10 @@
 """Rows of a micro-batch, by their tokens."""
 
 import torch
-from tensordict import TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 
-def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
+def rows_of(tokens, **fields):
     """With a field of all rows beside the tokens, by its name."""
     return list_of_dict_to_tensordict(
         [

@@ -1,8 +1,6 @@
 """Micro-steps: against every way there is on small mini-batches, and against the
 lower bound on all."""
 
-from collections.abc import Iterator
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,27 +14,27 @@ from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker
 EXAMPLES = settings(max_examples=200)
 
 
-def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> MicroStepPacker:
+def packer_of(tokens, n_ranks, budget, multiple=1):
     costs = costs_of(tokens, dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple)
     return MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
 
 
-def makespan(packer: MicroStepPacker, steps: list[list[list[int]]]) -> int:
+def makespan(packer, steps):
     """Cost of the costliest bin, summed over the micro-steps."""
     return sum(max(sum(packer.cost_I[item] for item in items) for items in step) for step in steps)
 
 
-def time_of(packer: MicroStepPacker, steps: list[list[list[int]]]) -> int:
+def time_of(packer, steps):
     """With the handling of each micro-step, which takes as long as a row of 256 tokens."""
     return makespan(packer, steps) + len(steps) * int(attention_cost(np.array([256]))[0])
 
 
-def bound_of(packer: MicroStepPacker) -> int:
+def bound_of(packer):
     arrays = (np.array(each, dtype=np.int64) for each in (packer.tokens_I, packer.cost_I))
     return micro_batch_bound(*arrays, packer.n_ranks, packer.token_budget)
 
 
-def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+def partitions(items):
     """Every way to put items into bins."""
     if not items:
         yield []
@@ -47,7 +45,7 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
         yield [[items[0]], *bins]
 
 
-def best_of_all(packer: MicroStepPacker) -> tuple[int, int]:
+def best_of_all(packer):
     """Least time and least makespan, found by trying everything."""
     times, heights = [], []
     for bins in partitions(list(range(len(packer.tokens_I)))):
@@ -61,7 +59,7 @@ def best_of_all(packer: MicroStepPacker) -> tuple[int, int]:
     return min(times), min(heights)
 
 
-def small_mini_batches(seed: int, number: int) -> Iterator[MicroStepPacker]:
+def small_mini_batches(seed, number):
     rng = np.random.default_rng(seed)
     for _ in range(number):
         n_ranks = int(rng.integers(1, 4))
@@ -92,7 +90,7 @@ def test_small_mini_batches_are_packed_almost_as_well_as_can_be():
 
 
 @st.composite
-def mini_batches(draw) -> MicroStepPacker:
+def mini_batches(draw):
     tokens = draw(st.lists(st.integers(1, 500), min_size=1, max_size=60))
     return packer_of(tokens, draw(st.integers(1, 6)), max(tokens) * draw(st.integers(1, 5)))
 
