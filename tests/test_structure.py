@@ -87,6 +87,20 @@ def test_the_top_floor_holds_packages_and_what_they_all_need():
     assert modules - {"__init__"} | packages | {"recipes"} == set(FLOORS)
 
 
+def test_each_module_of_more_than_60_lines_has_tests_of_its_name():
+    """A file, or a folder."""
+    paths = [path for path in PACKAGE.rglob("*.py") if len(path.read_text().splitlines()) > 60]
+    modules = [path.relative_to(PACKAGE) for path in paths]
+    assert len(modules) > 80
+    tests = Path(__file__).parent
+    assert not [
+        module.as_posix()
+        for module in modules
+        if not (tests / module.parent / f"test_{module.name}").is_file()
+        and not (tests / str(module.with_suffix("")).removesuffix("/__init__")).is_dir()
+    ]
+
+
 def test_an_installed_copy_holds_every_package():
     setup = ConfigParser()
     setup.read(PACKAGE.parent / "setup.cfg")

@@ -24,12 +24,9 @@ from tests.support.hostile_run import (
 )
 from verl_padding.cli.app import app
 from verl_padding.cli.plan import _load_tokenizer
-from verl_padding.errors import PaddingDataError
+from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.job.model_config import read_model_config
 from verl_padding.record.run_files import CONFIG
-
-
-def planned(run, *options):
-    return result_of(run, "plan", *options, run / "rows.jsonl", *BUDGET)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "steps"])
@@ -50,13 +47,13 @@ def test_what_a_command_line_trusts_is_run(hostile, job):
 
 def test_classes_of_a_run_are_those_of_verl(hostile, job):
     path = f"actor_rollout_ref.model.path={hostile / 'model'}"
-    plain = planned(hostile, "--json")
+    plain = result_of(hostile, "plan", "--json", hostile / "rows.jsonl", *BUDGET)
     for place in ("actor_rollout_ref__actor__optim__betas", "actor_rollout_ref__actor__more"):
         write_config(hostile, job, path, **{place: [target(hostile)]})
-        planned(hostile)
+        result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
     targets = {"actor_rollout_ref__actor___target_": "logging.FileHandler"}
     write_config(hostile, job, path, **targets, hydra__searchpath=["pkg://flash_attn"])
-    result = planned(hostile, "--json")
+    result = result_of(hostile, "plan", "--json", hostile / "rows.jsonl", *BUDGET)
     assert json.loads(result.stdout)["steps"] == json.loads(plain.stdout)["steps"]
 
 
@@ -77,7 +74,7 @@ def test_a_runs_config_resolves_to_nothing_that_acts(value, place, hostile, job)
     config = OmegaConf.load(path)
     OmegaConf.update(config, place.replace("__", "."), made, force_add=True)
     OmegaConf.save(config, path)
-    result = planned(hostile)
+    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
     assert str(path) in line
@@ -96,7 +93,7 @@ def test_the_engine_of_a_run_is_no_file_of_it(hostile, job):
     config = OmegaConf.load(path := write_config(hostile, job, model_engine=evil))
     del config.actor_rollout_ref.actor.optim.override_optimizer_config
     OmegaConf.save(config, path)
-    result = planned(hostile)
+    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
     assert result.exit_code == 1
     assert "model_engine" in result.stderr
 
@@ -104,7 +101,7 @@ def test_the_engine_of_a_run_is_no_file_of_it(hostile, job):
 def test_the_models_of_a_run_are_folders_or_are_not_opened(hostile, job):
     of_critic = {"path": str(hostile / "model"), "hf_config_path": fetched_by_a_shell(hostile)}
     write_config(hostile, job, critic__model=of_critic, algorithm__adv_estimator="gae")
-    assert planned(hostile).exit_code == 0
+    assert result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET).exit_code == 0
 
 
 def test_a_run_has_verls_classes_in_verls_places_alone(hostile, job):
@@ -113,7 +110,7 @@ def test_a_run_has_verls_classes_in_verls_places_alone(hostile, job):
     config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
     config.actor_rollout_ref.actor.optim.betas = ["${actor_rollout_ref.model}"]
     OmegaConf.save(config, path)
-    result = planned(hostile)
+    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
     assert result.exit_code == 1
     assert "betas" in result.stderr
 
@@ -132,7 +129,7 @@ def test_no_network_is_asked_for_the_model_of_a_run(hostile, job, monkeypatch):
 
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", asked)
     write_config(hostile, job, "actor_rollout_ref.model.path=someone/model")
-    assert planned(hostile).exit_code == 0
+    assert result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET).exit_code == 0
 
 
 ODD = {
@@ -147,7 +144,7 @@ ODD = {
 def test_a_run_whose_config_is_none_is_refused_in_a_line(hostile):
     for odd, text in ODD.items():
         (hostile / CONFIG).write_text(text.replace("TAKEN", str(hostile.parent / TAKEN)))
-        result = planned(hostile)
+        result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
         assert result.exit_code == 1, odd
         (line,) = result.stderr.splitlines()
         assert line.startswith(str(hostile / CONFIG)), odd
@@ -157,7 +154,7 @@ def test_links_without_an_end_are_refused(hostile):
     for name in ("model/config.json", str(CONFIG), "rows.jsonl"):
         (hostile / name).rename(hostile / "kept")
         (hostile / name).symlink_to("/dev/zero")
-        result = planned(hostile)
+        result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
         (hostile / "kept").replace(hostile / name)
         assert result.exit_code == 1
         assert name.rpartition("/")[2] in result.stderr
@@ -215,3 +212,15 @@ def test_rows_do_not_answer_what_a_tokenizer_asks(hostile, monkeypatch):
     with pytest.raises(PaddingDataError, match=r"^--tokenizer="):
         _load_tokenizer(str(folder))
     assert not taken(hostile)
+
+
+def test_no_network_is_asked_for_a_model_that_a_models_config_names(hostile, monkeypatch):
+    config = {"model_type": "dpt", "backbone": "someone/model"}
+    (hostile / "model" / "config.json").write_text(json.dumps(config))
+    asked = []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host))
+    section = {"path": str(hostile / "model")}
+    with pytest.raises(PaddingConfigError, match=r"^model\.path="):
+        read_model_config(OmegaConf.create({"model": section}), "model")
+    assert not asked

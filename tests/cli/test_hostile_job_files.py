@@ -2,6 +2,7 @@
 so."""
 
 import json
+import shutil
 
 import pytest
 import verl.utils.config
@@ -13,12 +14,11 @@ from tests.support.hostile_run import (
     beside_a_job,
     fetched_by_a_shell,
     result_of,
-    result_of_job_file,
     target,
     write_config,
 )
 from verl_padding.errors import PaddingConfigError
-from verl_padding.on_cpu.reduced_job import reduced
+from verl_padding.on_cpu.reduced_job import reduced, write_shrunk_model
 from verl_padding.record.run_files import CONFIG
 
 
@@ -26,12 +26,12 @@ from verl_padding.record.run_files import CONFIG
 def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
     (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
     beside_a_job(hostile, monkeypatch)
-    result = result_of_job_file(
-        hostile,
-        command,
-        actor_rollout_ref__model__trust_remote_code=False,
-        actor_rollout_ref__model__external_lib="hostile_lib",
-    )
+    config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.model.trust_remote_code = False
+    config.actor_rollout_ref.model.external_lib = "hostile_lib"
+    OmegaConf.save(config, hostile / CONFIG)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result = result_of(hostile, command, *of_config)
     assert result.exit_code == 1
     assert "external_lib=hostile_lib" in "".join(result.output.split())
 
@@ -55,21 +55,28 @@ def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, mo
 
     monkeypatch.setattr("verl_padding.on_cpu.dry_run._run_job", not_started)
     monkeypatch.chdir(hostile.parent)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
     (hostile / "model" / "config.json").write_text(
         json.dumps({"model_type": "hostile", "auto_map": AUTO_MAP, "architectures": ["Trainer"]})
     )
-    result = result_of_job_file(hostile, command)
+    result = result_of(hostile, command, *of_config)
     assert result.exit_code == 1
     assert "trust_remote_code=True" in result.stderr
-    result = result_of_job_file(hostile, command, actor_rollout_ref__actor__optim=target(hostile))
+    config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.actor.optim = target(hostile)
+    OmegaConf.save(config, hostile / CONFIG)
+    result = result_of(hostile, command, *of_config)
     assert result.exit_code == 1
     assert "logging.FileHandler" in " ".join(result.output.split())
 
 
 def test_the_doctor_opens_folders_alone_of_a_jobs_file(hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
-    fetched = fetched_by_a_shell(hostile)
-    result_of_job_file(hostile, "doctor", actor_rollout_ref__model__tokenizer_path=fetched)
+    config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
+    OmegaConf.save(config, hostile / CONFIG)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result_of(hostile, "doctor", *of_config)
 
 
 def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monkeypatch):
@@ -98,8 +105,12 @@ def test_the_doctor_opens_no_model_of_a_critic_that_is_no_folder(place, hostile,
         check(*args)
 
     monkeypatch.setattr("verl.utils.config.validate_config", noted)
-    of_critic = {f"critic__model__{place}": fetched_by_a_shell(hostile)}
-    result_of_job_file(hostile, "doctor", algorithm__adv_estimator="gae", **of_critic)
+    config = OmegaConf.load(hostile / CONFIG)
+    config.algorithm.adv_estimator = "gae"
+    config.critic.model[place] = fetched_by_a_shell(hostile)
+    OmegaConf.save(config, hostile / CONFIG)
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result_of(hostile, "doctor", *of_config)
     assert checked
 
 
@@ -118,16 +129,29 @@ def test_a_dry_run_opens_no_model_but_its_own(hostile, job, tmp_path):
 def test_what_a_file_means_once_it_is_checked_is_what_was_checked(hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
     config = OmegaConf.load(hostile / CONFIG)
+    config.actor_rollout_ref.model.trust_remote_code = False
+    config.algorithm.adv_estimator = "gae"
     del config.padding
+    # Without the critic's model, which the doctor leaves out of verl's check, it is another.
+    config.critic.model.empty = ""
+    tools = config.actor_rollout_ref.actor.profiler.tool_config
+    named = target(hostile)["_target_"]
+    tools.hostile = target(hostile) | {"_target_": "${oc.select:critic.model.empty," + named + "}"}
     OmegaConf.save(config, hostile / CONFIG)
-    acts = target(hostile)
-    acts["_target_"] = "${oc.select:critic.model.empty," + acts["_target_"] + "}"
-    result_of_job_file(
-        hostile,
-        "doctor",
-        actor_rollout_ref__model__trust_remote_code=False,
-        algorithm__adv_estimator="gae",
-        # Without the critic's model, which the doctor leaves out of verl's check, it is another.
-        critic__model__empty="",
-        actor_rollout_ref__actor__profiler__tool_config__hostile=acts,
-    )
+    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
+    result_of(hostile, "doctor", *of_config)
+
+
+def test_a_small_model_has_none_of_the_code_of_one_that_is_not_trusted(tiny_model, tmp_path):
+    model, tokenizer = (shutil.copytree(tiny_model, tmp_path / name) for name in ("model", "own"))
+    for folder in (model, tokenizer):
+        (folder / "conf.py").write_text("raise AssertionError")
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": AUTO_MAP}))
+    section = {"path": str(model), "tokenizer_path": str(tokenizer)}
+    for trusted in (False, True):
+        section["trust_remote_code"] = trusted
+        write_shrunk_model(OmegaConf.create(section), small := tmp_path / str(trusted))
+        assert (small / "conf.py").exists() == trusted
+        kept = json.loads((small / "tokenizer_config.json").read_text())
+        assert ("auto_map" in kept) == trusted

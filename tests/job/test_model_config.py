@@ -1,12 +1,8 @@
 """What is read of a model's config."""
 
-import json
-
 import pytest
-from omegaconf import OmegaConf
 
-from verl_padding.errors import PaddingConfigError
-from verl_padding.job.model_config import read_model_config, rope_by_length
+from verl_padding.job.model_config import rope_by_length
 
 DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
 
@@ -29,14 +25,3 @@ DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
 def test_positions_by_length_are_found_in_any_text_part_and_in_no_tower(model, setting):
     assert rope_by_length(model) == setting
     assert rope_by_length({"vision_config": model}) is None
-
-
-def test_no_network_is_asked_for_a_model_that_a_models_config_names(tmp_path, monkeypatch):
-    config = {"model_type": "dpt", "backbone": "someone/model"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    asked = []
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host))
-    with pytest.raises(PaddingConfigError, match=r"^model\.path="):
-        read_model_config(OmegaConf.create({"model": {"path": str(tmp_path)}}), "model")
-    assert not asked

@@ -1,18 +1,14 @@
 """The config and the model of a dry run: small, and the user's in all else."""
 
-import json
-import shutil
-
 import pytest
 import torch
 from omegaconf import OmegaConf
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from tests.support.hostile_run import AUTO_MAP
 from tests.support.verl_config import DYNAMIC
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.on_cpu.reduced_job import reduced, shrunk, write_shrunk_model
+from verl_padding.on_cpu.reduced_job import reduced, shrunk
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "llama", "gemma3_text"])
@@ -75,18 +71,3 @@ def test_a_reduced_job_has_no_servers(own, tmp_path):
     small, left_out = reduced(config, model=tmp_path, folder=tmp_path)
     assert not small.reward.reward_model.enable
     assert [each for each in ("reward_model", "critic") if each not in " ".join(left_out)] == []
-
-
-def test_a_small_model_has_none_of_the_code_of_one_that_is_not_trusted(tiny_model, tmp_path):
-    model, tokenizer = (shutil.copytree(tiny_model, tmp_path / name) for name in ("model", "own"))
-    for folder in (model, tokenizer):
-        (folder / "conf.py").write_text("raise AssertionError")
-        path = folder / "tokenizer_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": AUTO_MAP}))
-    section = {"path": str(model), "tokenizer_path": str(tokenizer)}
-    for trusted in (False, True):
-        section["trust_remote_code"] = trusted
-        write_shrunk_model(OmegaConf.create(section), small := tmp_path / str(trusted))
-        assert (small / "conf.py").exists() == trusted
-        kept = json.loads((small / "tokenizer_config.json").read_text())
-        assert ("auto_map" in kept) == trusted

@@ -93,16 +93,6 @@ def taken(run):
     return found
 
 
-def result_of_job_file(run, command, **values):
-    """The same, of a job whose config file is the run's, with other values."""
-    config = OmegaConf.load(run / CONFIG)
-    for name, value in values.items():
-        OmegaConf.update(config, name.replace("__", "."), value, merge=False, force_add=True)
-    OmegaConf.save(config, run / CONFIG)
-    of_config = ("--config-path", (run / CONFIG).parent, "--config-name", "config")
-    return result_of(run, command, *of_config)
-
-
 BUDGET = ("--budget", 100)
 
 
