@@ -165,8 +165,8 @@ def beside_whole_jobs(runs: dict[Kind, dict[int, dict[str, Any]]]) -> float:
     jobs = kept("runs source_job")["runs"]
     return max(
         abs(last(runs[Kind("two symbols", "grpo", 1.0, side)][seed]) - job["last"])
-        for side in ("lcm", "prompt")
-        for seed, job in enumerate(runs_of(jobs, f"grpo_{side}"))
+        for side, flag in {"lcm": "lcm", "prompt": "prompt", "prompt, by rows": "fast"}.items()
+        for seed, job in enumerate(runs_of(jobs, f"grpo_{flag}"))
     )
 
 

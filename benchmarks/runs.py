@@ -137,6 +137,7 @@ FLAGS = {
     "stock": (),
     "lcm": ("+padding=lcm",),
     "prompt": ("+padding=prompt",),
+    "fast": ("+padding=fast",),
 }
 PLANNED = ("+padding=prompt", "padding.packer=plan")
 TREES = (*PLANNED, "padding.sharing=on")

@@ -151,7 +151,7 @@ def logged_metrics() -> set[str]:
         step_metrics.worker_metrics(named, {}, {call.timer: 1.0 for call in CALLS}),
         batch_metrics.row_metrics(trained),
         batch_metrics.session_counts(trained, prompts=1, sessions=1, failed=[]),
-        batch_metrics.age_metrics(trained, 1),
+        batch_metrics.staleness_metrics(trained, 1),
         batch_metrics.role_metrics(trained, [["lead"]]),
         timing_metrics(timings, token_cost),
         (f"padding/{update}/idle_steps/total" for update in UPDATES),

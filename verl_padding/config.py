@@ -96,8 +96,8 @@ class PaddingConfig:
     (``verl-padding report`` draws them)."""
     record: bool = False
     """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and
-    age, where each worker call computes it, and what it shares with which row; nothing of its texts
-    (``verl-padding plan`` reads it).
+    staleness, where each worker call computes it, and what it shares with which row; nothing of its
+    texts (``verl-padding plan`` reads it).
     """
     version: str = __version__
     """The plug-in's version, for the record. The config groups fill it in where the trainer is

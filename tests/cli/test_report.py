@@ -24,11 +24,11 @@ def row(number: int, key: str, **values: Any) -> RecordedRow:
         "trained_tokens": 5,
         "reward": 1.0,
         "advantage": 0.5,
-        "idle": False,
+        "zero_advantage": False,
         "weight": 1.0,
         "shared_tokens": 0,
         "shares_with": None,
-        "age": 0,
+        "staleness": 0,
         "places": {"actor": Place(0, number % 2, 0), "log_prob": Place(0, 0, None)},
     }
     return RecordedRow(row=number, key=key, **defaults | values)
@@ -45,7 +45,7 @@ ROWS = [
         shares_with=0,
         reward=0.25,
         advantage=0.0,
-        idle=True,
+        zero_advantage=True,
         trained_tokens=3,
     ),
     row(3, "b_0_0", tokens=4321, reward=0.0, advantage=-1.75),

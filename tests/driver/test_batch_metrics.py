@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.support.trained_rows import MadeRow, trained_rows
 from verl_padding.driver.batch_metrics import (
     advantage_metrics,
-    age_metrics,
     role_metrics,
     session_counts,
     session_metrics,
+    staleness_metrics,
     token_metrics,
 )
 
@@ -121,8 +121,11 @@ def test_the_age_of_a_row_is_from_the_oldest_weights_that_sampled_it():
         trained_rows({"b_0_0": MadeRow(made_by=5)}),
     ]
     # Step 7 updates the weights that step 6 has made.
-    assert age_metrics(rows, step=7) == {"padding/rows/age/mean": 1.0, "padding/rows/age/max": 2}
-    assert age_metrics([trained_rows({"a_0_0": MadeRow(made_by=None)})], step=7) == {}
+    assert staleness_metrics(rows, step=7) == {
+        "padding/rows/staleness/mean": 1.0,
+        "padding/rows/staleness/max": 2,
+    }
+    assert staleness_metrics([trained_rows({"a_0_0": MadeRow(made_by=None)})], step=7) == {}
 
 
 PROMPTS = {
@@ -154,8 +157,8 @@ def test_rows_and_prompts_that_teach_nothing_are_counted(local_updates):
             for first in (True, False)
         ]
     assert advantage_metrics(list(map(trained_rows, updates))) == {
-        "padding/rows/without_advantage/share": 8
+        "padding/rows/zero_advantage/share": 8
         / 11,  # all but a_1_0, d_0_0 and d_1_0: d_1_1 has no trained token
-        "padding/rows/without_advantage/tokens_share": (7 * 2 + 3) / (10 * 2 + 3),
-        "padding/prompts/without_advantage/share": 3 / 5,
+        "padding/rows/zero_advantage/tokens_share": (7 * 2 + 3) / (10 * 2 + 3),
+        "padding/prompts/zero_advantage/share": 3 / 5,
     }

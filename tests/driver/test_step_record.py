@@ -87,7 +87,7 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(
         assert [row.trained_tokens for row in rows.values()] == [2, 1, 3, 1, 1, 0]
         assert [row.reward for row in rows.values()] == [0, 1, 2, 3, 4, 5]
         assert [row.advantage for row in rows.values()] == [0.5, 0, 1, 0, 0, None]
-        assert [row.idle for row in rows.values()] == [
+        assert [row.zero_advantage for row in rows.values()] == [
             False,
             True,
             False,
@@ -95,7 +95,7 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(
             True,
             True,
         ]
-        assert {row.age for row in rows.values()} == {5}, "the weights of step 1, in step 7"
+        assert {row.staleness for row in rows.values()} == {5}, "the weights of step 1, in step 7"
         # a_1_0 has the largest tokens, then a_0_1, which parts from it, then a_0_0, which a_0_1
         # begins with.
         shares = {

@@ -11,7 +11,13 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.driver.test_zero_advantage_rows import ONE_STEP
-from tests.support.rows_in_queue import PARTITION, put_columns, put_rows, queue_content
+from tests.support.rows_in_queue import (
+    PARTITION,
+    put_columns,
+    put_rows,
+    queue_content,
+    read_columns,
+)
 from tests.support.trainer_without_workers import padded_trainer
 from tests.worker.test_cross_contamination import training_worker
 from verl_padding.errors import PaddingDataError
@@ -221,6 +227,38 @@ def put_sessions(step, sessions):
         "responses": [row[-1:] for row in rows],
     }
     return put_rows([(len(row) - 1, 1) for row in rows], keys, **fields)
+
+
+def test_returns_of_a_session_count_a_token_that_two_rows_have_once():
+    """[5 | 6] goes on as [5 | 6 7 8], whose 7 is not trained: a reward of 1 is one step from 6."""
+    trainer = padded_trainer(
+        "padding.advantages=session",
+        "algorithm.adv_estimator=gae",
+        "algorithm.gamma=0.5",
+        "algorithm.lam=1",
+    )
+    trainer.critic_wg = SimpleNamespace(_dispatch_info={"train": [0, 1]})
+    texts, masks = ([5, 6], [5, 6, 7, 8], [5, 9]), ([1], [1, 0, 1], [1])
+    uids = [ordered_uid(7, place) for place in range(2)]
+    fields = {
+        "input_ids": texts,
+        "prompts": [text[:1] for text in texts],
+        "responses": [text[1:] for text in texts],
+        "response_mask": masks,
+        "rm_scores": [[1.0], [0.0, 0.0, 1.0], [0.0]],
+        **{name: [[0.0] * len(mask) for mask in masks] for name in ("values", "old_log_probs")},
+    }
+    batch = put_rows(
+        [(1, len(mask)) for mask in masks],
+        [f"{uids[0]}_0_0", f"{uids[0]}_0_1", f"{uids[1]}_0_0"],
+        **{name: list(map(torch.tensor, values)) for name, values in fields.items()},
+    )
+    trainer._balance_batch(batch, {})
+    trainer._compute_advantage(batch, {})
+    found = zip(*read_columns(batch, "returns", "response_mask"), strict=True)
+    trained = [returns[mask == 1].tolist() for returns, mask in found]
+    assert trained == [[0.5], [0.5, 1.0], [0.0]]
+    trainer.steps.current.close()
 
 
 def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):

@@ -41,7 +41,7 @@ def assert_trained_alike(facts, plain, *, absent):
     among = ("actor/pg_loss", "actor/grad_norm", "actor/pg_clipfrac", "actor/lr")
     assert_metrics_agree(facts, plain, among=among, absent=absent)
     for step, want in plain.metrics.items():
-        assert 0.4 < facts.metrics[step]["padding/rows/without_advantage/share"] < 1
+        assert 0.4 < facts.metrics[step]["padding/rows/zero_advantage/share"] < 1
         assert want["actor/grad_norm"] > 0
 
 
@@ -104,7 +104,7 @@ def test_asynchronous_jobs_leave_out_what_they_need_not(overrides, steps, tmp_pa
     facts = run(tmp_path, SKIP, f"actor_rollout_ref.actor.ppo_mini_batch_size={size}", *overrides)
     assert sorted(facts.metrics) == [1, 2, 3]
     for metrics in facts.metrics.values():
-        assert 0.2 < metrics["padding/rows/without_advantage/share"] < 1
+        assert 0.2 < metrics["padding/rows/zero_advantage/share"] < 1
         assert metrics["padding/actor/optimizer_steps/total"] == steps * 6 / size
         assert metrics["actor/grad_norm"] > 0
         assert ("actor/ppo_kl" in metrics, "actor/ppo_kl_computed" in metrics) == (False, True)

@@ -185,7 +185,7 @@ def test_a_recorded_job_has_each_row_where_the_clocks_have_seen_it(lcm):
         (recorded,) = read_steps(lcm.folder / "steps" / f"{step}.jsonl")
         assert [row.key for row in recorded.rows] == list(recorded.keys)
         assert {row.key: row.reward for row in recorded.rows} == pytest.approx(dumped(lcm, step))
-        assert all(row.age == 0 and row.trained_tokens > 0 for row in recorded.rows)
+        assert all(row.staleness == 0 and row.trained_tokens > 0 for row in recorded.rows)
         for timing in recorded.timings:
             for row in timing.rows:
                 place = recorded.rows[row].places[timing.call]

@@ -118,7 +118,7 @@ def test_rows_without_an_advantage_and_no_others_are_dropped(step):
     for row in step.recorded.rows:
         mask = step.rows[row.key]["response_mask"].bool()
         trains = bool(mask.any()) and advantages[row.key] != 0
-        assert (bool(row.places), row.idle) == (trains, not trains), row.key
+        assert (bool(row.places), row.zero_advantage) == (trains, not trains), row.key
         got = step.rows[row.key]["advantages"][mask]
         assert got.tolist() == pytest.approx([advantages[row.key]] * len(got), abs=1e-6)
     dropped = sum(not row.places for row in step.recorded.rows)

@@ -18,11 +18,11 @@ ROW = RecordedRow(
     trained_tokens=4,
     reward=1.0,
     advantage=0.5,
-    idle=False,
+    zero_advantage=False,
     weight=1.0,
     shared_tokens=12,
     shares_with=1,
-    age=0,
+    staleness=0,
     places={"actor": Place(0, 1, 2), "log_prob": Place(0, 1, None)},
 )
 """Extended by the row below: that one begins with all of its tokens."""
@@ -33,12 +33,20 @@ LONGER = replace(
     tokens=20,
     trained_tokens=0,
     advantage=None,
-    idle=True,
+    zero_advantage=True,
     shared_tokens=0,
     shares_with=None,
 )
 PARTED = replace(ROW, row=2, key="a_1_0", tokens=15, shared_tokens=7, shares_with=0)
-ALONE = replace(LONGER, row=3, key="b_0_0", age=None, idle=False, advantage=0.0, trained_tokens=1)
+ALONE = replace(
+    LONGER,
+    row=3,
+    key="b_0_0",
+    staleness=None,
+    zero_advantage=False,
+    advantage=0.0,
+    trained_tokens=1,
+)
 
 
 def made_step(**values) -> RecordedStep:
@@ -65,7 +73,7 @@ def test_a_line_of_a_row_has_this_form(tmp_path):
     write_steps([made_step()], tmp_path / "3.jsonl")
     header, row, *_ = map(json.loads, (tmp_path / "3.jsonl").read_text().splitlines())
     assert header == {
-        "form": 3,
+        "form": 4,
         "step": 3,
         "update": 0,
         "keys": ["a_0_0", "a_0_1", "a_1_0", "b_0_0"],
@@ -77,11 +85,11 @@ def test_a_line_of_a_row_has_this_form(tmp_path):
         "trained_tokens": 4,
         "reward": 1.0,
         "advantage": 0.5,
-        "idle": False,
+        "zero_advantage": False,
         "weight": 1.0,
         "shared_tokens": 12,
         "shares_with": 1,
-        "age": 0,
+        "staleness": 0,
         "places": {"actor": [0, 1, 2], "log_prob": [0, 1, None]},
     }
 
@@ -123,8 +131,8 @@ def test_what_rows_share_makes_tries_again():
     "text",
     [
         "",
-        '{"form": 3, "step": 1, "update": 0, "keys": []}\n{"call": "actor"}\n',
-        '{"form": 3, "step": 1, "update": 0, "keys": ["a_0_0"]}\n{"row": 0}\n',
+        '{"form": 4, "step": 1, "update": 0, "keys": []}\n{"call": "actor"}\n',
+        '{"form": 4, "step": 1, "update": 0, "keys": ["a_0_0"]}\n{"row": 0}\n',
         '{"call": "actor"}\n',
         "[" * 100_000 + "\n",
     ],
@@ -139,10 +147,10 @@ def test_a_file_that_holds_no_step_is_refused(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "header", ['{"step": 1, "keys": []}', '{"form": 4, "step": 1, "keys": [], "new": 1}']
+    "header", ['{"step": 1, "keys": []}', '{"form": 3, "step": 1, "keys": [], "new": 1}']
 )
 def test_a_file_of_another_form_is_refused(header, tmp_path):
     path = tmp_path / "3.jsonl"
     path.write_text(header + "\n")
-    with pytest.raises(PaddingDataError, match=r"in form 3 .*form=(None|4)"):
+    with pytest.raises(PaddingDataError, match=r"in form 4 .*form=(None|3)"):
         read_steps(path)

@@ -97,15 +97,15 @@ def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
         )
     # The update computes the first of the zero-advantage rows where a mini-batch has no others: a
     # short one with trained tokens.
-    idle = sorted(
-        (row for row in update.rows if row.idle),
+    dropped = sorted(
+        (row for row in update.rows if row.zero_advantage),
         key=lambda row: (not row.trained_tokens, row.tokens),
     )
     rows = Rows.from_keys(
         update.keys,
         [row.tokens for row in update.rows],
         tries=update.tries(),
-        zero_advantage=[row.row for row in idle],
+        zero_advantage=[row.row for row in dropped],
     )
     return FileBatch(name=name, rows=rows, lines_R=tuple(range(len(rows))), recorded=update)
 

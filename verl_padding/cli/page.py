@@ -36,11 +36,15 @@ COLUMNS = (
     "reward",
     "advantage",
     "weight",
-    "age",
-    "idle",
+    "staleness",
+    "zero_advantage",
 )
 """Numbers of a row, by the names of `RecordedRow`."""
-SUMS = {"tokens": "tokens", "trained tokens": "trained_tokens", "zero-advantage rows": "idle"}
+SUMS = {
+    "tokens": "tokens",
+    "trained tokens": "trained_tokens",
+    "zero-advantage rows": "zero_advantage",
+}
 """Title in the table of steps -> the column whose sum it is."""
 
 

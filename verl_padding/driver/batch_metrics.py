@@ -136,20 +136,21 @@ def token_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     )
 
 
-def age_metrics(rows_of: Sequence[TrainedRows], step: int) -> dict[str, float]:
+def staleness_metrics(rows_of: Sequence[TrainedRows], step: int) -> dict[str, float]:
     """Steps from the oldest weights that sampled a row to its update; none if the rows do not
     say."""
-    ages = [
+    steps = [
         step - 1 - made_by
         for rows in rows_of
         for made_by in rows.weights_step_R
         if made_by is not None
     ]
-    return (
-        {"padding/rows/age/mean": sum(ages) / len(ages), "padding/rows/age/max": max(ages)}
-        if ages
-        else {}
-    )
+    if not steps:
+        return {}
+    return {
+        "padding/rows/staleness/mean": sum(steps) / len(steps),
+        "padding/rows/staleness/max": max(steps),
+    }
 
 
 def advantage_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
@@ -165,11 +166,11 @@ def advantage_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     ):
         teaches[uid] = teaches.get(uid, False) or bool(row_teaches)
     return {
-        "padding/rows/without_advantage/share": float((~teaches_R).mean()),
-        "padding/rows/without_advantage/tokens_share": float(
+        "padding/rows/zero_advantage/share": float((~teaches_R).mean()),
+        "padding/rows/zero_advantage/tokens_share": float(
             tokens_R[~teaches_R].sum() / tokens_R.sum()
         ),
-        "padding/prompts/without_advantage/share": 1 - sum(teaches.values()) / len(teaches),
+        "padding/prompts/zero_advantage/share": 1 - sum(teaches.values()) / len(teaches),
     }
 
 

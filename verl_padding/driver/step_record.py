@@ -76,11 +76,11 @@ def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator
             trained_tokens=trained,
             reward=float(rows.reward_R[row]),
             advantage=float(rows.advantage_R[row]) if trained else None,
-            idle=not rows.has_advantage_R[row],
+            zero_advantage=not rows.has_advantage_R[row],
             weight=weight_R[row],
             shared_tokens=shared,
             shares_with=int(order[tries.dfs_position_R[row] - 1]) if shared else None,
-            age=None if made_by is None else step - 1 - made_by,
+            staleness=None if made_by is None else step - 1 - made_by,
             places={call: of_call[row] for call, of_call in place_of.items() if row in of_call},
         )
 

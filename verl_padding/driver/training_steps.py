@@ -244,7 +244,7 @@ class TrainingSteps:
                 roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
                 metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
             if self._job.mode != SYNC:
-                metrics.update(batch_metrics.age_metrics(rows_of, step))
+                metrics.update(batch_metrics.staleness_metrics(rows_of, step))
             write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from verl_padding.record.data_errors import as_data_error
 from verl_padding.record.files import check_fields, read_lines, read_objects, read_text
 from verl_padding.record.timings import MicroBatchTiming
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the form: a reader knows by it whether it can read a file."""
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the
@@ -57,7 +57,7 @@ class RecordedRow:
     """The row's score, summed over its tokens; verl gives each row of a session the session's."""
     advantage: float | None
     """Mean over its trained tokens; None where it has none."""
-    idle: bool
+    zero_advantage: bool
     """Whether it adds nothing to the gradient: no trained token, or an advantage of exactly 0 on
     each."""
     weight: float
@@ -68,7 +68,7 @@ class RecordedRow:
     shares_with: int | None
     """Number of the row that it shares its beginning with: the one before it in the order of tries.
     None for none."""
-    age: int | None
+    staleness: int | None
     """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None where
     it does not say."""
     places: Mapping[str, Place]

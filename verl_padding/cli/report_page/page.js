@@ -137,17 +137,17 @@ function showPrompts() {
     // Every row of a session has its reward.
     const rewards = [...new Map(rows.map((row) => [sessionOf(step.keys[row]), of("reward", [row])[0]])).values()];
     const reward = rewards.includes(null) ? null : sum(rewards) / rewards.length;
-    return { prompt, rows, reward, sessions: rewards.length, tokens: sum(of("tokens", rows)), idle: sum(of("idle", rows)) };
+    return { prompt, rows, reward, sessions: rewards.length, tokens: sum(of("tokens", rows)), zeros: sum(of("zero_advantage", rows)) };
   });
-  const by = { tokens: (each) => -each.tokens, low: (each) => each.reward ?? Infinity, idle: (each) => -each.idle };
+  const by = { tokens: (each) => -each.tokens, low: (each) => each.reward ?? Infinity, zeros: (each) => -each.zeros };
   const key = by[byId("sort").value];
   if (key) prompts.sort((a, b) => key(a) - key(b) || 0); // of two that are unknown, the difference is no number
-  byId("prompts").replaceChildren(...prompts.map(({ prompt, rows, reward, sessions, tokens, idle }) => {
+  byId("prompts").replaceChildren(...prompts.map(({ prompt, rows, reward, sessions, tokens, zeros }) => {
     const details = element("details"), summary = details.appendChild(element("summary"));
     details.dataset.prompt = prompt;
     const shared = Math.round((100 * sum(of("shared_tokens", rows))) / tokens);
     const figures = [count(sessions, "session"), count(rows.length, "row"), count(tokens, "token"), `${shared} % alike`];
-    if (step.columns.reward) figures.push(`reward ${shown(reward)}`, count(idle, "zero-advantage row"));
+    if (step.columns.reward) figures.push(`reward ${shown(reward)}`, count(zeros, "zero-advantage row"));
     summary.append(element("code", "", prompt), element("span", "figures", figures.join(", ")));
     details.addEventListener("toggle", () => fill(details, rows));
     return details;
@@ -164,7 +164,7 @@ function fill(details, rows) {
   const held = new Set(rows);
   for (const row of step.order.filter((each) => held.has(each))) {
     const line = body.insertRow(), open = () => toggleTexts(line, row);
-    line.className = of("idle", [row])[0] ? "row idle" : "row";
+    line.className = of("zero_advantage", [row])[0] ? "row zero" : "row";
     line.dataset.row = row;
     line.tabIndex = 0;
     line.append(element("td", "name", step.keys[row].split("_").slice(-2).join("_")));
