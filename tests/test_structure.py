@@ -38,7 +38,7 @@ DOORS = {
 
 
 @cache
-def targets_of(path: Path) -> set[str]:
+def targets_of(path):
     """What a file imports, at any level of indentation: modules, and what is taken from them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -50,7 +50,7 @@ def targets_of(path: Path) -> set[str]:
     return found
 
 
-def importers_of(module: str) -> set[str]:
+def importers_of(module):
     """Files of the package that import ``module`` or something below it."""
     return {
         path.relative_to(PACKAGE).as_posix()
@@ -59,7 +59,7 @@ def importers_of(module: str) -> set[str]:
     }
 
 
-def imports() -> dict[str, set[str]]:
+def imports():
     """Module -> modules of ours that it imports."""
     files = [*PACKAGE.rglob("*.py"), *RECIPES.rglob("*.py")]
     modules = {
@@ -85,6 +85,20 @@ def test_the_top_floor_holds_packages_and_what_they_all_need():
     assert modules == {"__init__", "__main__", "plugin", "config", "errors", "version"}
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert modules - {"__init__"} | packages | {"recipes"} == set(FLOORS)
+
+
+def test_each_module_of_more_than_60_lines_has_tests_of_its_name():
+    """A file, or a folder."""
+    paths = [path for path in PACKAGE.rglob("*.py") if len(path.read_text().splitlines()) > 60]
+    modules = [path.relative_to(PACKAGE) for path in paths]
+    assert len(modules) > 80
+    tests = Path(__file__).parent
+    assert not [
+        module.as_posix()
+        for module in modules
+        if not (tests / module.parent / f"test_{module.name}").is_file()
+        and not (tests / str(module.with_suffix("")).removesuffix("/__init__")).is_dir()
+    ]
 
 
 def test_an_installed_copy_holds_every_package():

@@ -1,15 +1,13 @@
 """The value of each metric under ``padding/`` on a plan and on laps made by hand."""
 
-import numpy as np
 import pytest
 
+from tests.support.call_costs import costs_of
 from tests.support.drawn_jobs import tries_of_chains
 from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.driver.step_metrics import CallTokens, plan_metrics, saved_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
-from verl_padding.plan import COST_MODELS, BatchPlan, Layout, Pass, Update
-from verl_padding.plan.batch_plan import LayoutFigures
-from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.mini_batch_costs import score_layout
 
 TOKENS, PAD_TOKENS = [10, 20, 30, 40, 5], 2
@@ -19,11 +17,7 @@ ROWS_MDK = {
     CRITIC: ((((0, 1, 2),), ((3, 4, 5),)),),  # 10 + 20 + 30; 40 + 5 + 2
     LOG_PROB: ((((0, 3), (5,)), ((1,), (2, 4))),),  # 10 + 40, 2; 20, 30 + 5
 }
-CALLS = {
-    ACTOR: Update(dp_size=2, token_budget=50, prompts_per_mini_batch=1),
-    CRITIC: Update(dp_size=2, token_budget=60, prompts_per_mini_batch=1),
-    LOG_PROB: Pass(dp_size=2, token_budget=60),
-}
+BUDGETS = {ACTOR: 50, CRITIC: 60, LOG_PROB: 60}
 OF_THE_PLAN = {
     "padding/real_rows/total": 5,
     "padding/pad_rows/total": 3,  # those of the call that takes most
@@ -75,7 +69,7 @@ OF_THE_WORKERS = {
 }
 
 
-def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
+def hand_made(packer, chains=None):
     layouts = {
         call: Layout(n_rows=len(TOKENS), rows_MDK=rows_MDK)
         if packer == "plan"
@@ -91,15 +85,10 @@ def hand_made(packer, chains: list[int] | None = None) -> BatchPlan:
     )
 
 
-def figures_of(call: str, layout: Layout, chains: list[int] | None) -> LayoutFigures:
-    costs = CallCosts(
-        call=CALLS[call],
-        tokens_R=np.array(TOKENS),
-        cost_model=COST_MODELS["tokens"],
-        pad_tokens=PAD_TOKENS,
-        tries=None if chains is None else tries_of_chains(TOKENS, chains),
-    )
-    return score_layout(layout, costs)
+def figures_of(call, layout, chains):
+    tries = None if chains is None else tries_of_chains(TOKENS, chains)
+    of_call = {"dp_size": 2, "token_budget": BUDGETS[call]}
+    return score_layout(layout, costs_of(TOKENS, cost_model="tokens", tries=tries, **of_call))
 
 
 @pytest.mark.parametrize(

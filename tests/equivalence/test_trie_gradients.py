@@ -1,14 +1,11 @@
 """Rows that begin alike and part, computed once up to there, give in float64 what each row gives
 alone."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import nn
 from transformers import (
     AutoModelForTokenClassification,
     Qwen2Config,
@@ -32,7 +29,6 @@ from tests.support.losses_on_rows import critic_loss, policy_loss
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.errors import PaddingError
 from verl_padding.on_cpu.tiny_models import SIZES
-from verl_padding.prefix_sharing.attention import GatherTokens
 from verl_padding.worker.losses import normalize_over_mini_batch
 
 SMALL = SIZES | {"vocab_size": 259, "num_hidden_layers": 3}
@@ -69,7 +65,7 @@ def fused(model):
 
 
 CHUNKS = {"entropy_from_logits_with_chunking": True, "entropy_from_logits_chunk_size": 7}
-CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
+CASES = {
     "another architecture": (lambda models: models("qwen3"), {}, {}),
     "experts": (lambda models: models("qwen3_moe", experts_implementation="eager"), {}, {}),
     "adapters": (lambda models: adapted(models("qwen2")), {}, {}),
@@ -107,25 +103,6 @@ def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, m
     tolerance = RELATIVE_FLOAT32 if name in THROUGH_FLOAT32 else RELATIVE_FLOAT64
     assert of_outputs <= 10 * tolerance
     assert of_gradient <= tolerance
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("branches", [8, 32, 128])
-def test_gradients_of_many_branches_add_up_in_float32(branches, dim):
-    exact = (
-        torch.randn(branches, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        + 1
-    )
-    # Attention calls it along the tokens of (1, tokens, heads, head size), where torch's own
-    # index_add_ adds in bfloat16.
-    shape = [1] * dim + [1, 64]
-    states = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True)
-    gathered = GatherTokens.apply(states, dim, torch.zeros(branches, dtype=torch.int64))
-    gathered.backward(exact.to(torch.bfloat16).view_as(gathered))
-    want = exact.to(torch.bfloat16).double().sum(0)
-    assert ((states.grad.view(64).double() - want) / want).abs().max() <= torch.finfo(
-        torch.bfloat16
-    ).eps / 2 * 1.01
 
 
 def test_a_layer_that_attends_in_another_way_ends_the_job(models, rows):

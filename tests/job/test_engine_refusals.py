@@ -8,7 +8,7 @@ import transformers
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.engine_refusals import check_model, length_incompatibilities
+from verl_padding.job.engine_refusals import check_model
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 WITH_ALL = ("algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true")
@@ -162,31 +162,6 @@ def test_attention_that_depends_on_all_that_is_packed_is_refused(key):
         check_model("a/model", {"text_config": {key: 8192}}, packed)
     check_model("a/model", {"text_config": {key: None}}, packed)
     check_model("a/model", {"text_config": {"attention_chunk_size": 8192}}, unpacked)
-
-
-DYNAMIC_ROPE = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"llm_config": DYNAMIC_ROPE, "vision_config": {}}, "rope_type='dynamic'"),
-        ({"thinker_config": {"text_config": DYNAMIC_ROPE}}, "rope_type='dynamic'"),
-        (
-            {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}},
-            "rope_type='longrope'",
-        ),
-        (
-            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
-            "rope_type='su'",
-        ),
-    ],
-)
-def test_rows_do_not_share_wherever_the_config_of_a_text_part_says_it(model, message):
-    check_model("critic.model.path=a/model", model, [])
-    (incompatibility,) = length_incompatibilities("critic.model.path=a/model", model)
-    assert incompatibility.setting == "critic.model.path=a/model"
-    assert f"({message})" in incompatibility.why
 
 
 MODEL, GAE = "actor_rollout_ref.model", "algorithm.adv_estimator=gae"

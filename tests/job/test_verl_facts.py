@@ -41,22 +41,6 @@ def test_each_method_that_the_padded_trainers_override_has_a_fact():
     assert stamped == OVERRIDDEN.keys() - {"_setup"} | {"fit"}
 
 
-def test_a_definition_is_found_by_its_code_alone_not_by_its_docstring(tmp_path):
-    (tmp_path / "file.py").write_text(
-        'class Trainer:\n    def fit(self):\n        """self.step()"""\n        # self.step()\n'
-        "        self.other.step()\n        self.step_back(x, key='step')\n"
-    )
-    verl = VerlSource(tmp_path)
-    assert verl.lacks("file.py", "Trainer.fit", ("self.step(", "step(", "self.step")) == [
-        "self.step(",
-        "step(",
-        "self.step",
-    ]
-    assert verl.lacks("file.py", "Trainer.fit", ("self.step_back(", "'step'", "key=")) == []
-    assert verl.lacks("file.py", "Trainer.step", ("x",)) == ["Trainer.step"]
-    assert verl.lacks("other.py", "Trainer", ("x",)) == ["Trainer"]
-
-
 def test_an_unchanged_copy_of_verl_has_all_facts(tmp_path):
     verl = copy_of_verl(tmp_path)
     assert [fact.what_is_missing(verl) for fact in FACTS] == [""] * len(FACTS)

@@ -5,7 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from tests.on_cpu.dry_run.own_jobs import TOOL
+from tests.support.own_jobs import TOOL
 from verl_padding.on_cpu.rollout.batch_generation import Generation
 from verl_padding.on_cpu.scripted_replies import Replies
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer

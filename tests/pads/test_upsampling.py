@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import (
     PARTITION,
-    default_keys,
     empty_queue,
     put_rows,
     put_some_fields,
     queue_content,
-    row_tag,
 )
 from tests.support.shaped_rows import FIELDS, ROLES, SHAPES, assert_same_rows, rows_of
 from verl_padding import real_rows, strip, upsample
@@ -54,16 +51,6 @@ def test_pads_are_refused_in_a_batch_that_has_some_and_nothing_is_put():
     with pytest.raises(ValueError, match="multiple=0"):
         upsample(batch, 0)
     assert queue_content() == content
-
-
-def test_a_row_that_a_column_alone_marks_as_a_pad_is_refused():
-    marks = [{"is_padding": torch.tensor(is_pad)} for is_pad in (False, False, True)]
-    for rows in (marks, [{}, *marks[1:]]):
-        batch = put_some_fields([(5, 3), (7, 2), (4, 2)], rows)
-        content = queue_content()
-        with pytest.raises(PaddingDataError, match=f"^row '{batch.keys[2]}': .*is_padding"):
-            upsample(batch, 4)
-        assert queue_content() == content
 
 
 @pytest.fixture
@@ -134,23 +121,6 @@ def test_strip_may_come_after_the_rows_are_gone(five_rows):
     tq.kv_clear(keys=padded.keys[2:5], partition_id=PARTITION)
     assert strip(padded).keys == padded.keys[:5]
     assert not queue_content()
-
-
-@pytest.mark.parametrize("name", ["prompts", "responses"])
-@pytest.mark.parametrize("lacking", [slice(None), slice(3, 4)], ids=["all rows", "one row"])
-def test_rows_without_prompts_or_responses_are_refused(name, lacking):
-    keys, tags = default_keys(5), [row_tag(*length) for length in FIVE]
-    for key, tag, row in zip(keys, tags, rows_of(FIVE), strict=True):
-        fields = list_of_dict_to_tensordict([row])
-        fields = fields.exclude(name) if key in keys[lacking] else fields
-        tq.kv_batch_put(keys=[key], partition_id=PARTITION, fields=fields, tags=[tag])
-    batch = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION)
-    before = queue_content()
-    with pytest.raises(
-        PaddingDataError, match=f"^row '{batch.keys[lacking][0]}': has no field '{name}'"
-    ):
-        upsample(batch, 8)
-    assert queue_content() == before
 
 
 IS_PAD = [False, True, False, True, True, False]

@@ -4,13 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.plan_oracles import layout_of_local_batches
 from verl_padding.plan import (
     Job,
-    Layout,
     NoRealRowError,
     Pass,
-    PlanError,
     Rows,
     RowTooLongError,
     Update,
@@ -44,36 +41,6 @@ def lcm_job(dp_size=1, **mini_batches):
         for name, size in mini_batches.items()
     }
     return job_of("lcm", **updates)
-
-
-def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
-    # Two mini-batches, two ranks, local mini-batches of two rows and of one. Row 5 is pad 0 of 5
-    # rows.
-    layout = layout_of_local_batches(5, (((0, 1), (2, 5)), ((3,), (4,))))
-    assert layout.order == (0, 1, 3, 2, 5, 4)
-    assert layout.local_batch_rows_M == (2, 1)
-    assert layout.real_rows_M == (3, 2)
-    assert layout.n_pads == 1
-
-
-def test_a_pass_has_the_updates_micro_batches_and_then_other_rows():
-    update = Layout(
-        n_rows=6,
-        rows_MDK=((((0, 1),), ((2, 6),)), (((3,),), ((7,),))),
-        dropped=((4, 5), ()),
-    )
-    taken = update.flatten_for_pass()
-    assert taken.rows_MDK == ((((0, 1), (3,)), ((2, 6), (7,))),)
-    both = taken.concat(Layout(n_rows=6, rows_MDK=((((4,), (5,)), ((6,), (7,))),)))
-    assert both.rows_MDK == ((((0, 1), (3,), (4,), (5,)), ((2, 6), (7,), (8,), (9,))),)
-    assert (both.n_pads, both.dropped) == (4, ())
-
-
-def test_actor_and_critic_of_different_sizes_have_no_step_of_pads_alone():
-    # verl 0.9.1 gives the actor [8, 8, 8, 1, 0, 0] and the critic [12, 12, 1, 0] real rows.
-    plan = plan_batch(batch([10] * 25), lcm_job(dp_size=4, actor=8, critic=12))
-    assert plan.layouts["actor"].real_rows_M == (5, 4, 4, 4, 4, 4)
-    assert plan.layouts["critic"].real_rows_M == (7, 6, 6, 6)
 
 
 def test_the_setting_for_fewer_pads_is_named_where_they_outnumber_the_rows():
@@ -140,47 +107,3 @@ def test_rows_whose_costs_no_integer_holds_are_refused():
     call = Pass(dp_size=1, token_budget=2**26)
     with pytest.raises(RowTooLongError, match=r"row 'a_0_511' has 67108864 tokens"):
         plan_batch(rows, job_of("rows", inference={"ref": call}))
-
-
-@pytest.mark.parametrize("key", ["plain", "a_b", "a_0_x", "a_x_0", "_0_0", "a_-1_0", "a_0_1.5"])
-def test_a_key_of_another_form_is_refused_by_name(key):
-    with pytest.raises(
-        PlanError, match=r"not of the form \{uid\}_\{session\}_\{index\}"
-    ) as refusal:
-        Rows.from_keys(["a_0_0", key], [3, 3])
-    assert repr(key) in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    "tokens", [None, float("inf"), float("nan"), 7.9, 8.0, "8", 0, -1, True, 2**26 + 1, 2**70]
-)
-def test_a_row_without_a_whole_number_of_tokens_is_refused_with_it(tokens):
-    with pytest.raises(
-        PlanError, match=r"^row 'b_0_0' has .* tokens: a whole number from 1 to 67108864"
-    ) as refusal:
-        Rows.from_keys(["a_0_0", "b_0_0"], [3, tokens])
-    assert f"has {tokens!r} tokens" in str(refusal.value)
-
-
-def test_a_mini_batch_that_does_not_divide_the_prompts_is_refused():
-    with pytest.raises(
-        PlanError, match=r"prompts_per_mini_batch=5 of 'actor' does not divide prompts=12"
-    ):
-        job_of(prompts=12, actor=Update(dp_size=1, prompts_per_mini_batch=5))
-
-
-@pytest.mark.parametrize("name", ["packer", "sharing", "strategy", "cost_model"])
-def test_a_choice_that_there_is_not_is_refused_with_those_there_are(name):
-    with pytest.raises(PlanError, match=rf"^{name}='auto': .*{getattr(job_of(), name)}"):
-        replace(job_of(), **{name: "auto"})
-
-
-@pytest.mark.parametrize("name", ["sync_point", "padded_to"])
-def test_so_is_one_of_a_call(name):
-    with pytest.raises(PlanError, match=rf"^{name}='step': .*micro_batch"):
-        Pass(dp_size=1, **{name: "step"})
-
-
-def test_a_fixed_size_that_the_ranks_cannot_share_is_refused():
-    with pytest.raises(PlanError, match=r"strategy='lcm'.*= 3 rows, not a multiple of 2 "):
-        lcm_job(dp_size=2, actor=3)

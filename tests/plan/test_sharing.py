@@ -1,10 +1,8 @@
 """What rows share: plans beside those without it, and beside every cut of a few chains."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,31 +12,10 @@ from tensordict import TensorDict
 from benchmarks.one_gpu.rows import nested
 from tests.support.drawn_jobs import batches, jobs, tries_of_chains
 from tests.support.plan_oracles import used
-from verl_padding.plan import Job, Layout, Pass, PlanError, Rows, Update, plan_batch
+from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.calls import SyncPoint
 from verl_padding.plan.planner import costs_of, reuses_layout_of
-from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.prefix_sharing.engine import find_trie
-
-BUDGET = 64
-
-
-def job_of(sync_point: SyncPoint = "micro_batch", mini: int = 4) -> Job:
-    call = {"dp_size": 2, "token_budget": BUDGET, "sync_point": sync_point}
-    return Job(
-        strategy="prompt",
-        prompts=8,
-        sessions_per_prompt=2,
-        updates={"actor": Update(**call, prompts_per_mini_batch=mini)},
-        inference={"log_prob": Pass(**call)},
-        packer="plan",
-        sharing="on",
-    )
-
-
-def chained(keys: Sequence[str], tokens: Sequence[int], chain_R: Sequence[int]) -> Rows:
-    """Rows of which the longer ones of a chain begin with the shorter ones."""
-    return Rows.from_keys(keys, tokens, tries_of_chains(tokens, chain_R))
 
 
 @settings(max_examples=40)
@@ -58,23 +35,26 @@ def test_with_nothing_to_share_the_plan_is_that_without_sharing(rows, job):
 @pytest.mark.parametrize("sync_point", get_args(SyncPoint))
 def test_chains_stay_whole_and_few_pads_are_needed_if_sessions_are_alike(sync_point):
     keys = [f"p{number // 8}_{number // 4 % 2}_{number % 4}" for number in range(64)]
-    rows = chained(keys, [10, 20, 30, 40] * 16, [number // 4 for number in range(64)])
-    plan = plan_batch(rows, job_of(sync_point))
+    tokens = [10, 20, 30, 40] * 16
+    tries = tries_of_chains(tokens, [number // 4 for number in range(64)])
+    call = {"dp_size": 2, "token_budget": 64, "sync_point": sync_point}
+    job = Job(
+        strategy="prompt",
+        prompts=8,
+        sessions_per_prompt=2,
+        updates={"actor": Update(**call, prompts_per_mini_batch=4)},
+        inference={"log_prob": Pass(**call)},
+        packer="plan",
+        sharing="on",
+    )
+    plan = plan_batch(Rows.from_keys(keys, tokens, tries), job)
     for figures in plan.figures.values():
         assert figures.sharing_factor == 100 / 40
         assert figures.pads == 0
         assert figures.micro_imbalance == 1
 
 
-"""Cost and tokens of each rank in a micro-step."""
-
-
-def test_sharing_without_the_plans_packer_is_refused():
-    with pytest.raises(PlanError, match=r"sharing='on' with packer='verl'.*packer='plan'"):
-        replace(job_of(), packer="verl")
-
-
-def times(rows: Rows, job: Job) -> dict[str, int]:
+def times(rows, job):
     """What each call takes that has a layout of its own, by the plan's own cost."""
     layouts = plan_batch(rows, job).layouts
     own = {name: call for name, call in job.calls() if reuses_layout_of(job, call) is None}
@@ -95,45 +75,6 @@ def test_no_call_takes_longer_than_without_sharing(rows, job):
     assert whole == times(replace(rows, tries=rows.tries and rows.tries.whole_beginnings()), job)
     for name, time in off.items():
         assert max(branches[name], whole[name]) <= time
-
-
-@pytest.mark.parametrize(
-    ("prompt", "sessions", "budget", "least", "multiple", "n_rows_K"),
-    [
-        (100, 64, 2048, 0, 1, [64]),  # 110 + 63 x 11 tokens
-        (100, 64, 2048, 128, 1, [16, 16, 16, 16]),  # 110 + 15 x 128
-        (100, 64, 352, 0, 16, [16, 16, 16, 16]),  # 112 + 15 x 16
-        # All fit into one micro-batch if nothing is shared: 200 x 20 tokens.
-        (10, 200, 4096, 128, 1, [32, 32, 32, 32, 32, 32, 8]),
-        # Runs of a trie that come into one micro-batch part there.
-        (10, 5, 400, 128, 1, [3, 2]),
-    ],
-)
-def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
-    prompt, sessions, budget, least, multiple, n_rows_K
-):
-    """Rollouts of ten tokens, of one prompt."""
-    tokens = [prompt + 10] * sessions
-    tries = PrefixTries.in_order(tokens, range(sessions), [0, *[prompt] * (sessions - 1)])
-    rows = Rows.from_keys([f"a_{session}_0" for session in range(sessions)], tokens, tries=tries)
-    update = Update(
-        dp_size=1,
-        token_budget=budget,
-        prompts_per_mini_batch=1,
-        min_branch_tokens=least,
-        token_multiple=multiple,
-    )
-    job = Job(
-        strategy="prompt",
-        prompts=1,
-        sessions_per_prompt=sessions,
-        updates={"actor": update},
-        inference={},
-        packer="plan",
-        sharing="on",
-    )
-    layout = plan_batch(rows, job).layouts["actor"]
-    assert list(map(len, layout.rows_MDK[0][0])) == n_rows_K
 
 
 @settings(max_examples=50)
@@ -157,7 +98,7 @@ def test_no_micro_batch_takes_more_than_the_budget_where_many_rows_part(rows, jo
                 assert used(rows, job, call, held) <= call.token_budget
 
 
-def micro_batches(layout: Layout) -> list[Sequence[int]]:
+def micro_batches(layout):
     return [held for step in layout.rows_MDK for of_rank in step for held in of_rank]
 
 
@@ -180,7 +121,7 @@ def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
     number = {token: n for n, token in enumerate(sorted({t for text in rows.text_R for t in text}))}
     ids_R = [torch.tensor([number[token] for token in text]) for text in rows.text_R]
 
-    def computed(held: Sequence[int]) -> int:
+    def computed(held):
         """By the worker's own trie of a micro-batch, which compares the rows' tokens."""
         data = TensorDict({"input_ids": nested([ids_R[row] for row in held])}, len(held))
         position_R = rows.tries.dfs_position_R[list(held)].tolist()
@@ -191,19 +132,3 @@ def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
             held_B = micro_batches(plan.layouts[name])
             real_B = [[row for row in held if row < len(rows)] for held in held_B]
             assert plan.figures[name].computed_tokens == sum(map(computed, filter(None, real_B)))
-
-
-def test_segments_cost_what_an_engine_rounds_them_up_to():
-    # Rows of 20 and 17 tokens share 15: of the second, three are computed, and two more than rows
-    # alone would have.
-    tries = PrefixTries.in_order([20, 17], [0, 1], [0, 15])
-    rows = Rows.from_keys(["a_0_0", "a_1_0"], [20, 17], tries=tries)
-    update = Update(dp_size=1, token_budget=64, prompts_per_mini_batch=1, token_multiple=5)
-    job = replace(job_of(), updates={"actor": update}, inference={}, cost_model="attention")
-    costs = costs_of(rows, job, update)
-    tokens_I, cost_I = costs.computed([0, 1])
-    of_row = job.row_cost
-    assert tokens_I.tolist() == [20, 3]
-    want = [of_row(np.array([n])).item() for n in (20, 19, 14)]
-    assert cost_I.tolist() == [want[0], want[1] - want[2]]
-    assert costs.used_tokens([[[0, 1]]], np.array([[23]])).tolist() == [[25]]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.engine.fsdp.fsdp_turbo_impl import FSDPTurboEngineWithLMHead
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine.utils import prepare_micro_batches
 
+from tests.support.token_rows import rows_of
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.pads.columns import BATCH_ROW
 from verl_padding.pads.planned_call import CALL, PlannedCall
@@ -28,25 +28,6 @@ CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 VALUES = [[id + 0.5 for id in row] for row in CHAIN]
 
 
-def rows_of(tokens: list[list[int]], **fields: list) -> TensorDict:
-    """Rows of one micro-batch."""
-    return list_of_dict_to_tensordict(
-        [
-            {"input_ids": torch.tensor(row), "position_ids": torch.arange(len(row))}
-            | {name: values[number] for name, values in fields.items()}
-            for number, row in enumerate(tokens)
-        ]
-    )
-
-
-def leaves_of(data: TensorDict, *, branches: bool = False) -> tuple[int, ...]:
-    """The row that each row begins with and is computed in."""
-    trie = find_trie(data, branches=branches)
-    assert branches or not trie.branches
-    leaf_of = {int(trie.place_RT[leaf][0]): leaf for leaf in reversed(trie.leaf_S)}
-    return tuple(leaf_of[int(places[0])] for places in trie.place_RT)
-
-
 def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
     trie = find_trie(rows_of(CHAIN), branches=True)
     assert (trie.leaf_S, trie.start_S) == ([1, 4, 3], [0, 0, 1])
@@ -58,63 +39,6 @@ def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
         [2, 3, 4, 5],
     ]
     assert trie.tokens == 11
-
-
-def per_token(shorter: float, longer: float, *shape: int) -> list[torch.Tensor]:
-    """A field of a row of 3 tokens and of one of 5."""
-    return [torch.full((3, *shape), shorter), torch.full((5, *shape), longer)]
-
-
-def images(shorter: float, longer: float) -> list[dict]:
-    return [{"pixel_values": torch.full((n, 4), pixel)} for n, pixel in ((2, shorter), (6, longer))]
-
-
-def positions(first: int) -> list[torch.Tensor]:
-    """Of four axes; those of the longer row begin with ``first``."""
-    return [torch.arange(3).repeat(4, 1), torch.arange(first, first + 5).repeat(4, 1)]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"position_ids": [torch.arange(3) + 1, torch.arange(5)]},
-        {"position_ids": positions(first=1)},
-        {"routed_experts": per_token(0, 1, 2, 2)},
-        {"teacher_ids": per_token(0, 1, 4)},
-        {"teacher_logprobs": per_token(0.0, 1.0, 4)},
-        {"multi_modal_inputs": images(0.0, 1.0)},
-        {"multi_modal_inputs": [images(0.0, 1.0)[0], {}]},
-        {"multi_modal_inputs": [{"scale": torch.tensor(2.0)}, {"scale": torch.tensor(1.0)}]},
-        {"multi_modal_inputs": [{}, {"boxes": [1]}]},
-        {"temperature": [1.0, 0.5]},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_rows_share_only_where_all_that_their_outputs_depend_on_is_equal(fields):
-    tokens = [[5, 6, 7], [5, 6, 7, 8, 5]]
-    assert leaves_of(rows_of(tokens)) == (1, 1)
-    assert leaves_of(rows_of(tokens, **fields)) == (0, 1)
-
-
-# verl ends each row's with a line of zeros.
-TEACHERS = [torch.tensor([[1.0]] * n + [[0.0]]) for n in (2, 4)]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"position_ids": positions(first=0)},
-        {"routed_experts": per_token(1, 1, 2, 2)},
-        {"teacher_logprobs": TEACHERS},
-        {"multi_modal_inputs": images(1.0, 1.0)},
-        {"multi_modal_inputs": [{}, images(1.0, 1.0)[1]]},
-        {"multi_modal_inputs": [{}, images(1.0, 1.0)[1] | {"mm_token_type_ids": None}]},
-        {"temperature": [0.5, 0.5]},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_they_share_where_it_is_whatever_the_longer_row_has_beyond(fields):
-    assert leaves_of(rows_of([[5, 6, 7], [5, 6, 7, 8, 5]], **fields)) == (1, 1)
 
 
 @pytest.mark.parametrize("branches", [False, True])
@@ -143,13 +67,6 @@ def test_rows_with_images_beside_them_share_no_more_than_chains():
         multi_modal_inputs=[{}, {}, {"pixel_values": torch.ones(2, 4)}],
     )
     assert not find_trie(data, branches=True).branches
-
-
-def test_they_share_under_a_temperature_of_the_whole_call():
-    for temperature in (0.5, torch.tensor(0.5)):
-        data = rows_of([[5, 6, 7], [5, 6, 7, 8, 5]])
-        tu.assign_non_tensor(data, temperature=temperature)
-        assert leaves_of(data) == (1, 1)
 
 
 instead_of_verls_inputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
@@ -182,9 +99,7 @@ class Engine(FSDPEngineWithLMHead):
         }
 
 
-def cut(
-    tokens: list[list[int]], *, budget: int = 12, chained: bool = True, packed: bool = True
-) -> TensorDict:
+def cut(tokens, *, budget=12, chained=True, packed=True):
     """The one micro-batch of these rows, as the plan cuts it."""
     data = rows_of(tokens)
     data[BATCH_ROW] = torch.arange(len(tokens))
@@ -202,14 +117,14 @@ def cut(
     return micro_batch
 
 
-def outputs_of(engine, micro_batch: TensorDict, output=1.0) -> dict:
+def outputs_of(engine, micro_batch, output=1.0):
     _, output_args = engine.prepare_model_inputs(micro_batch=micro_batch)
     return engine.prepare_model_outputs(
         output=output, output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
     )
 
 
-def values_of(outputs) -> list[list[float]]:
+def values_of(outputs):
     return [row.tolist() for row in outputs["values"].unbind()]
 
 

@@ -4,7 +4,6 @@ row."""
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 from tests.support.parting_rows import random_tries
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.prefix_sharing.packed_paths import pack_paths
-from verl_padding.prefix_sharing.prefix_trie import PrefixTrie, build_trie
+from verl_padding.prefix_sharing.prefix_trie import build_trie
 
 CPU = torch.device("cpu")
 
 
-def trie_of(rows: list[list[int]]) -> PrefixTrie:
+def trie_of(rows):
     tries = PrefixTries.from_tokens(list(map(np.array, rows)))
     order = np.argsort(tries.dfs_position_R)
     return build_trie(list(map(len, rows)), order.tolist(), tries.shared_R[order].tolist())
@@ -74,10 +73,3 @@ def test_each_token_sees_its_own_row_up_to_itself_on_whichever_rank(seed, ranks,
         for leaf, start in zip(trie.leaf_S, trie.start_S, strict=True)
         for place in range(start, len(rows[leaf]))
     }
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_rows_that_fork_have_no_other_keys(ranks):
-    trie = trie_of([[5, 6, 7, 8], [5, 6, 7, 9]])
-    paths = pack_paths(trie, (0, 4, 8), ranks, 0, CPU)
-    assert len(paths.places) == int(paths.path_ends_S[-1])

@@ -6,11 +6,9 @@ is: they are torch's own here.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorStack
 from torch import nn
 from transformers.integrations import flash_attention
 from verl.models.transformers.monkey_patch import _ulysses_flash_attention_forward
@@ -23,7 +21,6 @@ from verl.workers.engine.utils import prepare_micro_batches
 from benchmarks.one_gpu.rows import Row, micro_batch_of, pad_of, trained_rows
 from verl_padding.pads.columns import IS_PADDING, row_columns
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall, mini_batches
-from verl_padding.plan import BatchPlan
 from verl_padding.prefix_sharing.engine import find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.packed_attention import use_packed_attention
@@ -32,7 +29,6 @@ from verl_padding.worker.plan_packer import follow_plan
 
 __all__ = ["Row", "micro_batch_of", "trained_rows"]
 
-Loss = Callable[..., Any]
 IMAGES = "multi_modal_inputs"
 
 
@@ -40,7 +36,7 @@ class Whole:
     """An engine whose model is neither sharded nor on a device; it counts the tokens that the model
     computes."""
 
-    def __init__(self, module: nn.Module, **settings: Any):
+    def __init__(self, module, **settings):
         self.module = module
         self.engine_config = FSDPEngineConfig(use_torch_compile=False, **settings)
         self.pad_to_length = self.use_ulysses_sp = False
@@ -52,22 +48,22 @@ class Whole:
         )
         self.tokens = 0
 
-    def get_data_parallel_group(self) -> None:
+    def get_data_parallel_group(self):
         return None
 
-    def backward(self, micro_batch: TensorDict, loss: Loss) -> None:
+    def backward(self, micro_batch, loss):
         """One micro-batch, forwards and backwards, as an engine of one of ``dp_size`` ranks does
         it."""
         value, _ = self.forward_step(micro_batch, loss, forward_only=False)
         (value / micro_batch["dp_size"]).backward()  # FSDP averages gradients over the ranks
 
     @functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
-    def prepare_model_inputs(self, micro_batch: TensorDict) -> Any:
+    def prepare_model_inputs(self, micro_batch):
         inputs, output_args = super().prepare_model_inputs(micro_batch)
         self.tokens += inputs["input_ids"].numel()
         return inputs, output_args
 
-    def take_gradient(self) -> torch.Tensor:
+    def take_gradient(self):
         """All gradients in one vector, and none is left."""
         parameters = [
             parameter for parameter in self.module.parameters() if parameter.requires_grad
@@ -83,9 +79,7 @@ class Actor(Whole, FSDPEngineWithLMHead): ...
 class Critic(Whole, FSDPEngineWithValueHead): ...
 
 
-def start_engine(
-    engine: type[Whole], module: nn.Module, *, shares: bool = False, **settings: Any
-) -> Whole:
+def start_engine(engine, module, *, shares=False, **settings):
     """An engine; if it ``shares``, that of a padded job."""
     if not shares:
         return engine(module, **settings)
@@ -96,7 +90,7 @@ def start_engine(
     return padded(engine)(module, **settings)
 
 
-def in_float64(module: nn.Module) -> nn.Module:
+def in_float64(module):
     """The model in float64, norms too."""
     for name, child in module.named_children():
         if type(child).__name__.endswith("RMSNorm"):
@@ -109,15 +103,15 @@ def in_float64(module: nn.Module) -> nn.Module:
 
 
 def train_as_planned(
-    engine: Whole,
-    rows: Mapping[str, Row],
-    plan: BatchPlan,
-    call: str,
-    loss: Loss,
+    engine,
+    rows,
+    plan,
+    call,
+    loss,
     *,
-    pads: bool = True,
-    **given: Any,
-) -> Iterator[torch.Tensor]:
+    pads=True,
+    **given,
+):
     """Gradient (N,) of each mini-batch, at the weights that are there when it is asked for.
 
     It is summed over micro-batches and ranks, all of which the engine plays in turn, as verl and
@@ -139,17 +133,17 @@ def train_as_planned(
 
 
 def cut_as_planned(
-    rows: Mapping[str, Row],
-    plan: BatchPlan,
-    call: str,
-    mini_batch: int,
+    rows,
+    plan,
+    call,
+    mini_batch,
     *,
-    token_budget: int,
-    factor_R: Sequence[float] | None = None,
-    by_rows: bool = True,
-    leaves_out: bool = False,
-    **said: Any,
-) -> Iterator[tuple[list[str | None], TensorDict]]:
+    token_budget,
+    factor_R=None,
+    by_rows=True,
+    leaves_out=False,
+    **said,
+):
     """The micro-batches of all ranks of a mini-batch, each with the keys of its rows, None for a
     pad.
 
@@ -183,7 +177,7 @@ def cut_as_planned(
         for name, column in columns.items():
             data[name] = column[first : first + len(local_batch)]
         budget = {"use_dynamic_bsz": True, "max_token_len_per_gpu": token_budget, "sp_size": 1}
-        shape: dict[str, Any] = {
+        shape = {
             "dp_size": layout.dp_size,
             "batch_num_tokens": tokens,
             CALL: told,
@@ -202,9 +196,7 @@ def cut_as_planned(
             )
 
 
-def of_mini_batch(
-    rows: Sequence[Row], of: Sequence[Row], *, shared: bool = False, **said: Any
-) -> TensorDict:
+def of_mini_batch(rows, of, *, shared=False, **said):
     """Some rows as one micro-batch of a mini-batch of the rows ``of``, with their trie if what they
     share is computed once."""
     tensors = [{name: row[name] for name in row if name != IMAGES} for row in rows]
@@ -220,9 +212,7 @@ def of_mini_batch(
     return data
 
 
-def computed(
-    engine: Whole, loss: Loss, micro_batches: Sequence[TensorDict]
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def computed(engine, loss, micro_batches):
     """Outputs (T,) of all tokens but for the last of each row, whose output is of no token; and the
     gradient (N,)."""
     found: dict[str, list[torch.Tensor]] = {}
@@ -234,9 +224,7 @@ def computed(
     return {name: torch.cat(rows) for name, rows in found.items()}, engine.take_gradient()
 
 
-def off_rows_alone(
-    sharing: Whole, plain: Whole, rows: Sequence[Row], loss: Loss, **said: Any
-) -> tuple[float, float]:
+def off_rows_alone(sharing, plain, rows, loss, **said):
     """How far an engine that computes once what rows share is off one that computes each row alone:
     outputs by their values, and the gradient relative to its norm."""
     got, gradient = computed(sharing, loss, [of_mini_batch(rows, rows, shared=True, **said)])
@@ -252,5 +240,5 @@ COMMON = {"temperature": 1.0, "use_remove_padding": True, "calculate_entropy": T
 """What verl's trainer and workers say to every update."""
 
 
-def loss_tokens(rows: Sequence[Row]) -> int:
+def loss_tokens(rows):
     return int(sum(row["loss_mask"].sum() for row in rows))

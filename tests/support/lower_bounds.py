@@ -2,10 +2,8 @@
 
 import numpy as np
 
-from verl_padding.plan.cost import Int64s
 
-
-def micro_batch_bound(tokens_I: Int64s, cost_I: Int64s, n_ranks: int, token_budget: int) -> int:
+def micro_batch_bound(tokens_I, cost_I, n_ranks, token_budget):
     """Least sum, over the micro-batches of a mini-batch, of the cost of the slowest rank.
 
     Call the cost of the slowest rank of micro-batch k, for each k, its height. The highest come

@@ -1,16 +1,13 @@
 """Slow and obvious oracles of plans of drawn jobs, and a count of what the draws have met."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.drawn_jobs import DrawnRows, batches, computed_once, jobs
-from verl_padding.plan import BatchPlan, Job, Layout, Rows, plan_batch
-from verl_padding.plan.calls import Call
-from verl_padding.plan.layout import RowNumbers
+from tests.support.drawn_jobs import batches, computed_once, jobs
+from verl_padding.plan import Layout, plan_batch
 
 EXAMPLES = settings(max_examples=40)
 
@@ -26,13 +23,13 @@ MOSTLY_CUT_BY_PLAN = st.one_of(
 """Rows and their job. Many of these share prefixes, too."""
 
 
-met: Counter = Counter()
+met = Counter()
 """What the examples have met, so that no promise passes because nothing was asked of it."""
 OFTEN = ("pads", "steps", "two updates", "shared prefixes")
 """What one plan in fifty has met at least."""
 
 
-def none_is_vacuous(often: Sequence[str], now_and_then: Sequence[str]) -> Iterator[None]:
+def none_is_vacuous(often, now_and_then):
     """For a fixture of a module: its examples meet each several times as often, whatever the
     seed."""
     met.clear()
@@ -42,7 +39,7 @@ def none_is_vacuous(often: Sequence[str], now_and_then: Sequence[str]) -> Iterat
         assert met[what] >= met["plans"] * share, (what, met)
 
 
-def planned(rows: Rows, job: Job) -> BatchPlan:
+def planned(rows, job):
     plan = plan_batch(rows, job)
     met["plans"] += 1
     met["pads"] += plan.n_pads
@@ -53,7 +50,7 @@ def planned(rows: Rows, job: Job) -> BatchPlan:
     return plan
 
 
-def layout_of_local_batches(n_rows: int, local_batches: Sequence[Sequence[RowNumbers]]) -> Layout:
+def layout_of_local_batches(n_rows, local_batches):
     """Of local mini-batches by mini-batch and rank, which verl's packer cuts."""
     rows_MDK = tuple(
         tuple((local_batch,) for local_batch in local_batches_D)
@@ -62,7 +59,15 @@ def layout_of_local_batches(n_rows: int, local_batches: Sequence[Sequence[RowNum
     return Layout(n_rows=n_rows, rows_MDK=rows_MDK, is_cut=False)
 
 
-def reporting_ranks(layout: Layout) -> list[int]:
+def held_M(layout):
+    """Real rows of each mini-batch that are computed, over all ranks."""
+    return [
+        [row for local_batch in ranks for row in local_batch if row < layout.n_rows]
+        for ranks in layout.local_batches
+    ]
+
+
+def reporting_ranks(layout):
     """Ranks that hold a real row, in each mini-batch."""
     return [
         sum(min(local_batch) < layout.n_rows for local_batch in ranks)
@@ -70,7 +75,7 @@ def reporting_ranks(layout: Layout) -> list[int]:
     ]
 
 
-def leaves(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
+def leaves(rows, job, call, held):
     """Of the rows of a micro-batch, pads and those that no row which goes on from all of them is
     beside."""
     if job.sharing == "off" or call.token_budget is None:
@@ -79,7 +84,7 @@ def leaves(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[i
     return [row for row in held if row not in beginnings]
 
 
-def _beginnings(rows: DrawnRows, row: int) -> list[int]:
+def _beginnings(rows, row):
     """The rows that are computed in a row: all that it begins with, but for equal ones before it
     among the tries."""
     if rows.text_R is None or rows.tries is None:
@@ -89,10 +94,10 @@ def _beginnings(rows: DrawnRows, row: int) -> list[int]:
     return [other for other in after if rows.text_R[other] == text[: rows.tokens_R[other]]]
 
 
-def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list[int]:
+def computed(rows, job, call, held):
     """Positions, from 1, of the tokens that the engine computes of a micro-batch."""
     alone = leaves(rows, job, call, held)
-    once: list[int] = []
+    once = []
     if (
         job.sharing == "on"
         and call.token_budget is not None
@@ -108,7 +113,7 @@ def computed(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> list
     return [*once, *[position for end in ends for position in range(1, end + 1)]]
 
 
-def used(rows: DrawnRows, job: Job, call: Call, held: Sequence[int]) -> int:
+def used(rows, job, call, held):
     """Tokens that a micro-batch takes of the token budget where rows share: what it computes, of
     rows that part whole multiples, and no less than is said of each; or an eighth of what it
     gathers, if that is more."""

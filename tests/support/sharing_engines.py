@@ -1,16 +1,13 @@
 """One engine on the ranks of :mod:`tests.support.sharing_ranks`, and what it computes of rows."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine import EngineRegistry
@@ -18,7 +15,7 @@ from verl.workers.utils.losses import ppo_loss, value_loss
 
 from benchmarks.one_gpu.rows import micro_batch_of, trained_rows
 from tests.support.engine_shapes import ROLES, TERMS
-from tests.support.sharing_ranks import TEMPERATURE, Case
+from tests.support.sharing_ranks import TEMPERATURE
 from tests.support.sharing_rows import model_folder, texts_of
 from tests.support.verl_config import compose_job
 from verl_padding.prefix_sharing.engine import find_trie
@@ -33,7 +30,7 @@ STEPS = 2
 class SharingRanks:
     """An engine in a padded job's form, and the rows of its data-parallel rank."""
 
-    def __init__(self, case: Case, models: Path, dtype: str):
+    def __init__(self, case, models, dtype):
         self.case = case
         self.engine, self.loss = start_engine(case, model_folder(case.kind, models, dtype))
         of_rows = torch.float64 if dtype == "float64" else torch.float32
@@ -49,7 +46,7 @@ class SharingRanks:
         self.kept: torch.Tensor | None = None
         """Log-probs of all tokens but the last of each row, of :meth:`compare`'s last branches."""
 
-    def compare(self) -> dict[str, dict[str, float]]:
+    def compare(self):
         """Cut -> differences from rows alone: of outputs by their values, of gradients and weights
         relative to their norm; and the tokens of both."""
         alone = self.run("alone", branches=None)
@@ -73,7 +70,7 @@ class SharingRanks:
         found["pass"] = differences(*passes)
         return found
 
-    def batch(self) -> Any:
+    def batch(self):
         """The rows of this rank as a worker's call has them."""
         data = micro_batch_of(list(self.rows.values()))
         said: dict[str, Any] = {"use_remove_padding": True, "use_dynamic_bsz": True}
@@ -85,7 +82,7 @@ class SharingRanks:
         tu.assign_non_tensor(data, **said)
         return data
 
-    def cut_by(self, cut: str, branches: bool | None) -> AbstractContextManager[Any]:
+    def cut_by(self, cut, branches):
         """A with-block in which the engine's micro-batches are these, and its rows share; with
         ``branches`` None, nothing is shared."""
         number_R = {
@@ -96,7 +93,7 @@ class SharingRanks:
         }[cut]
         rows_K = [list(rows) for _, rows in groupby(range(len(number_R)), number_R.__getitem__)]
 
-        def prepare_micro_batches(data: Any, **_: Any) -> Any:
+        def prepare_micro_batches(data, **_):
             found = [tu.index_select_tensor_dict(data, rows) for rows in rows_K]
             for micro_batch in found if branches is not None else ():
                 trie = find_trie(micro_batch, branches=branches)
@@ -106,7 +103,7 @@ class SharingRanks:
         module = module_of(type(self.engine).stock.forward_backward_batch)
         return mock.patch.dict(module, prepare_micro_batches=prepare_micro_batches)
 
-    def run(self, cut: str, *, branches: bool | None, forward_only: bool = False) -> dict[str, Any]:
+    def run(self, cut, *, branches, forward_only=False):
         """Outputs of all tokens but the last of each row, gradients and computed tokens."""
         engine = self.engine
         engine.done.clear()
@@ -128,7 +125,7 @@ class SharingRanks:
             found["loss"] = float(sum(answer["loss"]))
         return found
 
-    def train(self, start: dict[str, torch.Tensor], cut: str, *, branches: bool | None) -> None:
+    def train(self, start, cut, *, branches):
         """Some optimizer steps from these weights."""
         engine = self.engine
         for name, weight in named_parameters(engine):
@@ -145,7 +142,7 @@ class SharingRanks:
                 engine.optimizer_step()
 
 
-def start_engine(case: Case, model: Path) -> tuple[Any, Any]:
+def start_engine(case, model):
     """The engine of a role as a padded job has it, and the loss of its updates."""
     role = ROLES[case.update]
     section = f"{role}.{case.engine}"
@@ -191,14 +188,14 @@ def start_engine(case: Case, model: Path) -> tuple[Any, Any]:
     return engine, loss
 
 
-def destroy_groups() -> None:
+def destroy_groups():
     from megatron.core import parallel_state
 
     if parallel_state.is_initialized():
         parallel_state.destroy_model_parallel()
 
 
-def draw_head(engine: Any) -> None:
+def draw_head(engine):
     """Megatron's critics draw a head by themselves."""
     draw = torch.Generator().manual_seed(0)
     for name, weight in named_parameters(engine):
@@ -206,23 +203,23 @@ def draw_head(engine: Any) -> None:
             weight.data.copy_(torch.randn(weight.shape, generator=draw) * 0.1)
 
 
-def named_parameters(engine: Any) -> Iterator[tuple[str, nn.Parameter]]:
+def named_parameters(engine):
     parts = engine.module if isinstance(engine.module, list) else [engine.module]
     for number, part in enumerate(parts):
         for name, weight in part.named_parameters():
             yield f"{number} {name}", weight
 
 
-def _whole(weight: Any) -> torch.Tensor:
+def _whole(weight):
     whole: torch.Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
     return whole.detach().clone()
 
 
-def weights_of(engine: Any) -> dict[str, torch.Tensor]:
+def weights_of(engine):
     return {name: weight.detach().clone() for name, weight in named_parameters(engine)}
 
 
-def gradients_of(engine: Any) -> dict[str, torch.Tensor]:
+def gradients_of(engine):
     is_megatron = engine.engine_config.strategy == "megatron"
     return {
         name: _whole(weight.main_grad if is_megatron else weight.grad)
@@ -231,7 +228,7 @@ def gradients_of(engine: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def off(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
+def off(got, want):
     """How far tensors are off, relative to the norm of all."""
     assert got.keys() == want.keys()
     wrong = sum(float((got[name] - want[name]).pow(2).sum()) for name in want)
@@ -240,7 +237,7 @@ def off(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
     return float((wrong / size) ** 0.5)
 
 
-def differences(got: dict[str, Any], alone: dict[str, Any]) -> dict[str, float]:
+def differences(got, alone):
     found = {"tokens": got["tokens"], "tokens_alone": alone["tokens"]}
     if "outputs" in got:
         assert got["outputs"].keys() == alone["outputs"].keys()
@@ -252,34 +249,34 @@ def differences(got: dict[str, Any], alone: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def break_sharing(fault: str) -> AbstractContextManager[Any]:
+def break_sharing(fault):
     """A with-block in which what shares has a fault."""
     from verl_padding.prefix_sharing.attention import GatherTokens
     from verl_padding.worker import megatron_engine
 
     pack_paths, with_trie = megatron_engine.pack_paths, megatron_engine.with_trie
 
-    def from_0(*args: Any) -> Any:
+    def from_0(*args):
         paths = pack_paths(*args)
         return replace(paths, positions=torch.cat(list(map(torch.arange, paths.lengths_S))))
 
-    def own_tokens(*args: Any) -> Any:
+    def own_tokens(*args):
         paths = pack_paths(*args)
         return replace(paths, places=torch.arange(len(paths.positions)), path_ends_S=paths.ends_S)
 
     class LastTrie:
         pair: Any = None
 
-        def __iter__(self) -> Any:
+        def __iter__(self):
             return iter(LastTrie.pair)
 
-    def of_the_last(*args: Any) -> Any:
+    def of_the_last(*args):
         found, given = with_trie(*args)
         LastTrie.pair = getattr(given["packed_seq_params"], TRIE)
         setattr(given["packed_seq_params"], TRIE, LastTrie())
         return found, given
 
-    def in_bfloat16(ctx: Any, gradient: torch.Tensor) -> Any:
+    def in_bfloat16(ctx, gradient):
         total = gradient.new_zeros(ctx.shape, dtype=torch.bfloat16)
         total.index_add_(ctx.dim, *ctx.saved_tensors, gradient.to(torch.bfloat16))
         return total.to(gradient.dtype), None, None

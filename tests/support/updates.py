@@ -5,7 +5,6 @@ mini-batch in one call, and in one micro-batch, with their number as ``global_ba
 sides start from the same weights and take the same AdamW steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -15,7 +14,6 @@ import pytest
 import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.utils.padding import response_from_nested
 
 from benchmarks.one_step import padded_group
@@ -30,7 +28,6 @@ from tests.support.trained_batches import (
     put_trained_rows,
 )
 from verl_padding.job.calls import CALLS
-from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, Job, Layout, Pass, Rows, Update, plan_batch
@@ -62,7 +59,7 @@ Shared = Literal["off", "whole", "branches"]
 """What rows share: nothing, all of a row, or whatever they begin with."""
 
 
-def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
+def read_log_probs(batch):
     """Of the responses, as verl's trainer cuts them out of what a pass has written."""
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id=PARTITION, select_fields=["log_probs", "response_mask"]
@@ -70,7 +67,7 @@ def read_log_probs(batch: KVBatchMeta) -> list[torch.Tensor]:
     return [*response_from_nested(data["log_probs"], data["response_mask"]).unbind()]
 
 
-def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:
+def call(batch, keys, **extra_info):
     """A worker call for some rows of the batch, with what verl's trainer says to every update."""
     tags = dict(zip(batch.keys, batch.tags, strict=True))
     common = {
@@ -91,20 +88,20 @@ def call(batch: KVBatchMeta, keys: list[str], **extra_info: Any) -> KVBatchMeta:
 
 
 def plan_of(
-    batch: KVBatchMeta,
-    packer: str,
+    batch,
+    packer,
     *,
-    update: str = "actor",
-    strategy: str = "prompt",
-    sharing: Shared = "off",
-    few: bool = False,
-    micro_batch_rows: int | None = None,
-    ranks_of_row: int = 1,
-    pad_tokens: int = PAD_TOKENS,
-    zero_advantage: Sequence[int] = (),
-    mini_batch: int | None = None,
-    **shape: Any,
-) -> BatchPlan:
+    update="actor",
+    strategy="prompt",
+    sharing="off",
+    few=False,
+    micro_batch_rows=None,
+    ranks_of_row=1,
+    pad_tokens=PAD_TOKENS,
+    zero_advantage=(),
+    mini_batch=None,
+    **shape,
+):
     """Three mini-batches; and, by a token budget, a pass that is cut as they are.
 
     Args:
@@ -169,21 +166,21 @@ class BothUpdates:
 
 
 def assert_updates_agree(
-    padded_ranks: RayWorkerGroup,
-    one_rank: RayWorkerGroup,
-    packer: str = "verl",
+    padded_ranks,
+    one_rank,
+    packer="verl",
     *,
-    mode: str | None = None,
-    policy_loss: str = "vanilla",
-    update: str = "actor",
-    few: bool = False,
-    micro_batch_rows: int | None = None,
-    sharing: Shared = "off",
-    put: Callable[[], KVBatchMeta] | None = None,
-    template: PadTemplate = TEMPLATE,
-    started: Callable[[RayWorkerGroup, RayWorkerGroup], None] = lambda padded_ranks, one_rank: None,
-    **planned: Any,
-) -> BothUpdates:
+    mode=None,
+    policy_loss="vanilla",
+    update="actor",
+    few=False,
+    micro_batch_rows=None,
+    sharing="off",
+    put=None,
+    template=TEMPLATE,
+    started=lambda padded_ranks, one_rank: None,
+    **planned,
+):
     """Trains both on the same rows from the same start, and asserts that they end with the same
     weights and metrics.
 
@@ -220,17 +217,17 @@ def assert_updates_agree(
 
 
 def update_both(
-    padded_ranks: RayWorkerGroup,
-    one_rank: RayWorkerGroup,
-    batch: KVBatchMeta,
-    plan: BatchPlan,
+    padded_ranks,
+    one_rank,
+    batch,
+    plan,
     *,
-    template: PadTemplate = TEMPLATE,
-    update: str = "actor",
-    said: Mapping[str, Any] = MappingProxyType({}),
-    padded: PaddedBatch | None = None,
-    copies: tuple[KVBatchMeta, Mapping[str, Sequence[str]]] | None = None,
-) -> BothUpdates:
+    template=TEMPLATE,
+    update="actor",
+    said=MappingProxyType({}),
+    padded=None,
+    copies=None,
+):
     """Trains both on the same rows, and asserts that they end with the same weights.
 
     Args:
@@ -280,7 +277,7 @@ def update_both(
     return BothUpdates(layout, plan, got, want)
 
 
-def _rows_with_loss(batch: KVBatchMeta, keys: Sequence[str]) -> int:
+def _rows_with_loss(batch, keys):
     """What a loss divides by: rows that have a token with a loss; 1 where none has."""
     mask_of = dict(zip(batch.keys, read_columns(batch, "loss_mask")[0], strict=True))
     return max(1, sum(bool(mask_of[key].any()) for key in keys))
@@ -299,9 +296,7 @@ METRICS = {
 }
 
 
-def assert_metrics_agree(
-    both: BothUpdates, update: str = "actor", names: Sequence[str] | None = None
-) -> None:
+def assert_metrics_agree(both, update="actor", names=None):
     for name in METRICS[update] if names is None else names:
         plain = [np.ravel(step[name])[0] for step in both.plain]
         np.testing.assert_allclose(
@@ -311,7 +306,7 @@ def assert_metrics_agree(
         assert max(np.ravel(step["critic/vf_clipfrac"])[0] for step in both.plain) > 0
 
 
-def assert_packed_as_planned(both: BothUpdates, update: str = "actor") -> None:
+def assert_packed_as_planned(both, update="actor"):
     """The workers have computed the tokens that the plan says, in as many micro-batches."""
     planned = [len(rows_DK[0]) for rows_DK in both.layout.rows_MDK]
     assert both.padded[MICRO_BATCHES] == planned * EPOCHS
@@ -319,6 +314,6 @@ def assert_packed_as_planned(both: BothUpdates, update: str = "actor") -> None:
     assert efficiency == pytest.approx(both.plan.figures[update].packing_efficiency)
 
 
-def _metrics(answer: Any) -> dict[str, Any]:
+def _metrics(answer):
     # The critic's workers answer with a future.
     return (answer.get() if hasattr(answer, "futures") else answer)["metrics"]

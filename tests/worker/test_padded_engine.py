@@ -2,7 +2,6 @@
 
 import inspect
 from collections import deque
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import pytest
@@ -32,13 +31,13 @@ class Watched(Rank):
         )
         self.scheduler_moves: list[bool] = []
 
-    def train_batch(self, data: TensorDict) -> TensorDict:
+    def train_batch(self, data):
         output = super().train_batch(data)
         self.scheduler_moves.append(tu.get(data, "update_lr_scheduler"))
         return output
 
 
-def rows_of_a_rank(local_batch_rows_M: Sequence[int], *, epochs: int, **said) -> TensorDict:
+def rows_of_a_rank(local_batch_rows_M, *, epochs, **said):
     """As verl's workers get them: with the column and keys of an update."""
     n_rows, ends = sum(local_batch_rows_M), [*accumulate(local_batch_rows_M, initial=0)]
     texts = [torch.arange(2 + row) for row in range(n_rows)]

@@ -29,9 +29,7 @@ LAYOUT = Layout(
 """The rows below are those of rank 0 in mini-batch 1."""
 
 
-def local_batch(
-    *, budget: int = 16, dynamic: bool = True, rows=range(6), planned=True
-) -> TensorDict:
+def local_batch(*, budget=16, dynamic=True, rows=range(6), planned=True):
     texts = [torch.arange(length) + 100 * row for row, length in enumerate(LENGTHS)]
     data = TensorDict(
         {
@@ -48,7 +46,7 @@ def local_batch(
     return data
 
 
-def rows_of(micro_batches) -> list[list[int]]:
+def rows_of(micro_batches):
     return [
         [int(row[0]) // 100 for row in micro_batch["input_ids"].unbind()]
         for micro_batch in micro_batches

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.on_cpu.dry_run.own_jobs import OwnJob
+from tests.support.own_jobs import OwnJob
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
-"""Engines that pad rows: against every way there is on small mini-batches, and beside verl's own
-layout."""
+"""Layouts for engines that pad rows."""
 
 import numpy as np
 import pytest
@@ -7,28 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.plan_oracles import reporting_ranks
-from verl_padding.plan import COST_MODELS, Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
+from verl_padding.plan.cost import attention_cost
 
-EXAMPLES = settings(max_examples=80)
-attention_cost = COST_MODELS["attention"]
 PAD_TOKENS = 2
-
-"""Tokens of each row of some micro-batches."""
-
-
-def planned_calls(
-    tokens: list[int], steps: int, update: Update, strategy="rows", sessions=1, inference=None
-):
-    job = Job(
-        strategy=strategy,
-        prompts=steps,
-        sessions_per_prompt=sessions,
-        updates={"actor": update},
-        inference=inference or {},
-        packer="plan",
-        pad_tokens=PAD_TOKENS,
-    )
-    return plan_batch(Rows.from_keys([f"{row}_0_0" for row in range(len(tokens))], tokens), job)
 
 
 @st.composite
@@ -45,7 +26,7 @@ def calls(draw):
     }
 
 
-@EXAMPLES
+@settings(max_examples=80)
 @given(
     tokens=st.lists(st.integers(1, 500), min_size=1, max_size=80),
     steps=st.integers(1, 4),
@@ -53,36 +34,39 @@ def calls(draw):
 )
 def test_what_is_computed_holds_the_budget_and_a_layouts_promises(tokens, steps, call):
     update = Update(prompts_per_mini_batch=1, **call)
-    plan = planned_calls(tokens, steps, update, inference={"pass": Pass(**call)})
+    job = Job(
+        strategy="rows",
+        prompts=steps,
+        sessions_per_prompt=1,
+        updates={"actor": update},
+        inference={"pass": Pass(**call)},
+        packer="plan",
+        pad_tokens=PAD_TOKENS,
+    )
+    rows = Rows.from_keys([f"{row}_0_0" for row in range(len(tokens))], tokens)
+    plan = plan_batch(rows, job)
     for name, layout in plan.layouts.items():
         all_tokens = [*tokens, *[PAD_TOKENS] * layout.n_pads]
         assert sorted(layout.order) == list(range(len(all_tokens)))
         multiple = update.local_batch_multiple
         for size, real in zip(layout.local_batch_rows_M, layout.real_rows_M, strict=True):
             assert size == -(-real // (update.dp_size * multiple)) * multiple  # as small as can be
+        enough_M = [min(real, update.dp_size) for real in layout.real_rows_M]
+        assert reporting_ranks(layout) == enough_M
         slowest = total = 0
-        for mini_batch in range(layout.n_mini_batches):
-            assert reporting_ranks(layout)[mini_batch] == min(
-                layout.real_rows_M[mini_batch], update.dp_size
-            )
-            by_rank = [layout.rows_MDK[mini_batch][rank] for rank in range(update.dp_size)]
-            assert len({len(blocks) for blocks in by_rank}) == 1
-            assert len(by_rank[0]) % update.micro_batch_multiple == 0
+        for rows_DK in layout.rows_MDK:
+            assert len(rows_DK[0]) % update.micro_batch_multiple == 0
             load_D = []
-            for blocks in by_rank:
-                local_batch = max(all_tokens[row] for block in blocks for row in block)
+            for blocks in rows_DK:
+                n_rows_K = [*map(len, blocks)]
                 longest_K = [max(all_tokens[row] for row in block) for block in blocks]
                 if update.padded_to == "local_batch":
-                    longest_K = [local_batch] * len(blocks)
-                for block, longest in zip(blocks, longest_K, strict=True):
-                    assert (
-                        update.token_budget is None or len(block) * longest <= update.token_budget
-                    )
-                    assert update.token_budget is not None or len(block) == update.micro_batch_rows
-                costs = attention_cost(np.array(longest_K))
-                load_D.append(
-                    sum(len(block) * int(c) for block, c in zip(blocks, costs, strict=True))
-                )
+                    longest_K = [max(longest_K)] * len(blocks)
+                if update.token_budget is None:
+                    assert set(n_rows_K) == {update.micro_batch_rows}
+                else:
+                    assert np.multiply(n_rows_K, longest_K).max() <= update.token_budget
+                load_D.append(int(np.dot(n_rows_K, attention_cost(np.array(longest_K)))))
             slowest, total = slowest + max(load_D), total + sum(load_D)
         figures = plan.figures[name]
         assert figures.imbalance >= 1

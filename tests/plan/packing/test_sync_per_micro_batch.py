@@ -1,53 +1,40 @@
-"""MicroSteps of micro-batches: against every way there is on small mini-batches, and against the
+"""Micro-steps: against every way there is on small mini-batches, and against the
 lower bound on all."""
-
-from collections.abc import Iterator
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.call_costs import costs_of
 from tests.support.lower_bounds import micro_batch_bound
-from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.calls import Pass
 from verl_padding.plan.cost import attention_cost
 from verl_padding.plan.packing.packing_units import PackingUnits
-from verl_padding.plan.packing.pads import fit
 from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker
 
 EXAMPLES = settings(max_examples=200)
 
 
-def costs_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> CallCosts:
-    return CallCosts(
-        call=Pass(dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple),
-        tokens_R=np.array(tokens, dtype=np.int64),
-        cost_model=attention_cost,
-        pad_tokens=2,
-    )
-
-
-def packer_of(tokens: list[int], n_ranks: int, budget: int, multiple: int = 1) -> MicroStepPacker:
-    costs = costs_of(tokens, n_ranks, budget, multiple)
+def packer_of(tokens, n_ranks, budget, multiple=1):
+    costs = costs_of(tokens, dp_size=n_ranks, token_budget=budget, micro_batch_multiple=multiple)
     return MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
 
 
-def makespan(packer: MicroStepPacker, steps: list[list[list[int]]]) -> int:
+def makespan(packer, steps):
     """Cost of the costliest bin, summed over the micro-steps."""
     return sum(max(sum(packer.cost_I[item] for item in items) for items in step) for step in steps)
 
 
-def time_of(packer: MicroStepPacker, steps: list[list[list[int]]]) -> int:
+def time_of(packer, steps):
     """With the handling of each micro-step, which takes as long as a row of 256 tokens."""
     return makespan(packer, steps) + len(steps) * int(attention_cost(np.array([256]))[0])
 
 
-def bound_of(packer: MicroStepPacker) -> int:
+def bound_of(packer):
     arrays = (np.array(each, dtype=np.int64) for each in (packer.tokens_I, packer.cost_I))
     return micro_batch_bound(*arrays, packer.n_ranks, packer.token_budget)
 
 
-def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+def partitions(items):
     """Every way to put items into bins."""
     if not items:
         yield []
@@ -58,7 +45,7 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
         yield [[items[0]], *bins]
 
 
-def best_of_all(packer: MicroStepPacker) -> tuple[int, int]:
+def best_of_all(packer):
     """Least time and least makespan, found by trying everything."""
     times, heights = [], []
     for bins in partitions(list(range(len(packer.tokens_I)))):
@@ -72,7 +59,7 @@ def best_of_all(packer: MicroStepPacker) -> tuple[int, int]:
     return min(times), min(heights)
 
 
-def small_mini_batches(seed: int, number: int) -> Iterator[MicroStepPacker]:
+def small_mini_batches(seed, number):
     rng = np.random.default_rng(seed)
     for _ in range(number):
         n_ranks = int(rng.integers(1, 4))
@@ -103,7 +90,7 @@ def test_small_mini_batches_are_packed_almost_as_well_as_can_be():
 
 
 @st.composite
-def mini_batches(draw) -> MicroStepPacker:
+def mini_batches(draw):
     tokens = draw(st.lists(st.integers(1, 500), min_size=1, max_size=60))
     return packer_of(tokens, draw(st.integers(1, 6)), max(tokens) * draw(st.integers(1, 5)))
 
@@ -121,22 +108,3 @@ def test_a_cut_holds_all_items_in_budget_and_beats_no_bound(packer, multiple):
     assert all(len(step) == packer.n_ranks for step in steps)
     assert len(steps) % multiple == 0
     assert makespan(packer, steps) >= bound_of(packer)
-
-
-@EXAMPLES
-@given(data=st.data())
-def test_any_cut_fits_into_local_batches_that_hold_its_rows(data):
-    # Rows as long as the budget leave no room for pads, and full ranks no place for rows.
-    n_ranks, multiple = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    tokens = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=30))
-    costs = costs_of(tokens, n_ranks, data.draw(st.integers(max(2, *tokens), 40)), multiple)
-    packer = MicroStepPacker(costs, PackingUnits.from_rows(costs, range(len(tokens))))
-    size = costs.call.min_local_batch_rows(len(tokens)) + multiple * data.draw(st.integers(0, 2))
-    rows_DK = fit(costs, packer.cut(), size)
-    rows = [row for rows_K in rows_DK for rows in rows_K for row in rows]
-    assert sorted(row for row in rows if row < costs.n_rows) == list(range(len(tokens)))
-    assert {sum(map(len, rows_K)) for rows_K in rows_DK} == {size}
-    assert len({len(rows_K) for rows_K in rows_DK}) == 1
-    assert len(rows_DK[0]) % multiple == 0
-    assert all(rows for rows_K in rows_DK for rows in rows_K)
-    assert costs.micro_batch_loads(rows_DK)[0].max() <= costs.call.token_budget

@@ -1,0 +1,28 @@
+"""Keys that nobody reads, and values of another kind than verl has."""
+
+from tests.support.doctored_job import A, mistakes
+
+
+@mistakes(
+    ({f"{A}.optim.lr": "fast"}, "1e-06"),
+    ({f"{A}.optim.lr": -1}, "-1"),
+    ({f"{A}.optim.weight_decay": float("nan")}, "nan"),
+    ({f"{A}.entropy_coeff": None}, "null"),
+    ({"actor_rollout_ref.rollout.n": "eight"}, "eight"),
+    ({"trainer.val_before_train": "no"}, "false"),
+    ({"paddng": "fast"}, "+padding=fast"),
+    ({"trainer.padding": "fast"}, "+padding=fast"),
+    ({"data.max_prompt_lenght": 64}, "data.max_prompt_length"),
+    ({"strategy": "rows"}, "padding.strategy"),
+    ({"key_of_mine": 1}, "1"),
+)
+def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
+    assert_named(changes, subject, words)
+
+
+def test_keys_of_a_users_own_are_no_more_than_warned_of(found):
+    of_users = {"speed": "fast", "strategy": "rows", "my_padding": 3, "rewards": {"scale": 2}}
+    assert {key: verdict for key, (verdict, _) in found(of_users).items()} == dict.fromkeys(
+        of_users, "warning"
+    )
+    assert found({"data.apply_chat_template_kwargs.padding": True}) == {}
