@@ -158,6 +158,15 @@ def compared(runs: dict[Kind, dict[int, dict[str, Any]]], kind: Kind) -> dict[st
     }
 
 
+def cases_behind(runs: dict[Kind, dict[int, dict[str, Any]]], side: str) -> int:
+    """In how many cases of task, estimator and rate a side ends behind stock verl, with p < 0.05."""
+    of_side = [kind for kind in kinds() if kind.side == side]
+    found = [
+        (compared(runs, kind), compared(runs, kind._replace(side="stock verl"))) for kind in of_side
+    ]
+    return sum(each["p"] < 0.05 and each["mean"] < stock["mean"] for each, stock in found)
+
+
 def beside_whole_jobs(runs: dict[Kind, dict[int, dict[str, Any]]]) -> float:
     """Largest difference between a run and a whole job of its settings and seed, in the reward of
     the last batches: with GRPO, since critics begin with other numbers, and without the side of
