@@ -159,7 +159,7 @@ def compared(runs: dict[Kind, dict[int, dict[str, Any]]], kind: Kind) -> dict[st
 
 
 def cases_behind(runs: dict[Kind, dict[int, dict[str, Any]]], side: str) -> int:
-    """In how many cases of task, estimator and rate a side ends behind stock verl, with p < 0.05."""
+    """How many cases of task, estimator and rate a side ends behind stock verl, with p < 0.05."""
     of_side = [kind for kind in kinds() if kind.side == side]
     found = [
         (compared(runs, kind), compared(runs, kind._replace(side="stock verl"))) for kind in of_side

@@ -16,7 +16,7 @@ VERBS = {
     "strip": "(batch: ~Batch) -> ~Batch",
     "upsample": (
         "(batch: ~Batch, multiple: int, *, eos_token_id: int = 0, length: int | None = None, "
-        "roles: Mapping[str, FieldRole] | None = None, "
+        "fields: Mapping[str, FieldFormat] | None = None, "
         "image: Callable[[Mapping[str, Tensor]], SmallestImage] | None = None) -> ~Batch"
     ),
 }

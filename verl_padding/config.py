@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin
 
 from verl_padding.errors import PaddingConfigError, meant
-from verl_padding.pads.roles import FieldRole, Fill, Role
+from verl_padding.pads.field_kinds import FieldFormat, Fill, Kind
 from verl_padding.plan import COST_MODELS, STRATEGIES, OptimizerSteps, Packer, Sharing
 from verl_padding.version import __version__
 
@@ -60,9 +60,9 @@ class PaddingConfig:
     ``minimal``: the smallest image. ``auto``: what the model's type needs so that the tower runs on
     every rank. ``minimal`` and ``auto`` refuse unknown model types. It matters only for models with
     a vision tower."""
-    fields: Mapping[str, FieldRole] = dataclasses.field(default_factory=dict)
-    """Roles of your own fields, where neither verl nor their shapes make them clear: name -> role,
-    or name -> ``{role: .., fill: ..}``."""
+    fields: Mapping[str, FieldFormat] = dataclasses.field(default_factory=dict)
+    """Kinds of your own fields, where neither verl nor their shapes make them clear: name -> kind,
+    or name -> ``{kind: .., fill: ..}``."""
     cost_model: str = dataclasses.field(
         default="attention", metadata={"choices": tuple(COST_MODELS)}
     )
@@ -152,24 +152,24 @@ def choices_by_setting() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _read_fields(section: Any) -> dict[str, FieldRole]:
-    """``padding.fields``: name -> role, or name -> {role: .., fill: ..}."""
+def _read_fields(section: Any) -> dict[str, FieldFormat]:
+    """``padding.fields``: name -> kind, or name -> {kind: .., fill: ..}."""
     if not isinstance(section, Mapping):
-        fix = "Name a field and its role, for example +padding.fields.my_weights=response."
+        fix = "Name a field and its kind, for example +padding.fields.my_weights=response."
         raise PaddingConfigError(f"padding.fields={section!r}: not a mapping. {fix}")
-    # my_weights: response, or my_weights: {role: response, fill: one}
+    # my_weights: response, or my_weights: {kind: response, fill: one}
     fields = {}
     for name, value in section.items():
-        parts = dict(value) if isinstance(value, Mapping) else {"role": value}
-        key, role = f"fields.{name}", parts.pop("role", None)
+        parts = dict(value) if isinstance(value, Mapping) else {"kind": value}
+        key, kind = f"fields.{name}", parts.pop("kind", None)
         fill = parts.pop("fill", Fill.ZERO.value)
-        _check_unless_one_of(key, role, [each.value for each in Role])
+        _check_unless_one_of(key, kind, [each.value for each in Kind])
         _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         for part, given in parts.items():
             raise PaddingConfigError(
-                f"padding.{key}.{part}={given!r}: unknown key. Choices: role, fill."
+                f"padding.{key}.{part}={given!r}: unknown key. Choices: kind, fill."
             )
-        fields[str(name)] = FieldRole(Role(role), Fill(fill))
+        fields[str(name)] = FieldFormat(Kind(kind), Fill(fill))
     return fields
 
 

@@ -16,8 +16,8 @@ from tests.support.deep_equality import assert_equal
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_some_fields
 from verl_padding.pads.columns import COLUMN_DTYPES
+from verl_padding.pads.field_kinds import FieldFormat, Kind
 from verl_padding.pads.queue import read_rows
-from verl_padding.pads.roles import FieldRole, Role
 from verl_padding.pads.template import PadTemplate, Schema, empty_value
 from verl_padding.pads.upsampling import strip
 
@@ -48,20 +48,24 @@ OBJECTS = [
 
 @dataclass(frozen=True)
 class Field:
-    role: Role
-    kind: str
+    kind: Kind
+    form: str
     dtype: torch.dtype = torch.float32
     trailing: tuple[int, ...] = ()
     of_all_rows: bool = True
     object_of: int = 0
 
     def value(self, prompt, response):
-        if self.role is Role.OBJECT:
+        if self.kind is Kind.OBJECT:
             return OBJECTS[self.object_of]
-        lengths = {Role.PROMPT: prompt, Role.RESPONSE: response, Role.SEQUENCE: prompt + response}
-        shape = self.trailing if self.role is Role.ROW else (lengths[self.role], *self.trailing)
+        lengths = {
+            Kind.PROMPT: prompt,
+            Kind.RESPONSE: response,
+            Kind.SEQUENCE: prompt + response,
+        }
+        shape = self.trailing if self.kind is Kind.ROW else (lengths[self.kind], *self.trailing)
         value = torch.ones(shape).to(self.dtype)
-        if self.kind == "transposed":
+        if self.form == "transposed":
             return (
                 torch.ones(shape[::-1]).to(self.dtype).permute(tuple(reversed(range(len(shape)))))
             )
@@ -70,19 +74,29 @@ class Field:
 
 @st.composite
 def fields_of_rows(draw):
-    role = draw(st.sampled_from([Role.PROMPT, Role.RESPONSE, Role.SEQUENCE, Role.ROW, Role.OBJECT]))
-    if role is Role.OBJECT:
+    kind = draw(
+        st.sampled_from(
+            [
+                Kind.PROMPT,
+                Kind.RESPONSE,
+                Kind.SEQUENCE,
+                Kind.ROW,
+                Kind.OBJECT,
+            ]
+        )
+    )
+    if kind is Kind.OBJECT:
         object_of = draw(st.sampled_from(range(len(OBJECTS))))
-        return Field(role, "object", of_all_rows=draw(st.booleans()), object_of=object_of)
-    kind = draw(st.sampled_from(["tensor", "transposed"]))
+        return Field(kind, "object", of_all_rows=draw(st.booleans()), object_of=object_of)
+    form = draw(st.sampled_from(["tensor", "transposed"]))
     trailing = draw(st.sampled_from([(), (1,), (5,), (2, 3), (0,)]))
-    return Field(role, kind, draw(st.sampled_from(DTYPES)), trailing, draw(st.booleans()))
+    return Field(kind, form, draw(st.sampled_from(DTYPES)), trailing, draw(st.booleans()))
 
 
 SCHEMAS = st.lists(fields_of_rows(), min_size=1, max_size=6)
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=3, max_size=7)
-SCALARS = [Field(Role.ROW, "tensor", dtype) for dtype in DTYPES]
-ALL_OBJECTS = [Field(Role.OBJECT, "object", object_of=number) for number in range(len(OBJECTS))]
+SCALARS = [Field(Kind.ROW, "tensor", dtype) for dtype in DTYPES]
+ALL_OBJECTS = [Field(Kind.OBJECT, "object", object_of=number) for number in range(len(OBJECTS))]
 
 
 def zeros_of(field):
@@ -108,9 +122,9 @@ def test_pads_between_rows_change_no_field_of_any_micro_batch(schema, lengths, d
     ]
     batch = put_some_fields(lengths, rows)
     declared = {
-        name: FieldRole(field.role)
+        name: FieldFormat(field.kind)
         for name, field in names.items()
-        if field.role is not Role.OBJECT
+        if field.kind is not Kind.OBJECT
     }
     try:
         template = PadTemplate(eos_token_id=3, length=PAD_LENGTH, schema=Schema(declared))
@@ -145,7 +159,7 @@ def check_micro_batch(keys, custom, names, alone):
     objects = {
         name: empty_value(next(row[name] for row in alone.values() if name in row))
         for name in found
-        if names[name].role is Role.OBJECT
+        if names[name].kind is Kind.OBJECT
     }
     for key, row in zip(keys, data.unbind(0), strict=True):
         for name in found:

@@ -11,7 +11,7 @@ import torch
 from tests.support.padded_rows import values_of
 from tests.support.rows_in_queue import row_fields
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.roles import KNOWN_FIELDS, FieldRole, Fill, Role
+from verl_padding.pads.field_kinds import KNOWN_FIELDS, FieldFormat, Fill, Kind
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.vision_families import SmallestImage
 
@@ -41,7 +41,7 @@ def test_every_field_of_a_text_row_agrees_with_the_pads_lengths(pad_length):
     tensors = [name for name, value in pad.items() if isinstance(value, torch.Tensor)]
     assert len(tensors) == 9
     for name in tensors:
-        assert pad[name].shape[-1] == KNOWN_FIELDS[name].role.tokens(pad_length - 1, 1), name
+        assert pad[name].shape[-1] == KNOWN_FIELDS[name].kind.tokens(pad_length - 1, 1), name
         assert pad[name].dtype == rows[0][name].dtype, name
     assert torch.equal(pad["input_ids"], torch.cat([pad["prompts"], pad["responses"]]))
     assert set(pad["input_ids"].tolist()) == {EOS}
@@ -51,38 +51,38 @@ def test_every_field_of_a_text_row_agrees_with_the_pads_lengths(pad_length):
     assert (pad["raw_prompt"], pad["data_source"], pad["num_turns"]) == ([], "", 0)
 
 
-def test_a_field_that_fits_two_roles_or_none_is_refused():
+def test_a_field_that_fits_two_kinds_or_none_is_refused():
     def refused(rows, message):
         with pytest.raises(PaddingDataError, match=message):
             pad_of(rows)
 
     alike = [row_fields(4, 4, "u") | {"custom": torch.ones(4)}]
-    refused(alike, r"^field 'custom': its role is unclear.* \[\(4,\)\].* fit prompt and response")
+    refused(alike, r"^field 'custom': its kind is unclear.* \[\(4,\)\].* fit prompt and response")
     odd = rows_with(custom=lambda p, r: torch.ones(p * r))
-    refused(odd, r"^field 'custom': .* \[\(15,\), .* fit no role\. .*\+padding\.fields\.custom=")
+    refused(odd, r"^field 'custom': .* \[\(15,\), .* fit no kind\. .*\+padding\.fields\.custom=")
     refused(
         [row_fields(4, r, "u") | {"custom": torch.ones(4)} for r in (2, 3)], r"fit prompt and row\."
     )
 
 
-def test_a_declared_role_goes_before_what_shapes_say():
+def test_a_declared_kind_goes_before_what_shapes_say():
     shared_prompt = [row_fields(4, r, "u") | {"custom": torch.full((4,), 9)} for r in (2, 3)]
     assert (
-        pad_of(shared_prompt, declared={"custom": FieldRole(Role.ROW)})["custom"].tolist()
+        pad_of(shared_prompt, declared={"custom": FieldFormat(Kind.ROW)})["custom"].tolist()
         == [0] * 4
     )
-    prompt = FieldRole(Role.PROMPT, Fill.EOS)
+    prompt = FieldFormat(Kind.PROMPT, Fill.EOS)
     assert pad_of(shared_prompt, declared={"custom": prompt})["custom"].tolist() == [EOS] * 3
-    with pytest.raises(PaddingDataError, match=r"are not those of its declared role, response\."):
-        pad_of(shared_prompt, declared={"custom": FieldRole(Role.RESPONSE)})
+    with pytest.raises(PaddingDataError, match=r"are not those of its declared kind, response\."):
+        pad_of(shared_prompt, declared={"custom": FieldFormat(Kind.RESPONSE)})
 
 
 def test_a_list_has_no_value_a_token():
     rows = rows_with(custom=lambda p, r: [1.5] * r, tools=lambda p, r: [{"name": "search"}])
     assert pad_of(rows)["custom"] == pad_of(rows)["tools"] == []
-    declared_role = r"^field 'custom': .* declared role, response\. Store it as a tensor"
-    with pytest.raises(PaddingDataError, match=declared_role):
-        pad_of(rows, declared={"custom": FieldRole(Role.RESPONSE)})
+    declared_kind = r"^field 'custom': .* declared kind, response\. Store it as a tensor"
+    with pytest.raises(PaddingDataError, match=declared_kind):
+        pad_of(rows, declared={"custom": FieldFormat(Kind.RESPONSE)})
 
 
 @pytest.mark.parametrize("as_found", [list, np.array])
@@ -172,7 +172,7 @@ def test_a_field_that_is_empty_in_some_rows_is_shaped_from_the_others():
     assert pad_of(rows)["counts"] == []
 
 
-def test_roles_between_which_a_pad_makes_no_difference_need_no_choice():
+def test_kinds_between_which_a_pad_makes_no_difference_need_no_choice():
     one_token = [
         row_fields(p, 1, "u") | {"custom": torch.ones(1, dtype=torch.uint8)} for p in (4, 5)
     ]

@@ -10,8 +10,8 @@ from verl.utils import tensordict_utils as tu
 from tests.support.deep_equality import assert_equal
 from tests.support.shaped_rows import (
     FIELDS,
+    FORMATS,
     LENGTHS,
-    ROLES,
     SHAPES,
     assert_same_rows,
     in_tensordict,
@@ -45,10 +45,10 @@ ALL_SHAPES = set(FIELDS) - {"four axes", SAID_OTHERWISE}
 )
 def test_strip_gives_back_what_upsample_got(lengths, tried, multiple, jagged, length):
     if not any(prompt % 2 for prompt, _ in lengths):
-        tried = tried - {"often none"}  # a declared role wants a value
+        tried = tried - {"often none"}  # a declared kind wants a value
     rows = rows_of(lengths, tried)
     batch, before = in_tensordict(rows, jagged=jagged), in_tensordict(rows, jagged=jagged)
-    padded = upsample(batch, multiple, eos_token_id=7, length=length, roles=ROLES)
+    padded = upsample(batch, multiple, eos_token_id=7, length=length, fields=FORMATS)
     assert_same_rows(batch, before)
     assert len(padded) % multiple == 0 <= len(padded) - len(batch) < multiple
     for name, column in padded.items():
@@ -106,9 +106,9 @@ REFUSED = {
         {"eos_token_id": 2**70},
         f"^eos_token_id={2**70}: ",
     ),
-    "roles without names": (lambda: without(), {"roles": ["a"]}, r"^roles=\['a'\]"),
+    "formats without names": (lambda: without(), {"fields": ["a"]}, r"^fields=\['a'\]"),
     "half a token": (lambda: without(), {"length": 2.5}, "^length=2.5: "),
-    "a role's name": (lambda: without(), {"roles": {"x": "response"}}, r"^roles\['x'\]="),
+    "a kind's name": (lambda: without(), {"fields": {"x": "response"}}, r"^fields\['x'\]="),
     "two marks a row": (lambda: marked(torch.zeros(5, 2)), {}, "^field 'is_padding'"),
     "marks of no truth": (lambda: marked(NonTensorStack(*"abcde")), {}, "^field 'is_padding'"),
     "marks of several lengths": (
@@ -130,10 +130,10 @@ REFUSED = {
     ),
     "no row": (lambda: TensorDict({}, batch_size=0), {}, "^a batch without a row"),
     "pads": (lambda: upsample(without(), 8), {}, "^row 5: tagged is_padding"),
-    "no role": (
+    "no kind": (
         lambda: in_tensordict(rows_of(FIVE, ["odd length"])),
         {},
-        r"^field 'odd'.* roles=\{'odd': FieldRole",
+        r"^field 'odd'.* fields=\{'odd': FieldFormat",
     ),
 }
 
@@ -188,8 +188,8 @@ def test_rows_that_need_no_pads_are_marked_as_well():
 def test_rows_that_were_padded_before_keep_what_was_noted(lengths, tried, multiples):
     tried = tried - {"often none", SAID_OTHERWISE}
     batch = in_tensordict(rows_of(lengths, tried), jagged=False)
-    real = real_rows(upsample(batch, multiples[0], roles=ROLES))
-    assert_same_rows(strip(upsample(real, multiples[1], roles=ROLES)), real)
+    real = real_rows(upsample(batch, multiples[0], fields=FORMATS))
+    assert_same_rows(strip(upsample(real, multiples[1], fields=FORMATS)), real)
     assert_same_rows(strip(real), batch)
 
 
@@ -198,6 +198,6 @@ def test_a_strided_column_stays_one():
     batch["grid"] = torch.nested.as_nested_tensor(
         [torch.ones(2, 3 + row % 2) for row in range(5)], layout=torch.strided
     )
-    padded = upsample(batch, 8, roles=ROLES)
+    padded = upsample(batch, 8, fields=FORMATS)
     assert padded["grid"].layout == real_rows(padded)["grid"].layout == torch.strided
     assert_same_rows(strip(padded), batch)

@@ -21,7 +21,7 @@ from tests.support.rows_in_queue import (
     put_some_fields,
     queue_content,
 )
-from tests.support.shaped_rows import FIELDS, ROLES, SHAPES, assert_same_rows, rows_of
+from tests.support.shaped_rows import FIELDS, FORMATS, SHAPES, assert_same_rows, rows_of
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import upsampling
@@ -87,7 +87,7 @@ def test_strip_leaves_rows_in_the_queue_as_they_were(tried, selected):
         batch.fields = ["prompts", "input_ids", "is_padding"]
     was = deepcopy(batch)
     before = read_rows_one_by_one(batch)
-    padded = upsample(batch, 8, roles=ROLES)
+    padded = upsample(batch, 8, fields=FORMATS)
     assert batch == was
     data = worker_data_of(padded)
     assert data["is_padding"].tolist() == [False] * 5 + [True] * 3
@@ -107,7 +107,7 @@ def read_rows_one_by_one(batch):
 def test_a_tensordict_gets_the_pads_that_the_queue_gets(five_rows):
     batch = five_rows(*IN_A_QUEUE)
     held = worker_data_of(batch)
-    said = {"eos_token_id": 7, "length": 4, "roles": ROLES}
+    said = {"eos_token_id": 7, "length": 4, "fields": FORMATS}
     in_queue = worker_data_of(upsample(batch, 8, **said))
     assert_same_rows(
         upsample(held, 8, **said).exclude("uid", "verl_padding_layouts"), in_queue.exclude("uid")

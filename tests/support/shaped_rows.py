@@ -10,7 +10,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import row_fields
-from verl_padding.pads.roles import FieldRole, Role
+from verl_padding.pads.field_kinds import FieldFormat, Kind
 
 FIELDS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
     "three axes": ("position_ids", lambda p, r: torch.arange(p + r).expand(3, -1).clone()),
@@ -38,8 +38,8 @@ FIELDS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
     "no pad, said otherwise": ("is_padding", lambda p, r: False),
 }
 """What is tried -> name of a field, and its value in a row of a prompt and a response."""
-ROLES = {"grid": FieldRole(Role.OBJECT), "features": FieldRole(Role.SEQUENCE)}
-ROLES |= {"notes": FieldRole(Role.RESPONSE), "odd": FieldRole(Role.OBJECT)}
+FORMATS = {"grid": FieldFormat(Kind.OBJECT), "features": FieldFormat(Kind.SEQUENCE)}
+FORMATS |= {"notes": FieldFormat(Kind.RESPONSE), "odd": FieldFormat(Kind.OBJECT)}
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=7)
 SHAPES = st.sets(st.sampled_from(sorted(FIELDS)))
 

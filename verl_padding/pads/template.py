@@ -9,7 +9,13 @@ import torch
 from tensordict import NonTensorData, NonTensorStack
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.roles import FOUND_BY_LENGTH, KNOWN_FIELDS, FieldRole, Fill, Role
+from verl_padding.pads.field_kinds import (
+    FOUND_BY_LENGTH,
+    KNOWN_FIELDS,
+    FieldFormat,
+    Fill,
+    Kind,
+)
 from verl_padding.pads.tags import LENGTH_TAGS
 from verl_padding.pads.vision_families import SmallestImage
 
@@ -24,59 +30,61 @@ Columns = dict[str, torch.Tensor | NonTensorStack]
 
 
 class Schema:
-    """Field name -> role, for one job: a role that was found once is kept as long as later rows
+    """Field name -> kind, for one job: a kind that was found once is kept as long as later rows
     agree.
 
     A batch may be a single row, whose lengths say little; earlier batches have said more. Roles
     that are ``declared`` in ``padding.fields`` come before all else.
     """
 
-    def __init__(self, declared: Mapping[str, FieldRole] | None = None):
+    def __init__(self, declared: Mapping[str, FieldFormat] | None = None):
         self._declared = declared or {}
-        self._found: dict[str, FieldRole] = {}
+        self._found: dict[str, FieldFormat] = {}
 
-    def role_of(self, name: str, rows: Sequence[Row], pad_lengths: tuple[int, int]) -> FieldRole:
-        """The role of a field, declared, known, or found from its shapes in real rows of different
+    def format_of(
+        self, name: str, rows: Sequence[Row], pad_lengths: tuple[int, int]
+    ) -> FieldFormat:
+        """The kind of a field, declared, known, or found from its shapes in real rows of different
         lengths.
 
         Roles that give a pad the same length, of ``pad_lengths`` prompt and response tokens, need
-        no choice. Where no role fits, or several do and nothing says which, this raises a
+        no choice. Where no kind fits, or several do and nothing says which, this raises a
         PaddingDataError.
         """
         values = [row[name] for row in rows]
         if (declared := self._declared.get(name)) is not None:
-            if not _fits(declared.role, values, rows):
+            if not _fits(declared.kind, values, rows):
                 raise _unclear(
-                    name, rows, f"are not those of its declared role, {declared.role.value}."
+                    name, rows, f"are not those of its declared kind, {declared.kind.value}."
                 )
             return declared
         known = KNOWN_FIELDS.get(name) or self._found.get(name)
-        if known is not None and _fits(known.role, values, rows):
+        if known is not None and _fits(known.kind, values, rows):
             return known
         # Of a list or an array, a pad would get an empty one, where verl reads a value per token.
         if (
             known is not None
-            and known.role in FOUND_BY_LENGTH
+            and known.kind in FOUND_BY_LENGTH
             and isinstance(values[0], (list, np.ndarray))
         ):
-            raise _unclear(name, rows, f"are no tensors, as those of {known.role.value}s are.")
-        fitting, fill = _roles_that_fit(values, rows), known.fill if known else Fill.ZERO
+            raise _unclear(name, rows, f"are no tensors, as those of {known.kind.value}s are.")
+        fitting, fill = _kinds_that_fit(values, rows), known.fill if known else Fill.ZERO
         # Masks of one token beside responses of one and two are wrong, and not one value a row.
-        if name in KNOWN_FIELDS and KNOWN_FIELDS[name].role.tokens(1, 1) is not None:
-            fitting = [role for role in fitting if role is not Role.ROW]
+        if name in KNOWN_FIELDS and KNOWN_FIELDS[name].kind.tokens(1, 1) is not None:
+            fitting = [kind for kind in fitting if kind is not Kind.ROW]
         # In rows of 4 + 4 tokens, a field of 4 is of prompts or of responses. A pad of 1 + 1 has
         # one value in either case.
         pad_sizes = {
-            values[0].shape[0] if role is Role.ROW else role.tokens(*pad_lengths)
-            for role in (fitting if len(fitting) > 1 else [])
+            values[0].shape[0] if kind is Kind.ROW else kind.tokens(*pad_lengths)
+            for kind in (fitting if len(fitting) > 1 else [])
         }
         if not fitting or len(pad_sizes) > 1:
-            named = " and ".join(role.value for role in fitting)
-            raise _unclear(name, rows, f"fit {named or 'no role'}.")
-        field = FieldRole(fitting[0], fill)
+            named = " and ".join(kind.value for kind in fitting)
+            raise _unclear(name, rows, f"fit {named or 'no kind'}.")
+        field = FieldFormat(fitting[0], fill)
         # Not kept: one of several, since later rows may say more and other pads be longer; nor an
         # object, which fits anything: a field that was None so far may yet hold tensors.
-        if len(fitting) == 1 and field.role is not Role.OBJECT:
+        if len(fitting) == 1 and field.kind is not Kind.OBJECT:
             self._found[name] = field
         return field
 
@@ -84,41 +92,41 @@ class Schema:
 def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
     rows = rows[:ROWS_NAMED]
     fix = (
-        f"Set its role, in a job by +padding.fields.{name}=response (or prompt, sequence, row, "
-        f"object), in a call of upsample by roles={{{name!r}: FieldRole(Role.RESPONSE)}}"
+        f"Set its kind, in a job by +padding.fields.{name}=response (or prompt, sequence, row, "
+        f"object), in a call of upsample by fields={{{name!r}: FieldFormat(Kind.RESPONSE)}}"
     )
     if _shape(rows[0][name]) is None:
         fix = "Store it as a tensor"
     return PaddingDataError(
-        f"field {name!r}: its role is unclear. Its shapes {[_shape(row[name]) for row in rows]} "
+        f"field {name!r}: its kind is unclear. Its shapes {[_shape(row[name]) for row in rows]} "
         f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} {fix}, "
         "or do not put it into the rows."
     )
 
 
-def _roles_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Role]:
+def _kinds_that_fit(values: Sequence[Any], rows: Sequence[Row]) -> list[Kind]:
     if not isinstance(values[0], torch.Tensor):
-        return [Role.OBJECT]
+        return [Kind.OBJECT]
     if values[0].ndim == 0:
-        return [Role.ROW]
-    fitting = [role for role in FOUND_BY_LENGTH if _fits(role, values, rows)]
+        return [Kind.ROW]
+    fitting = [kind for kind in FOUND_BY_LENGTH if _fits(kind, values, rows)]
     # If a length follows the tokens of rows of different lengths, it is no accident; if it never
     # changes, it may be.
     lengths = {_lengths(row) for row in rows}
-    if _fits(Role.ROW, values, rows) and (len(lengths) > 1 or not fitting):
-        fitting.append(Role.ROW)
+    if _fits(Kind.ROW, values, rows) and (len(lengths) > 1 or not fitting):
+        fitting.append(Kind.ROW)
     return fitting
 
 
-def _fits(role: Role, values: Sequence[Any], rows: Sequence[Row]) -> bool:
+def _fits(kind: Kind, values: Sequence[Any], rows: Sequence[Row]) -> bool:
     shapes = [_shape(value) for value in values]
-    if role in (Role.OBJECT, Role.MULTIMODAL):
+    if kind in (Kind.OBJECT, Kind.MULTIMODAL):
         return True
-    if role is Role.ROW:
+    if kind is Kind.ROW:
         return len(set(shapes)) == 1
-    axis = -1 if role is Role.POSITIONS else 0
+    axis = -1 if kind is Kind.POSITIONS else 0
     return all(
-        s and s[axis] == role.tokens(*_lengths(row)) for s, row in zip(shapes, rows, strict=True)
+        s and s[axis] == kind.tokens(*_lengths(row)) for s, row in zip(shapes, rows, strict=True)
     )
 
 
@@ -177,10 +185,10 @@ class PadTemplate:
         self, rows: Sequence[Row], names: Collection[str] | None = None, n_pads: int = 1
     ) -> Columns:
         """Fields of ``n_pads`` pads, each shaped from the first of ``rows`` that has it; the others
-        help find its role.
+        help find its kind.
 
-        ``names`` are those of some fields of the rows, None for all. A field whose role is unclear,
-        or that cannot hold what its role says, is refused with a PaddingDataError.
+        ``names`` are those of some fields of the rows, None for all. A field whose kind is unclear,
+        or that cannot hold what its kind says, is refused with a PaddingDataError.
         """
         columns: Columns = {}
         for name in dict.fromkeys(name for row in rows for name in row) if names is None else names:
@@ -189,8 +197,8 @@ class PadTemplate:
             tensors = [row for row in with_field if isinstance(row[name], torch.Tensor)]
             with_field = tensors or with_field
             value = with_field[0][name]
-            field = self._schema.role_of(name, with_field, self._lengths)
-            length = field.role.tokens(*self._lengths)
+            field = self._schema.format_of(name, with_field, self._lengths)
+            length = field.kind.tokens(*self._lengths)
             if field.fill is Fill.ROUTES and tensors and length is not None and value.ndim == 3:
                 n_experts = 1 + max(int(row[name].max()) for row in tensors)
                 columns[name] = _routes(value, n_experts, n_pads, length)
@@ -198,12 +206,12 @@ class PadTemplate:
                 columns[name] = same_in_all(self._neutral(name, value, field, length), n_pads)
         return columns
 
-    def _neutral(self, name: str, value: Any, field: FieldRole, length: int | None) -> Any:
-        if field.role is Role.MULTIMODAL and self._image is not None:
+    def _neutral(self, name: str, value: Any, field: FieldFormat, length: int | None) -> Any:
+        if field.kind is Kind.MULTIMODAL and self._image is not None:
             return dict(self._image.inputs)
-        if _shape(value) is None or field.role in (Role.OBJECT, Role.MULTIMODAL):
+        if _shape(value) is None or field.kind in (Kind.OBJECT, Kind.MULTIMODAL):
             return empty_value(value)
-        if field.role is Role.POSITIONS and length is not None:
+        if field.kind is Kind.POSITIONS and length is not None:
             # Every axis of M-RoPE counts a text token alike.
             return torch.arange(length).to(value).expand(*value.shape[:-1], length).clone()
         shape = value.shape if length is None else (length, *value.shape[1:])

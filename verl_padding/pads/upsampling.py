@@ -12,6 +12,7 @@ from verl.protocol import DataProto
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
+from verl_padding.pads.field_kinds import FieldFormat
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import (
     KVBatchMeta,
@@ -21,7 +22,6 @@ from verl_padding.pads.queue import (
     read_rows,
     rows_like,
 )
-from verl_padding.pads.roles import FieldRole
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding, truth
 from verl_padding.pads.template import PadTemplate, Schema, same_in_all, shortest_pad
@@ -43,7 +43,7 @@ def upsample(
     *,
     eos_token_id: int = 0,
     length: int | None = None,
-    roles: Mapping[str, FieldRole] | None = None,
+    fields: Mapping[str, FieldFormat] | None = None,
     image: Callable[[Inputs], SmallestImage] | None = None,
 ) -> Batch:
     """Appends pads to a batch until ``multiple`` divides its number of rows.
@@ -64,7 +64,7 @@ def upsample(
         eos_token_id: the token of which a pad consists.
         length: tokens of a pad, at least 2; engines that round rows up may want more. None for the
             fewest.
-        roles: of fields whose role does not follow from the rows (``padding.fields``).
+        fields: of fields whose kind does not follow from the rows (``padding.fields``).
         image: makes what pads show the model's vision tower, from ``multi_modal_inputs`` of a row
             that has images; :func:`~verl_padding.pads.vision_families.image_maker` has it for a
             model. None for nothing.
@@ -74,12 +74,12 @@ def upsample(
 
     Raises:
         PaddingDataError: an argument is none of these, or no pad can be made: the batch has no row,
-            a pad already, a row without prompt or response, or a field of unclear role; or
+            a pad already, a row without prompt or response, or a field of unclear kind; or
             ``length`` leaves no prompt token. The batch and the queue stay as they were.
         TypeError: the batch is anything else.
     """
     _check_batch(batch)
-    _check_arguments(multiple, eos_token_id, length, roles or {})
+    _check_arguments(multiple, eos_token_id, length, fields or {})
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
@@ -89,7 +89,7 @@ def upsample(
     template = PadTemplate(
         eos_token_id=eos_token_id,
         length=shortest_pad(shown) if length is None else length,
-        schema=Schema(roles),
+        schema=Schema(fields),
         image=shown,
     )
     return _append_pads(batch, -len(batch) % multiple, template)
@@ -100,7 +100,9 @@ def _check_batch(batch: object) -> None:
         raise TypeError(f"{type(batch)}: not a KVBatchMeta or a TensorDict; {OF_LAZY_STACKS}")
 
 
-def _check_arguments(multiple: object, eos_token_id: object, length: object, roles: object) -> None:
+def _check_arguments(
+    multiple: object, eos_token_id: object, length: object, fields: object
+) -> None:
     for name, value, least in (
         ("multiple", multiple, 1),
         ("eos_token_id", eos_token_id, 0),
@@ -109,11 +111,13 @@ def _check_arguments(multiple: object, eos_token_id: object, length: object, rol
         # bool is an int to Python, not to a user.
         if not isinstance(value, int | np.integer) or value is True or value < least:
             raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
-    if not isinstance(roles, Mapping):
-        raise PaddingDataError(f"roles={roles!r}: give a FieldRole for each name of a field.")
-    for name, role in roles.items():
-        if not isinstance(role, FieldRole):
-            raise PaddingDataError(f"roles[{name!r}]={role!r}: give FieldRole(Role.RESPONSE), say.")
+    if not isinstance(fields, Mapping):
+        raise PaddingDataError(f"fields={fields!r}: give a FieldFormat for each name of a field.")
+    for name, declared in fields.items():
+        if not isinstance(declared, FieldFormat):
+            raise PaddingDataError(
+                f"fields[{name!r}]={declared!r}: give FieldFormat(Kind.RESPONSE), say."
+            )
 
 
 def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:

@@ -1,11 +1,11 @@
-"""The roles that a field of a row can have, and those of the fields that verl writes."""
+"""The kinds that a field of a row can have, and those of the fields that verl writes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 
-class Role(Enum):
+class Kind(Enum):
     """How a field's length follows the row. The values are what ``padding.fields`` takes."""
 
     PROMPT = "prompt"
@@ -24,19 +24,19 @@ class Role(Enum):
     """Images and videos as the model takes them, name -> tensor."""
 
     def tokens(self, prompt: int, response: int) -> int | None:
-        """Tokens of a field in a row of ``prompt`` + ``response``; None for a role that does not
+        """Tokens of a field in a row of ``prompt`` + ``response``; None for a kind that does not
         follow the row."""
         whole = prompt + response
-        of_role = {
-            Role.PROMPT: prompt,
-            Role.RESPONSE: response,
-            Role.SEQUENCE: whole,
-            Role.POSITIONS: whole,
+        lengths = {
+            Kind.PROMPT: prompt,
+            Kind.RESPONSE: response,
+            Kind.SEQUENCE: whole,
+            Kind.POSITIONS: whole,
         }
-        return of_role.get(self)
+        return lengths.get(self)
 
 
-FOUND_BY_LENGTH = (Role.PROMPT, Role.RESPONSE, Role.SEQUENCE)
+FOUND_BY_LENGTH = (Kind.PROMPT, Kind.RESPONSE, Kind.SEQUENCE)
 """Roles that an unknown field may have if its lengths fit."""
 
 
@@ -53,8 +53,8 @@ class Fill(Enum):
 
 
 @dataclass(frozen=True)
-class FieldRole:
-    role: Role
+class FieldFormat:
+    kind: Kind
     fill: Fill = Fill.ZERO
 
 
@@ -76,22 +76,22 @@ RESPONSE_FIELDS = (
     "token_level_rewards",
     "rollout_is_weights",
 )
-KNOWN_FIELDS: Mapping[str, FieldRole] = {
-    **dict.fromkeys(RESPONSE_FIELDS, FieldRole(Role.RESPONSE)),
+KNOWN_FIELDS: Mapping[str, FieldFormat] = {
+    **dict.fromkeys(RESPONSE_FIELDS, FieldFormat(Kind.RESPONSE)),
     # written by verl's agent loop
-    "prompts": FieldRole(Role.PROMPT, Fill.EOS),
-    "responses": FieldRole(Role.RESPONSE, Fill.EOS),
-    "input_ids": FieldRole(Role.SEQUENCE, Fill.EOS),
-    "attention_mask": FieldRole(Role.SEQUENCE, Fill.ONE),
-    "position_ids": FieldRole(Role.POSITIONS),
-    "multi_modal_inputs": FieldRole(Role.MULTIMODAL),
-    "routed_experts": FieldRole(Role.SEQUENCE, Fill.ROUTES),
-    "teacher_ids": FieldRole(Role.SEQUENCE, Fill.EOS),
-    "teacher_logprobs": FieldRole(Role.SEQUENCE),
+    "prompts": FieldFormat(Kind.PROMPT, Fill.EOS),
+    "responses": FieldFormat(Kind.RESPONSE, Fill.EOS),
+    "input_ids": FieldFormat(Kind.SEQUENCE, Fill.EOS),
+    "attention_mask": FieldFormat(Kind.SEQUENCE, Fill.ONE),
+    "position_ids": FieldFormat(Kind.POSITIONS),
+    "multi_modal_inputs": FieldFormat(Kind.MULTIMODAL),
+    "routed_experts": FieldFormat(Kind.SEQUENCE, Fill.ROUTES),
+    "teacher_ids": FieldFormat(Kind.SEQUENCE, Fill.EOS),
+    "teacher_logprobs": FieldFormat(Kind.SEQUENCE),
     # written by a user's agent loop (pads/loss_weighting.py)
-    "loss_weight": FieldRole(Role.ROW),
+    "loss_weight": FieldFormat(Kind.ROW),
     # written by verl's data set (utils/dataset/rl_dataset.py)
-    "dummy_tensor": FieldRole(Role.ROW),
+    "dummy_tensor": FieldFormat(Kind.ROW),
     # written by verl's workers, whole sequence
-    "log_probs": FieldRole(Role.SEQUENCE),
+    "log_probs": FieldFormat(Kind.SEQUENCE),
 }
