@@ -1,7 +1,7 @@
 """Whether a trained model learns with the plug-in as with stock verl, and in what time:
 recipes/guess with SmolLM2-135M-Instruct on this machine's CPU.
 
-    python -m benchmarks.guess [--steps 20] [--seeds 3] [--only fast_seed0] [--keep]
+    python -m benchmarks.guess [--steps 10] [--seeds 3] [--only fast_seed0] [--keep]
     python -m benchmarks.guess --picture FILE
 
 A run takes hours on two idle cores, stock verl's longer than ours; both sides of a seed come before
@@ -129,7 +129,7 @@ def draw(runs: dict[str, dict[str, list[float]]], path: Path) -> None:
 
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Of all runs.")] = None,
-    steps: int = 20,
+    steps: int = 10,
     seeds: int = 3,
     only: str = "",
     out: Path = Path("outputs/guess_learning"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The recipe on a CPU: two FSDP2 ranks, a tiny random model.
+# The recipe on a CPU: a tiny random model on two FSDP2 ranks, or a real one on one.
 #   bash run_cpu.sh [overrides...]                e.g. trainer.total_training_steps=3 padding.seed=3
 #   SEED=1 OUT=outputs/seed1 bash run_cpu.sh      other data, other draws, and another tiny model
 #   MODEL=outputs/smollm2 bash run_cpu.sh         a model's folder: here of python smollm2.py outputs/smollm2
@@ -8,23 +8,23 @@
 set -euo pipefail
 
 recipe=$(cd "$(dirname "${BASH_SOURCE[0]:-.}")" && pwd)
-size=tiny top=9
-[ -z "${MODEL:-}" ] || size=real top=15
+size=tiny threads=1
+[ -z "${MODEL:-}" ] || size=real threads=$(nproc)
 out=${OUT:-outputs/guess_${size}}
 mkdir -p "${out}/metrics"
 out=$(cd "${out}" && pwd)
-export VERL_PLATFORM=cpu VERL_LOGGING_LEVEL=${VERL_LOGGING_LEVEL:-WARN} OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+export VERL_PLATFORM=cpu VERL_LOGGING_LEVEL=${VERL_LOGGING_LEVEL:-WARN} OMP_NUM_THREADS=${threads} TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_prestart_worker_first_driver=0
 export PYTHONPATH="${recipe}${PYTHONPATH:+:${PYTHONPATH}}"
 
 seed=${SEED:-0}
 model=${MODEL:-${out}/model}
 [ -d "${model}" ] || verl-padding tiny-model "${model}" --seed "${seed}"
-python "${recipe}/make_data.py" "${out}" --top "${top}" --seed "${seed}"
+python "${recipe}/make_data.py" "${out}" --top 9 --seed "${seed}"
 job=(
     +local=cpu
     +recipe=guess_${size}
-    ${PADDING-+padding=fast}
+    ${PADDING-+padding=fast padding.record=true}
     actor_rollout_ref.model.path="$(cd "${model}" && pwd)"
     data.train_files="${out}/train.parquet"
     data.val_files="${out}/val.parquet"
