@@ -25,7 +25,7 @@ QUICK = ("context_reset", "guess")
 """Recipes whose script is run up to its job; those of the others begin as the first of them."""
 
 
-FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.optimizer_steps=configured)?\}"
+FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.(optimizer_steps=configured|record=true))?\}"
 
 
 @pytest.mark.parametrize(
