@@ -100,8 +100,8 @@ class Case:
             plan,
             PadTemplate(eos_token_id=EOS, length=2),
             branches=True if side.sharing == "on" else None,
-            own_old_log_probs="actor" if side.old_log_probs == "update" else None,
-            drops_zero_advantage="actor" if side.drops_zero_advantage else None,
+            own_old_log_probs=side.old_log_probs == "update",
+            drops_zero_advantage=side.drops_zero_advantage,
         )
         padded.put_pads()
         found = self._run(padded_group(workers, padded), batch, side)

@@ -243,7 +243,7 @@ def weights_of_tokens(
     """What the loss of each trained token is multiplied by, but for a number that is configured."""
     layout = layout_of_local_batches(len(rows), [[tuple(range(len(rows)))]])
     tokens_R = [sum(row.mask) for row in rows]
-    weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=True)
+    weighting = LossWeighting(mode=mode, by_rows=by_rows, by_session=True)
     factor_R = loss_factors(
         layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting
     )

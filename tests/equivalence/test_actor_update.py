@@ -131,14 +131,14 @@ def test_ranks_without_zero_advantage_rows_end_with_the_weights_of_all_rows(cut,
     plan = plan_of(batch, "plan", zero_advantage=zero_advantage, **cut)
     dropped = [len(rows) for rows in plan.layouts["actor"].dropped]
     assert dropped == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
-    weightings = [LossWeighting(call="actor", mode=mode)] if weighs else []
+    weighting = LossWeighting(mode=mode) if weighs else None
     padded = PaddedBatch(
         batch,
         plan,
         TEMPLATE,
-        loss_weightings=weightings,
+        weighting=weighting,
         branches=BRANCHES[sharing],
-        drops_zero_advantage="actor",
+        drops_zero_advantage=True,
     )
     padded.put_pads()
     both = update_both(
@@ -163,7 +163,7 @@ def test_ranks_with_the_updates_own_log_probs_end_as_with_a_pass(actors):
         start_over([ranks], "token-mean")
         batch = put_trained_rows()
         plan = plan_of(batch, "plan", mini_batch=6)
-        padded = upsample(batch, plan, TEMPLATE, own_old_log_probs="actor" if own else None)
+        padded = upsample(batch, plan, TEMPLATE, own_old_log_probs=own)
         padded.has_old_log_probs = lambda: False
         group = padded_group(ranks, padded)
         if not own:

@@ -46,7 +46,7 @@ def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor]):
     """Of the output of each action, added up over the rows that have it; sessions weigh the
     same."""
     layout = layout_of_local_batches(len(rows), [[tuple(range(len(rows)))]])
-    weighting = LossWeighting(call="actor", mode=mode, by_session=True)
+    weighting = LossWeighting(mode=mode, by_session=True)
     tokens_R = [int(mask.sum()) for mask in masks]
     factor_R = loss_factors(
         layout, [row.key for row in rows], [1.0] * len(rows), tokens_R, weighting

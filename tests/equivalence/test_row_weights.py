@@ -32,7 +32,7 @@ from tests.support.plan_oracles import layout_of_local_batches
 from tests.support.tolerance import RELATIVE_FLOAT64
 from tests.support.verl_config import compose_job
 from verl_padding.config import PaddingConfig
-from verl_padding.job.loss_weightings import loss_weightings
+from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, TOKEN_MODES, LossWeighting, loss_factors
 from verl_padding.worker.losses import RealRowsLoss, weighted_output
@@ -70,9 +70,7 @@ class WeightedRows(Rows):
 
 
 def weighting(mode, denominator="rows", *, by_session=False) -> LossWeighting:
-    return LossWeighting(
-        call="actor", mode=mode, by_rows=denominator == "rows", by_session=by_session
-    )
+    return LossWeighting(mode=mode, by_rows=denominator == "rows", by_session=by_session)
 
 
 @cache
@@ -136,9 +134,8 @@ def refusal(name, mode, *, by_session=False, **settings) -> str:
     actor.loss_agg_mode = mode
     with open_dict(actor.policy_loss):
         actor.policy_loss.update(loss_mode=name, **settings)
-    return loss_weightings(config, PaddingConfig(weighting="session" if by_session else "row"))[
-        0
-    ].refusal
+    padding = PaddingConfig(weighting="session" if by_session else "row")
+    return loss_weighting(config, padding).refusal
 
 
 QUICK = ("vanilla", *MEANS_OVER_ROWS)

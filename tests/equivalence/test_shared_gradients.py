@@ -223,7 +223,7 @@ def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(
     sharing, plain = critics if name == "critic" else engines
     weighed = RealRowsLoss(critic_loss(mode) if name == "critic" else policy_loss(mode, name))
     trained_R = [loss_tokens([row]) for row in rows.values()]
-    equal_sessions = LossWeighting(call=CALL, mode=mode, by_session=True)
+    equal_sessions = LossWeighting(mode=mode, by_session=True)
     factor_R = loss_factors(
         plan.layouts[CALL], list(rows), [1.0] * len(rows), trained_R, equal_sessions
     )

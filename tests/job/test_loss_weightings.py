@@ -2,8 +2,7 @@
 
 from tests.support.verl_config import compose_padded
 from verl_padding.driver.job_check import check_job
-from verl_padding.job.calls import ACTOR
-from verl_padding.job.loss_weightings import loss_weightings
+from verl_padding.job.loss_weightings import loss_weighting
 
 A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 
@@ -14,6 +13,6 @@ MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}
 def test_sessions_weigh_the_same_where_the_job_says_so():
     for setting, by_session in (("row", False), ("session", True)):
         config = compose_padded(f"padding.weighting={setting}", "padding.denominator=nominal")
-        (weighting,) = loss_weightings(config, check_job(config).padding)
-        assert (weighting.call, weighting.mode, weighting.refusal) == (ACTOR, "token-mean", "")
+        weighting = loss_weighting(config, check_job(config).padding)
+        assert (weighting.mode, weighting.refusal) == ("token-mean", "")
         assert (weighting.by_session, weighting.by_rows) == (by_session, False)

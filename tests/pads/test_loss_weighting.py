@@ -48,7 +48,7 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
     batch, mode, by_rows, by_session
 ):
     layout, halves, keys, weights, tokens = batch
-    weighting = LossWeighting(call="actor", mode=mode, by_rows=by_rows, by_session=by_session)
+    weighting = LossWeighting(mode=mode, by_rows=by_rows, by_session=by_session)
     factor_R = loss_factors(layout, keys, weights, tokens, weighting)
     for rows in halves:
         shares, counts = {}, {}
@@ -84,7 +84,7 @@ def test_a_factor_turns_verls_denominator_into_that_of_the_weights(
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mini_batch_whose_tokens_all_weigh_nothing_is_refused(mode, by_session):
     layout = layout_of_local_batches(2, [[(0,), (1,)]])
-    weighting = LossWeighting(call="actor", mode=mode, by_session=by_session)
+    weighting = LossWeighting(mode=mode, by_session=by_session)
     with pytest.raises(
         PaddingDataError,
         match=r"^row 'p_1_0': loss_weight=0.0, and no row of mini-batch 0 .*\(1 row\)",
@@ -101,4 +101,4 @@ def test_weights_whose_shares_no_number_holds_are_refused_with_a_row(mode, weigh
     layout = layout_of_local_batches(3, [[(0, 1), (2, 3)]])
     keys = [f"p_{r}_0" for r in range(3)]
     with pytest.raises(PaddingDataError, match=r"^row 'p_"):
-        loss_factors(layout, keys, weights, [2, 3, 4], LossWeighting(call="actor", mode=mode))
+        loss_factors(layout, keys, weights, [2, 3, 4], LossWeighting(mode=mode))

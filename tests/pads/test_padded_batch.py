@@ -61,7 +61,7 @@ def test_a_second_step_without_log_probs_of_the_old_policy_is_refused():
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)])
     plan = plan_for(batch)
     assert plan.layouts["actor"].n_mini_batches > 1
-    padded = PaddedBatch(batch, plan, TEMPLATE, own_old_log_probs="actor")
+    padded = PaddedBatch(batch, plan, TEMPLATE, own_old_log_probs=True)
     padded.put_pads()
     with pytest.raises(PaddingDataError, match=r"recompute_old_log_probs=true"):
         padded.update_call("actor", batch)
@@ -121,8 +121,8 @@ def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
 def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     weights = [2.0, 0.5, 3.0, 1.0, 1.5]
     batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)], loss_weight=weights)
-    weighting, plan = LossWeighting(call="actor", mode="token-sum"), plan_for(batch, mini=2)
-    padded = PaddedBatch(batch, plan, TEMPLATE, loss_weightings=[weighting], timed=True)
+    weighting, plan = LossWeighting(mode="token-sum"), plan_for(batch, mini=2)
+    padded = PaddedBatch(batch, plan, TEMPLATE, weighting=weighting, timed=True)
     weight_of = dict(zip(batch.keys, weights, strict=True))
     padded.put_pads()
     read = []
@@ -142,12 +142,12 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
 WEIGHED_LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
 
 
-BY_ROWS = LossWeighting(call="actor", mode="seq-mean-token-mean")
+BY_ROWS = LossWeighting(mode="seq-mean-token-mean")
 
 
-def sent(batch, *loss_weightings):
+def sent(batch, weighting=None):
     """Factor of each real row, none if the loss is to read none; and all that an update sends."""
-    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=loss_weightings)
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighting=weighting)
     padded.put_pads()
     rows = padded.update_call("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
@@ -181,7 +181,7 @@ def test_the_weights_of_an_agent_loop_reach_the_loss(kind):
 
 def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():
     batch = put_rows(WEIGHED_LENGTHS, extra_fields=[{"loss_weight": 2.0}] * 5)
-    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, loss_weightings=[BY_ROWS])
+    padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighting=BY_ROWS)
     content = queue_content()
     with pytest.raises(
         PaddingDataError,
@@ -192,7 +192,7 @@ def test_a_weight_among_extra_fields_is_refused_before_a_pad_is_put():
 
 
 def test_weights_are_refused_where_the_loss_cannot_weigh_rows():
-    weighting = LossWeighting(call="actor", mode="token-mean", refusal="the reason")
+    weighting = LossWeighting(mode="token-mean", refusal="the reason")
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
         sent(put_rows(WEIGHED_LENGTHS, loss_weight=[2.0] * 5), weighting)
     assert set(sent(put_rows(WEIGHED_LENGTHS, loss_weight=[1.0] * 5), weighting)[0].values()) == {
@@ -202,5 +202,5 @@ def test_weights_are_refused_where_the_loss_cannot_weigh_rows():
     warming_up = replace(plan_for(batch, mini=3), layouts={})
     with pytest.raises(PaddingDataError, match=r"^field 'loss_weight': .*: the reason$"):
         PaddedBatch(
-            batch, warming_up, TEMPLATE, loss_weightings=[weighting]
+            batch, warming_up, TEMPLATE, weighting=weighting
         )  # though it does not train that loss yet

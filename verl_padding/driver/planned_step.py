@@ -21,7 +21,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
 from verl_padding.job.incompatibility import Incompatibility, refuse
-from verl_padding.job.loss_weightings import loss_weightings
+from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
@@ -198,13 +198,12 @@ class PlannedStep:
             batch,
             plan,
             self._template,
-            denominator=job.padding.denominator,
-            loss_weightings=loss_weightings(job.config, job.padding),
+            weighting=loss_weighting(job.config, job.padding),
             branches=branches,
             # Rows of a single call have other numbers than those of the step.
             timed=job.padding.timing and self._calls is None,
-            own_old_log_probs=ACTOR if job.skips_old_log_probs else None,
-            drops_zero_advantage=ACTOR if job.skips_zero_advantage_rows else None,
+            own_old_log_probs=job.skips_old_log_probs,
+            drops_zero_advantage=job.skips_zero_advantage_rows,
         )
 
     def _may_branch(self) -> bool:
@@ -305,7 +304,7 @@ class PlannedStep:
     @property
     def weight_R(self) -> list[float]:
         """What the gradient of each row's outputs was multiplied by in the actor's update."""
-        return self._plans[-1].weights(ACTOR)
+        return self._plans[-1].actor_weights()
 
     def metrics(self) -> dict[str, float]:
         """What was planned, and under verl's name the tokens that ranks get."""

@@ -4,7 +4,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.calls import ACTOR
 from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.role_engine import ACTOR_SECTION, has_critic
 from verl_padding.job.verl_losses import BYPASS, LOSS_MODE, POLICY_LOSSES, PolicyLoss
@@ -14,27 +13,24 @@ CORRECTION = f"{LOSS_MODE.removesuffix('.loss_mode')}.rollout_correction"
 """The section that :data:`BYPASS` reads, which no YAML of verl has."""
 
 
-def loss_weightings(config: DictConfig, padding: PaddingConfig) -> list[LossWeighting]:
-    """Loss weighting of each update whose rows may weigh differently: the actor's."""
+def loss_weighting(config: DictConfig, padding: PaddingConfig) -> LossWeighting:
+    """How the actor's loss weighs its rows; rows of another update all weigh the same."""
     mode, by_session = config.actor_rollout_ref.actor.loss_agg_mode, padding.weighting == "session"
-    return [
-        LossWeighting(
-            call=ACTOR,
-            mode=mode,
-            by_rows=padding.denominator == "rows",
-            by_session=by_session,
-            refusal=_refusal_of_policy_loss(config, mode, by_session),
-        )
-    ]
+    return LossWeighting(
+        mode=mode,
+        by_rows=padding.denominator == "rows",
+        by_session=by_session,
+        refusal=_refusal_of_policy_loss(config, mode, by_session),
+    )
 
 
 def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
     """Refuses sessions that are to weigh the same where no loss can weigh them, and a mean over
     sequences that divides by the width to which verl pads them."""
-    for weighting in loss_weightings(config, padding):
-        if weighting.by_session and weighting.refusal:
-            why = f"no loss of this job can weigh sessions: {weighting.refusal}"
-            raise PaddingConfigError(f"padding.weighting='session': {why}")
+    weighting = loss_weighting(config, padding)
+    if weighting.by_session and weighting.refusal:
+        why = f"no loss of this job can weigh sessions: {weighting.refusal}"
+        raise PaddingConfigError(f"padding.weighting='session': {why}")
     losses = {ACTOR_SECTION: config.actor_rollout_ref.actor}
     if has_critic(config):
         losses["critic"] = config.critic

@@ -19,6 +19,8 @@ from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import session_of_key
 
 Floats = npt.NDArray[np.float64]
+ACTOR = "actor"
+"""The update whose rows may weigh differently, and may be left out."""
 LOSS_WEIGHT = "loss_weight"
 """Field of a row: what it weighs in the loss, a number of at least 0. A row without it weighs 1."""
 FLOAT32 = np.finfo(np.float32)
@@ -31,10 +33,8 @@ MEAN_OF_TOKENS = "seq-mean-token-mean"
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeighting:
-    """How the loss of an update weighs its rows."""
+    """How the actor's loss weighs its rows."""
 
-    call: str
-    """Name of the update."""
     mode: str
     """verl's ``loss_agg_mode`` of its loss."""
     by_rows: bool = True
@@ -78,7 +78,7 @@ def loss_factors(
         if with_loss and not weights[with_loss].any():
             raise PaddingDataError(
                 f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row "
-                f"of mini-batch {number} of {weighting.call!r} that has a token with a loss "
+                f"of mini-batch {number} of {ACTOR!r} that has a token with a loss "
                 f"({plural(len(with_loss), 'row')}) weighs more: there is nothing to train on. "
                 "Give one of them a weight above 0, or let the agent loop leave such rows out."
             )
@@ -89,7 +89,7 @@ def loss_factors(
             if tokens[row] and weights[row] and not FLOAT32.tiny <= factor_R[row] <= FLOAT32.max:
                 raise PaddingDataError(
                     f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} "
-                    f"of {weighting.call!r} its gradient would be multiplied by "
+                    f"of {ACTOR!r} its gradient would be multiplied by "
                     f"{factor_R[row]:.3g}, which is no number of 32 bits. Give rows weights that "
                     "are nearer to each other and to 1."
                 )

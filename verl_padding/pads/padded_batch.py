@@ -2,7 +2,6 @@
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, row_columns
-from verl_padding.pads.loss_weighting import LOSS_WEIGHT, LossWeighting, loss_factors
+from verl_padding.pads.loss_weighting import ACTOR, LOSS_WEIGHT, LossWeighting, loss_factors
 from verl_padding.pads.planned_call import CALL, PlannedCall, cut_into, mini_batches
 from verl_padding.pads.queue import (
     KVBatchMeta,
@@ -41,10 +40,11 @@ class PaddedBatch:
     of them takes them out.
 
     A PaddingDataError refuses a real row that :class:`SourceRows` refuses, or that cannot weigh
-    what its agent loop says. ``branches`` says whether rows share tokens before they part, or whole
+    what its agent loop says. ``weighting`` says how the actor's loss weighs rows; without it all
+    weigh the same. ``branches`` says whether rows share tokens before they part, or whole
     beginnings alone; None where they share nothing. ``timed`` says whether the workers time
-    micro-batches, ``own_old_log_probs`` which update takes its own log-probs for those of the old
-    policy, ``drops_zero_advantage`` which one may leave rows out.
+    micro-batches, ``own_old_log_probs`` whether the actor's update takes its own log-probs for
+    those of the old policy, ``drops_zero_advantage`` whether it may leave rows out.
     """
 
     def __init__(
@@ -53,12 +53,11 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
-        denominator: str = "rows",
-        loss_weightings: Sequence[LossWeighting] = (),
+        weighting: LossWeighting | None = None,
         branches: bool | None = None,
         timed: bool = False,
-        own_old_log_probs: str | None = None,
-        drops_zero_advantage: str | None = None,
+        own_old_log_probs: bool = False,
+        drops_zero_advantage: bool = False,
     ):
         # The trainer may reorder its batch in place, and the plan knows rows by their numbers.
         self.batch = rows_like(batch, batch.keys, batch.tags)
@@ -68,34 +67,33 @@ class PaddedBatch:
         """All pads of the plan, whether they have been put or not."""
         self.pad_length = template.length
         self._template = template
-        self._denominator, self._branches, self._timed = denominator, branches, timed
+        self._branches, self._timed = branches, timed
+        self._by_rows = weighting is None or weighting.by_rows
         self._own_old_log_probs = own_old_log_probs
         self._drops_zero_advantage = drops_zero_advantage
         leaving_out = {call for call, layout in plan.layouts.items() if any(layout.dropped)}
-        assert leaving_out <= {drops_zero_advantage}, (
+        assert leaving_out <= ({ACTOR} if drops_zero_advantage else set()), (
             f"{leaving_out} would divide by the rows that they compute"
         )
         self._source = SourceRows(self.batch)
         self._made: set[str] = set()
-        self._factors = self._loss_factors(loss_weightings)
+        self._factor_R = None if weighting is None else self._loss_factors(weighting)
 
-    def _loss_factors(self, loss_weightings: Sequence[LossWeighting]) -> dict[str, list[float]]:
-        """Of each real row, by update; none of an update that weighs all rows the same."""
-        weight_R, factors = self._source.weights(), {}
-        for weighting in loss_weightings:
-            if not self._source.keys_with(LOSS_WEIGHT) and not weighting.by_session:
-                continue
-            # Also where this step does not train, such as an actor whose critic warms up.
-            if weighting.refusal and set(weight_R) != {1.0}:
-                raise PaddingDataError(
-                    f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: "
-                    f"{weighting.refusal}"
-                )
-            if layout := self.plan.layouts.get(weighting.call):
-                factors[weighting.call] = loss_factors(
-                    layout, self.batch.keys, weight_R, self.loss_tokens_R, weighting
-                )
-        return factors
+    def _loss_factors(self, weighting: LossWeighting) -> list[float] | None:
+        """Of each real row in the actor's update; None where all weigh the same."""
+        weight_R = self._source.weights()
+        if not self._source.keys_with(LOSS_WEIGHT) and not weighting.by_session:
+            return None
+        # Also where the actor does not train, as while its critic warms up.
+        if weighting.refusal and set(weight_R) != {1.0}:
+            raise PaddingDataError(
+                f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: "
+                f"{weighting.refusal}"
+            )
+        layout = self.plan.layouts.get(ACTOR)
+        if layout is None:
+            return None
+        return loss_factors(layout, self.batch.keys, weight_R, self.loss_tokens_R, weighting)
 
     def put_pads(self) -> None:
         """Puts all pads, with the fields that real rows have by now, in one put; none if one of
@@ -130,11 +128,11 @@ class PaddedBatch:
             layout,
             self._trained_tokens_R,
             self.loss_tokens_R,
-            by_rows=self._denominator == "rows",
-            leaves_out=call == self._drops_zero_advantage,
+            by_rows=self._by_rows,
+            leaves_out=call == ACTOR and self._drops_zero_advantage,
         )
         steps *= batch.extra_info.get("epochs", 1)
-        takes_own = call == self._own_old_log_probs and not self.has_old_log_probs()
+        takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
         if takes_own and len(steps) > 1:
             raise PaddingDataError(
                 f"worker call {call!r}: the second of {len(steps)} optimizer steps compares with "
@@ -144,7 +142,7 @@ class PaddedBatch:
         rows = self._rows_of(
             call,
             batch,
-            factor_R=self._factors.get(call),
+            factor_R=self._factors_of(call),
             takes_own_log_probs=takes_own,
             steps=deque(steps),
         )
@@ -162,14 +160,14 @@ class PaddedBatch:
         rows.extra_info.pop(CALL, None)
         return rows
 
-    def weights(self, call: str) -> list[float]:
-        """What the gradient of each real row's outputs is multiplied by in an update."""
-        return self._factors.get(call) or [1.0] * len(self.batch)
+    def actor_weights(self) -> list[float]:
+        """What the gradient of each real row's outputs is multiplied by in the actor's update."""
+        return self._factor_R or [1.0] * len(self.batch)
 
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token
         that weighs."""
-        tokens_R, factor_R = self._trained_tokens_R, self._factors.get(call)
+        tokens_R, factor_R = self._trained_tokens_R, self._factors_of(call)
         trains_R = [
             n > 0 and (not factor_R or factor_R[row] != 0) for row, n in enumerate(tokens_R)
         ]
@@ -193,6 +191,9 @@ class PaddedBatch:
         """Tokens with a loss of each real row, whatever the trainer has rejected since."""
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         return tokens_of_masks(self.batch, "loss_mask")
+
+    def _factors_of(self, call: str) -> list[float] | None:
+        return self._factor_R if call == ACTOR else None
 
     def _rows_of(
         self, call: str, batch: KVBatchMeta, *, marks_pads: bool = True, **of_update: Any
