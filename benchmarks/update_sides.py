@@ -99,7 +99,7 @@ class Case:
             batch,
             plan,
             PadTemplate(eos_token_id=EOS, length=2),
-            branches=True if side.sharing == "on" else None,
+            may_branch=True if side.sharing == "on" else None,
             own_old_log_probs=side.old_log_probs == "update",
             drops_zero_advantage=side.drops_zero_advantage,
         )

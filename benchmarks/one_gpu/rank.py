@@ -156,7 +156,7 @@ def rows_of_call(
             to_worker |= cut_into(layout) | {MINI_BATCH: steps[0]}
         to_worker[CALL] = PlannedCall(
             layout=layout,
-            branches=True if shares else None,
+            may_branch=True if shares else None,
             position_R=plan.tries.dfs_position_R.tolist() if shares else (),
             **of_call,
         )

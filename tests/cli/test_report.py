@@ -165,7 +165,7 @@ def test_texts_are_cut_and_shown_where_they_part(run):
     assert head + tail == "x" * 400 + ("x" * 2000 + "the end of a long prompt")[-400:]
     assert left_out == 2024 - 800
     uno = texts[2]
-    assert (uno["parts_at"], uno["before"], uno["mine"], uno["other"]) == (
+    assert (uno["branch_at"], uno["before"], uno["mine"], uno["other"]) == (
         5,
         "say\U0001f600 ",
         "uno",
@@ -279,7 +279,7 @@ def test_a_browser_shows_a_row_its_trie_and_its_texts_without_an_error(run, tmp_
     body = opened.prompts
     assert "4,321 tokens" in body
     assert "2 sessions, 3 rows, 61 tokens, 31 % alike, reward 0.625, 1 zero-advantage row" in body
-    # In the order of the trie: the longest, its beginning, and the row that parts from that.
+    # In the order of the trie: the longest, its beginning, and the row that branches off that.
     assert re.findall(r'data-row="(\d)"', body) == ["1", "0", "2"]
     assert "Its first 7 tokens are also those of a_0_0." in body
     assert "alike for 5 characters" in body

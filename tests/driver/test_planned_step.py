@@ -1,4 +1,4 @@
-"""The plan of a step on the real TransferQueue: pads, rows that part, and what is refused."""
+"""The plan of a step on the real TransferQueue: pads, rows that branch, and what is refused."""
 
 from types import SimpleNamespace
 
@@ -43,8 +43,8 @@ def test_rows_of_a_session_that_part_share_if_the_models_allow_it():
     assert factors == pytest.approx({False: 1.0, True: 48 / (24 + 24 - 19)})
 
 
-def test_rows_with_images_share_whole_beginnings_which_is_said_once(caplog):
-    # Two sessions of a row, one that begins with all of it, and one that parts from that.
+def test_rows_with_images_share_only_full_prefixes_which_is_said_once(caplog):
+    # Two sessions of a row, one that begins with all of it, and one that branches off that.
     first, longer, parts = torch.arange(5, 20), torch.arange(5, 35), torch.arange(5, 45)
     parts[25:] += 50
     ids = [first, longer, parts] * 2
@@ -62,7 +62,7 @@ def test_rows_with_images_share_whole_beginnings_which_is_said_once(caplog):
         metrics = {}
         trainer._balance_batch(batch, metrics)
         assert metrics["padding/actor/sharing_factor"] == pytest.approx(85 / 70)
-    assert caplog.text.count("rows share whole beginnings alone") == 1
+    assert caplog.text.count("full-prefix sharing only") == 1
 
 
 def test_what_rows_of_a_session_count_as_is_said_once_unless_it_is_set(caplog):

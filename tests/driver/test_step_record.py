@@ -96,7 +96,7 @@ def test_a_row_is_recorded_with_its_worth_its_places_and_what_it_shares(
             True,
         ]
         assert {row.staleness for row in rows.values()} == {5}, "the weights of step 1, in step 7"
-        # a_1_0 has the largest tokens, then a_0_1, which parts from it, then a_0_0, which a_0_1
+        # a_1_0 has the largest tokens, then a_0_1, which branches off it, then a_0_0, which a_0_1
         # begins with.
         shares = {
             key: (row.shared_tokens, row.shares_with)

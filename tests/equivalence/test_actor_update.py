@@ -57,7 +57,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     "verl's packer": {"packer": "verl", "mode": TOKENS},
     "two rows": {"packer": "plan", "micro_batch_rows": 2},
     "verl's number of rows": {"packer": "verl", "strategy": "lcm", "mini_batch": 4},
-    "whole beginnings": {"packer": "plan", "sharing": "whole"},
+    "full prefixes": {"packer": "plan", "sharing": "whole"},
     "tries": {"packer": "plan", "sharing": "branches", "mode": ROWS},
 }
 """Arguments of :func:`assert_updates_agree`; test_engine_shapes.py has those of other shapes."""
@@ -137,7 +137,7 @@ def test_ranks_without_zero_advantage_rows_end_with_the_weights_of_all_rows(cut,
         plan,
         TEMPLATE,
         weighting=weighting,
-        branches=BRANCHES[sharing],
+        may_branch=BRANCHES[sharing],
         drops_zero_advantage=True,
     )
     padded.put_pads()
@@ -198,7 +198,7 @@ def test_log_probs_come_back_in_row_order(sharing, actors):
         ]
 
     want = outputs_of(one_rank)
-    padded = upsample(batch, plan, TEMPLATE, branches=BRANCHES[sharing])
+    padded = upsample(batch, plan, TEMPLATE, may_branch=BRANCHES[sharing])
     got = outputs_of(padded_group(padded_ranks, padded))
     strip(padded.pads)
     assert len({len(row) for row in want}) > 5
@@ -228,7 +228,7 @@ def test_the_first_step_of_two_ranks_is_on_policy_to_the_last_bit(dtype, shape, 
             passed, updated = (plan.layouts[name].order for name in ("log_prob", "actor"))
             real = range(len(batch))
             assert [row for row in passed if row in real] == [row for row in updated if row in real]
-            padded = upsample(batch, plan, TEMPLATE, branches=BRANCHES[sharing])
+            padded = upsample(batch, plan, TEMPLATE, may_branch=BRANCHES[sharing])
             group = padded_group(ranks, padded)
             group.compute_log_prob(call(batch, batch.keys, compute_loss=False))
             found = read_log_probs(batch)

@@ -1,4 +1,4 @@
-"""Rows that part, computed once through linear attention, give what each row gives alone.
+"""Rows that branch, computed once through linear attention, give what each row gives alone.
 
 verl patches classes of Qwen3.5 with a tower: other models of it run in a process of their own.
 """
@@ -23,7 +23,7 @@ from tests.support.fresh_processes import run_fresh
 from tests.support.hybrid_models import IMAGE, IMAGE_START, Float64, hybrid_model
 from tests.support.losses_on_rows import critic_loss, policy_loss
 from tests.support.pages import ROOT
-from tests.support.parting_rows import awkward_tries, random_tries
+from tests.support.token_tries import awkward_tries, random_tries
 from verl_padding.prefix_sharing import linear_attention
 from verl_padding.prefix_sharing.engine import BranchesMixedError
 from verl_padding.prefix_sharing.prefix_trie import TRIE
@@ -93,7 +93,7 @@ def pair():
 
 
 AWKWARD = [
-    pytest.param(name, marks=() if name in ("whole beginnings", "five deep") else pytest.mark.slow)
+    pytest.param(name, marks=() if name in ("full prefixes", "five deep") else pytest.mark.slow)
     for name in awkward_tries()
 ]
 

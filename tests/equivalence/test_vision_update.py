@@ -2,6 +2,7 @@
 without pads."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -108,7 +109,11 @@ def test_rows_that_begin_with_the_same_images_are_computed_once(actors):
     template = template_for(config, batch)
     shared = {"packer": "plan", "sharing": "on", "pad_tokens": template.length}
     plan = plan_for(
-        batch, prefixes.by_outputs.whole_beginnings(), prompts=4, prompts_per_mini_batch=2, **shared
+        batch,
+        replace(prefixes.by_outputs, whole_rows_only=True),
+        prompts=4,
+        prompts_per_mini_batch=2,
+        **shared,
     )
     assert plan.figures["actor"].sharing_factor > 1.3
     assert_packed_as_planned(update_both(sharing, one_rank, batch, plan, template=template))

@@ -18,7 +18,7 @@ from verl_padding.plan import COST_MODELS
 
 @pytest.fixture(scope="module", autouse=True)
 def _not_vacuous():
-    yield from none_is_vacuous(often=OFTEN, now_and_then=("rows that part",))
+    yield from none_is_vacuous(often=OFTEN, now_and_then=("rows that branch",))
 
 
 @EXAMPLES

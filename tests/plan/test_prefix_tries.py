@@ -1,5 +1,6 @@
 """What rows that begin alike share, beside the rows themselves."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -81,7 +82,7 @@ def test_any_rows_of_a_micro_batch_compute_each_beginning_once(rows, data):
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), max_size=9, min_size=1), st.data())
 def test_where_whole_rows_are_shared_those_that_none_goes_on_from_are_computed(rows, data):
     some = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, min_size=1))
-    at, start_I = tries_of(rows).whole_beginnings().segments(np.array(some))
+    at, start_I = replace(tries_of(rows), whole_rows_only=True).segments(np.array(some))
     assert not start_I.any()
     texts = {tuple(rows[row]) for row in some}
     longer = {one[:n] for one in texts for n in range(len(one))}

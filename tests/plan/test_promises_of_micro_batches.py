@@ -29,7 +29,7 @@ def _not_vacuous():
             "micro-batches",
             "micro-batches of pads alone",
             "rows that are computed in others",
-            "rows that part",
+            "rows that branch",
             "updates of unequal micro-batches",
             SEVERAL_STEPS,
         ),

@@ -72,7 +72,8 @@ def times(rows, job):
 def test_no_call_takes_longer_than_without_sharing(rows, job):
     less = replace(job, may_branch=False), replace(job, sharing="off")
     branches, whole, off = (times(rows, each) for each in (job, *less))
-    assert whole == times(replace(rows, tries=rows.tries and rows.tries.whole_beginnings()), job)
+    tries = rows.tries and replace(rows.tries, whole_rows_only=True)
+    assert whole == times(replace(rows, tries=tries), job)
     for name, time in off.items():
         assert max(branches[name], whole[name]) <= time
 
@@ -125,7 +126,7 @@ def test_computed_tokens_are_those_that_workers_compute(rows, job, data):
         """By the worker's own trie of a micro-batch, which compares the rows' tokens."""
         data = TensorDict({"input_ids": nested([ids_R[row] for row in held])}, len(held))
         position_R = rows.tries.dfs_position_R[list(held)].tolist()
-        return find_trie(data, branches=job.may_branch, position_R=position_R).tokens
+        return find_trie(data, may_branch=job.may_branch, position_R=position_R).tokens
 
     for name, call in job.calls():
         if call.token_budget is not None:

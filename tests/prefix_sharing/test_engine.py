@@ -29,7 +29,7 @@ VALUES = [[id + 0.5 for id in row] for row in CHAIN]
 
 
 def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
-    trie = find_trie(rows_of(CHAIN), branches=True)
+    trie = find_trie(rows_of(CHAIN), may_branch=True)
     assert (trie.leaf_S, trie.start_S) == ([1, 4, 3], [0, 0, 1])
     assert [places.tolist() for places in trie.place_RT] == [
         [2, 6, 7],
@@ -51,7 +51,7 @@ def test_rows_of_other_images_between_them_keep_no_rows_from_sharing(branches):
         [[5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5]],
         multi_modal_inputs=images,
     )
-    trie = find_trie(data, branches=branches, position_R=[1, 3, 0, 2])
+    trie = find_trie(data, may_branch=branches, position_R=[1, 3, 0, 2])
     assert trie.tokens == 10
     assert [places.tolist() for places in trie.place_RT] == [
         [0, 1, 2],
@@ -66,7 +66,7 @@ def test_rows_with_images_beside_them_share_no_more_than_chains():
         [[5, 6, 7, 8], [5, 6, 7, 9], [9, 9]],
         multi_modal_inputs=[{}, {}, {"pixel_values": torch.ones(2, 4)}],
     )
-    assert not find_trie(data, branches=True).branches
+    assert not find_trie(data, may_branch=True).has_branches
 
 
 instead_of_verls_inputs = functools.wraps(FSDPEngineWithLMHead.prepare_model_inputs)
@@ -111,7 +111,7 @@ def cut(tokens, *, budget=12, chained=True, packed=True):
         use_remove_padding=packed,
     )
     layout = Layout(n_rows=len(tokens), rows_MDK=(((tuple(range(len(tokens))),),),), by_tokens=True)
-    call = PlannedCall(layout=layout, branches=False if chained else None)
+    call = PlannedCall(layout=layout, may_branch=False if chained else None)
     tu.assign_non_tensor_data(data, CALL, call)
     (micro_batch,), _ = follow_plan(prepare_micro_batches)(data)
     return micro_batch

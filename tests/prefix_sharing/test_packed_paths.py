@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.parting_rows import random_tries
+from tests.support.token_tries import random_tries
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.prefix_sharing.packed_paths import pack_paths
 from verl_padding.prefix_sharing.prefix_trie import build_trie

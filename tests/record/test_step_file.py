@@ -121,7 +121,7 @@ def test_what_rows_share_makes_tries_again():
     tries = made_step().tries()
     order, shared = tries.shared_among(np.array([0, 2, 1]))
     assert order.tolist() == [2, 0, 1], (
-        "row 1, then row 0, which it begins with, then row 2, which parts from that"
+        "row 1, then row 0, which it begins with, then row 2, which branches off that"
     )
     assert shared.tolist() == [0, 12, 7]
     assert sorted(tries.dfs_position_R.tolist()) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Rows that begin alike and part: rollouts of a prompt, and turns whose thinking the template
+"""Rows that begin alike and branch: rollouts of a prompt, and turns whose thinking the template
 leaves out later."""
 
 import random

@@ -69,7 +69,8 @@ def batches(
     if known == "tries":
         return rows
     assert rows.tries is not None
-    return dataclasses.replace(rows, tries=rows.tries.whole_beginnings(), whole=True)
+    tries = dataclasses.replace(rows.tries, whole_rows_only=True)
+    return dataclasses.replace(rows, tries=tries, whole=True)
 
 
 def tries_of_chains(tokens_R, chain_R):

@@ -160,7 +160,7 @@ def cut_as_planned(
     shares = plan.sharing == "on" and plan.tries is not None
     told = PlannedCall(
         layout=layout,
-        branches=True if plan.sharing == "on" else None,
+        may_branch=True if plan.sharing == "on" else None,
         position_R=plan.tries.dfs_position_R.tolist() if shares else (),
         factor_R=factor_R,
     )
@@ -206,7 +206,7 @@ def of_mini_batch(rows, of, *, shared=False, **said):
     shape = {"dp_size": 1, "batch_num_tokens": loss_tokens(of), "global_batch_size": len(of)}
     tu.assign_non_tensor(data, **COMMON | shape | said)
     if shared:
-        trie = find_trie(data, branches=True)
+        trie = find_trie(data, may_branch=True)
         assert trie.tokens < sum(len(row["input_ids"]) for row in rows)
         tu.assign_non_tensor_data(data, TRIE, trie)
     return data

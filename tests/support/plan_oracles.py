@@ -105,7 +105,7 @@ def computed(rows, job, call, held):
         and not rows.whole
     ):
         once = computed_once([rows.text_R[row] for row in held if row < len(rows)])
-        met["rows that part"] += len(once) < sum(
+        met["rows that branch"] += len(once) < sum(
             rows.tokens_R[row] for row in alone if row < len(rows)
         )
         alone = [row for row in alone if row >= len(rows)]
@@ -115,16 +115,16 @@ def computed(rows, job, call, held):
 
 def used(rows, job, call, held):
     """Tokens that a micro-batch takes of the token budget where rows share: what it computes, of
-    rows that part whole multiples, and no less than is said of each; or an eighth of what it
+    rows that branch whole multiples, and no less than is said of each; or an eighth of what it
     gathers, if that is more."""
     assert rows.text_R is not None
     real = [row for row in leaves(rows, job, call, held) if row < len(rows)]
-    # The longer of two rows that begin alike comes first, and the other one parts from it.
+    # The longer of two rows that begin alike comes first, and the other one branches off it.
     taken, before = 0, ()
     for text in sorted((rows.text_R[row] for row in real), reverse=True):
         shared = sum(a == b for a, b in zip(before, text, strict=False))
         parts = len(text) - shared + 1
-        met["rows that part"] += shared >= 2
+        met["rows that branch"] += shared >= 2
         filled = -(-parts // call.token_multiple) * call.token_multiple
         taken += max(filled, call.min_branch_tokens) if shared >= 2 else len(text)
         before = text

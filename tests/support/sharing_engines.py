@@ -49,22 +49,22 @@ class SharingRanks:
     def compare(self):
         """Cut -> differences from rows alone: of outputs by their values, of gradients and weights
         relative to their norm; and the tokens of both."""
-        alone = self.run("alone", branches=None)
+        alone = self.run("alone", may_branch=None)
         found: dict[str, dict[str, float]] = {}
         for branches in (False, True):
             for cut in self.case.cuts:
                 name = f"{'branches' if branches else 'whole'}, {cut}"
-                shared = self.run(cut, branches=branches)
+                shared = self.run(cut, may_branch=branches)
                 found[name] = differences(shared, alone)
         self.kept = shared.get("outputs", {}).get("log_probs")
         start = weights_of(self.engine)  # after a backward pass, all of them are sharded again
-        self.train(start, self.case.cuts[0], branches=True)
+        self.train(start, self.case.cuts[0], may_branch=True)
         got = weights_of(self.engine)
-        self.train(start, "alone", branches=None)
+        self.train(start, "alone", may_branch=None)
         want = weights_of(self.engine)
         found["weights"] = {"weights": off(got, want), "moved": off(start, want)}
         passes = (
-            self.run(cut, branches=branches, forward_only=True)
+            self.run(cut, may_branch=branches, forward_only=True)
             for cut, branches in ((self.case.cuts[0], True), ("alone", None))
         )
         found["pass"] = differences(*passes)
@@ -96,7 +96,7 @@ class SharingRanks:
         def prepare_micro_batches(data, **_):
             found = [tu.index_select_tensor_dict(data, rows) for rows in rows_K]
             for micro_batch in found if branches is not None else ():
-                trie = find_trie(micro_batch, branches=branches)
+                trie = find_trie(micro_batch, may_branch=branches)
                 tu.assign_non_tensor_data(micro_batch, TRIE, trie)
             return found, rows_K
 
@@ -182,7 +182,7 @@ def start_engine(case, model):
     stock = EngineRegistry.get_engine_cls(of_model.model_type, case.engine)
     engine = padded(stock)(of_model, of_role.engine, of_role.optim, of_role.checkpoint)
     engine.initialize()
-    assert engine.fork_limit is None
+    assert engine.branch_limit is None
     if case.engine == "megatron" and case.update == "critic":
         draw_head(engine)
     return engine, loss

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.one_gpu.rows import Texts
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_shapes import with_shared_heads
-from tests.support.parting_rows import awkward_tries, random_tries
+from tests.support.token_tries import awkward_tries, random_tries
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 

@@ -5,7 +5,7 @@ mini-batch in one call, and in one micro-batch, with their number as ``global_ba
 sides start from the same weights and take the same AdamW steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -137,14 +137,14 @@ def plan_of(
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     tries = PrefixDetection(batch, tokens_R).by_outputs
     if sharing == "whole":
-        tries = tries.whole_beginnings()
+        tries = replace(tries, whole_rows_only=True)
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries, zero_advantage), job)
     layout = plan.layouts[update]
     assert layout.n_pads > 0 or of_call["dp_size"] == 1, (
         "one rank needs none beside its token budget"
     )
     assert layout.n_mini_batches == (3 if mini_batch is None else 1) or strategy != "prompt"
-    # Whole beginnings alone save less than tries do.
+    # Full prefixes alone save less than tries do.
     least = {"off": 0, "whole": 1.4, "branches": 1.2 if zero_advantage else 1.45}[sharing]
     assert plan.figures[update].sharing_factor > least
     assert not few or reporting_ranks(layout)[:2] == [1, 1], (
@@ -205,7 +205,7 @@ def assert_updates_agree(
     batch = (put or (put_few_rows if few else rows))()
     cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
     plan = plan_of(batch, packer, update=update, pad_tokens=template.length, **cut, **planned)
-    padded = upsample(batch, plan, template, branches=BRANCHES[sharing])
+    padded = upsample(batch, plan, template, may_branch=BRANCHES[sharing])
     both = update_both(padded_ranks, one_rank, batch, plan, update=update, padded=padded)
     assert_metrics_agree(both, update)
     if micro_batch_rows is not None:
@@ -241,7 +241,7 @@ def update_both(
     assert torch.equal(before, weights_of(one_rank))
 
     padded = padded or upsample(
-        batch, plan, template, branches=True if plan.sharing == "on" else None
+        batch, plan, template, may_branch=True if plan.sharing == "on" else None
     )
     counted = []
     group = padded_group(padded_ranks, padded, lambda call, tokens: counted.append(tokens))

@@ -17,7 +17,7 @@ from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
 from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
 from verl_padding.worker import packed_attention, varlen_attention
-from verl_padding.worker.cross_contamination import FORK_LIMIT, check_cross_contamination
+from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
 from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -88,7 +88,7 @@ EAGER = {"gpt_oss", "bloom", "mamba"}
 
 
 def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple: int = 1) -> bool:
-    """Whether rows that part may share."""
+    """Whether rows that branch may share."""
     fixes = {"critic": "critic.model.use_remove_padding=False"}
     answer = check_cross_contamination(
         (), shares=shares, fixes=fixes, multiples={"critic": multiple}
@@ -96,7 +96,7 @@ def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple
     assert of.passes == ((5 if shares else 4) if passes is None else passes)
     if incompatibilities := answer.non_tensor_batch[INCOMPATIBILITIES][0]:
         raise PaddingConfigError(str(incompatibilities))
-    return not answer.non_tensor_batch[FORK_LIMIT].any()
+    return not answer.non_tensor_batch[BRANCH_LIMIT].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -164,7 +164,7 @@ def test_linear_attention_that_loses_a_state_may_not_branch(dtype, monkeypatch):
 
 def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
     of = training_worker("llama", torch.float32)
-    of.engine.fork_limit = None  # as an engine that shares has it
+    of.engine.branch_limit = None  # as an engine that shares has it
     norm = of.engine.module.model.norm
 
     def sees_later_tokens(_, inputs, output):
@@ -195,7 +195,7 @@ def test_rows_that_part_may_share_where_outputs_are_those_of_rows_alone(family, 
     assert not probe(of, shares=True)
 
 
-def test_a_model_with_masks_in_its_attention_shares_whole_beginnings_alone():
+def test_a_model_with_masks_in_its_attention_shares_only_full_prefixes():
     assert not probe(training_worker("diffllama", torch.float32, shares=True), shares=True)
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch.distributed as dist
 
-from verl_padding.job.megatron_forks import FORK_WITH
+from verl_padding.job.megatron_branches import BRANCH_WITH
 from verl_padding.prefix_sharing.engine import engine_incompatibilities
 from verl_padding.worker.megatron_engine import limit_of_stage
 from verl_padding.worker.padded_engine import padded
@@ -43,14 +43,14 @@ def test_an_engine_that_may_read_fields_which_are_not_compared_does_not(name, ve
     assert (name in incompatibility.why, incompatibility.setting) == (True, "engine=WithAdapters")
 
 
-def test_settings_with_which_rows_that_fork_share_are_megatrons():
+def test_settings_with_which_rows_that_branch_share_are_megatrons():
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
     known = {field.name: field.default for field in fields(MLATransformerConfig)}
-    assert FORK_WITH.keys() <= known.keys()
+    assert BRANCH_WITH.keys() <= known.keys()
     # All but these are what Megatron has by itself.
     bridged = {"multi_latent_attention", "attention_dropout"}
-    assert {name for name in FORK_WITH if known[name] not in FORK_WITH[name]} == bridged
+    assert {name for name in BRANCH_WITH if known[name] not in BRANCH_WITH[name]} == bridged
 
 
 @pytest.fixture

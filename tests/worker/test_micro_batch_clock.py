@@ -133,8 +133,8 @@ def test_of_rows_that_share_a_prefix_the_longest_counts_as_computed(device):
             return [self.forward_step(data)]
 
     shared = data(5, 9, 4, 2)
-    # Row 0 is the beginning of row 1, and row 2 parts from it after 3 tokens, of which the last is
-    # computed again.
+    # Row 0 is the beginning of row 1, and row 2 branches off it after 3 tokens, of which the last
+    # is computed again.
     tu.assign_non_tensor(shared, **{TRIE: build_trie([5, 9, 4, 2], [1, 0, 2, 3], [0, 5, 3, 0])})
     (timing,) = timings_of(InOne, shared)
     assert (timing.computed_tokens, timing.shared_tokens, timing.rows, timing.pads) == (

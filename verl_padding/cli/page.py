@@ -60,7 +60,7 @@ class ShownStep:
     charts: Mapping[str, Chart] = field(repr=False)
     tries: PrefixTries | None = field(default=None, repr=False)
     texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Of a row's key: its input, its output, and where it parts from the row that it shares
+    """Of a row's key: its input, its output, and where it branches off the row that it shares
     with."""
 
     def packed(self) -> str:

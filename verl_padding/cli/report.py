@@ -16,7 +16,7 @@ from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump
 from verl_padding.record.step_file import FOLDER, RecordedStep, read_savings, read_steps
 
 KEPT, KEPT_BESIDE = 400, 160
-"""Characters that are kept at either end of a text, and at either side of where two rows part."""
+"""Characters that are kept at either end of a text, and at either side of where two rows branch."""
 
 
 def write_report(
@@ -111,7 +111,7 @@ def _read_texts(dump: Path) -> dict[str, tuple[str, str]]:
 def _shown_texts(
     update: RecordedStep, texts: Mapping[str, tuple[str, str]]
 ) -> dict[str, dict[str, Any]]:
-    """Of a row's key: its input, its output, and where it parts from the row that it shares
+    """Of a row's key: its input, its output, and where it branches off the row that it shares
     with."""
     shown: dict[str, dict[str, Any]] = {}
     for number, key in enumerate(update.keys):
@@ -121,17 +121,17 @@ def _shown_texts(
         shown[key] = {"input": cut_text(prompt, KEPT), "output": cut_text(answer, KEPT)}
         other = update.rows[number].shares_with if update.rows else None
         if other is not None and update.keys[other] in texts:
-            shown[key] |= _parting(prompt + answer, "".join(texts[update.keys[other]]))
+            shown[key] |= _branch(prompt + answer, "".join(texts[update.keys[other]]))
     return shown
 
 
-def _parting(mine: str, other: str) -> dict[str, Any]:
-    """Where a text parts from another one, in characters, and what is at either side of that
+def _branch(mine: str, other: str) -> dict[str, Any]:
+    """Where a text branches off another one, in characters, and what is at either side of that
     place."""
     pairs = zip(mine, other, strict=False)
     at = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     return {
-        "parts_at": at,
+        "branch_at": at,
         "before": mine[max(at - KEPT_BESIDE, 0) : at],
         "mine": mine[at : at + KEPT_BESIDE],
         "other": other[at : at + KEPT_BESIDE],

@@ -176,10 +176,10 @@ class PlannedStep:
             seed=self.number.seed(job.padding.seed),
             pad_tokens=self._template.length,
         )
-        branches, tries = None, None
+        may_branch, tries = None, None
         if job.shares and batch.keys:
-            branches, tries = self._may_branch(), self.prefixes.by_outputs
-            shape = replace(shape, may_branch=branches)
+            may_branch, tries = self._may_branch(), self.prefixes.by_outputs
+            shape = replace(shape, may_branch=may_branch)
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
@@ -199,7 +199,7 @@ class PlannedStep:
             plan,
             self._template,
             weighting=loss_weighting(job.config, job.padding),
-            branches=branches,
+            may_branch=may_branch,
             # Rows of a single call have other numbers than those of the step.
             timed=job.padding.timing and self._calls is None,
             own_old_log_probs=job.skips_old_log_probs,
@@ -207,10 +207,10 @@ class PlannedStep:
         )
 
     def _may_branch(self) -> bool:
-        """Whether rows that part may share what is before."""
+        """Whether rows that branch may share what is before."""
         if self._job.may_branch and self.prefixes.has_images:
             # What sees an image may see more than what is before it, by a mask of the model's.
-            why = "rows have images, so in such batches rows share whole beginnings alone"
+            why = "full-prefix sharing only in batches whose rows have images"
             self._log_once(f"step {self.number.global_step}: {why}", about="images")
         return self._job.may_branch and not self.prefixes.has_images
 

@@ -90,8 +90,8 @@ class TrainingSteps:
         # The planner refuses a batch without a row.
         if batch.keys and not self.has_probed:
             why = probe_models(self._worker_groups, self._job, batch)
-            if why and self._job.may_branch:
-                self._job.share_whole_beginnings(why)
+            if why:
+                self._job.forbid_branches(why)
             self.has_probed = True
         # verl's replay buffer has just given this batch, and still has what it knew of its prompts.
         self._failed |= getattr(self._trainer.replay_buffer, "failure_keys", {}).get(TRAIN, set())

@@ -19,7 +19,7 @@ from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
 from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
-from verl_padding.worker.cross_contamination import FORK_LIMIT, check_cross_contamination
+from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
 from verl_padding.worker.incompatibilities import INCOMPATIBILITIES, find_incompatibilities
 from verl_padding.worker.work_done import (
     SCHEDULER_STEPS,
@@ -187,7 +187,7 @@ def block_savings(job: VerlJob, answer: Any) -> None:
 def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> str:
     """Has each model show, on the position ids of a batch, that it keeps packed rows apart.
 
-    Returns: why rows that part share nothing; empty if they may share what is before.
+    Returns: why rows that branch share nothing; empty if they may share what is before.
     """
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
     engines = job.engines.items()
@@ -202,5 +202,5 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
     for answer in answers:
         block_savings(job, answer)
     return next(
-        (str(why) for answer in answers for why in answer.non_tensor_batch[FORK_LIMIT] if why), ""
+        (str(why) for answer in answers for why in answer.non_tensor_batch[BRANCH_LIMIT] if why), ""
     )

@@ -106,7 +106,7 @@ def kinds_of_layers(config: Mapping[str, Any]) -> set[str]:
 
 
 def has_linear_attention(config: Mapping[str, Any]) -> bool:
-    """Whether a model has layers whose linear attention can follow rows that part."""
+    """Whether a model has layers whose linear attention can follow rows that branch."""
     text = config.get("text_config") or config
     return text.get("model_type") in GATED_DELTA_RULE and LINEAR in kinds_of_layers(config)
 

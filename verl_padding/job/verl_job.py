@@ -21,7 +21,7 @@ from verl_padding.job.incompatibilities import (
 )
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.loss_weightings import packing_incompatibility
-from verl_padding.job.megatron_forks import fork_limit
+from verl_padding.job.megatron_branches import branch_limit
 from verl_padding.job.model_config import (
     BRANCHING_LAYERS,
     LINEAR,
@@ -47,7 +47,7 @@ from verl_padding.plan import Job, Pass, PlanError, Update
 logger = logging.getLogger(__name__)
 
 MIN_BRANCH_TOKENS = 128
-"""Of models with linear attention: a row that parts from another makes two pieces, and the rule's
+"""Of models with linear attention: a row that branches off another makes two pieces, and the rule's
 kernels keep a state for each 64 tokens in any case."""
 
 
@@ -77,8 +77,8 @@ class VerlJob:
         """What the job computes less; :meth:`check_models`, the workers and the rows may turn off
         more."""
         self.may_branch = True
-        """Whether rows that part may share what is before, and not only all of a row: not in layers
-        in which a token depends on more than the tokens before it that attention sees, as
+        """Whether rows that branch may share what is before, and not only full prefixes: not in
+        layers in which a token depends on more than the tokens before it that attention sees, as
         :meth:`check_models` finds."""
         self._with_states: set[str] = set()
         self._fetched = False
@@ -167,16 +167,15 @@ class VerlJob:
             image_maker(self.padding.multimodal, self.model_config)
         self._with_states = {name for name, model in models.items() if has_linear_attention(model)}
         for section, model in models.items():
-            why = self._forbids_branches(section, model)
-            if why and self.shares and self.may_branch:
-                self.share_whole_beginnings(why)
+            if why := self._branch_limit(section, model):
+                self.forbid_branches(why)
 
     def _engines_of(self, section: str) -> list[RoleEngine]:
         """The engines that compute a section's model."""
         return [engine for engine in self.engines.values() if engine.model_section == section]
 
-    def _forbids_branches(self, section: str, model: Mapping[str, Any]) -> str | None:
-        """Why rows that part may not share what is before in a model; None if they may."""
+    def _branch_limit(self, section: str, model: Mapping[str, Any]) -> str | None:
+        """Why rows that branch may not share what is before in a model; None if they may."""
         engines = self._engines_of(section)
         follows = has_linear_attention(model) and all(each.strategy in FSDP for each in engines)
         others = kinds_of_layers(model) - BRANCHING_LAYERS - ({LINEAR} if follows else set())
@@ -186,17 +185,19 @@ class VerlJob:
         if follows and any(engine.size("Ulysses") > 1 for engine in engines):
             return f"Ulysses ranks of {section} exchange states of linear attention between rows"
         limits = (
-            fork_limit(engine.megatron_override, model)
+            branch_limit(engine.megatron_override, model)
             for engine in engines
             if engine.strategy == "megatron"
         )
         return next((f"{section}: {limit}" for limit in limits if limit), None)
 
-    def share_whole_beginnings(self, why: str) -> None:
-        """Has rows share nothing less than all of a row; says so in the log and among the
-        savings."""
+    def forbid_branches(self, why: str) -> None:
+        """Has rows share nothing less than all of a row, where they share at all and have not been
+        forbidden yet; says so in the log and among the savings."""
+        if not (self.shares and self.may_branch):
+            return
         self.may_branch = False
-        limit = f"rows share whole beginnings alone, and no tokens before they part: {why}"
+        limit = f"full-prefix sharing only: {why}"
         self.savings.limits[SHARING] = limit
         logger.warning("verl_padding: %s", limit)
 

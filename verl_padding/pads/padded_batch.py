@@ -41,8 +41,8 @@ class PaddedBatch:
 
     A PaddingDataError refuses a real row that :class:`SourceRows` refuses, or that cannot weigh
     what its agent loop says. ``weighting`` says how the actor's loss weighs rows; without it all
-    weigh the same. ``branches`` says whether rows share tokens before they part, or whole
-    beginnings alone; None where they share nothing. ``timed`` says whether the workers time
+    weigh the same. ``may_branch`` says whether rows share tokens before they branch, or only
+    full prefixes; None where they share nothing. ``timed`` says whether the workers time
     micro-batches, ``own_old_log_probs`` whether the actor's update takes its own log-probs for
     those of the old policy, ``drops_zero_advantage`` whether it may leave rows out.
     """
@@ -54,7 +54,7 @@ class PaddedBatch:
         template: PadTemplate,
         *,
         weighting: LossWeighting | None = None,
-        branches: bool | None = None,
+        may_branch: bool | None = None,
         timed: bool = False,
         own_old_log_probs: bool = False,
         drops_zero_advantage: bool = False,
@@ -67,7 +67,7 @@ class PaddedBatch:
         """All pads of the plan, whether they have been put or not."""
         self.pad_length = template.length
         self._template = template
-        self._branches, self._timed = branches, timed
+        self._may_branch, self._timed = may_branch, timed
         self._by_rows = weighting is None or weighting.by_rows
         self._own_old_log_probs = own_old_log_probs
         self._drops_zero_advantage = drops_zero_advantage
@@ -215,10 +215,10 @@ class PaddedBatch:
         if call != LOG_PROB:
             rows.extra_info.pop(NO_ADAPTER, None)
         name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
-        shares = self._branches is not None
+        shares = self._may_branch is not None
         rows.extra_info[CALL] = PlannedCall(
             layout=layout,
-            branches=self._branches,
+            may_branch=self._may_branch,
             position_R=tries.dfs_position_R.tolist() if shares and tries is not None else (),
             timed_as=name if self._timed else None,
             **of_update,

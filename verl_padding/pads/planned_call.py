@@ -47,9 +47,9 @@ class PlannedCall:
     """What workers must know of the rows of a call."""
 
     layout: Layout
-    branches: bool | None = None
-    """Whether rows share tokens before they part, or whole beginnings alone; None where they share
-    nothing."""
+    may_branch: bool | None = None
+    """Whether rows share tokens before they branch, or only full prefixes; None where they
+    share nothing."""
     position_R: Sequence[int] = ()
     """Where they share: place of each real row among those of the batch, so that a row shares most
     with the one before it."""

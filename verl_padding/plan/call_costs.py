@@ -132,7 +132,7 @@ class CallCosts:
 
     def used_tokens(self, rows_DK: Sequence[Sequence[Sequence[int]]], tokens_DK: Int64s) -> Int64s:
         """Tokens (D, K) that micro-batches take of the token budget: the ``tokens_DK`` that are
-        computed, but of a row that parts from another a whole multiple, and ``min_branch_tokens``
+        computed, but of a row that branches off another a whole multiple, and ``min_branch_tokens``
         at least."""
         if self.tries is None or not self._uses_more:
             return tokens_DK
@@ -145,15 +145,15 @@ class CallCosts:
         np.add.at(used_B, batch_I[at], self.used_by_rows(own_I, start_I > 0) - own_I)
         return used_B.reshape(tokens_DK.shape)
 
-    def used_by_rows(self, tokens_I: Int64s, parts_I: NDArray[np.bool_]) -> Int64s:
+    def used_by_rows(self, tokens_I: Int64s, branches_I: NDArray[np.bool_]) -> Int64s:
         """What rows take of the token budget of which so many tokens are computed, and that part
         from another row or not."""
         used_I = np.maximum(self._filled(tokens_I), self.call.min_branch_tokens)
-        return np.where(parts_I, used_I, tokens_I)
+        return np.where(branches_I, used_I, tokens_I)
 
     @property
     def _uses_more(self) -> bool:
-        """Whether rows that part may take more of the token budget than they have tokens."""
+        """Whether rows that branch may take more of the token budget than they have tokens."""
         return self.call.min_branch_tokens > 1 or self.call.token_multiple > 1
 
     def _filled(self, tokens_I: Int64s) -> Int64s:

@@ -41,7 +41,7 @@ class Call:
     this many tokens, as ranks that share a row want it."""
     min_branch_tokens: int = 0
     """Rows of a trie that part take as much of the token budget each, however few of their tokens
-    are computed: linear attention keeps a state of each piece between two places where rows part.
+    are computed: linear attention keeps a state of each piece between two places where rows branch.
     """
     budget_setting: str = "token_budget"
     """Setting that raises the budget, for messages."""

@@ -35,7 +35,7 @@ class Job(StepShape):
     sharing: Sharing = "off"
     """``on``: tokens that rows of a micro-batch begin with alike are computed once."""
     may_branch: bool = True
-    """Whether rows that part share the tokens before; if not, a row shares all of itself or
+    """Whether rows that branch share the tokens before; if not, a row shares all of itself or
     nothing."""
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""

@@ -154,7 +154,7 @@ def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
     """
     tries = rows.tries
     if tries is not None and not job.may_branch:
-        tries = tries.whole_beginnings()
+        tries = replace(tries, whole_rows_only=True)
     shares = job.sharing == "on" and call.token_budget is not None and call.padded_to == "row"
     return CallCosts(
         call=call,

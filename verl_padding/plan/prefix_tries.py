@@ -3,14 +3,14 @@
 Sorted so that the longer of two rows that begin alike comes first, each row shares most with the
 row before it: rows are the branches of tries, written down with two whole numbers a row. Two rows
 that are not neighbours in that order share the minimum of what neighbours share from the first to
-the second. Each token of a trie is computed once, but for the last one before two rows part: its
+the second. Each token of a trie is computed once, but for the last one before two rows branch: its
 output is compared with another next token on each branch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -65,9 +65,9 @@ class PrefixTries:
     """How many of its first tokens a row shares with the row at the place before; 0 for the
     first."""
 
-    whole: bool = False
+    whole_rows_only: bool = False
     """Whether what is computed once are rows that another one begins with, and nothing of rows that
-    part."""
+    branch."""
 
     @classmethod
     def in_order(
@@ -116,10 +116,6 @@ class PrefixTries:
                 shared_R[row] = common_prefix_length(ids_R[before], ids_R[row])
         return cls.in_order(list(map(len, ids_R)), order, shared_R[order])
 
-    def whole_beginnings(self) -> PrefixTries:
-        """The same rows, of which each is computed in another one or by itself."""
-        return replace(self, whole=True)
-
     @cached_property
     def _min_shared(self) -> list[Int64s]:
         """A sparse table for range minimum queries: entry i of line k is the minimum that the rows
@@ -134,7 +130,7 @@ class PrefixTries:
 
     def shared_among(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
         """Which of some rows comes first, next and so on, and how many tokens each may share with
-        the one before it: where rows share whole beginnings alone, all of its own, or none.
+        the one before it: with full-prefix sharing only, all of its own, or none.
 
         Args:
             group_I: of each of the rows; rows of different groups share nothing, and groups come
@@ -154,8 +150,8 @@ class PrefixTries:
                 together = group_I[order[1:]] == group_I[order[:-1]]
                 first, end, beside = first[together], end[together], beside[together]
             shared_I[beside] = self._min_between(first, end)
-        if self.whole:
-            # Not before the minimum: a row that parts from both may be between a row and one that
+        if self.whole_rows_only:
+            # Not before the minimum: a row that branches off both may be between a row and one that
             # it begins.
             shared_I[shared_I < self.tokens_R[rows[order]]] = 0
         return order, shared_I
@@ -179,9 +175,9 @@ class PrefixTries:
 
     @property
     def has_branches(self) -> bool:
-        """Whether any rows share a token that need not be computed again, and then part."""
-        parts_R = (self.shared_R >= MIN_SHARED_TOKENS) & (self.shared_R < self.tokens_R)
-        return not self.whole and bool(parts_R.any())
+        """Whether any rows share a token that need not be computed again, and then branch."""
+        branches_R = (self.shared_R >= MIN_SHARED_TOKENS) & (self.shared_R < self.tokens_R)
+        return not self.whole_rows_only and bool(branches_R.any())
 
     @property
     def has_shared_tokens(self) -> bool:

@@ -3,9 +3,9 @@ micro-batch alone: here for those of FSDP and VeOmni, for Megatron's in
 ``worker/megatron_engine.py``.
 
 A causal model's output at a position depends on the tokens up to it, so rows that begin alike have
-the same outputs up to where they part. The engine's inputs are made from the segments of the rows'
-trie (:mod:`~verl_padding.prefix_sharing.prefix_trie`), and every output is expanded to all rows of
-the micro-batch before loss, metrics or driver see it; backward adds up the gradients of all
+the same outputs up to where they branch. The engine's inputs are made from the segments of the
+rows' trie (:mod:`~verl_padding.prefix_sharing.prefix_trie`), and every output is expanded to all
+rows of the micro-batch before loss, metrics or driver see it; backward adds up the gradients of all
 branches.
 
 The last output of a row belongs to whatever token comes next. Shared, it is another one than alone,
@@ -65,7 +65,7 @@ class BranchesMixedError(PaddingError):
     seen another."""
 
 
-def find_trie(data: TensorDict, *, branches: bool, position_R: Sequence[int] = ()) -> PrefixTrie:
+def find_trie(data: TensorDict, *, may_branch: bool, position_R: Sequence[int] = ()) -> PrefixTrie:
     """The trie of a micro-batch's rows, each compared with the row before it: a plan that was wrong
     about them costs time alone.
 
@@ -73,8 +73,7 @@ def find_trie(data: TensorDict, *, branches: bool, position_R: Sequence[int] = (
 
     Args:
         data: a micro-batch, on the CPU.
-        branches: whether rows share tokens before they part; if not, a row shares all of itself or
-            nothing.
+        may_branch: whether rows share tokens before they branch; if not, only full prefixes.
         position_R: place of each row, so that one shares most with the one before it; -1 for a pad.
             Without it, rows are sorted by their tokens.
     """
@@ -84,12 +83,12 @@ def find_trie(data: TensorDict, *, branches: bool, position_R: Sequence[int] = (
     order = sorted(range(len(data)), key=position_R.__getitem__)
     # What sees an image may see more than what is before it: a mask of the model's says so, which
     # tries leave out.
-    branches = branches and not any(inputs.images_R)
+    may_branch = may_branch and not any(inputs.images_R)
     lengths_R = [len(ids) for ids in inputs.ids_R]
     shared_I = [0] * len(order)
     for place, (before, row) in enumerate(pairwise(order), 1):
         shared = inputs.shared(before, row) if position_R[row] >= 0 else 0
-        if branches or shared == lengths_R[row]:
+        if may_branch or shared == lengths_R[row]:
             shared_I[place] = shared
     return build_trie(lengths_R, order, shared_I)
 
@@ -120,7 +119,7 @@ def segments_of(micro_batch: TensorDict, trie: PrefixTrie) -> TensorDict:
     segment does."""
     segments = tu.index_select_tensor_dict(micro_batch, trie.leaf_S)
     segments.pop(TRIE)  # a micro-batch with nothing to share
-    if not trie.branches:
+    if not trie.has_branches:
         return segments
     # A row of five tokens whose segment begins at the third has the last three of each field.
     offsets = torch.tensor([0, *accumulate(trie.lengths_S)])
@@ -169,8 +168,8 @@ class SharingEngine(VerlEngine):
     """The engine that it is put before."""
     module: Any
     engine_config: Any
-    fork_limit: str | None = None
-    """Why rows that part share nothing; None if attention follows them."""
+    branch_limit: str | None = None
+    """Why rows that branch share nothing; None if attention follows them."""
     _keeps_apart = False
     """Whether linear attention takes packed rows one by one."""
     _followed: PrefixTrie | None = None
@@ -205,7 +204,7 @@ class SharingEngine(VerlEngine):
         outputs = super().prepare_model_outputs(output, output_args, computed, *args, **kwargs)
         if trie is None:
             return outputs
-        if trie.branches:
+        if trie.has_branches:
             _check_all_layers_attended(self.module, trie)
         return expand_outputs(self, outputs, trie, micro_batch[TOKENS].offsets())
 
@@ -216,7 +215,7 @@ class SharingEngine(VerlEngine):
         follows any, and that of rows that share nothing.
         """
         trie = None if micro_batch is None else trie_of(micro_batch)
-        branching = trie if trie is not None and trie.branches else None
+        branching = trie if trie is not None and trie.has_branches else None
         if branching is not self._followed:
             self._followed = branching
             patch_attention()
@@ -242,7 +241,7 @@ def _check_all_layers_attended(model: Any, trie: PrefixTrie) -> None:
     if not len(followed) == len(mixers) == config.num_hidden_layers:
         raise BranchesMixedError(
             f"padding.sharing='on': {len(followed)} of {config.num_hidden_layers} "
-            "layers have attended to the paths of rows that part "
+            "layers have attended to the paths of rows that branch "
             f"(model_type={config.model_type}, "
             f"attn_implementation={config._attn_implementation}): the others mix branches. Set "
             "padding.sharing=off."

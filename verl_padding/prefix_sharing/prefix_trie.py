@@ -1,5 +1,5 @@
 """The rows of a micro-batch as a trie, in which each token that rows share is computed once, also
-where rows part.
+where rows branch.
 
 Sorted so that the longer of two rows that begin alike comes first, a row shares most with the row
 right before it. A row that is not the beginning of another one has a *segment*: the whole row, or
@@ -103,7 +103,7 @@ class PrefixTrie:
         return torch.from_numpy(np.concatenate(self.place_RT))
 
     @property
-    def branches(self) -> bool:
+    def has_branches(self) -> bool:
         """Whether a segment continues the beginning of another one; if not, segments are whole
         rows."""
         return any(self.start_S)

@@ -16,7 +16,7 @@ RECORDED = (*ROUTES, "teacher_ids", "teacher_logprobs")
 """Fields that may differ between rows with the same tokens. They are large, as images are."""
 PER_TOKEN = ("position_ids", *RECORDED)
 """Fields beside the tokens that outputs may depend on, one value per token: they must agree up to
-where rows part."""
+where rows branch."""
 
 
 class RowInputs:

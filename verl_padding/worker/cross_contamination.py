@@ -12,9 +12,9 @@ Each rank computes the same rows, so that all take part in the same collectives.
 Beginnings and tries are computed at other places, in another order. There a difference by rounding
 is a part of the effect of the row's own first token, which another pass changes.
 
-Where rows share tokens, the probe also shows whether rows that part have the outputs of the rows
+Where rows share tokens, the probe also shows whether rows that branch have the outputs of the rows
 alone when what they have in common is computed once. That is no refusal: if they do not, rows of
-such a model share whole beginnings alone.
+such a model share only full prefixes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,10 +42,10 @@ times what they differ by in a pass that is repeated."""
 LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
 """Part of the effect of a row's first token that a difference by rounding has at most; the latter
 where a token may get other experts by rounding, or linear attention other chunks."""
-FORK_LIMIT = "fork_limit"
-"""What the probe answers for each rank: why rows that part share nothing in one of its models, or
+BRANCH_LIMIT = "branch_limit"
+"""What the probe answers for each rank: why rows that branch share nothing in one of its models, or
 an empty text."""
-MIXES = "outputs of rows that part are not those of the rows alone"
+MIXES = "outputs of rows that branch are not those of the rows alone"
 
 
 def check_cross_contamination(
@@ -59,7 +59,7 @@ def check_cross_contamination(
             for M-RoPE.
         shares: whether tokens are to be computed once: a shorter row's outputs have to be those of
             the longer one's beginning then, too, or the answer has an incompatibility, and
-            :data:`FORK_LIMIT` in it says why rows that part share nothing.
+            :data:`BRANCH_LIMIT` in it says why rows that branch share nothing.
         fixes, multiples: role -> what to set where rows are not kept apart, and of how many
             micro-batches its engine's schedule takes multiples.
     """
@@ -75,7 +75,7 @@ def check_cross_contamination(
                     found.append((SHARING, of_role))
                 else:
                     limit = limit or of_role
-        return answer_of(found, **{FORK_LIMIT: limit})
+        return answer_of(found, **{BRANCH_LIMIT: limit})
 
     return probe
 
@@ -91,13 +91,13 @@ def _packs_rows(config: Any) -> bool:
 def _probe(
     role: str, training_worker: Any, axes: tuple[int, ...], shares: bool, fix: str, multiple: int
 ) -> str | Incompatibility:
-    """Refuses a model that does not keep rows apart; returns why rows that part share nothing,
+    """Refuses a model that does not keep rows apart; returns why rows that branch share nothing,
     empty if they may share what is before, or why no rows may share."""
     compute = partial(_outputs, training_worker, axes=axes, multiple=multiple)
     text = training_worker.model_config.hf_config.get_text_config()
     passes = list(_rows(text.vocab_size))
     outputs = [found for rows in passes if (found := compute(rows)) is not None]
-    in_trie, limit = None, (shares and training_worker.engine.fork_limit) or ""
+    in_trie, limit = None, (shares and training_worker.engine.branch_limit) or ""
     if shares and not limit:
         try:
             in_trie = compute(passes[0], shares=True)
@@ -198,7 +198,7 @@ def _outputs(
     if shares:
         # The micro-batches are alike, and so are their tries.
         one = tu.index_select_tensor_dict(data, list(range(micro_batch_size)))
-        tu.assign_non_tensor_data(data, TRIE, find_trie(one, branches=True))
+        tu.assign_non_tensor_data(data, TRIE, find_trie(one, may_branch=True))
     output = training_worker.infer_batch(data)
     if output is None:
         return None

@@ -2,9 +2,9 @@
 
 verl makes everything of a micro-batch in ``forward_step``: labels, temperatures, the packed buffer,
 the routes of experts. It gets the segments here, and the rows come back right before the loss. That
-is all where rows are whole beginnings of others.
+is all where rows are full prefixes of others.
 
-Where rows fork, two parts of a model know of the trie: each token is turned by its place in its
+Where rows branch, two parts of a model know of the trie: each token is turned by its place in its
 row, and attention looks back along its path. The trie goes with Megatron's ``packed_seq_params``,
 which reach whatever is computed again in a backward pass: a pipeline has several micro-batches
 under way, so "the trie of now" would be that of another.
@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.nn.functional import all_gather
 from verl.utils.device import get_device_id, get_device_name
 
-from verl_padding.job.megatron_forks import fork_limit
+from verl_padding.job.megatron_branches import branch_limit
 from verl_padding.prefix_sharing.attention import GatherTokens
 from verl_padding.prefix_sharing.engine import BranchesMixedError, expand_outputs, segments_of
 from verl_padding.prefix_sharing.packed_paths import PackedPaths, pack_paths
@@ -55,14 +55,14 @@ class MegatronSharingEngine(VerlEngine):
     """Whether a layer of this rank has not followed a trie."""
 
     @functools.cached_property
-    def fork_limit(self) -> str | None:
-        """Why rows that part share nothing, by Megatron's settings and layers; None if they may.
+    def branch_limit(self) -> str | None:
+        """Why rows that branch share nothing, by Megatron's settings and layers; None if they may.
 
         All ranks ask at once, before any trie: a limit of one stage is that of all.
         """
         if get_device_name() == "npu":
             return "attention of Megatron's engine does not follow them on an NPU"
-        limit = fork_limit(vars(self.tf_config), complete=True)
+        limit = branch_limit(vars(self.tf_config), complete=True)
         of_stages = (limit_of_stage(stage) for stage in self.module)
         limits: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(limits, limit or next(filter(None, of_stages), None))
@@ -79,7 +79,7 @@ class MegatronSharingEngine(VerlEngine):
         if self._mixes_branches:
             raise BranchesMixedError(
                 f"padding.sharing='on': layers of {self.stock.__name__} have not attended to the "
-                "paths of rows that part, so they mix branches. Set padding.sharing=off."
+                "paths of rows that branch, so they mix branches. Set padding.sharing=off."
             )
         return answer
 
@@ -90,11 +90,11 @@ class MegatronSharingEngine(VerlEngine):
         if (trie := trie_of(rows)) is None:
             return super().forward_step(iter([rows]), model, *args, **kwargs)
         segments = segments_of(rows, trie)
-        if trie.branches:
+        if trie.has_branches:
             self._follow_paths(model)
-        with hand_on(model, trie) if trie.branches else nullcontext():
+        with hand_on(model, trie) if trie.has_branches else nullcontext():
             output, postprocess = super().forward_step(iter([segments]), model, *args, **kwargs)
-        if trie.branches:
+        if trie.has_branches:
             attended = [id(core) in trie.attended for core in core_attentions(model)]
             self._mixes_branches |= not all(attended)
         # The last stage calls it with an output; verl has put the segments into it.
@@ -125,7 +125,7 @@ def core_attentions(model: nn.Module) -> list[Any]:
 
 
 def limit_of_stage(model: nn.Module) -> str | None:
-    """Why rows that part share nothing, by the layers of a stage whose attention has not been
+    """Why rows that branch share nothing, by the layers of a stage whose attention has not been
     replaced yet; None if they may."""
     from megatron.core.models.common.embeddings import RotaryEmbedding, YarnRotaryEmbedding
     from megatron.core.transformer.attention import SelfAttention
@@ -151,7 +151,7 @@ def limit_of_stage(model: nn.Module) -> str | None:
             core.attn_mask_type, "name", core.attn_mask_type
         ):
             return f"{does_not} attn_mask_type={mask}"
-        if limit := fork_limit(vars(core.config), complete=True):
+        if limit := branch_limit(vars(core.config), complete=True):
             return limit
     return None
 

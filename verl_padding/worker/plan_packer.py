@@ -72,14 +72,14 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
         for micro_batch in micro_batches:
             tokens = computed = len(micro_batch[TOKENS].values())
-            if call.branches is not None and packs_rows:
+            if call.may_branch is not None and packs_rows:
                 position_R = call.positions(micro_batch)
-                trie = find_trie(micro_batch, branches=call.branches, position_R=position_R)
+                trie = find_trie(micro_batch, may_branch=call.may_branch, position_R=position_R)
                 computed = trie.tokens
                 if computed < tokens:
                     tu.assign_non_tensor_data(micro_batch, TRIE, trie)
             if computed > (budget := token_budget(data)):
-                if call.branches is None:
+                if call.may_branch is None:
                     raise PaddingDataError(
                         f"a micro-batch of {tokens} tokens, more than the {budget} of this call: "
                         "rows have changed since the plan. Set padding.packer=verl to have the "

@@ -216,13 +216,13 @@ function toggleTexts(line, row) {
     const shared = count(step.columns.shared_tokens[row], "token");
     cell.append(element("p", "", `Its first ${shared} are also those of ${step.keys[other]}.`));
   }
-  if (texts && "parts_at" in texts) {
+  if (texts && "branch_at" in texts) {
     const sides = element("div", "sides");
     for (const [key, text] of [[step.keys[row], texts.mine], [step.keys[other], texts.other]]) {
       const side = sides.appendChild(element("div"));
       side.append(element("div", "", key), pre(text));
     }
-    cell.append(element("p", "", `Their texts are alike for ${count(texts.parts_at, "character")}:`), pre(texts.before), sides);
+    cell.append(element("p", "", `Their texts are alike for ${count(texts.branch_at, "character")}:`), pre(texts.before), sides);
   }
   if (texts) for (const name of ["input", "output"]) cell.append(element("div", "", name), pre(texts[name]));
   else cell.append(element("p", "", "No rollout dump has its texts."));

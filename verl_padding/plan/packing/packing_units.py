@@ -78,8 +78,8 @@ def candidate_groupings(
     in_order = numbers[order]
     tokens_I, cost_I = costs.computed(numbers)
     n_bins = n_ranks * -(-int(tokens_I.sum()) // (costs.call.token_budget * n_ranks))
-    parts_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
-    # A row and its whole beginnings cost what it costs alone: such a run is never too costly.
+    branches_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
+    # A row and its full prefixes cost what it costs alone: such a run is never too costly.
     min_limit = int(costs.cost_R[numbers].max())
     return [
         cut_runs(
@@ -89,7 +89,7 @@ def candidate_groupings(
             max_rows=max_rows or len(rows),
             max_cost=max(int(goal * int(cost_I.sum()) / n_bins), min_limit),
         )
-        for goal in (GOALS if parts_I.any() else GOALS[:1])
+        for goal in (GOALS if branches_I.any() else GOALS[:1])
     ]
 
 
@@ -140,10 +140,10 @@ def cut_runs(
     length_I = costs.tokens_R[rows]
     is_whole_I = shared_I == length_I
     start_I = cached_tokens(shared_I, length_I)
-    may_part_I = (start_I > 0) & costs.tries.has_branches
-    used_I = np.where(is_whole_I, 0, costs.used_by_rows(length_I - start_I, may_part_I))
-    # The first row of a run may part from rows of another run that comes into its bin.
-    used = _LimitedSum(used_I, costs.used_by_rows(length_I, may_part_I), budget)
+    may_branch_I = (start_I > 0) & costs.tries.has_branches
+    used_I = np.where(is_whole_I, 0, costs.used_by_rows(length_I - start_I, may_branch_I))
+    # The first row of a run may branch off rows of another run that comes into its bin.
+    used = _LimitedSum(used_I, costs.used_by_rows(length_I, may_branch_I), budget)
     cost = _LimitedSum(costs.suffix_cost(rows, start_I), costs.cost_R[rows], max_cost)
     gathered = _LimitedSum(
         np.where(is_whole_I, 0, length_I), length_I, MAX_GATHERED_TOKENS_RATIO * budget

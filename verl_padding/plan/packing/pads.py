@@ -105,7 +105,7 @@ def fit(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK:
 
 def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     """The micro-batches with pads, in local mini-batches of ``size`` rows; None if pads have no
-    room, or rows that have moved part from others there and take more than the token budget."""
+    room, or rows that have moved branch off others there and take more than the token budget."""
     # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
     # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
     assert costs.call.token_budget is not None

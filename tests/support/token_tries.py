@@ -1,4 +1,4 @@
-"""Tokens of rows that part at random places, and at awkward ones."""
+"""Tokens of rows that branch at random places, and at awkward ones."""
 
 import random
 
@@ -6,7 +6,7 @@ Tokens = list[int]
 
 
 def random_tries(seed):
-    """Rows of several tries, some of which are whole beginnings of others, and some equal."""
+    """Rows of several tries, some of which are full prefixes of others, and some equal."""
     draw = random.Random(seed)
     lengths = (1, 2, 3, 5, 63, 64, 65)
     found: list[Tokens] = []
@@ -29,22 +29,22 @@ def awkward_tries():
     draw = random.Random(7)
     trunk = tokens(draw, 150)
 
-    def parting_at(*cuts, own=40):
+    def branching_at(*cuts, own=40):
         return [trunk, *(trunk[:cut] + tokens(draw, own) for cut in cuts)]
 
     deep = [trunk]
     for cut in (120, 90, 60, 30):
         deep.append(deep[-1][:cut] + tokens(draw, 30))
     return {
-        "at the first tokens": parting_at(1, 2, 3, 4),
-        "at borders of chunks": parting_at(63, 64, 65, 66, 127, 128, 129),
-        "at the last token": [*parting_at(149, 150), trunk[:149] + tokens(draw, 1)],
-        "whole beginnings": [trunk, trunk[:2], trunk[:64], trunk, *parting_at(100)[1:]],
+        "at the first tokens": branching_at(1, 2, 3, 4),
+        "at borders of chunks": branching_at(63, 64, 65, 66, 127, 128, 129),
+        "at the last token": [*branching_at(149, 150), trunk[:149] + tokens(draw, 1)],
+        "full prefixes": [trunk, trunk[:2], trunk[:64], trunk, *branching_at(100)[1:]],
         "within the convolution's reach": [
             trunk,
             *(trunk[: 70 + n] + tokens(draw, 1 + n) for n in range(4)),
         ],
         "five deep": deep,
         "of one token each": [[*trunk[:5], n] for n in range(5, 15)],
-        "several tries": [tokens(draw, 20), *parting_at(64), tokens(draw, 70)],
+        "several tries": [tokens(draw, 20), *branching_at(64), tokens(draw, 70)],
     }

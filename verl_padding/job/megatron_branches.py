@@ -1,4 +1,4 @@
-"""With which of Megatron's settings rows that fork share: attention then follows them."""
+"""With which of Megatron's settings rows that branch share: attention then follows them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,7 +6,7 @@ from typing import Any
 
 from verl_padding.job.model_config import has_latent_attention, has_tower
 
-FORK_WITH: dict[str, tuple[Any, ...]] = {
+BRANCH_WITH: dict[str, tuple[Any, ...]] = {
     "multi_latent_attention": (False,),
     "mrope_section": (None,),
     "experimental_attention_variant": (None,),
@@ -23,22 +23,22 @@ FORK_WITH: dict[str, tuple[Any, ...]] = {
     "enable_cuda_graph": (False,),
     "external_cuda_graph": (False,),
 }
-"""Setting of Megatron's ``TransformerConfig`` -> its values with which rows that fork share."""
+"""Setting of Megatron's ``TransformerConfig`` -> its values with which rows that branch share."""
 
 
-def fork_limit(
+def branch_limit(
     settings: Mapping[str, Any],
     model: Mapping[str, Any] = MappingProxyType({}),
     *,
     complete: bool = False,
 ) -> str | None:
-    """Why rows that fork share nothing on Megatron's engine, by its settings and what is known of
+    """Why rows that branch share nothing on Megatron's engine, by its settings and what is known of
     the model's Hugging Face config; None if they may.
 
     Args:
         complete: whether these are all settings, so that one that is missing is a limit, too.
     """
-    for name, admitted in FORK_WITH.items():
+    for name, admitted in BRANCH_WITH.items():
         value = settings.get(name, "unknown" if complete else admitted[0])
         if value not in admitted:
             return f"attention of Megatron's engine does not follow them with {name}={value}"
