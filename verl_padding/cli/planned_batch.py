@@ -15,6 +15,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, PlanError, plan_batch
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.layout import Layout, RowsMDK
 from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs
 from verl_padding.plan.planner import costs_of
@@ -86,7 +87,7 @@ def plan_file_batch(batch: FileBatch, job: Job, *, compare: bool) -> PlannedBatc
     # 15 prompts with mini-batches of 4 are planned as 16, one of which has no rows.
     started = time.perf_counter()
     multiple = math.lcm(*(update.prompts_per_mini_batch for update in job.updates.values()))
-    job = replace(job, prompts=-(-len(set(batch.rows.prompt_R)) // multiple) * multiple)
+    job = replace(job, prompts=up_to_multiple(len(set(batch.rows.prompt_R)), multiple))
     try:
         plan = plan_batch(batch.rows, job)
     except PlanError as refusal:

@@ -19,6 +19,7 @@ from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import PARALLEL_SIZES, REF_SECTION, RoleEngine, is_lora
 from verl_padding.job.savings import PACKER, SHARING, Savings
 from verl_padding.job.verl_check import saving_incompatibilities
+from verl_padding.plan.cost import up_to_multiple
 
 FLASH_ATTENTION = r"flash_attention_\d+|sdpa|[\w.-]+/[\w.-]*flash-attn[^/:]*"
 """Attentions that transformers runs by one function, which verl replaces: its own, whole kernels of
@@ -151,7 +152,7 @@ def _check_megatron(engine: RoleEngine) -> None:
         refuse(
             f"{section}.pad_to_length_bucket={bucket}",
             f"context and tensor parallel ranks take lengths in multiples of {multiple}",
-            f"Set it to {-(-bucket // multiple) * multiple}.",
+            f"Set it to {up_to_multiple(bucket, multiple)}.",
         )
     trains = engine.section != REF_SECTION
     # With a factor of 1.25, 8 experts and 64 tokens, an expert takes its first 10 and drops the

@@ -43,6 +43,7 @@ from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANT
 from verl_padding.job.verl_check import check_vision
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import Job, Pass, PlanError, Update
+from verl_padding.plan.cost import up_to_multiple
 
 logger = logging.getLogger(__name__)
 
@@ -207,10 +208,10 @@ class VerlJob:
         are refused."""
         # With multiples of 4, a pad that needs 5 tokens gets 8.
         multiple = lcm(*(engine.row_multiple for engine in self.engines.values()))
-        shortest = -(-max(at_least, MIN_PAD_LENGTH) // multiple) * multiple
+        shortest = up_to_multiple(max(at_least, MIN_PAD_LENGTH), multiple)
         length = shortest if self.padding.pad_length == "auto" else int(self.padding.pad_length)
         if length < shortest or length % multiple:
-            fitting = -(-max(length, shortest) // multiple) * multiple
+            fitting = up_to_multiple(max(length, shortest), multiple)
             refuse(
                 f"padding.pad_length={length}",
                 f"the job's engines take rows in multiples of {multiple} tokens, and a pad has at "

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_padding.plan.calls import Call
-from verl_padding.plan.cost import CostModel, Int64s
+from verl_padding.plan.cost import CostModel, Int64s, up_to_multiple
 from verl_padding.plan.prefix_tries import PrefixTries
 
 MICRO_BATCH_OVERHEAD_TOKENS = 256
@@ -53,7 +53,7 @@ class CallCosts:
     @cached_property
     def cost_R(self) -> Int64s:
         """Cost of each real row."""
-        return self.cost_model(self._filled(self.tokens_R))
+        return self.cost_model(self._rounded_up(self.tokens_R))
 
     @cached_property
     def pad(self) -> int:
@@ -98,7 +98,7 @@ class CallCosts:
         # In multiples of 4, one token more is computed: the pairs of six.
         if not start_I.any():
             return self.cost_R[rows]
-        end_I = start_I + self._filled(self.tokens_R[rows] - start_I)
+        end_I = start_I + self._rounded_up(self.tokens_R[rows] - start_I)
         return np.where(
             start_I > 0, self.cost_model(end_I) - self.cost_model(start_I), self.cost_R[rows]
         )
@@ -148,7 +148,7 @@ class CallCosts:
     def used_by_rows(self, tokens_I: Int64s, branches_I: NDArray[np.bool_]) -> Int64s:
         """What rows take of the token budget of which so many tokens are computed, and that part
         from another row or not."""
-        used_I = np.maximum(self._filled(tokens_I), self.call.min_branch_tokens)
+        used_I = np.maximum(self._rounded_up(tokens_I), self.call.min_branch_tokens)
         return np.where(branches_I, used_I, tokens_I)
 
     @property
@@ -156,9 +156,9 @@ class CallCosts:
         """Whether rows that branch may take more of the token budget than they have tokens."""
         return self.call.min_branch_tokens > 1 or self.call.token_multiple > 1
 
-    def _filled(self, tokens_I: Int64s) -> Int64s:
+    def _rounded_up(self, tokens_I: Int64s) -> Int64s:
         """What the engine computes for rows, or segments, of so many tokens."""
-        return -(-tokens_I // self.call.token_multiple) * self.call.token_multiple
+        return up_to_multiple(tokens_I, self.call.token_multiple)
 
     def step_time(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> int:
         """Cost of the slowest ranks of a mini-batch, where they synchronize, and the handling of

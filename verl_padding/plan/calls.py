@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.errors import PlanError
 
 SyncPoint = Literal["mini_batch", "micro_batch"]
@@ -69,7 +70,7 @@ class Call:
     def min_local_batch_rows(self, n_rows: int) -> int:
         """Rows of the smallest local mini-batches that hold ``n_rows``: an even share, rounded up
         to the local mini-batch's multiple."""
-        return -(-n_rows // (self.dp_size * self.local_batch_multiple)) * self.local_batch_multiple
+        return up_to_multiple(-(-n_rows // self.dp_size), self.local_batch_multiple)
 
 
 @dataclass(frozen=True, kw_only=True)

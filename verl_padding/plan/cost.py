@@ -5,12 +5,19 @@ plan.
 """
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
 CostModel = Callable[[Int64s], Int64s]
+Whole = TypeVar("Whole", int, Int64s)
+
+
+def up_to_multiple(number: Whole, multiple: int) -> Whole:
+    """The least multiple that is no smaller."""
+    return -(-number // multiple) * multiple
 
 
 def token_cost(tokens_R: Int64s) -> Int64s:

@@ -14,8 +14,8 @@ from verl_padding.plan.packing.local_mini_batches import (
     sync_per_step,
     whole_local_batches,
 )
-from verl_padding.plan.packing.padded_rows import cut_padded_rows
-from verl_padding.plan.packing.pads import RowsDK, layout_of_cuts
+from verl_padding.plan.packing.pad_places import RowsDK, layout_of_cuts
+from verl_padding.plan.packing.rectangles import cut_rectangles
 from verl_padding.plan.packing.sync_per_micro_batch import cut_micro_steps
 
 MicroBatchCutter = Callable[[CallCosts, Sequence[int], int | None], RowsDK]
@@ -32,30 +32,33 @@ def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatch
     """
     fixed = mini_batches.mini_batch_rows
     size = None if fixed is None else costs.call.min_local_batch_rows(fixed)
-    filled_M = [_filled(costs, packer, rows, size) for rows in mini_batches.rows_M]
+    rows_MDK = [_local_batches(costs, packer, rows, size) for rows in mini_batches.rows_M]
     is_cut = costs.call.token_budget is None or packer == "plan"
-    return layout_of_cuts(filled_M, costs, with_micro_batches=is_cut)
+    return layout_of_cuts(rows_MDK, costs, with_micro_batches=is_cut)
 
 
-def _filled(costs: CallCosts, packer: Packer, rows: Sequence[int], size: int | None) -> RowsDK:
+def _local_batches(
+    costs: CallCosts, packer: Packer, rows: Sequence[int], size: int | None
+) -> RowsDK:
     """The local mini-batches of a mini-batch, of ``size`` rows, pads among them. Where rows share,
     they take no longer than those that are planned as if they did not."""
     # Where rows that share balance badly together, ranks wait longer than they save. Rows that are
     # planned as if they shared nothing may still meet in a micro-batch, and then do: where that
     # takes more than the token budget, this plan is none.
     unshared = replace(costs, tries=None)
-    filled = _cutter(costs.call, packer)(unshared, rows, size)
+    rows_DK = _cutter(costs.call, packer)(unshared, rows, size)
     if costs.tries is None:
-        return filled
-    tokens_DK, _ = costs.micro_batch_loads(filled)
-    fits = costs.used_tokens(filled, tokens_DK).max() <= (costs.call.token_budget or 0)
-    return cut_micro_steps(costs, rows, size, best=filled if fits else None)
+        return rows_DK
+    assert costs.call.token_budget is not None
+    tokens_DK, _ = costs.micro_batch_loads(rows_DK)
+    fits = costs.used_tokens(rows_DK, tokens_DK).max() <= costs.call.token_budget
+    return cut_micro_steps(costs, rows, size, best=rows_DK if fits else None)
 
 
 def _cutter(call: Call, packer: Packer) -> MicroBatchCutter:
     """The cutter of calls whose rows share nothing."""
     if call.padded_to != "row":
-        return cut_padded_rows
+        return cut_rectangles
     if call.token_budget is None:
         return fixed_row_count
     if packer == "verl":

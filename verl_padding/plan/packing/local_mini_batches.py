@@ -13,13 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.packing.bins import balance, spread
-from verl_padding.plan.packing.pads import RowsDK, fill_places, fit
-
-
-def up_to_multiple(number: int, multiple: int) -> int:
-    """The least multiple that is no smaller."""
-    return -(-number // multiple) * multiple
+from verl_padding.plan.packing.pad_places import RowsDK, fill_places, fit
 
 
 def balanced(costs: CallCosts, rows: Sequence[int], n_bins: int, max_rows: int) -> list[list[int]]:

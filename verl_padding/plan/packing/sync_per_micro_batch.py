@@ -11,17 +11,17 @@ Rows of 900, 500, 400 and 100 tokens, two ranks and a budget of 1,000, with a co
 micro-step does: 900 + 100 beside 500 + 400.
 
 Rows are packed into micro-steps first, whatever rank they will be on. Then ranks get a bin of each,
-and then the pads find their places (:mod:`~verl_padding.plan.packing.pads`).
+and then the pads find their places (:mod:`~verl_padding.plan.packing.pad_places`).
 """
 
 from collections.abc import Sequence
 from math import inf
 
 from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.packing.bins import Bin, fill_bin, spread
-from verl_padding.plan.packing.local_mini_batches import up_to_multiple
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
-from verl_padding.plan.packing.pads import RowsDK, fit, min_rows_of
+from verl_padding.plan.packing.pad_places import RowsDK, fit, min_rows_of
 
 MicroSteps = list[list[Bin]]
 """Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided

@@ -4,6 +4,7 @@ verl makes."""
 from math import lcm
 
 from verl_padding.plan.calls import StepShape
+from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.mini_batches import MiniBatches, cut_evenly, ordered, rows_of_prompts
 from verl_padding.plan.rows import Rows
@@ -18,8 +19,7 @@ def padded_rows(n_rows: int, *sizes: int) -> int:
     >>> padded_rows(25, 4, 8, 12)
     48
     """
-    multiple = lcm(*sizes)
-    return -(-n_rows // multiple) * multiple
+    return up_to_multiple(n_rows, lcm(*sizes))
 
 
 class Lcm(Strategy):

@@ -17,10 +17,10 @@ import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.packing.pads import RowsDK, fill_places
+from verl_padding.plan.packing.pad_places import RowsDK, fill_places
 
 
-def cut_padded_rows(costs: CallCosts, rows: Sequence[int], size: int | None) -> RowsDK:
+def cut_rectangles(costs: CallCosts, rows: Sequence[int], size: int | None) -> RowsDK:
     """Micro-batch k of all ranks has the same number of rows, neighbours in the order of
     lengths."""
     # Rows of 9 8 7 6 5 tokens on two ranks, micro-batches of two and of one row: 9 8 | 7 6 is the

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.support.call_costs import costs_of
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.packing.packing_units import PackingUnits
-from verl_padding.plan.packing.pads import fit
+from verl_padding.plan.packing.pad_places import fit
 from verl_padding.plan.packing.sync_per_micro_batch import MicroStepPacker
 
 

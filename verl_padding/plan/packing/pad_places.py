@@ -37,13 +37,13 @@ def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> R
 
 
 def layout_of_cuts(
-    filled_M: Sequence[RowsDK], costs: CallCosts, *, with_micro_batches: bool
+    rows_MDK: Sequence[RowsDK], costs: CallCosts, *, with_micro_batches: bool
 ) -> Layout:
     """The layout of filled local mini-batches: pads get numbers from ``n_rows`` on, by mini-batch,
     rank and micro-batch.
 
     Args:
-        filled_M: the local mini-batches of each mini-batch, in which every pad is the number
+        rows_MDK: the local mini-batches of each mini-batch, in which every pad is the number
             ``n_rows``.
         with_micro_batches: False where the workers cut them.
     """
@@ -52,11 +52,12 @@ def layout_of_cuts(
     def numbered(rows: Sequence[int]) -> tuple[int, ...]:
         return tuple(row if row < costs.n_rows else next(pad_numbers) for row in sorted(rows))
 
-    cut_M = [_in_order(costs, filled) if with_micro_batches else filled for filled in filled_M]
+    if with_micro_batches:
+        rows_MDK = [_in_order(costs, rows_DK) for rows_DK in rows_MDK]
     return Layout(
         n_rows=costs.n_rows,
         rows_MDK=tuple(
-            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in cut_M
+            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
         ),
         is_cut=with_micro_batches,
         by_tokens=with_micro_batches and costs.call.token_budget is not None,
