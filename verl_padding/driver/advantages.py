@@ -23,7 +23,8 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS, Estimator
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
+from verl_padding.pads.columns import jagged
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, select_rows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
 from verl_padding.prefix_sharing.repeated_tokens import number_tokens
@@ -120,15 +121,11 @@ def session_advantages(
     estimated = _estimated(columns, [keys[session[0]] for session in sessions], algorithm)
     session_of = {row: number for number, session in enumerate(sessions) for row in session}
     return {
-        name: _jagged(
-            [estimated[name][session_of[row], places] for row, places in enumerate(places_R)]
+        name: jagged(
+            estimated[name][session_of[row], places] for row, places in enumerate(places_R)
         )
         for name in RESULTS
     }
-
-
-def _jagged(values: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
 
 def _columns(
@@ -275,9 +272,8 @@ def fix_sessions_ending_untrained(
         for number, session in enumerate(sessions)
         for row in session
     }
-    keys, tags = [batch.keys[row] for row in fixed], [batch.tags[row] for row in fixed]
-    columns = dict.fromkeys(RESULTS, _jagged(list(fixed.values())))
-    put_columns(rows_like(batch, keys, tags), columns)
+    columns = dict.fromkeys(RESULTS, jagged(fixed.values()))
+    put_columns(select_rows(batch, list(fixed)), columns)
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:

@@ -26,7 +26,7 @@ from verl_padding.driver.advantages import (
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, select_rows
 from verl_padding.pads.upsampling import EXTRA_FIELDS
 from verl_padding.plan.row_keys import uid_of_key
 
@@ -85,7 +85,7 @@ def parts_by_role(
             while earlier is not None and earlier not in place_of:
                 earlier = continued_R[earlier]
             continued.append(None if earlier is None else place_of[earlier])
-        yield batch.select_keys([batch.keys[row] for row in rows]), continued
+        yield select_rows(batch, rows), continued
 
 
 def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:

@@ -10,11 +10,12 @@ import torch
 from tensordict import TensorDict
 
 from verl_padding.driver.advantages import MASK, RESULTS, REWARDS, SCORES
+from verl_padding.pads.columns import jagged
 from verl_padding.pads.queue import (
     KVBatchMeta,
     put_columns,
     read_fields,
-    rows_like,
+    select_rows,
     tokens_of_masks,
 )
 from verl_padding.plan.row_keys import rows_of_sessions
@@ -38,11 +39,6 @@ def sample_rows(keys: Sequence[str], trained: Collection[int]) -> list[int]:
     return sorted({*trained, *(rows[-1] for rows in of_no_use)})
 
 
-def select_rows(batch: KVBatchMeta, rows: Sequence[int]) -> KVBatchMeta:
-    """Some rows of a batch, by their numbers."""
-    return rows_like(batch, [batch.keys[row] for row in rows], [batch.tags[row] for row in rows])
-
-
 def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None:
     """Gives the rows that do not train the fields that verl's trainer has given the ``trained``:
     advantages of 0, and rewards without a penalty."""
@@ -61,7 +57,5 @@ def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None
     for name in names:
         values = scores if name == REWARDS else map(torch.zeros_like, scores)
         dtype = like[name].dtype if name in like else scores[0].dtype
-        columns[name] = torch.nested.as_nested_tensor(
-            [value.to(dtype) for value in values], layout=torch.jagged
-        )
+        columns[name] = jagged(value.to(dtype) for value in values)
     put_columns(untrained, columns)

@@ -12,12 +12,7 @@ from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
 from verl_padding.driver.planned_step import OnceInTheLog, PlannedStep, UpdateNumber
-from verl_padding.driver.samples import (
-    put_results_of_untrained,
-    rows_that_train,
-    sample_rows,
-    select_rows,
-)
+from verl_padding.driver.samples import put_results_of_untrained, rows_that_train, sample_rows
 from verl_padding.driver.step_record import write_record
 from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows
@@ -29,7 +24,7 @@ from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
-from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
+from verl_padding.pads.queue import KVBatchMeta, rows_like, select_rows, set_aside
 from verl_padding.pads.tags import PADDING_TAG, tokens_of_tags
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import find_images

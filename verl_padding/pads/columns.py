@@ -1,5 +1,7 @@
 """Columns that worker calls carry beside the rows' own fields."""
 
+from collections.abc import Iterable
+
 import torch
 from tensordict import TensorDict
 
@@ -16,6 +18,11 @@ COLUMN_DTYPES = {IS_PADDING: torch.bool, BATCH_ROW: torch.int64}
 def read_column(data: TensorDict, name: str) -> torch.Tensor:
     """A column (R,) of worker data of R rows."""
     return data[name].reshape(len(data))
+
+
+def jagged(value_R: Iterable[torch.Tensor]) -> torch.Tensor:
+    """A column of values of their own length."""
+    return torch.nested.as_nested_tensor(list(value_R), layout=torch.jagged)
 
 
 def row_columns(layout: Layout, *, marks_pads: bool) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from verl_padding.pads.queue import (
     put_new_rows,
     read_fields,
     rows_like,
+    select_rows,
     tokens_of_masks,
 )
 from verl_padding.pads.source_rows import SourceRows
@@ -122,7 +123,7 @@ class PaddedBatch:
             # The fields that the trainer has added since: TransferQueue hands workers those that
             # all rows of a call have, so without this, `advantages` would vanish from every rank
             # that holds a pad.
-            pads = self.pads.select_keys(self.pads.keys[: layout.n_pads])
+            pads = select_rows(self.pads, range(layout.n_pads))
             put_columns(pads, self._new_fields(layout.n_pads))
         steps = mini_batches(
             layout,

@@ -68,6 +68,11 @@ def rows_like(
     return rows
 
 
+def select_rows(batch: KVBatchMeta, rows: Sequence[int]) -> KVBatchMeta:
+    """Some rows of a batch, by their numbers."""
+    return rows_like(batch, [batch.keys[row] for row in rows], [batch.tags[row] for row in rows])
+
+
 def n_rows(answer: object) -> int:
     """Rows in a worker's answer; 0 for an answer without rows."""
     return len(answer) if isinstance(answer, KVBatchMeta | BatchMeta) else 0

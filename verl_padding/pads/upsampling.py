@@ -21,6 +21,7 @@ from verl_padding.pads.queue import (
     put_new_rows,
     read_rows,
     rows_like,
+    select_rows,
 )
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding, truth
@@ -184,7 +185,7 @@ def real_rows(batch: Any) -> Any:
     """
     places = [row for row, is_pad in enumerate(_which_are_pads(batch)) if not is_pad]
     if isinstance(batch, KVBatchMeta):
-        return batch.select_keys([batch.keys[row] for row in places])
+        return select_rows(batch, places)
     if isinstance(batch, list | tuple):
         return [batch[row] for row in places]
     if len(batch) and not places:

@@ -16,7 +16,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
+from verl_padding.pads.columns import jagged
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, select_rows
 from verl_padding.plan.cost import Int64s
 from verl_padding.plan.row_keys import rows_of_sessions, session_of_key
 from verl_padding.prefix_sharing.detection import PrefixDetection
@@ -33,13 +34,10 @@ def mask_repeated_tokens(batch: KVBatchMeta, prefixes: PrefixDetection) -> int:
     if repeated:
         rows = list(repeated)
         columns = {
-            name: torch.nested.as_nested_tensor(
-                [values[row] * ~repeated[row] for row in rows], layout=torch.jagged
-            )
+            name: jagged(values[row] * ~repeated[row] for row in rows)
             for name, values in ((name, fields[name].unbind()) for name in (MASK, LOSS_MASK))
         }
-        keys, tags = [batch.keys[row] for row in rows], [batch.tags[row] for row in rows]
-        put_columns(rows_like(batch, keys, tags), columns)
+        put_columns(select_rows(batch, rows), columns)
     return sum(int(again.sum()) for again in repeated.values())
 
 

@@ -23,7 +23,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
 from verl_padding.job.verl_losses import POLICY_LOSSES
-from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, read_column
+from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, jagged, read_column
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
 from verl_padding.prefix_sharing.prefix_trie import computed_rows
 from verl_padding.worker.training_workers import token_budget
@@ -194,7 +194,7 @@ def _select(value: Any, rows: list[int], n_rows: int) -> Any:
         return value
     if value.is_nested:
         parts = value.unbind()
-        return torch.nested.as_nested_tensor([parts[row] for row in rows], layout=torch.jagged)
+        return jagged(parts[row] for row in rows)
     assert value.shape[0] == n_rows, f"model output of shape {tuple(value.shape)} for {n_rows} rows"
     return value[rows]
 
