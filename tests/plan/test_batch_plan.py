@@ -21,5 +21,5 @@ def test_a_layout_as_json_has_rows_by_name_and_how_many_pads_there_are():
     first = [{"rows": [7, 9], "pads": 0}, {"rows": [], "pads": 1}]
     second = [{"rows": [8], "pads": 0}, {"rows": [], "pads": 2}]
     assert of_names == [[{"micro_batches": first}, {"micro_batches": second}]]
-    whole = told(Layout(n_rows=3, rows_MDK=((((0, 2),), ((1, 3),)),), is_cut=False))
+    whole = told(Layout(n_rows=3, rows_MDK=((((0, 2),), ((1, 3),)),), cut_by="verl"))
     assert whole == [[{"rows": [0, 2], "pads": 0}, {"rows": [1], "pads": 1}]]

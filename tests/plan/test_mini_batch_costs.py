@@ -39,7 +39,7 @@ def test_the_figures_are_those_of_the_layout(drawn):
         assert figures.imbalance == pytest.approx(slowest / mean)
         assert figures.computed_tokens == tokens
         assert figures.sharing_factor == pytest.approx(sum(rows.tokens_R) / tokens)
-        if not layout.is_cut:
+        if layout.cut_by == "verl":
             assert figures.micro_batches is None
             continue
         n_micro_batches = sum(load_DK.shape[1] for load_DK in loads_M)

@@ -87,9 +87,9 @@ def test_micro_batches_cut_local_batches_within_the_budget_alike_on_every_rank(d
     for name, call in job.calls():
         layout = plan.layouts[name]
         if call.token_budget is not None and job.packer == "verl":
-            assert not layout.is_cut
+            assert layout.cut_by == "verl"
             continue
-        assert layout.is_cut
+        assert layout.cut_by != "verl"
         for rows_DK, local_batches in zip(layout.rows_MDK, layout.local_batches, strict=True):
             n_micro_batches = len(rows_DK[0])
             met["micro-batches"] += n_micro_batches

@@ -110,7 +110,9 @@ def cut(tokens, *, budget=12, chained=True, packed=True):
         sp_size=1,
         use_remove_padding=packed,
     )
-    layout = Layout(n_rows=len(tokens), rows_MDK=(((tuple(range(len(tokens))),),),), by_tokens=True)
+    layout = Layout(
+        n_rows=len(tokens), rows_MDK=(((tuple(range(len(tokens))),),),), cut_by="tokens"
+    )
     call = PlannedCall(layout=layout, may_branch=False if chained else None)
     tu.assign_non_tensor_data(data, CALL, call)
     (micro_batch,), _ = follow_plan(prepare_micro_batches)(data)

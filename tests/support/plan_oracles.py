@@ -56,7 +56,7 @@ def layout_of_local_batches(n_rows, local_batches):
         tuple((local_batch,) for local_batch in local_batches_D)
         for local_batches_D in local_batches
     )
-    return Layout(n_rows=n_rows, rows_MDK=rows_MDK, is_cut=False)
+    return Layout(n_rows=n_rows, rows_MDK=rows_MDK, cut_by="verl")
 
 
 def held_M(layout):

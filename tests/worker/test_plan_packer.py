@@ -24,7 +24,7 @@ LAYOUT = Layout(
         (((6,), (7,)), ((8,), (9,))),
         (((0, 1), (2, 3, 4), (5,)), ((10, 11), (12, 13, 14), (15,))),
     ),
-    by_tokens=True,
+    cut_by="tokens",
 )
 """The rows below are those of rank 0 in mini-batch 1."""
 
@@ -41,7 +41,7 @@ def local_batch(*, budget=16, dynamic=True, rows=range(6), planned=True):
     sizes = {"max_token_len_per_gpu": budget, "micro_batch_size_per_gpu": 2, "sp_size": 1}
     tu.assign_non_tensor(data, use_dynamic_bsz=dynamic, **sizes)
     if planned:
-        layout = replace(LAYOUT, by_tokens=dynamic)
+        layout = replace(LAYOUT, cut_by="tokens" if dynamic else "rows")
         tu.assign_non_tensor_data(data, CALL, PlannedCall(layout=layout))
     return data
 

@@ -97,7 +97,7 @@ def plan_file_batch(batch: FileBatch, job: Job, *, compare: bool) -> PlannedBatc
         name: CutLayout(
             rows_MDK=plan.layouts[name].rows_MDK,
             costs=costs_of(batch.rows, job, call),
-            is_cut=plan.layouts[name].is_cut,
+            is_cut=plan.layouts[name].cut_by != "verl",
         )
         for name, call in job.calls()
     }
@@ -125,7 +125,7 @@ def _compared(layout: Layout, costs: CallCosts, job: Job) -> dict[str, CutLayout
         token_budget=budget,
     )
     plan_MDK: RowsMDK = layout.rows_MDK
-    if not layout.is_cut:  # verl's packer cuts them, in the workers
+    if layout.cut_by == "verl":  # verl's packer cuts them, in the workers
         padded_R = [*tokens_R, *[job.pad_tokens] * layout.n_pads]
         plan_MDK = [
             pack_as_verl(local_batches_D, padded_R, budget)

@@ -88,7 +88,7 @@ def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator
 def places(layout: Layout) -> dict[int, Place]:
     """Where a layout puts each real row, unless it leaves it out."""
     return {
-        row: Place(mini_batch, rank, micro_batch if layout.is_cut else None)
+        row: Place(mini_batch, rank, micro_batch if layout.cut_by != "verl" else None)
         for mini_batch, ranks in enumerate(layout.rows_MDK)
         for rank, parts in enumerate(ranks)
         for micro_batch, part in enumerate(parts)

@@ -87,7 +87,9 @@ def layout_as_json(
         }
 
     def rank(rows_K: Sequence[Sequence[int]]) -> dict[str, Any]:
-        return {"micro_batches": [*map(held, rows_K)]} if layout.is_cut else held(rows_K[0])
+        if layout.cut_by == "verl":
+            return held(rows_K[0])
+        return {"micro_batches": [*map(held, rows_K)]}
 
     steps = [{"ranks": [*map(rank, rows_DK)]} for rows_DK in layout.rows_MDK]
     return {"steps": steps, "figures": asdict(figures)}

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import Literal
 
+CutBy = Literal["rows", "tokens", "verl"]
 RowNumbers = tuple[int, ...]
 RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
 """Row numbers of each micro-batch, by mini-batch and rank; numbers from that of real rows on are
@@ -23,11 +25,9 @@ class Layout:
     rows_MDK: tuple[tuple[tuple[RowNumbers, ...], ...], ...]
     """Row numbers of each micro-batch, by mini-batch and rank. The ranks of a mini-batch have
     equally many rows, and equally many micro-batches of one row or more."""
-    is_cut: bool = True
-    """Whether the plan cuts micro-batches. If verl's packer does, in the workers, each local
-    mini-batch is one here."""
-    by_tokens: bool = False
-    """Whether micro-batches were cut by their tokens."""
+    cut_by: CutBy = "rows"
+    """Whether the plan cuts micro-batches by their rows or tokens, or verl's packer cuts them, in
+    the workers; then each local mini-batch is one here."""
     dropped: tuple[RowNumbers, ...] = ()
     """Real rows of each mini-batch that are in no local mini-batch, since they add nothing to its
     gradient; none if all are in."""
@@ -79,7 +79,7 @@ class Layout:
     def n_micro_batches(self) -> int | None:
         """Micro-batches that a rank computes, summed over the mini-batches; None if verl's packer
         cuts them."""
-        return sum(len(rows_DK[0]) for rows_DK in self.rows_MDK) if self.is_cut else None
+        return sum(len(rows_DK[0]) for rows_DK in self.rows_MDK) if self.cut_by != "verl" else None
 
     @property
     def n_mini_batches(self) -> int:

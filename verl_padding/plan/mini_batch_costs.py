@@ -48,7 +48,7 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
         computed_tokens=computed,
         sharing_factor=sum(step.real_tokens for step in steps) / computed,
-        micro_imbalance=micro_slowest * n_ranks / cost if layout.is_cut else None,
+        micro_imbalance=micro_slowest * n_ranks / cost if layout.cut_by != "verl" else None,
         optimizer_steps=layout.n_mini_batches,
         pads=layout.n_pads,
         real_rows_min=min(layout.real_rows_M),

@@ -65,7 +65,7 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         data: TensorDict, **kwargs: Any
     ) -> tuple[list[TensorDict], list[list[int]] | None]:
         call = planned_call(data)
-        if call is None or not call.layout.by_tokens:
+        if call is None or call.layout.cut_by != "tokens":
             return prepare(data, **kwargs)
         indices = call.places_of_micro_batches(data)
         micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]

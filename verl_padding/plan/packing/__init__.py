@@ -7,7 +7,7 @@ from dataclasses import replace
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
-from verl_padding.plan.layout import Layout
+from verl_padding.plan.layout import CutBy, Layout
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.local_mini_batches import (
     fixed_row_count,
@@ -33,8 +33,9 @@ def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatch
     fixed = mini_batches.mini_batch_rows
     size = None if fixed is None else costs.call.min_local_batch_rows(fixed)
     rows_MDK = [_local_batches(costs, packer, rows, size) for rows in mini_batches.rows_M]
-    is_cut = costs.call.token_budget is None or packer == "plan"
-    return layout_of_cuts(rows_MDK, costs, with_micro_batches=is_cut)
+    by_tokens: CutBy = "tokens" if packer == "plan" else "verl"
+    cut_by = "rows" if costs.call.token_budget is None else by_tokens
+    return layout_of_cuts(rows_MDK, costs, cut_by)
 
 
 def _local_batches(

@@ -152,9 +152,7 @@ def cut_runs(
     trie_end_I = bounds[np.searchsorted(bounds, places, side="right")]
     ends = [each.longest_run_ends() for each in (used, cost, gathered)]
     max_end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, trie_end_I]), places + 1)
-    enough_I = cost.prefix_sums[max_end_I] - cost.of_runs(places, max_end_I) // MAX_CUT_BACK
-    min_end_I = np.maximum(np.searchsorted(cost.prefix_sums, enough_I), places + 1)
-    first_J = _first_places(min_end_I.tolist(), max_end_I.tolist(), [*shared_I.tolist(), 0])
+    first_J = _first_places(cost, max_end_I, shared_I)
     end_J = np.append(first_J[1:], len(rows))
     cost_J = cost.of_runs(first_J, end_J)
     # A run takes as much of the budget as the larger of two needs: what it computes and keeps, and
@@ -173,12 +171,16 @@ def cut_runs(
     )
 
 
-def _first_places(min_end_I: list[int], max_end_I: list[int], shared_I: list[int]) -> Int64s:
-    """Where runs begin. A run from place i ends at one of ``min_end_I[i] .. max_end_I[i]``: where
-    the next row shares least with the row before, and at the last of several such places."""
-    firsts, place = [], 0
-    while place < len(max_end_I):
+def _first_places(cost: _LimitedSum, max_end_I: Int64s, shared_I: Int64s) -> Int64s:
+    """Where runs begin. A run from place i ends at ``max_end_I[i]``, or where less is shared,
+    :data:`MAX_CUT_BACK` permitting: where the next row shares least with the row before, and at the
+    last of several such places."""
+    places = np.arange(len(max_end_I))
+    enough_I = cost.prefix_sums[max_end_I] - cost.of_runs(places, max_end_I) // MAX_CUT_BACK
+    min_end_I = np.maximum(np.searchsorted(cost.prefix_sums, enough_I), places + 1)
+    shared, firsts, place = [*shared_I.tolist(), 0], [], 0
+    while place < len(places):
         firsts.append(place)
-        ends = range(max_end_I[place], min_end_I[place] - 1, -1)
-        place = min(ends, key=shared_I.__getitem__)
+        ends = range(int(max_end_I[place]), int(min_end_I[place]) - 1, -1)
+        place = min(ends, key=shared.__getitem__)
     return np.array(firsts, dtype=np.int64)

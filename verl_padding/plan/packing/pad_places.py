@@ -13,7 +13,7 @@ from itertools import count
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.layout import Layout
+from verl_padding.plan.layout import CutBy, Layout
 
 RowsDK = list[list[list[int]]]
 """Row numbers of each rank's micro-batches; all ranks have equally many.
@@ -36,31 +36,28 @@ def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> R
     ]
 
 
-def layout_of_cuts(
-    rows_MDK: Sequence[RowsDK], costs: CallCosts, *, with_micro_batches: bool
-) -> Layout:
+def layout_of_cuts(rows_MDK: Sequence[RowsDK], costs: CallCosts, cut_by: CutBy) -> Layout:
     """The layout of filled local mini-batches: pads get numbers from ``n_rows`` on, by mini-batch,
     rank and micro-batch.
 
     Args:
         rows_MDK: the local mini-batches of each mini-batch, in which every pad is the number
             ``n_rows``.
-        with_micro_batches: False where the workers cut them.
+        cut_by: what micro-batches were cut by; if by verl, they are not yet.
     """
     pad_numbers = count(costs.n_rows)
 
     def numbered(rows: Sequence[int]) -> tuple[int, ...]:
         return tuple(row if row < costs.n_rows else next(pad_numbers) for row in sorted(rows))
 
-    if with_micro_batches:
+    if cut_by != "verl":
         rows_MDK = [_in_order(costs, rows_DK) for rows_DK in rows_MDK]
     return Layout(
         n_rows=costs.n_rows,
         rows_MDK=tuple(
             tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
         ),
-        is_cut=with_micro_batches,
-        by_tokens=with_micro_batches and costs.call.token_budget is not None,
+        cut_by=cut_by,
     )
 
 
