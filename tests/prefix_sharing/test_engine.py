@@ -30,7 +30,7 @@ VALUES = [[id + 0.5 for id in row] for row in CHAIN]
 
 def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
     trie = find_trie(rows_of(CHAIN), may_branch=True)
-    assert (trie.leaf_S, trie.start_S) == ([1, 4, 3], [0, 0, 1])
+    assert (trie.leaf_L, trie.start_L) == ([1, 4, 3], [0, 0, 1])
     assert [places.tolist() for places in trie.place_RT] == [
         [2, 6, 7],
         [0, 1],

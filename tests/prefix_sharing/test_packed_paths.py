@@ -24,12 +24,12 @@ def trie_of(rows):
 
 def test_the_example_of_its_docstring():
     trie = trie_of([[5, 6, 7, 8], [5, 6, 7, 9, 9]])
-    assert (trie.leaf_S, trie.lengths_S) == ([1, 0], [5, 2])
+    assert (trie.leaf_L, trie.lengths_L) == ([1, 0], [5, 2])
     paths = pack_paths(trie, (0, 8, 12), 1, 0, CPU)
     assert paths.places.tolist() == [*range(8), 0, 1, 8, 9, 10, 11]
     assert paths.positions.tolist() == [*range(8), 2, 3, 4, 5]
-    assert paths.ends_S.tolist() == [0, 8, 12]
-    assert paths.path_ends_S.tolist() == [0, 8, 14]
+    assert paths.ends_L.tolist() == [0, 8, 12]
+    assert paths.path_ends_L.tolist() == [0, 8, 14]
 
 
 @given(seed=st.integers(0, 200), ranks=st.sampled_from([1, 2, 3]), filled=st.sampled_from([1, 4]))
@@ -37,11 +37,11 @@ def test_each_token_sees_its_own_row_up_to_itself_on_whichever_rank(seed, ranks,
     rows = random_tries(seed)
     trie = trie_of(rows)
     multiple = filled * (2 * ranks if ranks > 1 else 1)
-    lengths = [-(-length // multiple) * multiple for length in trie.lengths_S]
+    lengths = [-(-length // multiple) * multiple for length in trie.lengths_L]
     ends = [0, *np.cumsum(lengths).tolist()]
     # The buffer has token ids, and -1 where a segment is filled up.
     buffer = np.full(ends[-1], -1)
-    for leaf, start, begin in zip(trie.leaf_S, trie.start_S, ends, strict=False):
+    for leaf, start, begin in zip(trie.leaf_L, trie.start_L, ends, strict=False):
         own = rows[leaf][start:]
         buffer[begin : begin + len(own)] = own
     n_chunks = 2 * ranks if ranks > 1 else 1
@@ -57,9 +57,9 @@ def test_each_token_sees_its_own_row_up_to_itself_on_whichever_rank(seed, ranks,
     seen = set()
     for rank, of_rank in enumerate(of_ranks):
         paths = pack_paths(trie, ends, ranks, rank, CPU)
-        keys = np.split(gathered[paths.places], paths.path_ends_S[1:-1])
-        positions = np.split(paths.positions.numpy(), paths.ends_S[1:-1])
-        leaves = [leaf for leaf in trie.leaf_S for _ in range(2 if ranks > 1 else 1)]
+        keys = np.split(gathered[paths.places], paths.path_ends_L[1:-1])
+        positions = np.split(paths.positions.numpy(), paths.ends_L[1:-1])
+        leaves = [leaf for leaf in trie.leaf_L for _ in range(2 if ranks > 1 else 1)]
         for leaf, chunk, path, at in zip(leaves, of_rank, keys, positions, strict=True):
             for token, place in zip(chunk.tolist(), at.tolist(), strict=True):
                 if token < 0:
@@ -70,6 +70,6 @@ def test_each_token_sees_its_own_row_up_to_itself_on_whichever_rank(seed, ranks,
                 seen.add((leaf, place))
     assert seen == {
         (leaf, place)
-        for leaf, start in zip(trie.leaf_S, trie.start_S, strict=True)
+        for leaf, start in zip(trie.leaf_L, trie.start_L, strict=True)
         for place in range(start, len(rows[leaf]))
     }

@@ -258,11 +258,11 @@ def break_sharing(fault):
 
     def from_0(*args):
         paths = pack_paths(*args)
-        return replace(paths, positions=torch.cat(list(map(torch.arange, paths.lengths_S))))
+        return replace(paths, positions=torch.cat(list(map(torch.arange, paths.lengths_L))))
 
     def own_tokens(*args):
         paths = pack_paths(*args)
-        return replace(paths, places=torch.arange(len(paths.positions)), path_ends_S=paths.ends_S)
+        return replace(paths, places=torch.arange(len(paths.positions)), path_ends_L=paths.ends_L)
 
     class LastTrie:
         pair: Any = None

@@ -124,7 +124,7 @@ def mini_batches(
     """
     found = []
     for local_batches, rows in zip(layout.local_batches, layout.rows_M, strict=True):
-        trained_DC = [
+        trained_DR = [
             [trained_tokens_R[row] for row in local_batch if row < layout.n_rows]
             for local_batch in local_batches
         ]
@@ -132,11 +132,11 @@ def mini_batches(
             MiniBatch(
                 local_batches=local_batches,
                 rows_with_loss=sum(tokens_R[row] > 0 for row in rows) if by_rows else None,
-                trained_tokens=sum(map(sum, trained_DC)),
+                trained_tokens=sum(map(sum, trained_DR)),
                 trained_rows=sum(
-                    tokens > 0 for local_batch in trained_DC for tokens in local_batch
+                    tokens > 0 for local_batch in trained_DR for tokens in local_batch
                 ),
-                reporting_ranks=sum(map(any, trained_DC)),
+                reporting_ranks=sum(map(any, trained_DR)),
                 all_loss_tokens=sum(tokens_R[row] for row in rows) if leaves_out else None,
                 all_trained_tokens=sum(trained_tokens_R[row] for row in rows)
                 if leaves_out

@@ -4,6 +4,21 @@ May import: errors.
 
 Pure Python and NumPy: nothing of torch, Ray, verl or TransferQueue is imported here.
 ``docs/how_it_works.md`` says what is given, what is minimized, and how.
+
+The letters behind the last underscore of an array's name are its axes, outermost first, here and in
+the other packages: ``rows_DK[d][k]`` are the numbers of the rows of micro-batch k of rank d.
+
+- ``R``: rows, of the batch, or of the call or micro-batch that a worker has
+- ``P``, ``S``: prompts, sessions
+- ``M``: mini-batches
+- ``D``: data-parallel ranks
+- ``K``: micro-batches of a rank
+- ``B``: bins that items are shared out over: ranks, or micro-batches of whatever rank
+- ``I``: items in an order of their own: some of the rows, or what is packed as one
+- ``J``: runs of rows that share
+- ``L``: leaves of a trie, each with its segment
+- ``T``: tokens
+- ``F``: fields
 """
 
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures

@@ -116,10 +116,10 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
         paths = trie.paths(query.shape[1], query.device)
         kwargs |= {
             "position_ids": None,
-            "cu_seq_lens_q": paths.ends_S,
-            "cu_seq_lens_k": paths.path_ends_S,
-            "max_length_q": max(paths.lengths_S),
-            "max_length_k": max(paths.path_lengths_S),
+            "cu_seq_lens_q": paths.ends_L,
+            "cu_seq_lens_k": paths.path_ends_L,
+            "max_length_q": max(paths.lengths_L),
+            "max_length_k": max(paths.path_lengths_L),
         }
         key, value = (GatherTokens.apply(states, 1, paths.places) for states in (key, value))
         return attend(query, key, value, None, query_length, *args, **kwargs)

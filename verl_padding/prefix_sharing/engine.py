@@ -117,18 +117,18 @@ def engine_incompatibilities(engine: Any) -> Iterator[Incompatibility]:
 def segments_of(micro_batch: TensorDict, trie: PrefixTrie) -> TensorDict:
     """The rows of a trie's segments, of which the fields with a value per token begin where the
     segment does."""
-    segments = tu.index_select_tensor_dict(micro_batch, trie.leaf_S)
+    segments = tu.index_select_tensor_dict(micro_batch, trie.leaf_L)
     segments.pop(TRIE)  # a micro-batch with nothing to share
     if not trie.has_branches:
         return segments
     # A row of five tokens whose segment begins at the third has the last three of each field.
-    offsets = torch.tensor([0, *accumulate(trie.lengths_S)])
+    offsets = torch.tensor([0, *accumulate(trie.lengths_L)])
     for name in (TOKENS, *PER_TOKEN):
         if name not in segments:
             continue
         # (tokens, ..), and position ids (.., tokens)
         dim = -1 if name == "position_ids" else 0
-        rows = zip(segments[name].unbind(), trie.start_S, trie.lengths_S, strict=True)
+        rows = zip(segments[name].unbind(), trie.start_L, trie.lengths_L, strict=True)
         parts = [row.narrow(dim, start, length) for row, start, length in rows]
         segments[name] = torch.nested.nested_tensor_from_jagged(
             torch.cat(parts, dim),
@@ -148,10 +148,10 @@ def expand_outputs(
             expanded[name] = None
             continue
         is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
-        if not is_nested or of_segments.offsets().diff().tolist() != trie.lengths_S:
+        if not is_nested or of_segments.offsets().diff().tolist() != trie.lengths_L:
             raise PaddingError(
                 f"padding.sharing: {type(engine).__name__}'s {name!r} must be nested, with a "
-                f"value for each token that is computed ({trie.lengths_S}): anything else of "
+                f"value for each token that is computed ({trie.lengths_L}): anything else of "
                 "a row is not that of another row. Set padding.sharing=off."
             )
         values = of_segments.values()

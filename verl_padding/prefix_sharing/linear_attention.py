@@ -133,8 +133,8 @@ def convolved_places(
 
 def _segments(trie: PrefixTrie, tokens: int) -> list[tuple[Int64s, int]]:
     """The path of each segment, and where on it the segment begins."""
-    paths = [trie.place_RT[leaf] for leaf in trie.leaf_S]
-    segments = list(zip(paths, trie.start_S, strict=True))
+    paths = [trie.place_RT[leaf] for leaf in trie.leaf_L]
+    segments = list(zip(paths, trie.start_L, strict=True))
     return segments + ([(np.arange(trie.tokens, tokens), 0)] if tokens > trie.tokens else [])
 
 

@@ -37,12 +37,12 @@ def pack_paths(
         ranks, rank: of context parallelism. Of 2 x ranks chunks of a segment, a rank has the one of
             its number from the front, and that from the back.
     """
-    before_I = np.array([*accumulate(trie.lengths_S, initial=0)])
+    before_I = np.array([*accumulate(trie.lengths_L, initial=0)])
     # How far the filled segments before it move each token.
-    moved_T = np.repeat(np.array(ends[:-1]) - before_I[:-1], trie.lengths_S)
+    moved_T = np.repeat(np.array(ends[:-1]) - before_I[:-1], trie.lengths_L)
     numbers = (rank, 2 * ranks - 1 - rank) if ranks > 1 else (0,)
     places, positions = [], []
-    for leaf, start, (begin, end) in zip(trie.leaf_S, trie.start_S, pairwise(ends), strict=True):
+    for leaf, start, (begin, end) in zip(trie.leaf_L, trie.start_L, pairwise(ends), strict=True):
         shared = trie.place_RT[leaf][:start]
         path = np.concatenate([shared + moved_T[shared], np.arange(begin, end)])
         chunk = (end - begin) // (len(numbers) * ranks)
@@ -51,16 +51,16 @@ def pack_paths(
             positions.append(np.arange(first, first + chunk))
             places.append(path[: first + chunk])
     lengths, path_lengths = ([len(each) for each in of_all] for of_all in (positions, places))
-    ends_S, path_ends_S = (
+    ends_L, path_ends_L = (
         torch.tensor([*accumulate(each, initial=0)], dtype=torch.int32, device=device)
         for each in (lengths, path_lengths)
     )
     return PackedPaths(
         places=torch.from_numpy(_gathered_places(ends, ranks)[np.concatenate(places)]).to(device),
-        lengths_S=lengths,
-        path_lengths_S=path_lengths,
-        ends_S=ends_S,
-        path_ends_S=path_ends_S,
+        lengths_L=lengths,
+        path_lengths_L=path_lengths,
+        ends_L=ends_L,
+        path_ends_L=path_ends_L,
         positions=torch.from_numpy(np.concatenate(positions)).to(device),
     )
 

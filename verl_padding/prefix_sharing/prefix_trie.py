@@ -36,14 +36,14 @@ class Paths:
 
     places: torch.Tensor
     """Where the tokens of the paths are computed, one path after the other."""
-    lengths_S: list[int]
+    lengths_L: list[int]
     """Tokens of each segment."""
-    path_lengths_S: list[int]
+    path_lengths_L: list[int]
     """Tokens of each path."""
-    ends_S: torch.Tensor
-    """int32 (S + 1,): where the segments begin and end."""
-    path_ends_S: torch.Tensor
-    """int32 (S + 1,): where the paths begin and end."""
+    ends_L: torch.Tensor
+    """int32 (L + 1,): where the segments begin and end."""
+    path_ends_L: torch.Tensor
+    """int32 (L + 1,): where the paths begin and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,14 @@ class PrefixTrie:
     """Where each token of each row of a micro-batch is computed.
 
     Rows [5, 6, 7, 8], [5, 6, 7, 9, 9] and [5, 6], of which the second comes first, have the
-    segments [5, 6, 7, 9, 9] and [7, 8]: ``leaf_S`` is [1, 0], ``start_S`` [0, 2], and the first
+    segments [5, 6, 7, 9, 9] and [7, 8]: ``leaf_L`` is [1, 0], ``start_L`` [0, 2], and the first
     row's tokens are computed at [0, 1, 5, 6].
     """
 
-    leaf_S: list[int]
+    leaf_L: list[int]
     """The row of each segment."""
 
-    start_S: list[int]
+    start_L: list[int]
     """The first token, in its row, of each segment."""
 
     place_RT: list[Int64s]
@@ -71,19 +71,19 @@ class PrefixTrie:
     """What :meth:`once` has made, such as places on a device."""
 
     @cached_property
-    def path_lengths_S(self) -> list[int]:
+    def path_lengths_L(self) -> list[int]:
         """Keys that the last query of each segment attends to: the tokens of its row."""
-        return [len(self.place_RT[leaf]) for leaf in self.leaf_S]
+        return [len(self.place_RT[leaf]) for leaf in self.leaf_L]
 
     @cached_property
-    def lengths_S(self) -> list[int]:
+    def lengths_L(self) -> list[int]:
         """Tokens of each segment."""
-        return [path - start for path, start in zip(self.path_lengths_S, self.start_S, strict=True)]
+        return [path - start for path, start in zip(self.path_lengths_L, self.start_L, strict=True)]
 
     @property
     def tokens(self) -> int:
         """Tokens that are computed."""
-        return sum(self.lengths_S)
+        return sum(self.lengths_L)
 
     def once(self, make: Callable[..., Any], *of: Any) -> Any:
         """``make(self, *of)``, made once for all layers."""
@@ -106,24 +106,24 @@ class PrefixTrie:
     def has_branches(self) -> bool:
         """Whether a segment continues the beginning of another one; if not, segments are whole
         rows."""
-        return any(self.start_S)
+        return any(self.start_L)
 
 
 def _make_paths(trie: PrefixTrie, tokens: int, device: torch.device) -> Paths:
     rest = [tokens - trie.tokens] if tokens > trie.tokens else []
-    lengths_S, path_lengths_S = trie.lengths_S + rest, trie.path_lengths_S + rest
+    lengths_L, path_lengths_L = trie.lengths_L + rest, trie.path_lengths_L + rest
     behind = np.arange(trie.tokens, tokens)
-    places = np.concatenate([*(trie.place_RT[leaf] for leaf in trie.leaf_S), behind])
-    ends_S, path_ends_S = (
+    places = np.concatenate([*(trie.place_RT[leaf] for leaf in trie.leaf_L), behind])
+    ends_L, path_ends_L = (
         torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
-        for lengths in (lengths_S, path_lengths_S)
+        for lengths in (lengths_L, path_lengths_L)
     )
     return Paths(
         places=torch.from_numpy(places).to(device),
-        lengths_S=lengths_S,
-        path_lengths_S=path_lengths_S,
-        ends_S=ends_S,
-        path_ends_S=path_ends_S,
+        lengths_L=lengths_L,
+        path_lengths_L=path_lengths_L,
+        ends_L=ends_L,
+        path_ends_L=path_ends_L,
     )
 
 
@@ -148,8 +148,8 @@ def build_trie(
     # Rows 0 [5, 6, 7, 8], 1 [5, 6, 7, 9, 9] and 2 [5, 6], in the order 1, 0, 2, share 0, 3 and 2
     # tokens: row 1 is computed at 0 to 4; of row 0, two tokens are at 0 and 1, and its [7, 8] at 5
     # and 6; row 2 has nothing of its own, and is at 0 and 1.
-    leaf_S: list[int] = []
-    start_S: list[int] = []
+    leaf_L: list[int] = []
+    start_L: list[int] = []
     place_RT: list[Int64s] = [np.empty(0, dtype=np.int64)] * len(lengths_R)
     tokens = 0
     before = np.empty(0, dtype=np.int64)
@@ -159,13 +159,13 @@ def build_trie(
             start = shared - 1 if shared >= MIN_SHARED_TOKENS else 0
             own = np.arange(tokens, tokens + length - start)
             place_RT[row] = np.concatenate([before[:start], own])
-            leaf_S.append(row)
-            start_S.append(start)
+            leaf_L.append(row)
+            start_L.append(start)
             tokens += len(own)
         else:
             place_RT[row] = before[:length]
         before = place_RT[row]
-    return PrefixTrie(leaf_S=leaf_S, start_S=start_S, place_RT=place_RT)
+    return PrefixTrie(leaf_L=leaf_L, start_L=start_L, place_RT=place_RT)
 
 
 def trie_of(data: TensorDict) -> PrefixTrie | None:
@@ -182,4 +182,4 @@ def computed_rows(data: TensorDict) -> list[tuple[int, int, int]]:
             (row, tokens, 0)
             for row, tokens in enumerate(data["input_ids"].offsets().diff().tolist())
         ]
-    return list(zip(trie.leaf_S, trie.path_lengths_S, trie.start_S, strict=True))
+    return list(zip(trie.leaf_L, trie.path_lengths_L, trie.start_L, strict=True))

@@ -198,7 +198,7 @@ def with_trie(gpt: Any, trie: PrefixTrie, _: Any, args: Any, given: dict[str, An
 def rotary_frequencies(gpt: Any, paths: PackedPaths, ranks: int, rank: int) -> torch.Tensor:
     """Of each token of the buffer by its place in its row, (T, 1, 1, D); with context parallelism,
     of this rank's tokens, where those of one sequence would be."""
-    made = gpt.rotary_pos_emb(max(paths.path_lengths_S), packed_seq=True)
+    made = gpt.rotary_pos_emb(max(paths.path_lengths_L), packed_seq=True)
     of_places = made[0] if isinstance(made, tuple) else made  # YaRN's come with a factor
     of_tokens: torch.Tensor = of_places[paths.positions]
     if ranks == 1:
@@ -234,9 +234,9 @@ def along_paths(core: Any, attend: Callable[..., Any]) -> Callable[..., Any]:
             group = parallel_state.get_context_parallel_group()
             key, value = (torch.cat(all_gather(each.contiguous(), group)) for each in (key, value))
         key, value = (GatherTokens.apply(states, 0, paths.places) for states in (key, value))
-        longest = max(paths.lengths_S), max(paths.path_lengths_S)
+        longest = max(paths.lengths_L), max(paths.path_lengths_L)
         return flash_attn_varlen_func(
-            query, key, value, paths.ends_S, paths.path_ends_S, *longest, **of_layer
+            query, key, value, paths.ends_L, paths.path_ends_L, *longest, **of_layer
         ).flatten(1)
 
     return attend_along_paths

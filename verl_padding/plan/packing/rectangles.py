@@ -60,7 +60,7 @@ def _blocks(rows: Sequence[int], n_blocks: int, size: int) -> list[list[int]]:
     return found
 
 
-def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int]:
+def _micro_step_rows(costs: CallCosts, longest_I: Int64s, size: int) -> list[int]:
     """Rows of a rank's micro-batch in each micro-step.
 
     A block ends where padding its rows to the longest one costs more than the handling of a
@@ -69,20 +69,20 @@ def _micro_step_rows(costs: CallCosts, longest_T: Int64s, size: int) -> list[int
     blocks are 900 800 and 300 200.
 
     Args:
-        longest_T: tokens of the longest row left when t rows of each rank are placed, for t = 0 ..
+        longest_I: tokens of the longest row left when i rows of each rank are placed, for i = 0 ..
             size - 1.
     """
-    call, cost_T = costs.call, costs.cost_model(longest_T)
+    call, cost_I = costs.call, costs.cost_model(longest_I)
     if call.token_budget is None:
         return [call.micro_batch_rows] * (size // call.micro_batch_rows)
     # Limits of the budget: with 2,000 tokens, a longest row of 900 takes one row beside it.
     starts = [0]
     while starts[-1] < size:
-        t = starts[-1]
+        i = starts[-1]
         # At least one: no row is longer than the budget.
-        most = min(size - t, call.token_budget // int(longest_T[t]))
-        wasted_S = np.cumsum(cost_T[t] - cost_T[t : t + most])
-        starts.append(t + int(np.searchsorted(wasted_S, costs.micro_batch_overhead, side="right")))
+        most = min(size - i, call.token_budget // int(longest_I[i]))
+        wasted_I = np.cumsum(cost_I[i] - cost_I[i : i + most])
+        starts.append(i + int(np.searchsorted(wasted_I, costs.micro_batch_overhead, side="right")))
     n_rows_K: list[int] = np.diff(starts).tolist()
     while len(n_rows_K) % call.micro_batch_multiple:
         largest = n_rows_K.index(max(n_rows_K))
