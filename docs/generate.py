@@ -70,7 +70,7 @@ def choices(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if get_origin(hint) is Mapping:
-        return "name: role"
+        return "name: kind"
     assert get_args(hint), f"a field of type {hint}: say here what it takes"
     return ", ".join(choices(part) for part in get_args(hint))
 

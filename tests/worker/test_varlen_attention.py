@@ -11,7 +11,7 @@ from torch.nn.attention import varlen
 from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
 from verl_padding.errors import PaddingError
 from verl_padding.worker import varlen_attention
-from verl_padding.worker.varlen_attention import flash_attn_varlen_func, how_to_group_heads
+from verl_padding.worker.varlen_attention import flash_attn_varlen_func, gqa_kwargs
 
 
 def ends_of(lengths):
@@ -74,9 +74,9 @@ def test_how_the_kernel_takes_grouped_heads_is_tried(takes, how, monkeypatch):
         return out + 1 if grouped and takes == "wrong" else out
 
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    how_to_group_heads.cache_clear()
-    assert how_to_group_heads(torch.device("cpu")) == how
-    how_to_group_heads.cache_clear()
+    gqa_kwargs.cache_clear()
+    assert gqa_kwargs(torch.device("cpu")) == how
+    gqa_kwargs.cache_clear()
 
 
 @given(calls(), st.sampled_from([0.0, 0.1]))
@@ -93,7 +93,7 @@ def test_torchs_kernel_is_told_all_that_it_is_called_with(call, dropout):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(varlen, "varlen_attn", kernel)
         patched.setattr(varlen_attention, "has_kernel", lambda query: True)
-        patched.setattr(varlen_attention, "how_to_group_heads", lambda device: {"gqa": True})
+        patched.setattr(varlen_attention, "gqa_kwargs", lambda device: {"gqa": True})
         flash_attn_varlen_func(*arguments, **said, dropout_p=dropout)
     if dropout:  # torch's kernel has none, so rows are attended to one by one
         assert not told

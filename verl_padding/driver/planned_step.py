@@ -304,7 +304,7 @@ class PlannedStep:
     @property
     def weight_R(self) -> list[float]:
         """What the gradient of each row's outputs was multiplied by in the actor's update."""
-        return self._plans[-1].actor_weights()
+        return self._plans[-1].weights(ACTOR)
 
     def metrics(self) -> dict[str, float]:
         """What was planned, and under verl's name the tokens that ranks get."""

@@ -37,7 +37,7 @@ class Kind(Enum):
 
 
 FOUND_BY_LENGTH = (Kind.PROMPT, Kind.RESPONSE, Kind.SEQUENCE)
-"""Roles that an unknown field may have if its lengths fit."""
+"""Kinds that an unknown field may have if its lengths fit."""
 
 
 class Fill(Enum):

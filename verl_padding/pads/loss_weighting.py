@@ -50,7 +50,7 @@ def loss_factors(
     layout: Layout,
     keys: Sequence[str],
     weight_R: Sequence[float],
-    tokens_R: Sequence[int],
+    loss_tokens_R: Sequence[int],
     weighting: LossWeighting,
 ) -> list[float]:
     """What the gradient of each real row's outputs is multiplied by.
@@ -71,7 +71,7 @@ def loss_factors(
     PaddingDataError refuses them.
     """
     factor_R = np.zeros(len(keys))
-    weights, tokens = np.asarray(weight_R, dtype=np.float64), np.asarray(tokens_R, dtype=np.float64)
+    weights, tokens = np.array([weight_R, loss_tokens_R], dtype=np.float64)
     for number, rows_of in enumerate(layout.rows_M):
         rows = list(rows_of)
         with_loss = [row for row in rows if tokens[row]]

@@ -77,7 +77,7 @@ class PaddedBatch:
             f"{leaving_out} would divide by the rows that they compute"
         )
         self._source = SourceRows(self.batch)
-        self._made: set[str] = set()
+        self._fields_put: set[str] = set()
         self._factor_R = None if weighting is None else self._loss_factors(weighting)
 
     def _loss_factors(self, weighting: LossWeighting) -> list[float] | None:
@@ -103,7 +103,7 @@ class PaddedBatch:
         # appears.
         fields = self._new_fields(len(self.pads) or 1)
         if self.pads.keys:
-            self._made = set(fields)
+            self._fields_put = set(fields)
             put_new_rows(self.pads, fields)
 
     def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
@@ -143,7 +143,7 @@ class PaddedBatch:
         rows = self._rows_of(
             call,
             batch,
-            factor_R=self._factors_of(call),
+            factor_R=self._factor_R if call == ACTOR else None,
             takes_own_log_probs=takes_own,
             steps=deque(steps),
         )
@@ -161,17 +161,15 @@ class PaddedBatch:
         rows.extra_info.pop(CALL, None)
         return rows
 
-    def actor_weights(self) -> list[float]:
-        """What the gradient of each real row's outputs is multiplied by in the actor's update."""
-        return self._factor_R or [1.0] * len(self.batch)
+    def weights(self, call: str) -> list[float]:
+        """What the gradient of each real row's outputs is multiplied by in an update."""
+        return (call == ACTOR and self._factor_R) or [1.0] * len(self.batch)
 
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token
         that weighs."""
-        tokens_R, factor_R = self._trained_tokens_R, self._factors_of(call)
-        trains_R = [
-            n > 0 and (not factor_R or factor_R[row] != 0) for row, n in enumerate(tokens_R)
-        ]
+        weighed_R = zip(self._trained_tokens_R, self.weights(call), strict=True)
+        trains_R = [tokens > 0 and weight != 0 for tokens, weight in weighed_R]
         rows_M = self.plan.layouts[call].rows_M
         return sum(not any(trains_R[row] for row in rows) for rows in rows_M)
 
@@ -192,9 +190,6 @@ class PaddedBatch:
         """Tokens with a loss of each real row, whatever the trainer has rejected since."""
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         return tokens_of_masks(self.batch, "loss_mask")
-
-    def _factors_of(self, call: str) -> list[float] | None:
-        return self._factor_R if call == ACTOR else None
 
     def _rows_of(
         self, call: str, batch: KVBatchMeta, *, marks_pads: bool = True, **of_update: Any
@@ -232,7 +227,7 @@ class PaddedBatch:
         rows = self._source.read()
         check_weight_is_a_field(rows)
         # Columns of an earlier call come anew with each call.
-        leave_out = self._made | COLUMN_DTYPES.keys()
+        leave_out = self._fields_put | COLUMN_DTYPES.keys()
         names = dict.fromkeys(name for row in rows for name in row if name not in leave_out)
         return self._template.fields(rows, names, n_pads)
 

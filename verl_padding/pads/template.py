@@ -33,7 +33,7 @@ class Schema:
     """Field name -> kind, for one job: a kind that was found once is kept as long as later rows
     agree.
 
-    A batch may be a single row, whose lengths say little; earlier batches have said more. Roles
+    A batch may be a single row, whose lengths say little; earlier batches have said more. Kinds
     that are ``declared`` in ``padding.fields`` come before all else.
     """
 
@@ -47,7 +47,7 @@ class Schema:
         """The kind of a field, declared, known, or found from its shapes in real rows of different
         lengths.
 
-        Roles that give a pad the same length, of ``pad_lengths`` prompt and response tokens, need
+        Kinds that give a pad the same length, of ``pad_lengths`` prompt and response tokens, need
         no choice. Where no kind fits, or several do and nothing says which, this raises a
         PaddingDataError.
         """

@@ -61,7 +61,7 @@ def patch_attention() -> None:
 
     for name in ENTRIES:
         if name in ALL_ATTENTION_FUNCTIONS:
-            ALL_ATTENTION_FUNCTIONS[name] = hand_trie_on(ALL_ATTENTION_FUNCTIONS[name])
+            ALL_ATTENTION_FUNCTIONS[name] = pass_trie(ALL_ATTENTION_FUNCTIONS[name])
     monkey_patch._flash_attention_forward = gather_paths(monkey_patch._flash_attention_forward)
 
 
@@ -71,12 +71,12 @@ def patch_veomni_attention() -> None:
     from veomni.ops.kernels.attention import flash
 
     for name in flash._VEOMNI_FLASH_ATTN_IMPL_MAPPING:
-        ALL_ATTENTION_FUNCTIONS[name] = hand_trie_on(ALL_ATTENTION_FUNCTIONS[name])
+        ALL_ATTENTION_FUNCTIONS[name] = pass_trie(ALL_ATTENTION_FUNCTIONS[name])
     flash._flash_attention_forward = gather_paths(flash._flash_attention_forward)
 
 
-def hand_trie_on(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """transformers' ``flash_attention_forward``, which hands the trie on to
+def pass_trie(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' ``flash_attention_forward``, which passes the trie to
     :func:`gather_paths`."""
 
     @functools.wraps(attend)

@@ -92,7 +92,7 @@ class MegatronSharingEngine(VerlEngine):
         segments = segments_of(rows, trie)
         if trie.has_branches:
             self._follow_paths(model)
-        with hand_on(model, trie) if trie.has_branches else nullcontext():
+        with trie_hook(model, trie) if trie.has_branches else nullcontext():
             output, postprocess = super().forward_step(iter([segments]), model, *args, **kwargs)
         if trie.has_branches:
             attended = [id(core) in trie.attended for core in core_attentions(model)]
@@ -162,7 +162,7 @@ def follow_paths(model: nn.Module) -> None:
         core.forward = along_paths(core, core.forward)
 
 
-def hand_on(model: nn.Module, trie: PrefixTrie) -> AbstractContextManager[Any]:
+def trie_hook(model: nn.Module, trie: PrefixTrie) -> AbstractContextManager[Any]:
     """A with-block in which the layers of a stage get a trie with the micro-batch that it
     computes."""
     gpt = language_model(model)

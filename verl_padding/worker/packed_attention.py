@@ -29,7 +29,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
-from verl_padding.prefix_sharing.attention import attention_layers, hand_trie_on
+from verl_padding.prefix_sharing.attention import attention_layers, pass_trie
 from verl_padding.worker.varlen_attention import flash_attn_func, flash_attn_varlen_func
 
 CAUSAL_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
@@ -135,7 +135,7 @@ def register() -> None:
     """Makes :data:`PACKED` a choice of transformers'."""
     if PACKED in ALL_ATTENTION_FUNCTIONS:
         return
-    ALL_ATTENTION_FUNCTIONS.register(PACKED, hand_trie_on(attend))
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, pass_trie(attend))
     ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, positions_unless_masked)
     find_functions = modeling_flash_attention_utils._lazy_imports
 

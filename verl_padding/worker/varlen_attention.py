@@ -57,7 +57,7 @@ def flash_attn_varlen_func(
     if has_kernel(q) and not dropout_p:
         from torch.nn.attention import varlen
 
-        grouped = how_to_group_heads(q.device) if q.shape[1] != k.shape[1] else {}
+        grouped = gqa_kwargs(q.device) if q.shape[1] != k.shape[1] else {}
         if grouped is None:
             k, v = (_as_many_heads(states, q) for states in (k, v))
         lengths = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
@@ -111,7 +111,7 @@ def _has_varlen(device: torch.device) -> bool:
 
 
 @cache
-def how_to_group_heads(device: torch.device) -> dict[str, bool] | None:
+def gqa_kwargs(device: torch.device) -> dict[str, bool] | None:
     """How torch's kernel is told that keys have fewer heads than queries; None where they have to
     be repeated.
 
