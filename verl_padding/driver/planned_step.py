@@ -176,7 +176,7 @@ class PlannedStep:
             seed=self.number.seed(job.padding.seed),
             pad_tokens=self._template.length,
         )
-        may_branch, tries = None, None
+        may_branch = tries = None
         if job.shares and batch.keys:
             may_branch, tries = self._may_branch(), self.prefixes.by_outputs
             shape = replace(shape, may_branch=may_branch)

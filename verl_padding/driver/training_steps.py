@@ -84,8 +84,7 @@ class TrainingSteps:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
         # The planner refuses a batch without a row.
         if batch.keys and not self.has_probed:
-            why = probe_models(self._worker_groups, self._job, batch)
-            if why:
+            if why := probe_models(self._worker_groups, self._job, batch):
                 self._job.forbid_branches(why)
             self.has_probed = True
         # verl's replay buffer has just given this batch, and still has what it knew of its prompts.

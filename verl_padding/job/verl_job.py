@@ -198,8 +198,7 @@ class VerlJob:
         if not (self.shares and self.may_branch):
             return
         self.may_branch = False
-        limit = f"full-prefix sharing only: {why}"
-        self.savings.limits[SHARING] = limit
+        self.savings.limits[SHARING] = limit = f"full-prefix sharing only: {why}"
         logger.warning("verl_padding: %s", limit)
 
     def pad_length(self, at_least: int = MIN_PAD_LENGTH) -> int:

@@ -169,9 +169,10 @@ class PaddedBatch:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token
         that weighs."""
         weighed_R = zip(self._trained_tokens_R, self.weights(call), strict=True)
-        trains_R = [tokens > 0 and weight != 0 for tokens, weight in weighed_R]
-        rows_M = self.plan.layouts[call].rows_M
-        return sum(not any(trains_R[row] for row in rows) for rows in rows_M)
+        trains_R = [n * weight > 0 for n, weight in weighed_R]
+        return sum(
+            not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M
+        )
 
     @cached_property
     def mask_R(self) -> list[torch.Tensor]:

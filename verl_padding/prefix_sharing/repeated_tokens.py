@@ -32,12 +32,11 @@ def mask_repeated_tokens(batch: KVBatchMeta, prefixes: PrefixDetection) -> int:
     mask_R = fields[MASK].unbind()
     repeated = repeated_tokens(batch.keys, mask_R, prefixes)
     if repeated:
-        rows = list(repeated)
-        columns = {
-            name: jagged(values[row] * ~repeated[row] for row in rows)
-            for name, values in ((name, fields[name].unbind()) for name in (MASK, LOSS_MASK))
-        }
-        put_columns(select_rows(batch, rows), columns)
+        columns = {}
+        for name in (MASK, LOSS_MASK):
+            values = fields[name].unbind()
+            columns[name] = jagged(values[row] * ~again for row, again in repeated.items())
+        put_columns(select_rows(batch, list(repeated)), columns)
     return sum(int(again.sum()) for again in repeated.values())
 
 

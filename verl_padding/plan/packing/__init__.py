@@ -46,8 +46,7 @@ def _local_batches(
     # Where rows that share balance badly together, ranks wait longer than they save. Rows that are
     # planned as if they shared nothing may still meet in a micro-batch, and then do: where that
     # takes more than the token budget, this plan is none.
-    unshared = replace(costs, tries=None)
-    rows_DK = _cutter(costs.call, packer)(unshared, rows, size)
+    rows_DK = _cutter(costs.call, packer)(replace(costs, tries=None), rows, size)
     if costs.tries is None:
         return rows_DK
     assert costs.call.token_budget is not None

@@ -181,6 +181,6 @@ def _first_places(cost: _LimitedSum, max_end_I: Int64s, shared_I: Int64s) -> Int
     shared, firsts, place = [*shared_I.tolist(), 0], [], 0
     while place < len(places):
         firsts.append(place)
-        ends = range(int(max_end_I[place]), int(min_end_I[place]) - 1, -1)
+        ends = range(max_end_I[place], min_end_I[place] - 1, -1)
         place = min(ends, key=shared.__getitem__)
     return np.array(firsts, dtype=np.int64)

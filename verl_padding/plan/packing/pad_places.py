@@ -29,9 +29,8 @@ def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> R
     Args:
         places_K: places of micro-batch k, the same on all ranks.
     """
-    pad = costs.n_rows
     return [
-        [rows + [pad] * (n - len(rows)) for n, rows in zip(places_K, rows_K, strict=True)]
+        [rows + [costs.n_rows] * (n - len(rows)) for n, rows in zip(places_K, rows_K, strict=True)]
         for rows_K in rows_DK
     ]
 
