@@ -159,7 +159,7 @@ def test_runs_lie_side_by_side_a_stock_one_by_its_rule(run, tmp_path):
     ]
 
 
-def test_texts_are_cut_and_shown_where_they_part(run):
+def test_texts_are_cut_and_shown_where_they_branch(run):
     texts = parsed(report(run)).packed["step-1"]["texts"]
     head, left_out, tail = texts[3]["input"]
     assert head + tail == "x" * 400 + ("x" * 2000 + "the end of a long prompt")[-400:]

@@ -23,7 +23,7 @@ from verl_padding.pads.prompt_order import ordered_uid
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
 
-def test_rows_of_a_session_that_part_share_if_the_models_allow_it():
+def test_rows_of_a_session_that_branch_share_if_the_models_allow_it():
     # Four sessions of two rows: the first 20 of 24 tokens of each are the same.
     starts = torch.randint(5, 200, (4, 20)).repeat_interleave(2, dim=0)
     rows = torch.cat([starts, torch.arange(8)[:, None].expand(8, 4)], dim=1)

@@ -323,7 +323,7 @@ def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, 
 
 
 @pytest.mark.parametrize(("family", "n_tokens"), [("llama", 7 + 3), ("diffllama", 9 + 3)])
-def test_rows_that_part_share_as_the_model_has_shown_at_first(family, n_tokens):
+def test_rows_that_branch_share_as_the_model_has_shown_at_first(family, n_tokens):
     """diffllama's attention has masks of its own, which tries leave out. Of three tokens that two
     rows begin with before they branch, the last is computed in both."""
     worker = SimpleNamespace(actor=training_worker(family, torch.float32, shares=True))

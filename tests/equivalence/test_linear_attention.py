@@ -99,7 +99,7 @@ AWKWARD = [
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_tries_that_part_at_awkward_places_are_rows_alone(name, pair):
+def test_tries_that_branch_at_awkward_places_are_rows_alone(name, pair):
     pair.assert_exact(awkward_tries()[name])
 
 

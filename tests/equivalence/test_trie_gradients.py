@@ -93,7 +93,7 @@ THROUGH_FLOAT32 = ("experts", "fused kernels")  # routers and kernels of transfo
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_that_part_give_the_outputs_and_gradients_of_each_row_alone(name, models, rows):
+def test_rows_that_branch_give_the_outputs_and_gradients_of_each_row_alone(name, models, rows):
     make_model, settings, said = CASES[name]
     kind, loss = (Critic, critic_loss) if name == "a critic" else (Actor, policy_loss)
     sharing = start_engine(kind, make_model(models), shares=True, **settings)

@@ -91,7 +91,7 @@ SHARED = ("padding.packer=plan", "padding.sharing=on")
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 
 
-def test_a_model_whose_rows_cannot_part_shares_whole_rows_said_once(tmp_path, caplog):
+def test_a_model_whose_rows_cannot_branch_shares_whole_rows_said_once(tmp_path, caplog):
     for config, branches in (
         (transformers.Qwen2Config(), True),
         (transformers.Qwen3NextConfig(**HYBRID), True),

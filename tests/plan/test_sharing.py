@@ -85,7 +85,9 @@ def test_no_call_takes_longer_than_without_sharing(rows, job):
     least=st.sampled_from([0, 128]),
     multiple=st.sampled_from([1, 8]),
 )
-def test_no_micro_batch_takes_more_than_the_budget_where_many_rows_part(rows, job, least, multiple):
+def test_no_micro_batch_takes_more_than_the_budget_where_many_rows_branch(
+    rows, job, least, multiple
+):
     bounds = {"min_branch_tokens": least, "token_multiple": multiple}
     calls = {
         name: {each: replace(call, **bounds) for each, call in of_kind.items()}

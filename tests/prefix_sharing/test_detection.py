@@ -63,7 +63,7 @@ def test_a_turn_continues_the_longest_one_before_it_in_any_order(turns, seed, dr
 
 @pytest.mark.parametrize("at_once", [(1 << 22, 1 << 16), (40, 1)], ids=["at once", "in parts"])
 @pytest.mark.parametrize("routed", [False, True])
-def test_rows_of_a_prompt_share_up_to_where_tokens_or_routes_part(routed, at_once, monkeypatch):
+def test_rows_of_a_prompt_share_up_to_where_tokens_or_routes_branch(routed, at_once, monkeypatch):
     monkeypatch.setattr(detection, "MAX_TOKENS_READ", at_once[0])
     monkeypatch.setattr(detection, "MAX_LARGE_TOKENS_READ", at_once[1])
     rows = branching_rows(prompts=3, rollouts=3)

@@ -28,7 +28,7 @@ CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 VALUES = [[id + 0.5 for id in row] for row in CHAIN]
 
 
-def test_rows_that_part_share_up_to_there_and_copy_the_last_token_before():
+def test_rows_that_branch_share_up_to_there_and_copy_the_last_token_before():
     trie = find_trie(rows_of(CHAIN), may_branch=True)
     assert (trie.leaf_L, trie.start_L) == ([1, 4, 3], [0, 0, 1])
     assert [places.tolist() for places in trie.place_RT] == [

@@ -181,7 +181,9 @@ def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3_moe"])
-def test_rows_that_part_may_share_where_outputs_are_those_of_rows_alone(family, dtype, monkeypatch):
+def test_rows_that_branch_may_share_where_outputs_are_those_of_rows_alone(
+    family, dtype, monkeypatch
+):
     of = training_worker(family, dtype, shares=True, **CLEAN[family])
     assert probe(of, shares=True)
     # As if each query saw all of its path.

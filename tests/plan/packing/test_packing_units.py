@@ -18,7 +18,7 @@ from verl_padding.plan.prefix_tries import PrefixTries
         (10, 5, 400, 128, 1, [3, 2]),
     ],
 )
-def test_rows_that_part_take_no_less_of_the_budget_than_is_said(
+def test_rows_that_branch_take_no_less_of_the_budget_than_is_said(
     prompt, sessions, budget, least, multiple, n_rows_K
 ):
     """Rollouts of ten tokens, of one prompt."""
