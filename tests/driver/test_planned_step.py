@@ -166,14 +166,14 @@ def test_values_of_other_rows_keep_no_column_from_a_row():
     padded_trainer()._balance_batch(batch, {})
 
 
-def test_a_field_without_a_role_is_refused_though_no_pad_is_needed():
+def test_a_field_without_a_kind_is_refused_though_no_pad_is_needed():
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)
     trainer._balance_batch(batch, {})
     assert trainer.steps.current.plan.n_pads == 0
     content = queue_content()
     put_columns(batch, odd=[torch.ones(15), torch.ones(8)] * 2)
-    with pytest.raises(PaddingDataError, match=r"^field 'odd': its role is unclear.* fit no role"):
+    with pytest.raises(PaddingDataError, match=r"^field 'odd': its kind is unclear.* fit no kind"):
         trainer._balance_batch(batch, {})
     assert queue_content() == content
 
