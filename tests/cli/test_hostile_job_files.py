@@ -3,12 +3,14 @@ so."""
 
 import json
 import shutil
+from operator import attrgetter
 
 import datasets
 import pyarrow.parquet as pq
 import pytest
 import verl.utils.config
 from omegaconf import OmegaConf
+from verl.experimental.reward_loop import reward_loop
 
 from tests.support.hostile_run import (
     AUTO_MAP,
@@ -20,7 +22,10 @@ from tests.support.hostile_run import (
     write_config,
 )
 from verl_padding.errors import PaddingConfigError
+from verl_padding.job.composition import JobArguments, compose_job
+from verl_padding.on_cpu.in_the_job import trust_models_as_the_job
 from verl_padding.on_cpu.reduced_job import reduced, write_shrunk_model
+from verl_padding.on_cpu.scripted_replies import TEXTS
 from verl_padding.record.run_files import CONFIG
 
 
@@ -179,31 +184,52 @@ def test_what_a_file_means_once_it_is_checked_is_what_was_checked(hostile, monke
     result_of(hostile, "doctor", *of_config)
 
 
-def test_a_small_model_has_none_of_the_code_of_one_that_is_not_trusted(tiny_model, tmp_path):
-    model, tokenizer = (shutil.copytree(tiny_model, tmp_path / name) for name in ("model", "own"))
-    for folder in (model, tokenizer):
-        (folder / "conf.py").write_text("raise AssertionError")
-        path = folder / "tokenizer_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": AUTO_MAP}))
-    section = {"path": str(model), "tokenizer_path": str(tokenizer)}
-    for trusted in (False, True):
-        section["trust_remote_code"] = trusted
-        write_shrunk_model(OmegaConf.create(section), small := tmp_path / str(trusted))
-        assert (small / "conf.py").exists() == trusted
-        kept = json.loads((small / "tokenizer_config.json").read_text())
-        assert ("auto_map" in kept) == trusted
-
-
-def test_another_config_brings_neither_code_nor_kernels_to_a_small_model(tiny_model, tmp_path):
+def test_a_small_model_has_no_attention_kernel_of_another_config(tiny_model, tmp_path):
     config = json.loads((tiny_model / "config.json").read_text())
-    named = {"auto_map": AUTO_MAP, "_attn_implementation": "someone/kernel"}
-    (tmp_path / "config.json").write_text(json.dumps(config | named | {"more": [named]}))
-    section = {"path": str(tiny_model), "hf_config_path": str(tmp_path)}
-    section["trust_remote_code"] = False
+    config["_attn_implementation"] = config["attn_implementation"] = "someone/kernel"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    section = {"path": str(tiny_model), "hf_config_path": str(tmp_path), "trust_remote_code": False}
     write_shrunk_model(OmegaConf.create(section), tmp_path / "small")
-    written = (tmp_path / "small" / "config.json").read_text()
-    assert "more" in written
-    assert not any(word in written for word in ("auto_map", "conf.Hostile", "someone/kernel"))
+    assert "someone/kernel" not in (tmp_path / "small" / "config.json").read_text()
+
+
+WAYS = {
+    "config.json": lambda names: names,
+    "a file for later versions": lambda names: {"configuration_files": ["config.4.0.0.json"]},
+    "another name": lambda names: {
+        "attribute_map": {"mine": "auto_map"},
+        "mine": names["auto_map"],
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_dry_runs_reward_loop_trusts_a_model_as_the_job_does(
+    way, trusted, tiny_model, job, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(TEXTS, "[]")
+    for name in ("hf_tokenizer", "RewardLoopWorker._init_reward_fn"):
+        monkeypatch.setattr(f"{reward_loop.__name__}.{name}", attrgetter(name)(reward_loop))
+    model, code = shutil.copytree(tiny_model, tmp_path / "model"), tmp_path / "evil"
+    code.mkdir()
+    (code / "conf.py").write_text(
+        f"open({str(tmp_path / TAKEN)!r}, 'w')\n"
+        "from transformers import Qwen2Config\n"
+        "class Hostile(Qwen2Config): pass\n"
+    )
+    names = {"auto_map": {"AutoConfig": f"{code}--conf.Hostile"}}
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.4.0.0.json").write_text(json.dumps(config | names))
+    (model / "config.json").write_text(json.dumps(WAYS[way](names) | config))
+    section = {"path": str(model), "trust_remote_code": False}
+    write_shrunk_model(OmegaConf.create(section), tmp_path / "small")
+    trust_models_as_the_job(reward_loop)
+    config = compose_job(JobArguments(overrides=tuple(job)))
+    config.actor_rollout_ref.model.path = str(tmp_path / "small")
+    config.actor_rollout_ref.model.trust_remote_code = trusted
+    assert reward_loop.RewardLoopWorker(config).input_tokenizer is not None
+    assert (tmp_path / TAKEN).exists() == trusted
 
 
 def test_a_model_that_is_not_here_is_not_fetched(tmp_path):

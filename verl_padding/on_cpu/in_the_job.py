@@ -1,4 +1,5 @@
-"""What a dry run changes of verl in the processes of its job, to say what verl would not."""
+"""What a dry run changes of verl in the processes of its job, to say and to refuse what verl would
+not."""
 
 import os
 from functools import wraps
@@ -25,6 +26,23 @@ def announce_step(trainer_base: Any) -> None:
         return fit(self, *args, **kwargs)
 
     trainer_base.PPOTrainer.fit = announced
+
+
+def trust_models_as_the_job(reward_loop: Any) -> None:
+    """verl's reward loop runs code that comes with a model, also where the job does not trust
+    it."""
+    if TEXTS not in os.environ:
+        return
+    load_tokenizers = reward_loop.RewardLoopWorker._init_reward_fn
+    by_verl = reward_loop.hf_tokenizer
+
+    @wraps(load_tokenizers)
+    def trusting(self: Any) -> None:
+        trusted = self.config.actor_rollout_ref.model.trust_remote_code
+        reward_loop.hf_tokenizer = lambda path, **_: by_verl(path, trust_remote_code=trusted)
+        load_tokenizers(self)
+
+    reward_loop.RewardLoopWorker._init_reward_fn = trusting
 
 
 def check_rewards(reward_loop: Any) -> None:

@@ -174,7 +174,11 @@ def _put_fsdp2(config: DictConfig) -> None:
 def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     """A config of Hugging Face with small sizes in the place of large ones; no key is new."""
     # For example, of Qwen3-4B: 36 layers to 2, hidden size 2560 to 64, 32 heads on 8 to 2 on 1.
-    small = {key: value for key, value in config.items() if key != "quantization_config"}
+    small = {
+        key: value
+        for key, value in config.items()
+        if key != "quantization_config" and not key.endswith("_implementation")
+    }
     for key, size in SIZES.items():
         if isinstance(small.get(key), int) and not isinstance(small[key], bool):
             small[key] = min(small[key], size)
@@ -198,34 +202,11 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def _copy_what_is_not_weights(folder: Path, place: Path, *, with_code: bool) -> None:
-    """Copies a folder of a model or tokenizer. The code that comes with it is left out if it is not
-    trusted: verl's reward loop loads tokenizers as if it were."""
+def _copy_what_is_not_weights(folder: Path, place: Path) -> None:
+    """Copies a folder of a model or tokenizer."""
     for file in folder.iterdir():
-        if not file.is_file() or file.name.endswith(WEIGHTS):
-            continue
-        if file.name.endswith("config.json"):
-            (place / file.name).write_text(json.dumps(_config_in(file, with_code=with_code)))
-        elif with_code or file.suffix != ".py":
+        if file.is_file() and not file.name.endswith(WEIGHTS):
             shutil.copy(file, place / file.name)
-
-
-def _config_in(file: Path, *, with_code: bool) -> Any:
-    """A config of Hugging Face without attention kernels of the hub and, if code that comes with a
-    model is not trusted, without what names it."""
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, list):
-            return [*map(kept, value)]
-        if not isinstance(value, dict):
-            return value
-        return {
-            key: kept(each)
-            for key, each in value.items()
-            if not key.endswith("_implementation") and (with_code or key != "auto_map")
-        }
-
-    return kept(json.loads(read_text(file)))
 
 
 def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
@@ -255,13 +236,13 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
             why = f"{MODEL}.path={section.path}: neither a folder here nor in the hub's cache"
             fix = f"hf download {section.path} --exclude '*.safetensors'"
             raise PaddingConfigError(f"{why}. Fetch it ({fix}).") from error
-    _copy_what_is_not_weights(folder, place, with_code=trust)
+    _copy_what_is_not_weights(folder, place)
     of_model = (place / "config.json").read_text()
     if tokenizer := section.get("tokenizer_path") and folder_here(section.tokenizer_path):
-        _copy_what_is_not_weights(tokenizer, place, with_code=trust)
+        _copy_what_is_not_weights(tokenizer, place)
         (place / "config.json").write_text(of_model)
     config_file = Path(section.get("hf_config_path") or place, "config.json")
-    config = _config_in(config_file, with_code=trust)
+    config = json.loads(read_text(config_file))
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
     if not hf.architectures:

@@ -169,6 +169,10 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
         "verl.experimental.reward_loop.reward_loop",
         "verl_padding.on_cpu.in_the_job:check_rewards",
     ),
+    (
+        "verl.experimental.reward_loop.reward_loop",
+        "verl_padding.on_cpu.in_the_job:trust_models_as_the_job",
+    ),
 )
 """Modules of verl, and what is called with each."""
 
