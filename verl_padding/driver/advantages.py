@@ -39,17 +39,17 @@ def trajectory_places(
     keys: Sequence[str],
     prompt_R: Sequence[int],
     response_R: Sequence[int],
-    extends_R: Sequence[int | None] | None = None,
+    continued_R: Sequence[int | None] | None = None,
 ) -> list[torch.Tensor]:
     """Of each row: the place of each response token in the trajectory of its session, where each
     token is once.
 
     Args:
         prompt_R, response_R: tokens of each row's prompt and response.
-        extends_R: number of the earlier row that each row continues, of its session; None if no row
-            does.
+        continued_R: number of the earlier row of its session that each row continues; None if no
+            row does.
     """
-    extends_R = extends_R or [None] * len(keys)
+    continued_R = continued_R or [None] * len(keys)
     lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
     # A row that another one extends is shorter.
     by_length = sorted(range(len(lengths)), key=lambda row: (lengths[row], index_of_key(keys[row])))
@@ -58,7 +58,7 @@ def trajectory_places(
         (
             (row, earlier, lengths[earlier])
             for row in by_length
-            if (earlier := extends_R[row]) is not None
+            if (earlier := continued_R[row]) is not None
         ),
     )
     # [5 | 6] is continued by [5 | 6 7 8]: the 6 has one number in both rows, so that the session is
@@ -68,7 +68,7 @@ def trajectory_places(
         length = 0
         for row in rows:
             # The tokens of a row come after those that it begins with.
-            for begins in _beginnings(row, extends_R):
+            for begins in _beginnings(row, continued_R):
                 tokens = token_R[begins][prompt_R[begins] :]
                 new = tokens[place_of_token[tokens] < 0]
                 place_of_token[new] = np.arange(length, length + len(new))
@@ -79,10 +79,10 @@ def trajectory_places(
     ]
 
 
-def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
+def _beginnings(row: int, continued_R: Sequence[int | None]) -> list[int]:
     """The rows that a row begins with, the shortest first, and the row itself."""
     chain = [row]
-    while (earlier := extends_R[chain[-1]]) is not None:
+    while (earlier := continued_R[chain[-1]]) is not None:
         chain.append(earlier)
     return chain[::-1]
 

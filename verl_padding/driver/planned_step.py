@@ -109,7 +109,7 @@ class PlannedStep:
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys and calls is None:
                 self._keep_pass_that_rows_need(batch)
-                self._tell_what_rows_count_as(batch)
+                self._log_sample_unit(batch)
                 if job.padding.repeated_tokens == "once":
                     self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
             self._padded = self._planned(batch)
@@ -144,7 +144,7 @@ class PlannedStep:
             incompatibilities.append(Incompatibility(f"field {name} of {having[0]}", why, fix))
         self._job.savings.block(OLD_LOG_PROBS, incompatibilities)
 
-    def _tell_what_rows_count_as(self, batch: KVBatchMeta) -> None:
+    def _log_sample_unit(self, batch: KVBatchMeta) -> None:
         """Says in the log, when sessions first have several rows, what each row is a sample to."""
         by_row = [
             f"padding.{name}"

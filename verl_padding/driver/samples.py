@@ -27,11 +27,11 @@ def rows_that_train(batch: KVBatchMeta) -> list[int]:
     return [row for row, tokens in enumerate(tokens_of_masks(batch, MASK)) if tokens]
 
 
-def sample_rows(keys: Sequence[str], trained: Collection[int]) -> list[int]:
+def rows_counted_as_samples(keys: Sequence[str], trained: Collection[int]) -> list[int]:
     """Numbers of the rows that are samples: those that train, and the last of a session in which
     none does, for its outcome is one of its prompt.
 
-    >>> sample_rows(["p_0_0", "p_0_1", "p_1_0", "p_1_1"], [0])
+    >>> rows_counted_as_samples(["p_0_0", "p_0_1", "p_1_0", "p_1_1"], [0])
     [0, 3]
     """
     of_no_use = (rows for rows in rows_of_sessions(keys) if not any(r in trained for r in rows))

@@ -14,8 +14,8 @@ from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_rol
 from verl_padding.driver.planned_step import OnceInTheLog, PlannedStep, UpdateNumber
 from verl_padding.driver.samples import (
     put_results_of_untrained,
+    rows_counted_as_samples,
     rows_that_train,
-    sample_rows,
     select_rows,
 )
 from verl_padding.driver.step_record import write_record
@@ -165,12 +165,12 @@ class TrainingSteps:
             metrics.update(clock_metrics)
         self._updates.append(step)
 
-    def exclude_emptied_rows(self, batch: KVBatchMeta) -> None:
+    def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
         """Marks the rows of the local update that verl's means over rows are to leave out as verl
         marks its pads, in this batch alone."""
         assert self.current is not None, "a local update without a plan"
         planned, with_loss = self.current.batch, self.current.rows_with_loss
-        samples = {planned.keys[row] for row in sample_rows(planned.keys, with_loss)}
+        samples = {planned.keys[row] for row in rows_counted_as_samples(planned.keys, with_loss)}
         for key, tag in zip(batch.keys, batch.tags, strict=True):
             if key not in samples:
                 tag[PADDING_TAG] = True
@@ -214,7 +214,7 @@ class TrainingSteps:
             if not are_verls:
                 of_part = [row for row, key in enumerate(part.keys) if key in trained_keys]
                 compute_row_advantages(
-                    select_rows(part, sample_rows(part.keys, of_part)), algorithm
+                    select_rows(part, rows_counted_as_samples(part.keys, of_part)), algorithm
                 )
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch
