@@ -72,12 +72,8 @@ class OnceInTheLog:
 
 
 class PlannedStep:
-    """The real rows of a local update, and the plan of its worker calls. Pads are in TransferQueue
-    from :meth:`put_pads` to :meth:`close`.
-
-    The batch is put in the order of the data set, in place: its rows come in the order in which
-    their sessions ended, which no run repeats. A PaddingDataError refuses rows that cannot be
-    planned; by then, masks of repeated tokens alone have been changed.
+    """The real rows of a local update, and the plan of its worker calls, which :meth:`plan_rows`
+    makes. Pads are in TransferQueue from :meth:`put_pads` to :meth:`close`.
 
     Args:
         template: what pads are made from.
@@ -88,7 +84,6 @@ class PlannedStep:
     def __init__(
         self,
         job: VerlJob,
-        batch: KVBatchMeta,
         number: UpdateNumber,
         *,
         template: PadTemplate,
@@ -102,22 +97,9 @@ class PlannedStep:
         """Metric -> seconds that planning and its parts took."""
         self.repeated_tokens: int | None = None
         """Tokens that an earlier row trains, where they are masked."""
-        with simple_timer(PLAN_SECONDS, self.seconds):
-            batch.reorder(data_order(batch.keys))
-            tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            self.prefixes = PrefixDetection(batch, tokens_R, may_have_images=job.has_images)
-            # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
-            if batch.keys and calls is None:
-                self._keep_pass_that_rows_need(batch)
-                self._log_sample_unit(batch)
-                if job.padding.repeated_tokens == "once":
-                    self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
-            self._padded = self._planned(batch)
-        self.batch = self._padded.batch
-        """The real rows, as they were planned."""
-        self._plans = [self._padded]
-        """Beside the first, the actor's update each time that it was planned anew for the rows that
-        it leaves out; the last one counts, and the pads of all are taken out in the end."""
+        self._plans: list[PaddedBatch] = []
+        """That of all rows, and the actor's update each time that it was planned anew for the rows
+        that it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._dropped: list[int] = []
         """The rows that the actor's update left out when it was called last."""
         self.has_updated = False
@@ -126,6 +108,28 @@ class PlannedStep:
         """What its micro-batches took; empty where they are not timed."""
         self.tokens: dict[str, CallTokens] = {}
         """Of each call that was made, for rows of the step."""
+
+    def plan_rows(self, batch: KVBatchMeta) -> None:
+        """Plans the calls; no pad is put yet.
+
+        The batch is put in the order of the data set, in place: its rows come in the order in which
+        their sessions ended, which no run repeats. A PaddingDataError refuses rows that cannot be
+        planned; by then, masks of repeated tokens alone have been changed.
+        """
+        with simple_timer(PLAN_SECONDS, self.seconds):
+            batch.reorder(data_order(batch.keys))
+            tokens_R = tokens_of_tags(batch.keys, batch.tags)
+            self.prefixes = PrefixDetection(batch, tokens_R, may_have_images=self._job.has_images)
+            # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
+            if batch.keys and self._calls is None:
+                self._keep_pass_that_rows_need(batch)
+                self._log_sample_unit(batch)
+                if self._job.padding.repeated_tokens == "once":
+                    self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
+            self._padded = self._planned(batch)
+        self._plans.append(self._padded)
+        self.batch = self._padded.batch
+        """The real rows, as they were planned."""
 
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with

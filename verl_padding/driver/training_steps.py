@@ -271,15 +271,16 @@ class TrainingSteps:
             self._log_once(line)
 
     def _planned(self, batch: KVBatchMeta, calls: Collection[str] | None = None) -> PlannedStep:
-        return PlannedStep(
+        step = PlannedStep(
             self._job,
-            batch,
             UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step),
             template=self._template(batch),
             dp_sizes=self._dp_sizes(),
             log_once=self._log_once,
             calls=calls,
         )
+        step.plan_rows(batch)
+        return step
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
