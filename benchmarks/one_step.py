@@ -19,5 +19,5 @@ def padded_group(
     Args:
         note_work: gets each call, and the tokens that reached its models.
     """
-    step: Any = SimpleNamespace(padded_for=lambda call: padded, note_work=note_work)
+    step: Any = SimpleNamespace(prepare_call=lambda call: padded, note_work=note_work)
     return PaddedWorkerGroup(worker_group, lambda call, batch: nullcontext(step))

@@ -98,7 +98,7 @@ def test_performance_counts_pads_and_accuracy_does_not(overrides, local_updates,
         ones = [torch.ones(response) * (row != 1) for row, (_, response) in enumerate(lengths)]
         put_columns(batch, advantages=ones, returns=ones)
         if overrides is IDLE:
-            self.steps.current.padded_for(ACTOR)
+            self.steps.current.prepare_call(ACTOR)
         pads.append(metrics["padding/actor/pad_rows/total"])
         return batch
 

@@ -57,20 +57,6 @@ class UpdateNumber:
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-class OnceInTheLog:
-    """Says something in the log, the first time that the job meets what it is ``about``: by
-    default, the message."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def __call__(self, message: str, about: str = "") -> None:
-        about = about or message
-        if about not in self._said:
-            self._said.add(about)
-            logger.warning("verl_padding: %s", message)
-
-
 class PlannedStep:
     """The real rows of a local update, and the plan of its worker calls, which :meth:`plan_rows`
     makes. Pads are in TransferQueue from :meth:`put_pads` to :meth:`close`.
@@ -102,8 +88,7 @@ class PlannedStep:
         that it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._dropped: list[int] = []
         """The rows that the actor's update left out when it was called last."""
-        self.has_updated = False
-        """Whether an update of the actor has taken its own log-probs for the old policy's."""
+        self._has_updated = False  # the actor, with its own log-probs for the old policy's
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
         self.tokens: dict[str, CallTokens] = {}
@@ -118,8 +103,10 @@ class PlannedStep:
         """
         with simple_timer(PLAN_SECONDS, self.seconds):
             batch.reorder(data_order(batch.keys))
-            tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            self.prefixes = PrefixDetection(batch, tokens_R, may_have_images=self._job.has_images)
+            self._tokens_R = tokens_of_tags(batch.keys, batch.tags)
+            self.prefixes = PrefixDetection(
+                batch, self._tokens_R, may_have_images=self._job.has_images
+            )
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys and self._calls is None:
                 self._keep_pass_that_rows_need(batch)
@@ -130,6 +117,10 @@ class PlannedStep:
         self._plans.append(self._padded)
         self.batch = self._padded.batch
         """The real rows, as they were planned."""
+
+    def join(self, update: "PlannedStep") -> None:
+        """Counts its tokens with those of an update of whose rows some may have been trained."""
+        self.tokens, self._has_updated = update.tokens, True
 
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
@@ -184,10 +175,9 @@ class PlannedStep:
         if job.shares and batch.keys:
             branches, tries = self._may_branch(), self.prefixes.by_outputs
             shape = replace(shape, may_branch=branches)
-        tokens_R = tokens_of_tags(batch.keys, batch.tags)
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
-            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries, dropped), shape)
+            plan = plan_batch(Rows.from_keys(batch.keys, self._tokens_R, tries, dropped), shape)
         except PlanError as refusal:
             message = f"step {step}: {translate_plan_error(refusal)}"
             raise PaddingDataError(message) from refusal
@@ -249,45 +239,47 @@ class PlannedStep:
         """Whether a worker call with these rows, in any order, is one of the step's."""
         return call in self._padded.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
 
-    def padded_for(self, call: str) -> PaddedBatch:
-        """What a worker call is sent.
+    def prepare_call(self, call: str) -> PaddedBatch:
+        """The plan and pads of a worker call that is about to be made.
 
-        An update that leaves out rows without an advantage is planned again when it is called: now
-        advantages are known. Until then the plan holds all rows, so that what cannot be planned was
-        refused before any pass.
+        An update that leaves out rows without an advantage is planned again, and its pads are put:
+        now advantages are known. Until then the plan holds all rows, so that what cannot be planned
+        was refused before any pass.
         """
         job = self._job
         if call == ACTOR and job.skips_old_log_probs and not self._padded.has_old_log_probs():
-            if self.has_updated:
+            if self._has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
                     "the actor is updated more than once in a step, or on some of its rows, and "
                     "later updates compare with log-probs from before the first",
                     "Set it to True.",
                 )
-            self.has_updated = True
-        if call != ACTOR or not job.skips_zero_advantage_rows:
-            return self._padded
-        dropped = find_zero_advantage_rows(self.batch)
-        # An update may be called twice, and a trainer of one's own may change advantages between.
-        if dropped != self._dropped:
-            with simple_timer(PLAN_SECONDS, self.seconds):
-                self._plans.append(self._planned(self.batch, dropped))
-            self._dropped = dropped
-            # They are known before they are put: whatever happens, they are taken out again.
-            self.put_pads()
-        return self._plans[-1]
+            self._has_updated = True
+        if call == ACTOR and job.skips_zero_advantage_rows:
+            dropped = find_zero_advantage_rows(self.batch)
+            # It may be called twice, and a trainer of one's own may change advantages between.
+            if dropped != self._dropped:
+                with simple_timer(PLAN_SECONDS, self.seconds):
+                    self._plans.append(self._planned(self.batch, dropped))
+                self._dropped = dropped
+                # They are known before they are put: whatever happens, they are taken out again.
+                self.put_pads()
+        return self._padded_of(call)
+
+    def _padded_of(self, call: str) -> PaddedBatch:
+        return self._plans[-1] if call == ACTOR else self._padded
 
     def note_work(self, call: str, tokens: int) -> None:
         """Notes the tokens that reached the models in a call, of pads too, and says so in the log
         where the plan has fewer: then it is slower than planned, and takes more memory."""
-        padded = self._plans[-1] if call == ACTOR else self._padded
+        padded = self._padded_of(call)
         layout, figures = padded.plan.layouts[call], padded.plan.figures[call]
         epochs, noted = self._job.epochs(call), self.tokens.setdefault(call, CallTokens())
         computed = tokens - epochs * layout.n_pads * padded.pad_length
         noted.computed += computed
         noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
-        noted.of_all += epochs * sum(tokens_of_tags(self.batch.keys, self.batch.tags))
+        noted.of_all += epochs * sum(self._tokens_R)
         if computed > (planned := epochs * figures.computed_tokens):
             self._log_once(
                 f"step {self.number.global_step}: {computed:,} tokens reached the models in worker "
@@ -313,15 +305,16 @@ class PlannedStep:
 
     def metrics(self) -> dict[str, float]:
         """What was planned, and under verl's name the tokens that ranks get."""
-        lengths = tokens_of_tags(self.batch.keys, self.batch.tags)
         # verl's are of all rows.
         prefix = "global_seqlen_computed" if self._dropped else "global_seqlen"
-        found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
+        found = plan_metrics(self.plan, self._tokens_R, self._padded.pad_length) | self.seconds
         if self.repeated_tokens is not None:
             found[names.REPEATED_TOKENS] = self.repeated_tokens
         if self._job.skips_zero_advantage_rows and ACTOR in self.plan.layouts:
             found = {names.DROPPED_ROWS.format(update=ACTOR): 0} | found
-        return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
+        return found | rank_token_metrics(
+            self.plan, self._tokens_R, self._padded.pad_length, prefix
+        )
 
     def final_metrics(self) -> dict[str, float]:
         """The same once the updates were made, with what was computed and left out, and with the
@@ -329,13 +322,12 @@ class PlannedStep:
         job, layouts = self._job, self.plan.layouts
         saved = saved_metrics(
             self.tokens,
-            of_all_rows=sum(tokens_of_tags(self.batch.keys, self.batch.tags)),
+            of_all_rows=sum(self._tokens_R),
             has_pass=not job.skips_old_log_probs or LOG_PROB in self.tokens or ACTOR not in layouts,
         )
-        made = {call: self._plans[-1] if call == ACTOR else self._padded for call in layouts}
         idle_steps = {
-            f"padding/{call}/idle_steps/total": padded.idle_steps(call)
-            for call, padded in made.items()
+            f"padding/{call}/idle_steps/total": self._padded_of(call).idle_steps(call)
+            for call in layouts
             if CALL_BY_NAME[call].trains
         }
         return self.metrics() | saved | idle_steps

@@ -1,6 +1,7 @@
 """The steps of a padded job: what the overrides of the trainer's methods do, in the order in which
 verl calls them."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +12,7 @@ from verl.utils.profiler import simple_timer
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
-from verl_padding.driver.planned_step import OnceInTheLog, PlannedStep, UpdateNumber
+from verl_padding.driver.planned_step import PlannedStep, UpdateNumber
 from verl_padding.driver.samples import (
     put_results_of_untrained,
     rows_counted_as_samples,
@@ -37,6 +38,8 @@ from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan.plural import plural
 from verl_padding.prefix_sharing.detection import PrefixDetection
 
+logger = logging.getLogger(__name__)
+
 ComputeAdvantage = Callable[[KVBatchMeta, dict[str, Any]], KVBatchMeta]
 """verl's ``_compute_advantage`` of a trainer."""
 TRAIN = "train"
@@ -55,6 +58,20 @@ def own_updates(trainer: Any) -> Iterator[Incompatibility]:
             why = "a trainer of one's own may write old log-probs, or update the actor twice"
             fix = "Set padding.recompute_old_log_probs=True."
             yield Incompatibility(f"{owner.__name__}.{name}", why, fix)
+
+
+class OnceInTheLog:
+    """Says something in the log, the first time that the job meets what it is ``about``: by
+    default, the message."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, message: str, about: str = "") -> None:
+        about = about or message
+        if about not in self._said:
+            self._said.add(about)
+            logger.warning("verl_padding: %s", message)
 
 
 class TrainingSteps:
@@ -126,8 +143,7 @@ class TrainingSteps:
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
         step = self._planned(rows, [call])
         if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
-            step.has_updated = True  # other rows of the step may have been trained
-            step.tokens = self.current.tokens
+            step.join(self.current)
         try:
             step.put_pads()
             yield step

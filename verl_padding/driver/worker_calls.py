@@ -75,7 +75,7 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
         with self._step_for(call.name, batch) as step:
-            padded = step.padded_for(call.name)
+            padded = step.prepare_call(call.name)
             self._worker_group.execute_with_func_generator(start_call)
             make = padded.update_call if call.trains else padded.inference_call
             sent = make(call.name, batch)
