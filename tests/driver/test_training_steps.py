@@ -265,9 +265,9 @@ def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):
     trainer = padded_trainer(*ONE_RANK, dp_size=1)
     trainer._balance_batch(put_sessions(7, [[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6]]]), {})
     step = trainer.steps.current
-    step.note_work(ACTOR, 5 + 2)
+    step.note_work(ACTOR, 5 + 2, 1)
     assert "reached" not in caplog.text
-    step.note_work(ACTOR, 3 + 5 + 2)
+    step.note_work(ACTOR, 3 + 5 + 2, 1)
     assert (
         "10 tokens reached the models in worker call 'actor', where the plan has 7" in caplog.text
     )
@@ -285,7 +285,7 @@ def test_each_pass_beside_the_plan_is_counted():
         part = batch.select_keys(rows)
         with trainer.steps.step_for("log_prob", part) as step:
             assert step is not trainer.steps.current
-            step.note_work("log_prob", tokens)
+            step.note_work("log_prob", tokens, 1)
     metrics = trainer.steps.current.final_metrics()
     assert metrics["padding/computed_tokens/total"] == 5 + 2
 
@@ -300,7 +300,7 @@ def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, 
     updates = iter(
         [[[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6], [5, 6, 4]]], [[[7, 8, 9], [7, 8, 9, 1]]]] * 2
     )
-    trainer = padded_trainer(*ONE_RANK, "actor_rollout_ref.actor.ppo_epochs=2", dp_size=1)
+    trainer = padded_trainer(*ONE_RANK, dp_size=1)
     trainer.parameter_sync_step, trainer.prepare_step = 2, dict
 
     def step_once(self, metrics, *_):
@@ -309,7 +309,7 @@ def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, 
         step = self.steps.current
         for call, epochs in (("log_prob", 1), (ACTOR, 2)):
             assert step.plan.layouts[call].n_pads == 0
-            step.note_work(call, epochs * step.plan.figures[call].computed_tokens)
+            step.note_work(call, epochs * step.plan.figures[call].computed_tokens, epochs)
         return batch
 
     monkeypatch.setattr(stock, "_step_once", step_once)

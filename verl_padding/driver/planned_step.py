@@ -270,12 +270,13 @@ class PlannedStep:
     def _padded_of(self, call: str) -> PaddedBatch:
         return self._plans[-1] if call == ACTOR else self._padded
 
-    def note_work(self, call: str, tokens: int) -> None:
-        """Notes the tokens that reached the models in a call, of pads too, and says so in the log
-        where the plan has fewer: then it is slower than planned, and takes more memory."""
+    def note_work(self, call: str, tokens: int, epochs: int) -> None:
+        """Notes the tokens that reached the models in all epochs of a call, of pads too, and says
+        so in the log where the plan has fewer: then it is slower than planned, and takes more
+        memory."""
         padded = self._padded_of(call)
         layout, figures = padded.plan.layouts[call], padded.plan.figures[call]
-        epochs, noted = self._job.epochs(call), self.tokens.setdefault(call, CallTokens())
+        noted = self.tokens.setdefault(call, CallTokens())
         computed = tokens - epochs * layout.n_pads * padded.pad_length
         noted.computed += computed
         noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)

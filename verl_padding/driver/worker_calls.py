@@ -84,7 +84,9 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
             # next; pads that are gone after this block must have been read.
             answers = ray.get(getattr(output, "futures", []))
             work = self._worker_group.execute_with_func_generator(read_work).non_tensor_batch[WORK]
-            step.note_work(call.name, check_work(call, padded.plan.layouts[call.name], sent, work))
+            epochs = sent.extra_info.get("epochs", 1) if call.trains else 1
+            tokens = check_work(call, padded.plan.layouts[call.name], epochs, work)
+            step.note_work(call.name, tokens, epochs)
             if call.trains:
                 return output
             is_batch = isinstance(output, KVBatchMeta)
@@ -122,9 +124,7 @@ def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None
         )
 
 
-def check_work(
-    call: WorkerCall, layout: Layout, sent: KVBatchMeta, work: Sequence[Counter[str]]
-) -> int:
+def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Counter[str]]) -> int:
     """Compares what the ranks have done in a call with its plan.
 
     Returns: the tokens that reached their models, of pads too.
@@ -133,7 +133,6 @@ def check_work(
         PaddingError: a rank has taken other optimizer steps than planned, or not one step of the
             scheduler of the learning rate after them.
     """
-    epochs = sent.extra_info.get("epochs", 1)
     wanted = (epochs * layout.n_mini_batches, 1) if call.trains else (0, 0)
     for rank, done in enumerate(work):
         if (found := (done[STEPS], done[SCHEDULER_STEPS])) != wanted:

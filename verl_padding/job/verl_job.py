@@ -119,13 +119,6 @@ class VerlJob:
         """Whether tokens that rows have in common are computed once."""
         return self.savings.is_on(SHARING)
 
-    def epochs(self, call: str) -> int:
-        """How often a worker call goes over its rows."""
-        if not CALL_BY_NAME[call].trains:
-            return 1
-        section = self.engines[CALL_BY_NAME[call].role].section
-        return int(OmegaConf.select(self.config, f"{section}.ppo_epochs"))
-
     def updates_actor(self, step: int) -> bool:
         """Whether the actor trains in a global step: the critic may have to warm up first."""
         return bool(self.config.trainer.critic_warmup <= step)
