@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.workers.utils.padding import response_to_nested
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS, Estimator
@@ -32,6 +33,8 @@ MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewar
 READ = (MASK, SCORES, REWARDS, VALUES)
 """Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL,
 values with a critic."""
+READ_BY_VERL = (*READ, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights")
+"""Fields that verl's trainer gives its estimators."""
 RESULTS = ("advantages", "returns")
 
 
@@ -233,6 +236,27 @@ def estimator_settings(algorithm: Any) -> dict[str, Any]:
     settings = {name: algorithm[name] for name in ("adv_estimator", "gamma", "lam")}
     settings["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
     return settings | {"config": algorithm}
+
+
+def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
+    """Puts what verl's trainer would compute of these rows if there were no others."""
+    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this
+    # module.
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    rows = read_fields(batch.keys, batch.partition_id, READ_BY_VERL)
+    data = DataProto(batch=rows.to_padded_tensor())
+    data.batch["token_level_scores"] = data.batch[SCORES]
+    if REWARDS not in rows:
+        data.batch[REWARDS] = data.batch[SCORES]
+    data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
+    if algorithm.adv_estimator == AdvantageEstimator.GRPO:
+        computed = compute_advantage_for_multi_trajectories(
+            data, batch_keys=list(batch.keys), **estimator_settings(algorithm)
+        ).batch
+    else:
+        computed = estimate(data, algorithm)
+    put_columns(batch, {name: response_to_nested(computed[name], rows[MASK]) for name in RESULTS})
 
 
 def fix_sessions_ending_untrained(

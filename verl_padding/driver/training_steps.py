@@ -11,7 +11,7 @@ from verl.utils.profiler import simple_timer
 
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, batch_metrics, step_metrics
-from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
+from verl_padding.driver.agent_roles import parts_by_role, read_roles
 from verl_padding.driver.planned_step import PlannedStep, UpdateNumber
 from verl_padding.driver.samples import (
     put_results_of_untrained,
@@ -198,8 +198,8 @@ class TrainingSteps:
         roles, where they are asked for, and of sessions whose last row is not trained."""
         by_session, algorithm = self._job.padding.advantages == "session", self._config.algorithm
         trained = rows_that_train(batch)
-        are_verls = not by_session and not self._by_role and len(trained) == len(batch)
-        if are_verls:
+        uses_stock = not by_session and not self._by_role and len(trained) == len(batch)
+        if uses_stock:
             batch = by_verl(batch, metrics)
         elif trained:
             # All of its results but advantages are kept: KL penalties, weights, what is rejected.
@@ -210,16 +210,7 @@ class TrainingSteps:
         trained_keys = {batch.keys[row] for row in trained}
         continued_R: Sequence[int | None] = [None] * len(batch)
         if by_session:
-            found = None
-            if self.current is not None and self.current.batch.keys == batch.keys:
-                found = self.current.prefixes
-            if found is None:
-                found = PrefixDetection(
-                    batch,
-                    tokens_of_tags(batch.keys, batch.tags),
-                    may_have_images=self._job.has_images,
-                )
-            continued_R = found.continued_R
+            continued_R = self._prefixes_of(batch).continued_R
         parts = [(batch, continued_R)]
         if self._by_role:
             parts = list(parts_by_role(batch, continued_R))
@@ -227,13 +218,19 @@ class TrainingSteps:
             if by_session:
                 advantages.compute_session_advantages(part, algorithm, continued)
                 continue
-            if not are_verls:
+            if not uses_stock:
                 of_part = [row for row, key in enumerate(part.keys) if key in trained_keys]
-                compute_row_advantages(
-                    select_rows(part, rows_counted_as_samples(part.keys, of_part)), algorithm
-                )
+                samples = select_rows(part, rows_counted_as_samples(part.keys, of_part))
+                advantages.compute_row_advantages(samples, algorithm)
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch
+
+    def _prefixes_of(self, batch: KVBatchMeta) -> PrefixDetection:
+        """Of the update that runs, if it has these rows."""
+        if self.current is not None and self.current.batch.keys == batch.keys:
+            return self.current.prefixes
+        tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        return PrefixDetection(batch, tokens_R, may_have_images=self._job.has_images)
 
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
