@@ -51,15 +51,15 @@ def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
 
 
 def parts_by_role(
-    batch: KVBatchMeta, continued_R: Sequence[int | None]
+    batch: KVBatchMeta, role_R: Sequence[str], continued_R: Sequence[int | None]
 ) -> Iterator[tuple[KVBatchMeta, list[int | None]]]:
     """The rows of each role, and which of them each continues.
 
     Args:
+        role_R: role of each row of the batch.
         continued_R: number of the row of the batch that each row continues. A row that goes on from
             one of another role continues the nearest of its own before that.
     """
-    role_R = read_roles(batch.keys, batch.partition_id)
     for role in dict.fromkeys(role_R):
         rows = [row for row, each in enumerate(role_R) if each == role]
         place_of = {row: place for place, row in enumerate(rows)}

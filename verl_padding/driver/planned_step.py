@@ -3,12 +3,15 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from verl.utils.profiler import simple_timer
 
+from verl_padding.driver.agent_roles import read_roles
+from verl_padding.driver.samples import sample_unit
 from verl_padding.driver.step_metrics import (
     CallTokens,
     layout_of_ranks,
@@ -32,7 +35,6 @@ from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
-from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
 from verl_padding.record.timings import MicroBatchTiming
@@ -110,13 +112,27 @@ class PlannedStep:
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys and self._calls is None:
                 self._keep_pass_that_rows_need(batch)
-                self._log_sample_unit(batch)
+                if unit := sample_unit(batch.keys, self._job.padding):
+                    step = self.number.global_step
+                    self._log_once(f"step {step}: {unit}", about="rows of sessions")
                 if self._job.padding.repeated_tokens == "once":
                     self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
             self._padded = self._planned(batch)
         self._plans.append(self._padded)
         self.batch = self._padded.batch
         """The real rows, as they were planned."""
+
+    @cached_property
+    def role_R(self) -> list[str]:
+        """The role of each row; a PaddingDataError if one has none."""
+        return read_roles(self.batch.keys, self.batch.partition_id)
+
+    def check_declared(self) -> None:
+        """Refuses rows of which an agent loop has not said what their advantages need."""
+        if self._job.padding.advantages == "session":
+            _ = self.prefixes.continued_R
+        if self._job.padding.baseline == "role":
+            _ = self.role_R
 
     def join(self, update: "PlannedStep") -> None:
         """Counts its tokens with those of an update of whose rows some may have been trained."""
@@ -138,23 +154,6 @@ class PlannedStep:
             fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
             incompatibilities.append(Incompatibility(f"field {name} of {having[0]}", why, fix))
         self._job.savings.block(OLD_LOG_PROBS, incompatibilities)
-
-    def _log_sample_unit(self, batch: KVBatchMeta) -> None:
-        """Says in the log, when sessions first have several rows, what each row is a sample to."""
-        by_row = [
-            f"padding.{name}"
-            for name in ("advantages", "weighting")
-            if getattr(self._job.padding, name) == "row"
-        ]
-        if by_row and len(rows_of_sessions(batch.keys)) < len(batch):
-            settings = " and ".join(f"{name}=row" for name in by_row)
-            self._log_once(
-                f"step {self.number.global_step}: sessions have several rows, and each row counts "
-                f"as a sample, by {settings}. Where the rows of a session are one rollout with one "
-                f"reward, set {' and '.join(f'{name}=session' for name in by_row)} "
-                "(docs/sessions.md).",
-                about="rows of sessions",
-            )
 
     def _planned(self, batch: KVBatchMeta, dropped: Sequence[int] = ()) -> PaddedBatch:
         """The plan of the calls, and their pads, which are not put yet.

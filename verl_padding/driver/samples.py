@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 from tensordict import TensorDict
 
+from verl_padding.config import PaddingConfig
 from verl_padding.driver.advantages import MASK, RESULTS, REWARDS, SCORES
 from verl_padding.pads.queue import (
     KVBatchMeta,
@@ -65,3 +66,19 @@ def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None
             [value.to(dtype) for value in values], layout=torch.jagged
         )
     put_columns(untrained, columns)
+
+
+def sample_unit(keys: Sequence[str], padding: PaddingConfig) -> str:
+    """Says of sessions with several rows that each row is a sample to the job; "" where none is,
+    or sessions have one row."""
+    by_row = [
+        f"padding.{name}" for name in ("advantages", "weighting") if getattr(padding, name) == "row"
+    ]
+    if not by_row or len(rows_of_sessions(keys)) == len(keys):
+        return ""
+    return (
+        "sessions have several rows, and each row counts as a sample, by "
+        f"{' and '.join(f'{name}=row' for name in by_row)}. Where the rows of a session are one "
+        f"rollout with one reward, set {' and '.join(f'{name}=session' for name in by_row)} "
+        "(docs/sessions.md)."
+    )

@@ -122,11 +122,7 @@ class TrainingSteps:
                 about="repeated tokens",
             )
         self._show_savings()
-        # What an agent loop cannot say is refused before any call.
-        if self._job.padding.advantages == "session":
-            step.prefixes.continued_R  # noqa: B018
-        if self._by_role:
-            read_roles(batch.keys, batch.partition_id)
+        step.check_declared()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
         self.current = step
@@ -213,7 +209,9 @@ class TrainingSteps:
             continued_R = self._prefixes_of(batch).continued_R
         parts = [(batch, continued_R)]
         if self._by_role:
-            parts = list(parts_by_role(batch, continued_R))
+            update = self._update_of(batch)
+            role_R = read_roles(batch.keys, batch.partition_id) if update is None else update.role_R
+            parts = list(parts_by_role(batch, role_R, continued_R))
         for part, continued in parts:
             if by_session:
                 advantages.compute_session_advantages(part, algorithm, continued)
@@ -225,10 +223,14 @@ class TrainingSteps:
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch
 
+    def _update_of(self, batch: KVBatchMeta) -> PlannedStep | None:
+        """The update that runs, if it has these rows."""
+        update = self.current
+        return update if update is not None and update.batch.keys == batch.keys else None
+
     def _prefixes_of(self, batch: KVBatchMeta) -> PrefixDetection:
-        """Of the update that runs, if it has these rows."""
-        if self.current is not None and self.current.batch.keys == batch.keys:
-            return self.current.prefixes
+        if (update := self._update_of(batch)) is not None:
+            return update.prefixes
         tokens_R = tokens_of_tags(batch.keys, batch.tags)
         return PrefixDetection(batch, tokens_R, may_have_images=self._job.has_images)
 
@@ -253,8 +255,7 @@ class TrainingSteps:
             )
             metrics.update(counts)
             if self._by_role:
-                batches = [update.batch for update in self._updates]
-                roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
+                roles_of = [update.role_R for update in self._updates]
                 metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
             if self._job.mode != SYNC:
                 metrics.update(batch_metrics.staleness_metrics(rows_of, step))
