@@ -14,10 +14,10 @@ def padded_group(
     padded,
     note_work=lambda call, tokens, epochs: None,
 ):
-    """The worker group as a step's calls find it.
+    """The worker group as an update's calls find it.
 
     Args:
         note_work: gets each call, the tokens that reached its models, and its epochs.
     """
-    step: Any = SimpleNamespace(prepare_call=lambda call: padded, note_work=note_work)
-    return PaddedWorkerGroup(worker_group, lambda call, batch: nullcontext(step))
+    update: Any = SimpleNamespace(prepare_call=lambda call: padded, note_work=note_work)
+    return PaddedWorkerGroup(worker_group, lambda call, batch: nullcontext(update))

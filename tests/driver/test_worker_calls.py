@@ -51,7 +51,7 @@ class Workers:
         self.sent = []
 
     def execute_with_func_generator(self, function):
-        steps = self.sent[-1].extra_info[CALL].steps if self.sent else ()
+        steps = self.sent[-1].extra_info[CALL].mini_batches if self.sent else ()
         return work_of([{STEPS: len(steps), SCHEDULER_STEPS: int(bool(steps))}] * 2)
 
     def compute_log_prob(self, data, scale=1.0):
@@ -79,7 +79,7 @@ def workers(empty_queue):
 def trainer_with(workers, *overrides):
     trainer = padded_trainer(*overrides)
     trainer.use_critic, trainer.use_reference_policy = CRITIC[0] in overrides, KL[0] in overrides
-    group = PaddedWorkerGroup(workers, trainer.steps.step_for)
+    group = PaddedWorkerGroup(workers, trainer.steps.update_for)
     trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = group
     return trainer, group
 
@@ -125,8 +125,8 @@ def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, wor
     assert queue_content() == content, "the step's own pads stay until it ends"
     if call == "update_actor":
         assert (
-            len(workers.sent[0].extra_info[CALL].steps)
-            <= len(workers.sent[1].extra_info[CALL].steps)
+            len(workers.sent[0].extra_info[CALL].mini_batches)
+            <= len(workers.sent[1].extra_info[CALL].mini_batches)
             == 2
         )
 
@@ -273,7 +273,7 @@ def test_a_group_that_is_two_roles_is_wrapped_once():
     # Actor and reference are one object, as verl has it for an actor of adapters.
     trainer = SimpleNamespace(actor_rollout_wg=actor, ref_policy_wg=actor, critic_wg=critic)
     job = SimpleNamespace(savings=Savings(PaddingConfig()))
-    assert len(wrap_worker_groups(trainer, job, step_for=None)) == 2
+    assert len(wrap_worker_groups(trainer, job, update_for=None)) == 2
     assert len(asked) == 2 * asked.count(check_in_worker) == 4
     assert trainer.actor_rollout_wg is trainer.ref_policy_wg is not trainer.critic_wg
 
@@ -309,7 +309,7 @@ def test_a_worker_group_that_no_plan_knows_gets_no_rows(empty_queue):
     group = RanksInProcess.of_shape("64", lambda data: [])
     job = SimpleNamespace(savings=Savings(PaddingConfig()))
     trainer = SimpleNamespace(judge_wg=group, alias=group, number=3)
-    assert wrap_worker_groups(trainer, job, step_for=None) == []
+    assert wrap_worker_groups(trainer, job, update_for=None) == []
     batch = put_rows(LENGTHS)
     for wrapped in (trainer.judge_wg, trainer.alias):
         for arguments in ((batch,), ([batch],), ({"rows": (batch,)},)):

@@ -214,7 +214,7 @@ def gradient(
         size = NOMINAL if with_pads else len(side.keys) - sum(side.pads)
         tu.assign_non_tensor(micro, dp_size=ranks, batch_num_tokens=tokens, global_batch_size=size)
         if side.call is not None and with_pads:
-            [step] = side.call.steps
+            [step] = side.call.mini_batches
             tu.assign_non_tensor(micro, **{CALL: side.call, MINI_BATCH: step})
         outputs = [leaves[side.keys[row]] for row in rows]
         model_output = {output_name: nested(outputs)}

@@ -94,7 +94,7 @@ def _planned_job(arguments: JobArguments, *, has_job: bool) -> Job:
 
         if config.get("padding") is None:
             raise PaddingConfigError("padding: the job does not ask for it. Add +padding=fast.")
-        return check_job(config).step_job()
+        return check_job(config).planner_job()
 
 
 def show_plan(

@@ -12,7 +12,7 @@ from verl.utils.profiler import simple_timer
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import parts_by_role, read_roles
-from verl_padding.driver.planned_step import PlannedStep, UpdateNumber
+from verl_padding.driver.planned_update import PlannedUpdate, UpdateNumber
 from verl_padding.driver.samples import (
     put_results_of_untrained,
     rows_counted_as_samples,
@@ -83,14 +83,14 @@ class TrainingSteps:
 
     def __init__(self, trainer: Any, job: VerlJob):
         self._trainer, self._job, self._config = trainer, job, job.config
-        self.current: PlannedStep | None = None
-        """The step of the local update that runs."""
+        self.current: PlannedUpdate | None = None
+        """The local update that runs."""
         job.savings.block(OLD_LOG_PROBS, own_updates(trainer))
-        self._worker_groups = wrap_worker_groups(trainer, job, self.step_for)
+        self._worker_groups = wrap_worker_groups(trainer, job, self.update_for)
         self._schema = Schema(job.padding.fields)
         self._log_once = OnceInTheLog()
         self._by_role = job.padding.baseline == "role"
-        self._updates: list[PlannedStep] = []  # of the global step
+        self._updates: list[PlannedUpdate] = []  # of the global step
         self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
         self._saved: Counter[str] = Counter()
         self._show_savings()
@@ -112,41 +112,41 @@ class TrainingSteps:
             self.has_probed = True
         # verl's replay buffer has just given this batch, and still has what it knew of its prompts.
         self._failed |= getattr(self._trainer.replay_buffer, "failure_keys", {}).get(TRAIN, set())
-        step = self._planned(batch)
-        if step.repeated_tokens:
+        update = self._planned(batch)
+        if update.repeated_tokens:
             self._log_once(
-                f"step {step.number.global_step}: "
-                f"{plural(step.repeated_tokens, 'sampled token')} repeated from earlier rows of "
+                f"step {update.number.global_step}: "
+                f"{plural(update.repeated_tokens, 'sampled token')} repeated from earlier rows of "
                 "their sessions, masked because of padding.repeated_tokens=once. "
                 f"{names.REPEATED_TOKENS} counts them.",
                 about="repeated tokens",
             )
         self._show_savings()
-        step.check_declared()
+        update.check_declared()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
-        self.current = step
-        step.put_pads()
-        metrics.update(step.metrics())
+        self.current = update
+        update.put_pads()
+        metrics.update(update.metrics())
 
     @contextmanager
-    def step_for(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedStep]:
-        """A with-block that has the plan and pads of a worker call: those of the step that runs, or
-        for rows that it has not planned for this call, some for this call alone."""
+    def update_for(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedUpdate]:
+        """A with-block that has the plan and pads of a worker call: of the update that runs, or for
+        rows that it has not planned for this call, some for this call alone."""
         if self.current is not None and self.current.has_planned(call, batch):
             yield self.current
             return
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
-        step = self._planned(rows, [call])
+        update = self._planned(rows, [call])
         if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
-            step.join(self.current)
+            update.join(self.current)
         try:
-            step.put_pads()
-            yield step
+            update.put_pads()
+            yield update
         except BaseException:
-            step.close(failed=True)
+            update.close(failed=True)
             raise
-        step.close()
+        update.close()
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
@@ -156,10 +156,10 @@ class TrainingSteps:
         seconds_before = dict(timing_raw)
         try:
             yield
-            step = self.current
-            assert step is not None, "a local update without a plan"
-            step.close()
-            metrics.update(made := step.final_metrics())
+            update = self.current
+            assert update is not None, "a local update without a plan"
+            update.close()
+            metrics.update(made := update.final_metrics())
             self._saved.update(made)
         except BaseException:
             if self.current is not None:
@@ -171,11 +171,11 @@ class TrainingSteps:
         self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
             with simple_timer("timing_s/padding/timing", metrics):
-                step.timings, clock_metrics = read_timings(
-                    self._worker_groups, self._job.step_job()
+                update.timings, clock_metrics = read_timings(
+                    self._worker_groups, self._job.planner_job()
                 )
             metrics.update(clock_metrics)
-        self._updates.append(step)
+        self._updates.append(update)
 
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
         """Marks the rows of the local update that verl's means over rows are to leave out as verl
@@ -223,7 +223,7 @@ class TrainingSteps:
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch
 
-    def _update_of(self, batch: KVBatchMeta) -> PlannedStep | None:
+    def _update_of(self, batch: KVBatchMeta) -> PlannedUpdate | None:
         """The update that runs, if it has these rows."""
         update = self.current
         return update if update is not None and update.batch.keys == batch.keys else None
@@ -284,8 +284,8 @@ class TrainingSteps:
         if line := saved_line(self._saved):
             self._log_once(line)
 
-    def _planned(self, batch: KVBatchMeta, calls: Collection[str] | None = None) -> PlannedStep:
-        step = PlannedStep(
+    def _planned(self, batch: KVBatchMeta, calls: Collection[str] | None = None) -> PlannedUpdate:
+        update = PlannedUpdate(
             self._job,
             UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step),
             template=self._template(batch),
@@ -293,8 +293,8 @@ class TrainingSteps:
             log_once=self._log_once,
             calls=calls,
         )
-        step.plan_rows(batch)
-        return step
+        update.plan_rows(batch)
+        return update
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""

@@ -1,4 +1,4 @@
-"""The plan of a step on the real TransferQueue: pads, rows that part, and what is refused."""
+"""The plan of an update on the real TransferQueue: pads, rows that part, and what is refused."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from tests.support.rows_in_queue import (
     queue_content,
 )
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.planned_step import UpdateNumber
+from verl_padding.driver.planned_update import UpdateNumber
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.job.calls import LOG_PROB
@@ -166,14 +166,14 @@ def test_values_of_other_rows_keep_no_column_from_a_row():
     padded_trainer()._balance_batch(batch, {})
 
 
-def test_a_field_without_a_role_is_refused_though_no_pad_is_needed():
+def test_a_field_of_no_kind_is_refused_though_no_pad_is_needed():
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)
     trainer._balance_batch(batch, {})
     assert trainer.steps.current.plan.n_pads == 0
     content = queue_content()
     put_columns(batch, odd=[torch.ones(15), torch.ones(8)] * 2)
-    with pytest.raises(PaddingDataError, match=r"^field 'odd': its role is unclear.* fit no role"):
+    with pytest.raises(PaddingDataError, match=r"^field 'odd': its kind is unclear"):
         trainer._balance_batch(batch, {})
     assert queue_content() == content
 
@@ -197,9 +197,9 @@ def test_the_plan_is_the_same_whichever_session_ends_first():
         trainer = padded_trainer("padding.packer=plan")
         batch = put_rows([(3 + row, 1 + row % 5) for row in order], [keys[row] for row in order])
         trainer._balance_batch(batch, {})
-        step = trainer.steps.current
-        found.append((batch.keys, step.plan.layouts))
-        step.close()
+        update = trainer.steps.current
+        found.append((batch.keys, update.plan.layouts))
+        update.close()
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
     assert found[0] == found[1]
 

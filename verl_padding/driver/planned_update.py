@@ -59,7 +59,7 @@ class UpdateNumber:
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-class PlannedStep:
+class PlannedUpdate:
     """The real rows of a local update, and the plan of its worker calls, which :meth:`plan_rows`
     makes. Pads are in TransferQueue from :meth:`put_pads` to :meth:`close`.
 
@@ -94,7 +94,7 @@ class PlannedStep:
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
         self.tokens: dict[str, CallTokens] = {}
-        """Of each call that was made, for rows of the step."""
+        """Of each call that was made, for rows of the update."""
 
     def plan_rows(self, batch: KVBatchMeta) -> None:
         """Plans the calls; no pad is put yet.
@@ -134,7 +134,7 @@ class PlannedStep:
         if self._job.padding.baseline == "role":
             _ = self.role_R
 
-    def join(self, update: "PlannedStep") -> None:
+    def join(self, update: "PlannedUpdate") -> None:
         """Counts its tokens with those of an update of whose rows some may have been trained."""
         self.tokens, self._has_updated = update.tokens, True
 
@@ -143,7 +143,7 @@ class PlannedStep:
         them, or verl's trainer something that a row has."""
         if not self._job.skips_old_log_probs:
             return
-        incompatibilities, job, name = [], self._job.step_job(), "rollout_log_probs"
+        incompatibilities, job, name = [], self._job.planner_job(), "rollout_log_probs"
         if (steps := job.steps_of_batch(job.updates[ACTOR], len(batch))) > 1:
             setting = f"padding.optimizer_steps={job.optimizer_steps}"
             why = f"the second of {steps} optimizer steps compares with them"
@@ -163,7 +163,7 @@ class PlannedStep:
         mini-batches by the critic's sizes, too.
         """
         job, step = self._job, self.number.global_step
-        shape = job.step_job(
+        shape = job.planner_job(
             calls=self._calls,
             dp_sizes=self._dp_sizes,
             updates_actor=job.updates_actor(step),
@@ -194,7 +194,7 @@ class PlannedStep:
             denominator=job.padding.denominator,
             loss_weightings=loss_weightings(job.config, job.padding),
             branches=branches,
-            # Rows of a single call have other numbers than those of the step.
+            # Rows of a single call have other numbers than those of the update.
             timed=job.padding.timing and self._calls is None,
             own_old_log_probs=ACTOR if job.skips_old_log_probs else None,
             drops_zero_advantage=ACTOR if job.skips_zero_advantage_rows else None,
@@ -235,7 +235,7 @@ class PlannedStep:
             self._plans[-1].put_pads()
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
-        """Whether a worker call with these rows, in any order, is one of the step's."""
+        """Whether a worker call with these rows, in any order, is one of the update's."""
         return call in self._padded.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
 
     def prepare_call(self, call: str) -> PaddedBatch:
