@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from verl.utils.profiler import simple_timer
 
 from verl_padding.driver.agent_roles import read_roles
@@ -202,11 +201,12 @@ class PlannedUpdate:
 
     def _may_branch(self) -> bool:
         """Whether rows that part may share what is before."""
-        if self._job.may_branch and self.prefixes.has_images:
-            # What sees an image may see more than what is before it, by a mask of the model's.
-            why = "rows have images, so in such batches rows share whole beginnings alone"
-            self._log_once(f"step {self.number.global_step}: {why}", about="images")
-        return self._job.may_branch and not self.prefixes.has_images
+        if not self._job.may_branch or not self.prefixes.has_images:
+            return self._job.may_branch
+        # What sees an image may see more than what is before it, by a mask of the model's.
+        why = "rows have images, so in such batches rows share whole beginnings alone"
+        self._log_once(f"step {self.number.global_step}: {why}", about="images")
+        return False
 
     @property
     def pads(self) -> list[KVBatchMeta]:
@@ -264,16 +264,17 @@ class PlannedUpdate:
                 self._dropped = dropped
                 # They are known before they are put: whatever happens, they are taken out again.
                 self.put_pads()
-        return self._padded_of(call)
+        return self.padded_of(call)
 
-    def _padded_of(self, call: str) -> PaddedBatch:
+    def padded_of(self, call: str) -> PaddedBatch:
+        """The plan and pads of a worker call, as it was made last or will be."""
         return self._plans[-1] if call == ACTOR else self._padded
 
     def note_work(self, call: str, tokens: int, epochs: int) -> None:
         """Notes the tokens that reached the models in all epochs of a call, of pads too, and says
         so in the log where the plan has fewer: then it is slower than planned, and takes more
         memory."""
-        padded = self._padded_of(call)
+        padded = self.padded_of(call)
         layout, figures = padded.plan.layouts[call], padded.plan.figures[call]
         noted = self.tokens.setdefault(call, CallTokens())
         computed = tokens - epochs * layout.n_pads * padded.pad_length
@@ -289,19 +290,9 @@ class PlannedUpdate:
             )
 
     @property
-    def mask_R(self) -> list[torch.Tensor]:
-        """Which response tokens of each real row were trained, (response,) each."""
-        return self._plans[-1].mask_R
-
-    @property
     def rows_with_loss(self) -> list[int]:
         """Numbers of the real rows that have a token with a loss."""
         return [row for row, tokens in enumerate(self._padded.loss_tokens_R) if tokens]
-
-    @property
-    def weight_R(self) -> list[float]:
-        """What the gradient of each row's outputs was multiplied by in the actor's update."""
-        return self._plans[-1].weights(ACTOR)
 
     def metrics(self) -> dict[str, float]:
         """What was planned, and under verl's name the tokens that ranks get."""
@@ -326,7 +317,7 @@ class PlannedUpdate:
             has_pass=not job.skips_old_log_probs or LOG_PROB in self.tokens or ACTOR not in layouts,
         )
         idle_steps = {
-            f"padding/{call}/idle_steps/total": self._padded_of(call).idle_steps(call)
+            f"padding/{call}/idle_steps/total": self.padded_of(call).idle_steps(call)
             for call in layouts
             if CALL_BY_NAME[call].trains
         }

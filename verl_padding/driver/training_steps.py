@@ -24,7 +24,7 @@ from verl_padding.driver.step_timing import read_timings
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import CALLS, LOG_PROB
+from verl_padding.job.calls import ACTOR, CALLS, LOG_PROB
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
@@ -60,20 +60,6 @@ def own_updates(trainer: Any) -> Iterator[Incompatibility]:
             yield Incompatibility(f"{owner.__name__}.{name}", why, fix)
 
 
-class OnceInTheLog:
-    """Says something in the log, the first time that the job meets what it is ``about``: by
-    default, the message."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def __call__(self, message: str, about: str = "") -> None:
-        about = about or message
-        if about not in self._said:
-            self._said.add(about)
-            logger.warning("verl_padding: %s", message)
-
-
 class TrainingSteps:
     """The steps of a trainer of verl that has been set up; its worker groups are wrapped here.
 
@@ -88,7 +74,7 @@ class TrainingSteps:
         job.savings.block(OLD_LOG_PROBS, own_updates(trainer))
         self._worker_groups = wrap_worker_groups(trainer, job, self.update_for)
         self._schema = Schema(job.padding.fields)
-        self._log_once = OnceInTheLog()
+        self._said: set[str] = set()  # in the log
         self._by_role = job.padding.baseline == "role"
         self._updates: list[PlannedUpdate] = []  # of the global step
         self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
@@ -239,7 +225,9 @@ class TrainingSteps:
         step = self._trainer.global_steps
         with simple_timer("timing_s/padding/rows", metrics):
             rows_of = [
-                TrainedRows.read(update.batch, update.mask_R, update.prefixes.continued_R)
+                TrainedRows.read(
+                    update.batch, update.padded_of(ACTOR).mask_R, update.prefixes.continued_R
+                )
                 for update in self._updates
             ]
             metrics.update(batch_metrics.row_metrics(rows_of))
@@ -274,6 +262,14 @@ class TrainingSteps:
         if self.current is not None:
             batches += [self.current.batch, *self.current.pads]
         return set_aside(batches if self._job.mode != SYNC else [])
+
+    def _log_once(self, message: str, about: str = "") -> None:
+        """Says something in the log, the first time that the job meets what it is ``about``: by
+        default, the message."""
+        about = about or message
+        if about not in self._said:
+            self._said.add(about)
+            logger.warning("verl_padding: %s", message)
 
     def _show_savings(self) -> None:
         """Says in the log which savings the job has, once and again where it loses one."""
