@@ -24,7 +24,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS, Estimator
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, rows_like
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
 from verl_padding.prefix_sharing.repeated_tokens import number_tokens
@@ -294,14 +294,9 @@ def fix_sessions_ending_untrained(
         samples.append({MASK: mask_R[0].new_ones(1), REWARDS: reward[None]})
     first_S = [batch.keys[session[0]] for session in sessions]
     estimated = _estimated(samples, first_S, algorithm)["advantages"]
-    fixed = {
-        row: estimated[number, 0] * mask_R[row]
-        for number, session in enumerate(sessions)
-        for row in session
-    }
-    keys, tags = [batch.keys[row] for row in fixed], [batch.tags[row] for row in fixed]
-    columns = dict.fromkeys(RESULTS, _jagged(list(fixed.values())))
-    put_columns(rows_like(batch, keys, tags), columns)
+    session_of = {row: number for number, session in enumerate(sessions) for row in session}
+    fixed = [estimated[session_of[row], 0] * mask for row, mask in enumerate(mask_R)]
+    put_columns(batch, dict.fromkeys(RESULTS, _jagged(fixed)))
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:

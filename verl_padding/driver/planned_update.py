@@ -112,8 +112,7 @@ class PlannedUpdate:
             if batch.keys and self._calls is None:
                 self._keep_pass_that_rows_need(batch)
                 if unit := sample_unit(batch.keys, self._job.padding):
-                    step = self.number.global_step
-                    self._log_once(f"step {step}: {unit}", about="rows of sessions")
+                    self._log(unit, "rows of sessions")
                 if self._job.padding.repeated_tokens == "once":
                     self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
             self._padded = self._planned(batch)
@@ -132,6 +131,9 @@ class PlannedUpdate:
             _ = self.prefixes.continued_R
         if self._job.padding.baseline == "role":
             _ = self.role_R
+
+    def _log(self, message: str, about: str) -> None:
+        self._log_once(f"step {self.number.global_step}: {message}", about=about)
 
     def join(self, update: "PlannedUpdate") -> None:
         """Counts its tokens with those of an update of whose rows some may have been trained."""
@@ -177,15 +179,14 @@ class PlannedUpdate:
         try:
             plan = plan_batch(Rows.from_keys(batch.keys, self._tokens_R, tries, dropped), shape)
         except PlanError as refusal:
-            message = f"step {step}: {translate_plan_error(refusal)}"
-            raise PaddingDataError(message) from refusal
+            raise PaddingDataError(f"step {step}: {translate_plan_error(refusal)}") from refusal
         if dropped:
             layouts, figures = {ACTOR: plan.layouts[ACTOR]}, {ACTOR: plan.figures[ACTOR]}
             plan = replace(plan, layouts=layouts, figures=figures, warnings=(), hint=None)
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", step, warning)
         if plan.hint:
-            self._log_once(f"step {step}: {translate_plan_error(plan.hint)}", about="hint")
+            self._log(translate_plan_error(plan.hint), "hint")
         return PaddedBatch(
             batch,
             plan,
@@ -205,7 +206,7 @@ class PlannedUpdate:
             return self._job.may_branch
         # What sees an image may see more than what is before it, by a mask of the model's.
         why = "rows have images, so in such batches rows share whole beginnings alone"
-        self._log_once(f"step {self.number.global_step}: {why}", about="images")
+        self._log(why, "images")
         return False
 
     @property
@@ -223,11 +224,8 @@ class PlannedUpdate:
     def plan(self) -> BatchPlan:
         """The plan of all calls, as they were made or will be."""
         plan, update = self._padded.plan, self._plans[-1].plan
-        return replace(
-            plan,
-            layouts={**plan.layouts, **update.layouts},
-            figures={**plan.figures, **update.figures},
-        )
+        layouts = {**plan.layouts, **update.layouts}
+        return replace(plan, layouts=layouts, figures={**plan.figures, **update.figures})
 
     def put_pads(self) -> None:
         """Puts the pads into TransferQueue."""
@@ -282,11 +280,10 @@ class PlannedUpdate:
         noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
         noted.of_all += epochs * sum(self._tokens_R)
         if computed > (planned := epochs * figures.computed_tokens):
-            self._log_once(
-                f"step {self.number.global_step}: {computed:,} tokens reached the models in worker "
-                f"call {call!r}, where the plan has {planned:,}. Metrics of what is saved have the "
-                "former.",
-                about="computed tokens",
+            self._log(
+                f"{computed:,} tokens reached the models in worker call {call!r}, where the plan "
+                f"has {planned:,}. Metrics of what is saved have the former.",
+                "computed tokens",
             )
 
     @property

@@ -7,7 +7,6 @@ is a KL of 0, a perplexity of 1, and one more sample of its prompt; so they get 
 from collections.abc import Collection, Sequence
 
 import torch
-from tensordict import TensorDict
 
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.advantages import MASK, RESULTS, REWARDS, SCORES
@@ -50,18 +49,16 @@ def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None
     rest = sorted({*range(len(batch))} - {*trained})
     if not rest:
         return
-    names: tuple[str, ...] = RESULTS
-    like = TensorDict()
+    untrained = select_rows(batch, rest)
+    scores = read_fields(untrained.keys, batch.partition_id, [SCORES])[SCORES].unbind()
+    dtype_of = dict.fromkeys(RESULTS, scores[0].dtype)
     if trained:
         of_verl = (*RESULTS, REWARDS, WEIGHTS)
         like = read_fields([batch.keys[trained[0]]], batch.partition_id, of_verl)
-        names = tuple(name for name in of_verl if name in like)
-    untrained = select_rows(batch, rest)
-    scores = read_fields(untrained.keys, batch.partition_id, [SCORES])[SCORES].unbind()
+        dtype_of = {name: like[name].dtype for name in of_verl if name in like}
     columns = {}
-    for name in names:
+    for name, dtype in dtype_of.items():
         values = scores if name == REWARDS else map(torch.zeros_like, scores)
-        dtype = like[name].dtype if name in like else scores[0].dtype
         columns[name] = torch.nested.as_nested_tensor(
             [value.to(dtype) for value in values], layout=torch.jagged
         )
@@ -76,9 +73,10 @@ def sample_unit(keys: Sequence[str], padding: PaddingConfig) -> str:
     ]
     if not by_row or len(rows_of_sessions(keys)) == len(keys):
         return ""
+    rows, sessions = (
+        " and ".join(f"{name}={unit}" for name in by_row) for unit in ("row", "session")
+    )
     return (
-        "sessions have several rows, and each row counts as a sample, by "
-        f"{' and '.join(f'{name}=row' for name in by_row)}. Where the rows of a session are one "
-        f"rollout with one reward, set {' and '.join(f'{name}=session' for name in by_row)} "
-        "(docs/sessions.md)."
+        f"sessions have several rows, and each row counts as a sample, by {rows}. Where the rows "
+        f"of a session are one rollout with one reward, set {sessions} (docs/sessions.md)."
     )

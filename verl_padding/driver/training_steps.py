@@ -3,7 +3,7 @@ verl calls them."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from verl_padding.driver.samples import (
     select_rows,
 )
 from verl_padding.driver.step_record import write_record
-from verl_padding.driver.step_timing import read_timings
+from verl_padding.driver.step_timing import read_timings, timing_metrics
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
@@ -157,10 +157,9 @@ class TrainingSteps:
         self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
             with simple_timer("timing_s/padding/timing", metrics):
-                update.timings, clock_metrics = read_timings(
-                    self._worker_groups, self._job.planner_job()
-                )
-            metrics.update(clock_metrics)
+                update.timings = read_timings(self._worker_groups)
+            cost = self._job.planner_job().row_cost
+            metrics.update(timing_metrics(update.timings, cost))
         self._updates.append(update)
 
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
@@ -190,7 +189,7 @@ class TrainingSteps:
             batch = rows_like(computed, batch.keys, batch.tags)
         put_results_of_untrained(batch, trained)
         trained_keys = {batch.keys[row] for row in trained}
-        continued_R: Sequence[int | None] = [None] * len(batch)
+        continued_R: list[int | None] = [None] * len(batch)
         if by_session:
             continued_R = self._prefixes_of(batch).continued_R
         parts = [(batch, continued_R)]
