@@ -200,7 +200,8 @@ def test_each_rank_gets_the_plans_local_batches_and_answers_find_their_rows(shap
     plan = plan_for(batch, dp_size=SHAPES[shape][0], mini=9)
     ranks = RanksInProcess.of_shape(shape, numbers_or_pad)
     padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
-    group = padded_group(ranks, padded)
+    noted = []
+    group = padded_group(ranks, padded, lambda call, tokens, epochs: noted.append((call, epochs)))
     output = group.compute_log_prob(batch)
     assert output.keys == batch.keys
     answers = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[ANSWER])[
@@ -209,6 +210,7 @@ def test_each_rank_gets_the_plans_local_batches_and_answers_find_their_rows(shap
     assert answers.tolist() == list(range(70))
     batch.extra_info = {"epochs": 2, "mini_batch_size": 7}
     group.update_actor(batch)
+    assert noted == [("log_prob", 1), ("actor", 2)], "epochs"
     assert plan.layouts["actor"].n_pads > 0
     for worker, dp_rank in zip(ranks.workers, ranks.dp_ranks(), strict=True):
         for name, epochs, got in (
