@@ -59,7 +59,7 @@ def job_of(overrides: tuple[str, ...]) -> tuple[DictConfig, Job | None, dict[str
     losses = {ACTOR: partial(ppo_loss, config=omega_conf_to_dataclass(actor))}
     if config.algorithm.adv_estimator == "gae":
         losses[CRITIC] = partial(value_loss, config=omega_conf_to_dataclass(config.critic))
-    return config, check_job(config).step_job() if "padding" in config else None, losses
+    return config, check_job(config).planner_job() if "padding" in config else None, losses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from verl_padding.driver.worker_calls import PaddedWorkerGroup
 def padded_group(
     worker_group,
     padded,
-    note_work=lambda call, tokens: None,
+    note_work=lambda call, tokens, epochs: None,
 ):
-    """The worker group as a step's calls find it.
+    """The worker group as an update's calls find it.
 
     Args:
-        note_work: gets each call, and the tokens that reached its models.
+        note_work: gets each call, the tokens that reached its models, and its epochs.
     """
-    step: Any = SimpleNamespace(padded_for=lambda call: padded, note_work=note_work)
-    return PaddedWorkerGroup(worker_group, lambda call, batch: nullcontext(step))
+    update: Any = SimpleNamespace(prepare_call=lambda call: padded, note_work=note_work)
+    return PaddedWorkerGroup(worker_group, lambda call, batch: nullcontext(update))

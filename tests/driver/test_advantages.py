@@ -50,10 +50,10 @@ def algorithm_of(estimator: str):
     return compose_job(f"algorithm.adv_estimator={estimator}", *discounts, *critic).algorithm
 
 
-def computed(estimator: str, fields, keys=KEYS, extends_R=None, prompts=5):
+def computed(estimator: str, fields, keys=KEYS, continued_R=None, prompts=5):
     responses = [len(mask) for mask in fields["response_mask"]]
     prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
-    places_R = trajectory_places(keys, prompt_R, responses, extends_R)
+    places_R = trajectory_places(keys, prompt_R, responses, continued_R)
     return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
 
 

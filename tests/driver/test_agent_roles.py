@@ -97,7 +97,7 @@ def test_a_role_whose_last_row_is_not_trained_has_an_advantage():
 
 def test_a_row_continues_the_nearest_of_its_role():
     batch = put(["a_0_0", "a_0_2", "a_0_1"])
-    subs, lead = parts_by_role(batch, [None, 0, 1])
+    subs, lead = parts_by_role(batch, ["sub", "lead", "sub"], [None, 0, 1])
     assert (subs[0].keys, subs[1]) == (["a_0_0", "a_0_1"], [None, 0])
     assert (lead[0].keys, lead[1]) == (["a_0_2"], [None])
 

@@ -43,7 +43,7 @@ def test_a_padded_job_passes_and_keeps_its_config(mode, monkeypatch):
     validate_config(config, False, False)
     assert (config.data.train_batch_size, config.actor_rollout_ref.rollout.n) == (5, 3)
     reader = check_job(config)
-    job = reader.step_job()
+    job = reader.planner_job()
     assert (job.prompts, job.updates["actor"].dp_size, job.updates["actor"].micro_batch_rows) == (
         5,
         2,

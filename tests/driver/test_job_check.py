@@ -16,7 +16,7 @@ SHARING = (PLAN, "padding.sharing=on")
 
 
 def job_of(*overrides):
-    return check_job(compose_padded(*overrides)).step_job()
+    return check_job(compose_padded(*overrides)).planner_job()
 
 
 SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_batch_size=16"]

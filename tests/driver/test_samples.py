@@ -202,7 +202,7 @@ def test_verl_counts_samples_without_the_emptied_rows_of_a_step():
     trainer, metrics = padded_trainer(), {}
     batch = put(masks, rewards={session_of_key(key): 1.0 for key in keys})
     trainer._balance_batch(batch, metrics)
-    trainer.steps.exclude_emptied_rows(batch)
+    trainer.steps.hide_rows_without_loss(batch)
     left = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if "is_padding" not in tag]
     assert left == [keys[0], keys[3]], "the last row of a session that trains nothing is a sample"
     trainer.steps.current.close()

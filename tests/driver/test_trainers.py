@@ -56,7 +56,7 @@ def test_the_trainer_is_the_padded_one_of_the_mode(mode):
         assert type(trainer) is PADDED_TRAINERS[verls]
         assert trainer._job.padding.strategy == "rows"
         assert trainer.parameter_sync_step == (4 if is_separate else 1)
-        assert trainer._job.step_job(dp_sizes=ONE_EACH).prompts == (16 if is_separate else 64)
+        assert trainer._job.planner_job(dp_sizes=ONE_EACH).prompts == (16 if is_separate else 64)
         assert trainer.trainer_mode == config.trainer.v1.trainer_mode == mode
 
 

@@ -98,7 +98,7 @@ def test_performance_counts_pads_and_accuracy_does_not(overrides, local_updates,
         ones = [torch.ones(response) * (row != 1) for row, (_, response) in enumerate(lengths)]
         put_columns(batch, advantages=ones, returns=ones)
         if overrides is IDLE:
-            self.steps.current.padded_for(ACTOR)
+            self.steps.current.prepare_call(ACTOR)
         pads.append(metrics["padding/actor/pad_rows/total"])
         return batch
 
@@ -264,14 +264,14 @@ def test_returns_of_a_session_count_a_token_that_two_rows_have_once():
 def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):
     trainer = padded_trainer(*ONE_RANK, dp_size=1)
     trainer._balance_batch(put_sessions(7, [[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6]]]), {})
-    step = trainer.steps.current
-    step.note_work(ACTOR, 5 + 2)
+    update = trainer.steps.current
+    update.note_work(ACTOR, 5 + 2, 1)
     assert "reached" not in caplog.text
-    step.note_work(ACTOR, 3 + 5 + 2)
+    update.note_work(ACTOR, 3 + 5 + 2, 1)
     assert (
         "10 tokens reached the models in worker call 'actor', where the plan has 7" in caplog.text
     )
-    metrics = step.final_metrics()
+    metrics = update.final_metrics()
     assert metrics["padding/computed_tokens/total"] == 7 + 10
     assert metrics["padding/saved/shared_tokens/total"] == 3
 
@@ -283,9 +283,9 @@ def test_each_pass_beside_the_plan_is_counted():
     # Part of the batch is no row of the plan: each of these passes is planned by itself.
     for rows, tokens in ((batch.keys[:2], 5), (batch.keys[2:], 2)):
         part = batch.select_keys(rows)
-        with trainer.steps.step_for("log_prob", part) as step:
-            assert step is not trainer.steps.current
-            step.note_work("log_prob", tokens)
+        with trainer.steps.update_for("log_prob", part) as update:
+            assert update is not trainer.steps.current
+            update.note_work("log_prob", tokens, 1)
     metrics = trainer.steps.current.final_metrics()
     assert metrics["padding/computed_tokens/total"] == 5 + 2
 
@@ -300,16 +300,16 @@ def test_what_is_saved_adds_up_over_epochs_local_updates_and_steps(monkeypatch, 
     updates = iter(
         [[[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6], [5, 6, 4]]], [[[7, 8, 9], [7, 8, 9, 1]]]] * 2
     )
-    trainer = padded_trainer(*ONE_RANK, "actor_rollout_ref.actor.ppo_epochs=2", dp_size=1)
+    trainer = padded_trainer(*ONE_RANK, dp_size=1)
     trainer.parameter_sync_step, trainer.prepare_step = 2, dict
 
     def step_once(self, metrics, *_):
         batch = put_sessions(7, next(updates))
         self._balance_batch(batch, metrics)
-        step = self.steps.current
+        update = self.steps.current
         for call, epochs in (("log_prob", 1), (ACTOR, 2)):
-            assert step.plan.layouts[call].n_pads == 0
-            step.note_work(call, epochs * step.plan.figures[call].computed_tokens)
+            assert update.plan.layouts[call].n_pads == 0
+            update.note_work(call, epochs * update.plan.figures[call].computed_tokens, epochs)
         return batch
 
     monkeypatch.setattr(stock, "_step_once", step_once)

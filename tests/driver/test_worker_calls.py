@@ -51,7 +51,7 @@ class Workers:
         self.sent = []
 
     def execute_with_func_generator(self, function):
-        steps = self.sent[-1].extra_info[CALL].steps if self.sent else ()
+        steps = self.sent[-1].extra_info[CALL].mini_batches if self.sent else ()
         return work_of([{STEPS: len(steps), SCHEDULER_STEPS: int(bool(steps))}] * 2)
 
     def compute_log_prob(self, data, scale=1.0):
@@ -79,7 +79,7 @@ def workers(empty_queue):
 def trainer_with(workers, *overrides):
     trainer = padded_trainer(*overrides)
     trainer.use_critic, trainer.use_reference_policy = CRITIC[0] in overrides, KL[0] in overrides
-    group = PaddedWorkerGroup(workers, trainer.steps.step_for)
+    group = PaddedWorkerGroup(workers, trainer.steps.update_for)
     trainer.actor_rollout_wg = trainer.ref_policy_wg = trainer.critic_wg = group
     return trainer, group
 
@@ -125,8 +125,8 @@ def test_a_call_in_a_step_with_some_of_its_rows_gets_a_plan_of_its_own(call, wor
     assert queue_content() == content, "the step's own pads stay until it ends"
     if call == "update_actor":
         assert (
-            len(workers.sent[0].extra_info[CALL].steps)
-            <= len(workers.sent[1].extra_info[CALL].steps)
+            len(workers.sent[0].extra_info[CALL].mini_batches)
+            <= len(workers.sent[1].extra_info[CALL].mini_batches)
             == 2
         )
 
@@ -172,7 +172,7 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     answers = [torch.zeros(prompt + response) for prompt, response in LENGTHS]
     batch = put_rows(LENGTHS, log_probs=answers, values=answers)
     trainer._balance_batch(batch, {})
-    trainer.steps.current.padded_for("actor")._timed = True
+    trainer.steps.current.prepare_call("actor")._timed = True
     trainer._compute_values(trainer._compute_ref_log_prob(batch, {}), {})
     reference, values = (sent.extra_info for sent in workers.sent)
     assert (reference["no_lora_adapter"], reference[CALL].timed_as) == (True, "ref")
@@ -200,7 +200,8 @@ def test_each_rank_gets_the_plans_local_batches_and_answers_find_their_rows(shap
     plan = plan_for(batch, dp_size=SHAPES[shape][0], mini=9)
     ranks = RanksInProcess.of_shape(shape, numbers_or_pad)
     padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
-    group = padded_group(ranks, padded)
+    noted = []
+    group = padded_group(ranks, padded, lambda call, tokens, epochs: noted.append((call, epochs)))
     output = group.compute_log_prob(batch)
     assert output.keys == batch.keys
     answers = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[ANSWER])[
@@ -209,6 +210,7 @@ def test_each_rank_gets_the_plans_local_batches_and_answers_find_their_rows(shap
     assert answers.tolist() == list(range(70))
     batch.extra_info = {"epochs": 2, "mini_batch_size": 7}
     group.update_actor(batch)
+    assert noted == [("log_prob", 1), ("actor", 2)], "epochs"
     assert plan.layouts["actor"].n_pads > 0
     for worker, dp_rank in zip(ranks.workers, ranks.dp_ranks(), strict=True):
         for name, epochs, got in (
@@ -238,7 +240,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     trainer = padded_trainer()
     trainer._balance_batch(batch, {})
-    padded = trainer.steps.current.padded_for(ACTOR)
+    padded = trainer.steps.current.prepare_call(ACTOR)
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
     sent = len(padded.inference_call(name, batch))
 
@@ -273,7 +275,7 @@ def test_a_group_that_is_two_roles_is_wrapped_once():
     # Actor and reference are one object, as verl has it for an actor of adapters.
     trainer = SimpleNamespace(actor_rollout_wg=actor, ref_policy_wg=actor, critic_wg=critic)
     job = SimpleNamespace(savings=Savings(PaddingConfig()))
-    assert len(wrap_worker_groups(trainer, job, step_for=None)) == 2
+    assert len(wrap_worker_groups(trainer, job, update_for=None)) == 2
     assert len(asked) == 2 * asked.count(check_in_worker) == 4
     assert trainer.actor_rollout_wg is trainer.ref_policy_wg is not trainer.critic_wg
 
@@ -309,7 +311,7 @@ def test_a_worker_group_that_no_plan_knows_gets_no_rows(empty_queue):
     group = RanksInProcess.of_shape("64", lambda data: [])
     job = SimpleNamespace(savings=Savings(PaddingConfig()))
     trainer = SimpleNamespace(judge_wg=group, alias=group, number=3)
-    assert wrap_worker_groups(trainer, job, step_for=None) == []
+    assert wrap_worker_groups(trainer, job, update_for=None) == []
     batch = put_rows(LENGTHS)
     for wrapped in (trainer.judge_wg, trainer.alias):
         for arguments in ((batch,), ([batch],), ({"rows": (batch,)},)):

@@ -74,11 +74,11 @@ def test_an_update_gets_the_rows_that_have_an_advantage(workers):
     ] == [{key for key in IDLE if key[0] in prompts} for prompts in ("ab", "cd")]
     assert sorted(real_keys(passed)) == sorted(ROWS)
     assert sorted(real_keys(updated)) == sorted(ROWS.keys() - IDLE)
-    assert not passed.extra_info[CALL].steps
+    assert not passed.extra_info[CALL].mini_batches
     # Tokens of prompts a and b: 3 + 1 + 2 + 2 + 1; of c and d: 4 + 1 + 1 + 1.
     assert [
         (step.all_loss_tokens, step.all_trained_tokens, step.rows_with_loss)
-        for step in updated.extra_info[CALL].steps
+        for step in updated.extra_info[CALL].mini_batches
     ] == [(9, 9, 5), (7, 7, 4)]
 
 
@@ -90,7 +90,7 @@ def test_a_step_without_advantages_computes_its_shortest_trained_row(workers):
     trainer._compute_advantage(batch, {})
     group.update_actor(batch)
     assert sorted(real_keys(workers.sent[0])) == ["a_0_1", "c_1_0"]
-    assert len(workers.sent[0].extra_info[CALL].steps) == 2
+    assert len(workers.sent[0].extra_info[CALL].mini_batches) == 2
 
 
 def test_the_update_is_planned_by_the_advantages_at_its_call(workers):
@@ -197,7 +197,7 @@ def test_an_update_with_lcm_keeps_its_steps_beside_a_critic(workers):
     sent = workers.sent[-1]
     # Eleven rows, the actor's mini-batches of 4 and the critic's of 8: 16 rows, so four steps, and
     # not three.
-    assert planned == len(sent.extra_info[CALL].steps) == 4
+    assert planned == len(sent.extra_info[CALL].mini_batches) == 4
     assert len(ROWS) > len(real_keys(sent)) >= len(ROWS.keys() - IDLE)
 
 

@@ -35,7 +35,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT, TOKEN_MODES, LossWeighting, loss_factors
-from verl_padding.worker.losses import RealRowsLoss, weighted_output
+from verl_padding.worker.losses import RealRowsLoss, scale_gradient
 
 # One object for a loss, by which its rows' gradients are known again.
 policy_loss, distilling_loss, critic_loss = map(
@@ -224,7 +224,7 @@ def test_weights_of_one_are_to_the_bit_what_no_weights_are(name, mode):
 def test_a_row_that_weighs_nothing_adds_nothing_even_if_not_finite():
     leaf = torch.zeros(2, requires_grad=True)
     output = nested([leaf[:1], leaf[1:]])
-    weighed = weighted_output(output, torch.tensor([0.0, 3.0], dtype=torch.float64))
+    weighed = scale_gradient(output, torch.tensor([0.0, 3.0], dtype=torch.float64))
     (weighed.values() * torch.tensor([torch.inf, 2.0])).sum().backward()
     assert leaf.grad.tolist() == [0.0, 6.0]
 
@@ -233,8 +233,7 @@ def test_a_gradient_of_low_precision_is_multiplied_in_32_bits():
     leaf = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
     factors = torch.tensor([1 / 3] * 3, dtype=torch.float64)  # 0.334 in bfloat16
     (
-        weighted_output(leaf * 1, factors)
-        * torch.tensor([21.0, 123.0, 249.0], dtype=torch.bfloat16)
+        scale_gradient(leaf * 1, factors) * torch.tensor([21.0, 123.0, 249.0], dtype=torch.bfloat16)
     ).sum().backward()
     assert leaf.grad.tolist() == [7.0, 41.0, 83.0]
 

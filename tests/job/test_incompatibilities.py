@@ -23,7 +23,7 @@ UPDATE = (
 
 
 def job_of(*overrides):
-    return check_job(compose_job("+padding=prompt", *DYNAMIC, *overrides)).step_job()
+    return check_job(compose_job("+padding=prompt", *DYNAMIC, *overrides)).planner_job()
 
 
 def test_an_update_drops_zero_advantage_rows_and_a_pass_where_a_job_asks_for_it():

@@ -35,7 +35,7 @@ FIXED = (
 
 
 def job_of(*overrides, updates_actor=True):
-    return check_job(compose_padded(*overrides)).step_job(updates_actor=updates_actor)
+    return check_job(compose_padded(*overrides)).planner_job(updates_actor=updates_actor)
 
 
 def test_budgets_and_data_parallel_sizes_follow_the_sequence_parallel_size():
@@ -105,7 +105,7 @@ def test_a_model_whose_rows_cannot_branch_shares_whole_rows_said_once(tmp_path, 
         reader = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED))
         assert reader.may_branch == branches
         keeps_states = "linear_attention" in kinds_of_layers(config.to_dict()) and branches
-        pieces = reader.step_job().updates["actor"].min_branch_tokens
+        pieces = reader.planner_job().updates["actor"].min_branch_tokens
         assert pieces == (MIN_BRANCH_TOKENS if keeps_states else 0)
         kind = config.get_text_config().model_type
         assert caplog.text.count(f"model_type={kind}") == (not branches)

@@ -78,7 +78,7 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     assert layout.n_mini_batches == 3
     assert "mini_batch_size" not in rows.extra_info
     assert rows.extra_info["epochs"] == 2
-    steps = list(rows.extra_info[CALL].steps)
+    steps = list(rows.extra_info[CALL].mini_batches)
     assert [step.local_batches for step in steps] == [*layout.local_batches] * 2
     assert batch.extra_info["mini_batch_size"] == 4
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
@@ -131,12 +131,12 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
         rows = padded.update_call("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
         told = rows.extra_info[CALL]
-        read.append((rows.keys, data[BATCH_ROW].tolist(), list(told.steps)))
+        read.append((rows.keys, data[BATCH_ROW].tolist(), list(told.mini_batches)))
         for key, number in zip(rows.keys, data[BATCH_ROW].tolist(), strict=True):
             assert key == [*padded.batch.keys, *padded.pads.keys][number]
             assert number >= 5 or told.factor_R[number] == weight_of[key]
     assert read[0] == read[1]
-    assert len({step.trained_tokens for step in told.steps}) == 2, "meant to differ"
+    assert len({step.trained_tokens for step in told.mini_batches}) == 2, "meant to differ"
 
 
 WEIGHED_LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]

@@ -244,7 +244,7 @@ def update_both(
         batch, plan, template, may_branch=True if plan.sharing == "on" else None
     )
     counted = []
-    group = padded_group(padded_ranks, padded, lambda call, tokens: counted.append(tokens))
+    group = padded_group(padded_ranks, padded, lambda call, tokens, epochs: counted.append(tokens))
     # 7 is what a configuration would say, and wrong for every mini-batch here.
     got = _metrics(
         getattr(group, method)(

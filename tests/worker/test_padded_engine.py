@@ -50,7 +50,7 @@ def rows_of_a_rank(local_batch_rows_M, *, epochs, **said):
         n_rows, [[tuple(range(*local_batch))] for local_batch in pairwise(ends)]
     )
     steps = mini_batches(layout, [1] * n_rows, [1] * n_rows)
-    call = PlannedCall(layout=layout, steps=deque(steps * epochs))
+    call = PlannedCall(layout=layout, mini_batches=deque(steps * epochs))
     for key, value in ({"epochs": epochs, CALL: call} | cut_into(layout) | said).items():
         tu.assign_non_tensor_data(data, key, value)  # as verl's workers do
     return data

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from verl_padding.cli.job_config import as_a_job_would_start, compose_or_refuse
+from verl_padding.cli.job_config import compose_or_refuse, quiet_imports
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
 from verl_padding.on_cpu.dry_run import DryRunError, run_step
@@ -35,7 +35,7 @@ def dry_run(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes
     try:
         config = compose_or_refuse(arguments)
-        with as_a_job_would_start():
+        with quiet_imports():
             from verl_padding.driver.job_check import check_job
         if config.get("padding") is not None and (savings := check_job(config).savings.lines()):
             _print_lines(console, "savings", savings)

@@ -24,14 +24,14 @@ from verl_padding.job.composition import (
     settings_of,
 )
 from verl_padding.job.misspelt_flag import FLAG
-from verl_padding.job.model_config import never_ask
+from verl_padding.job.model_config import disable_remote_code_prompt
 
 FLAGGED = f"+{FLAG}=prompt"
 FIX_NEW = "Correct it, or put a + before a key that your own code reads."
 
 
 @contextmanager
-def as_a_job_would_start(*, finds_modules: bool = True) -> Iterator[None]:
+def quiet_imports(*, finds_modules: bool = True) -> Iterator[None]:
     """What other packages print is kept out of the report.
 
     Args:
@@ -62,10 +62,10 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
     """
     choose_platform()
     try:
-        with as_a_job_would_start(finds_modules=finds_modules):
+        with quiet_imports(finds_modules=finds_modules):
             config = compose_job(arguments)
             named = {}
-            never_ask()
+            disable_remote_code_prompt()
             if has_files(HydraConfig.get(), arguments):
                 config = resolved(config)
                 named = dict(code_named_by_files(config, arguments))
@@ -89,7 +89,7 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
     if found := re.search(r"Could not override '(\S+?)'", error):
         key = found[1]
         given = next(each for each in overrides if each.partition("=")[0] == key)
-        with as_a_job_would_start():
+        with quiet_imports():
             padded = compose_job(JobArguments(overrides=(FLAGGED,)))
         known = [name for name, _ in settings_of(OmegaConf.to_container(padded))]
         ends = [each for each in known if each.endswith(f".{key}")]

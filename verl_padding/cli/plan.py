@@ -15,13 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_padding.cli.batch_reader import Tokenize, read_batches
-from verl_padding.cli.job_config import as_a_job_would_start, compose_or_refuse
+from verl_padding.cli.job_config import compose_or_refuse, quiet_imports
 from verl_padding.cli.page import write_page
 from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_batch
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments, as_recorded
-from verl_padding.job.model_config import never_ask
+from verl_padding.job.model_config import disable_remote_code_prompt
 from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.mini_batch_costs import MiniBatchCost
@@ -89,12 +89,12 @@ def _planned_job(arguments: JobArguments, *, has_job: bool) -> Job:
     # A plan needs no module of the job's but that of a trainer, which the environment names.
     finds_modules = has_job and EXTERNAL_MODULES in os.environ
     config = compose_or_refuse(arguments, finds_modules=finds_modules)
-    with as_a_job_would_start(finds_modules=finds_modules):
+    with quiet_imports(finds_modules=finds_modules):
         from verl_padding.driver.job_check import check_job
 
         if config.get("padding") is None:
             raise PaddingConfigError("padding: the job does not ask for it. Add +padding=fast.")
-        return check_job(config).step_job()
+        return check_job(config).planner_job()
 
 
 def show_plan(
@@ -145,7 +145,7 @@ def _load_tokenizer(name: str) -> Tokenize:
     """By a tokenizer of Hugging Face, without code that comes with it."""
     from transformers import AutoTokenizer
 
-    never_ask()
+    disable_remote_code_prompt()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of any kind, by what is in the folder

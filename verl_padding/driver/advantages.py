@@ -20,11 +20,12 @@ from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.workers.utils.padding import response_to_nested
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS, Estimator
 from verl_padding.pads.columns import jagged
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, select_rows
+from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, uid_of_key
 from verl_padding.prefix_sharing.repeated_tokens import number_tokens
@@ -33,6 +34,8 @@ MASK, SCORES, REWARDS, VALUES = "response_mask", "rm_scores", "token_level_rewar
 READ = (MASK, SCORES, REWARDS, VALUES)
 """Fields of rows that estimators read. ``token_level_rewards`` are there with an in-reward KL,
 values with a critic."""
+READ_BY_VERL = (*READ, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights")
+"""Fields that verl's trainer gives its estimators."""
 RESULTS = ("advantages", "returns")
 
 
@@ -40,17 +43,17 @@ def trajectory_places(
     keys: Sequence[str],
     prompt_R: Sequence[int],
     response_R: Sequence[int],
-    extends_R: Sequence[int | None] | None = None,
+    continued_R: Sequence[int | None] | None = None,
 ) -> list[torch.Tensor]:
     """Of each row: the place of each response token in the trajectory of its session, where each
     token is once.
 
     Args:
         prompt_R, response_R: tokens of each row's prompt and response.
-        extends_R: number of the earlier row that each row continues, of its session; None if no row
-            does.
+        continued_R: number of the earlier row of its session that each row continues; None if no
+            row does.
     """
-    extends_R = extends_R or [None] * len(keys)
+    continued_R = continued_R or [None] * len(keys)
     lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
     # A row that another one extends is shorter.
     by_length = sorted(range(len(lengths)), key=lambda row: (lengths[row], index_of_key(keys[row])))
@@ -59,7 +62,7 @@ def trajectory_places(
         (
             (row, earlier, lengths[earlier])
             for row in by_length
-            if (earlier := extends_R[row]) is not None
+            if (earlier := continued_R[row]) is not None
         ),
     )
     # [5 | 6] is continued by [5 | 6 7 8]: the 6 has one number in both rows, so that the session is
@@ -69,7 +72,7 @@ def trajectory_places(
         length = 0
         for row in rows:
             # The tokens of a row come after those that it begins with.
-            for begins in _beginnings(row, extends_R):
+            for begins in _beginnings(row, continued_R):
                 tokens = token_R[begins][prompt_R[begins] :]
                 new = tokens[place_of_token[tokens] < 0]
                 place_of_token[new] = np.arange(length, length + len(new))
@@ -80,10 +83,10 @@ def trajectory_places(
     ]
 
 
-def _beginnings(row: int, extends_R: Sequence[int | None]) -> list[int]:
+def _beginnings(row: int, continued_R: Sequence[int | None]) -> list[int]:
     """The rows that a row begins with, the shortest first, and the row itself."""
     chain = [row]
-    while (earlier := extends_R[chain[-1]]) is not None:
+    while (earlier := continued_R[chain[-1]]) is not None:
         chain.append(earlier)
     return chain[::-1]
 
@@ -232,6 +235,27 @@ def estimator_settings(algorithm: Any) -> dict[str, Any]:
     return settings | {"config": algorithm}
 
 
+def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
+    """Puts what verl's trainer would compute of these rows if there were no others."""
+    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this
+    # module.
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    rows = read_fields(batch.keys, batch.partition_id, READ_BY_VERL)
+    data = DataProto(batch=rows.to_padded_tensor())
+    data.batch["token_level_scores"] = data.batch[SCORES]
+    if REWARDS not in rows:
+        data.batch[REWARDS] = data.batch[SCORES]
+    data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
+    if algorithm.adv_estimator == AdvantageEstimator.GRPO:
+        computed = compute_advantage_for_multi_trajectories(
+            data, batch_keys=list(batch.keys), **estimator_settings(algorithm)
+        ).batch
+    else:
+        computed = estimate(data, algorithm)
+    put_columns(batch, {name: response_to_nested(computed[name], rows[MASK]) for name in RESULTS})
+
+
 def fix_sessions_ending_untrained(
     batch: KVBatchMeta, algorithm: DictConfig, trained: Collection[str]
 ) -> None:
@@ -267,13 +291,9 @@ def fix_sessions_ending_untrained(
         samples.append({MASK: mask_R[0].new_ones(1), REWARDS: reward[None]})
     first_S = [batch.keys[session[0]] for session in sessions]
     estimated = _estimated(samples, first_S, algorithm)["advantages"]
-    fixed = {
-        row: estimated[number, 0] * mask_R[row]
-        for number, session in enumerate(sessions)
-        for row in session
-    }
-    columns = dict.fromkeys(RESULTS, jagged(fixed.values()))
-    put_columns(select_rows(batch, list(fixed)), columns)
+    session_of = {row: number for number, session in enumerate(sessions) for row in session}
+    fixed = jagged(estimated[session_of[row], 0] * mask for row, mask in enumerate(mask_R))
+    put_columns(batch, dict.fromkeys(RESULTS, fixed))
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:

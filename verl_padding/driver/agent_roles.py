@@ -6,34 +6,18 @@ What is easy for one role may be hard for another, and not every session has row
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 from omegaconf import DictConfig
-from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils import tensordict_utils as tu
-from verl.workers.utils.padding import response_to_nested
 
 from verl_padding.config import PaddingConfig
-from verl_padding.driver.advantages import (
-    MASK,
-    READ,
-    RESULTS,
-    REWARDS,
-    SCORES,
-    estimate,
-    estimator_settings,
-)
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_losses import ESTIMATORS
-from verl_padding.pads.queue import KVBatchMeta, put_columns, read_fields, select_rows
+from verl_padding.pads.queue import KVBatchMeta, read_fields, select_rows
 from verl_padding.pads.upsampling import EXTRA_FIELDS
-from verl_padding.plan.row_keys import uid_of_key
 
 ROLE = "role"
 """What an agent loop puts into a row's ``extra_fields``: a name, the same in all sessions."""
-READ_BY_VERL = (*READ, "rollout_log_probs", "old_log_probs", "ref_log_prob", "rollout_is_weights")
-"""Fields that verl's trainer gives its estimators."""
 
 
 def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
@@ -67,15 +51,15 @@ def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
 
 
 def parts_by_role(
-    batch: KVBatchMeta, continued_R: Sequence[int | None]
+    batch: KVBatchMeta, role_R: Sequence[str], continued_R: Sequence[int | None]
 ) -> Iterator[tuple[KVBatchMeta, list[int | None]]]:
     """The rows of each role, and which of them each continues.
 
     Args:
+        role_R: role of each row of the batch.
         continued_R: number of the row of the batch that each row continues. A row that goes on from
             one of another role continues the nearest of its own before that.
     """
-    role_R = read_roles(batch.keys, batch.partition_id)
     for role in dict.fromkeys(role_R):
         rows = [row for row, each in enumerate(role_R) if each == role]
         place_of = {row: place for place, row in enumerate(rows)}
@@ -86,24 +70,3 @@ def parts_by_role(
                 earlier = continued_R[earlier]
             continued.append(None if earlier is None else place_of[earlier])
         yield select_rows(batch, rows), continued
-
-
-def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
-    """Puts what verl's trainer would compute of these rows if there were no others."""
-    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this
-    # module.
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-
-    rows = read_fields(batch.keys, batch.partition_id, READ_BY_VERL)
-    data = DataProto(batch=rows.to_padded_tensor())
-    data.batch["token_level_scores"] = data.batch[SCORES]
-    if REWARDS not in rows:
-        data.batch[REWARDS] = data.batch[SCORES]
-    data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
-    if algorithm.adv_estimator == AdvantageEstimator.GRPO:
-        computed = compute_advantage_for_multi_trajectories(
-            data, batch_keys=list(batch.keys), **estimator_settings(algorithm)
-        ).batch
-    else:
-        computed = estimate(data, algorithm)
-    put_columns(batch, {name: response_to_nested(computed[name], rows[MASK]) for name in RESULTS})

@@ -70,7 +70,10 @@ def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
         for rows, sessions in zip(rows_of, sessions_of, strict=True)
         for session in sessions
     ]
-    response_tokens = sum(map(_response_tokens, rows_of))
+    # Those after a session's first prompt, however it is split into rows.
+    response_tokens = sum(
+        int(_added(rows.response_R, rows.tokens_R, rows.continued_R).sum()) for rows in rows_of
+    )
     metrics: dict[str, float] = {
         names.SESSION_SCORE: float(np.mean(score_S)),
         "padding/session/response_length/mean": response_tokens / len(rows_S),
@@ -86,11 +89,6 @@ def session_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     if turns:
         metrics["padding/session/num_turns/mean"] = sum(turns) / len(rows_S)
     return metrics
-
-
-def _response_tokens(rows: TrainedRows) -> int:
-    """Tokens of all sessions after their first prompts, however they are split into rows."""
-    return int(_added(rows.response_R, rows.tokens_R, rows.continued_R).sum())
 
 
 def _added(
@@ -160,17 +158,14 @@ def advantage_metrics(rows_of: Sequence[TrainedRows]) -> dict[str, float]:
     tokens_R = np.concatenate([rows.tokens_R for rows in rows_of])
     # A prompt teaches if one of its rows does: GRPO gives zeros to all or to none, but a session
     # may have rows without a trained token.
-    teaches: dict[str, bool] = {}
-    for uid, row_teaches in zip(
-        (uid_of_key(key) for rows in rows_of for key in rows.keys), teaches_R, strict=True
-    ):
-        teaches[uid] = teaches.get(uid, False) or bool(row_teaches)
+    uid_R = [uid_of_key(key) for rows in rows_of for key in rows.keys]
+    teaching = {uid for uid, teaches in zip(uid_R, teaches_R, strict=True) if teaches}
     return {
         "padding/rows/zero_advantage/share": float((~teaches_R).mean()),
         "padding/rows/zero_advantage/tokens_share": float(
             tokens_R[~teaches_R].sum() / tokens_R.sum()
         ),
-        "padding/prompts/zero_advantage/share": 1 - sum(teaches.values()) / len(teaches),
+        "padding/prompts/zero_advantage/share": 1 - len(teaching) / len(set(uid_R)),
     }
 
 

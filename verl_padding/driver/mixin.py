@@ -85,7 +85,7 @@ class PaddedTrainer(VerlTrainer):
         super().fit(agent_loop_manager)
         # verl counts one more where it has trained nothing.
         if self.global_steps > before + 1:
-            self.receipts.had_metrics()
+            self.receipts.check_metrics_ran()
         self.steps.log_saved()
 
     @leaves_receipt
@@ -109,7 +109,7 @@ class PaddedTrainer(VerlTrainer):
         with self.steps.local_update(metrics, timing_raw):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
             self.receipts.end_local_update()
-            self.steps.exclude_emptied_rows(batch)
+            self.steps.hide_rows_without_loss(batch)
             return batch
 
     @leaves_receipt

@@ -39,7 +39,7 @@ class Receipts:
         """Notes that a method has been called."""
         if method == "step":
             if {"fit", "step"} <= self._came:
-                self.had_metrics()
+                self.check_metrics_ran()
             self._came -= {*STEP, METRICS, SAVED}
         if method == "_step_once":
             self._came -= {*UPDATE, REFERENCE}
@@ -55,7 +55,7 @@ class Receipts:
         """Refuses a global step that came without one of its methods."""
         self._expect("a step", *STEP, SAVED if saved else "")
 
-    def had_metrics(self) -> None:
+    def check_metrics_ran(self) -> None:
         """Refuses a global step whose metrics have not been computed, once verl goes on."""
         self._expect("a step", METRICS)
 

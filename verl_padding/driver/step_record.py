@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_padding.driver.planned_step import PlannedStep
+from verl_padding.driver.planned_update import PlannedUpdate
 from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.job.calls import ACTOR
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.plan.layout import Layout
 from verl_padding.record.step_file import (
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_record(
-    job: VerlJob, step: int, updates: Sequence[PlannedStep], rows_of: Sequence[TrainedRows]
+    job: VerlJob, step: int, updates: Sequence[PlannedUpdate], rows_of: Sequence[TrainedRows]
 ) -> None:
     """Writes the file of a global step, with the rows of each local update, or their timings, or
     both, as the settings ask for.
@@ -57,10 +58,10 @@ def write_record(
         )
 
 
-def recorded_rows(step: int, update: PlannedStep, rows: TrainedRows) -> Iterator[RecordedRow]:
+def recorded_rows(step: int, update: PlannedUpdate, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
-    tries, weight_R = update.prefixes.by_tokens, update.weight_R
+    tries, weight_R = update.prefixes.by_tokens, update.padded_of(ACTOR).weights(ACTOR)
     # In depth-first order a row shares with the one before it.
     order = np.argsort(tries.dfs_position_R)
     for row, key in enumerate(rows.keys):

@@ -3,25 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
-from verl_padding.plan import Job
 from verl_padding.plan.cost import CostModel
 from verl_padding.record.timings import MicroBatchTiming, prediction_error, timings_by_call
 from verl_padding.worker import micro_batch_clock
 
 
-def read_timings(
-    worker_groups: Sequence[Any], job: Job
-) -> tuple[list[MicroBatchTiming], dict[str, float]]:
-    """Reads the workers' clocks after a local update: its timings and their metrics."""
+def read_timings(worker_groups: Sequence[Any]) -> list[MicroBatchTiming]:
+    """Reads the workers' clocks after a local update."""
     answers = [
         each.execute_with_func_generator(micro_batch_clock.read_in_worker) for each in worker_groups
     ]
-    timings = [
+    return [
         timing
         for answer in answers
         for timing in answer.non_tensor_batch[micro_batch_clock.TIMINGS]
     ]
-    return timings, timing_metrics(timings, job.row_cost)
 
 
 def timing_metrics(timings: Sequence[MicroBatchTiming], row_cost: CostModel) -> dict[str, float]:

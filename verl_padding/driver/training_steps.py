@@ -1,8 +1,9 @@
 """The steps of a padded job: what the overrides of the trainer's methods do, in the order in which
 verl calls them."""
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -10,15 +11,19 @@ from verl.utils.profiler import simple_timer
 
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, batch_metrics, step_metrics
-from verl_padding.driver.agent_roles import compute_row_advantages, parts_by_role, read_roles
-from verl_padding.driver.planned_step import OnceInTheLog, PlannedStep, UpdateNumber
-from verl_padding.driver.samples import put_results_of_untrained, rows_that_train, sample_rows
+from verl_padding.driver.agent_roles import parts_by_role, read_roles
+from verl_padding.driver.planned_update import PlannedUpdate, UpdateNumber
+from verl_padding.driver.samples import (
+    put_results_of_untrained,
+    rows_counted_as_samples,
+    rows_that_train,
+)
 from verl_padding.driver.step_record import write_record
-from verl_padding.driver.step_timing import read_timings
+from verl_padding.driver.step_timing import read_timings, timing_metrics
 from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import CALLS, LOG_PROB
+from verl_padding.job.calls import ACTOR, CALLS, LOG_PROB
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
@@ -31,6 +36,8 @@ from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan.plural import plural
 from verl_padding.prefix_sharing.detection import PrefixDetection
+
+logger = logging.getLogger(__name__)
 
 ComputeAdvantage = Callable[[KVBatchMeta, dict[str, Any]], KVBatchMeta]
 """verl's ``_compute_advantage`` of a trainer."""
@@ -61,14 +68,14 @@ class TrainingSteps:
 
     def __init__(self, trainer: Any, job: VerlJob):
         self._trainer, self._job, self._config = trainer, job, job.config
-        self.current: PlannedStep | None = None
-        """The step of the local update that runs."""
+        self.current: PlannedUpdate | None = None
+        """The local update that runs."""
         job.savings.block(OLD_LOG_PROBS, own_updates(trainer))
-        self._worker_groups = wrap_worker_groups(trainer, job, self.step_for)
+        self._worker_groups = wrap_worker_groups(trainer, job, self.update_for)
         self._schema = Schema(job.padding.fields)
-        self._log_once = OnceInTheLog()
+        self._said: set[str] = set()  # in the log
         self._by_role = job.padding.baseline == "role"
-        self._updates: list[PlannedStep] = []  # of the global step
+        self._updates: list[PlannedUpdate] = []  # of the global step
         self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
         self._saved: Counter[str] = Counter()
         self._show_savings()
@@ -89,46 +96,41 @@ class TrainingSteps:
             self.has_probed = True
         # verl's replay buffer has just given this batch, and still has what it knew of its prompts.
         self._failed |= getattr(self._trainer.replay_buffer, "failure_keys", {}).get(TRAIN, set())
-        step = self._planned(batch)
-        if step.repeated_tokens:
+        update = self._planned(batch)
+        if update.repeated_tokens:
             self._log_once(
-                f"step {step.number.global_step}: "
-                f"{plural(step.repeated_tokens, 'sampled token')} repeated from earlier rows of "
+                f"step {update.number.global_step}: "
+                f"{plural(update.repeated_tokens, 'sampled token')} repeated from earlier rows of "
                 "their sessions, masked because of padding.repeated_tokens=once. "
                 f"{names.REPEATED_TOKENS} counts them.",
                 about="repeated tokens",
             )
         self._show_savings()
-        # What an agent loop cannot say is refused before any call.
-        if self._job.padding.advantages == "session":
-            step.prefixes.continued_R  # noqa: B018
-        if self._by_role:
-            read_roles(batch.keys, batch.partition_id)
+        update.check_declared()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
-        self.current = step
-        step.put_pads()
-        metrics.update(step.metrics())
+        self.current = update
+        update.put_pads()
+        metrics.update(update.metrics())
 
     @contextmanager
-    def step_for(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedStep]:
-        """A with-block that has the plan and pads of a worker call: those of the step that runs, or
-        for rows that it has not planned for this call, some for this call alone."""
+    def update_for(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedUpdate]:
+        """A with-block that has the plan and pads of a worker call: of the update that runs, or for
+        rows that it has not planned for this call, some for this call alone."""
         if self.current is not None and self.current.has_planned(call, batch):
             yield self.current
             return
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
-        step = self._planned(rows, [call])
+        update = self._planned(rows, [call])
         if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
-            step.has_updated = True  # other rows of the step may have been trained
-            step.tokens = self.current.tokens
+            update.join(self.current)
         try:
-            step.put_pads()
-            yield step
+            update.put_pads()
+            yield update
         except BaseException:
-            step.close(failed=True)
+            update.close(failed=True)
             raise
-        step.close()
+        update.close()
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
@@ -138,10 +140,10 @@ class TrainingSteps:
         seconds_before = dict(timing_raw)
         try:
             yield
-            step = self.current
-            assert step is not None, "a local update without a plan"
-            step.close()
-            metrics.update(made := step.final_metrics())
+            update = self.current
+            assert update is not None, "a local update without a plan"
+            update.close()
+            metrics.update(made := update.final_metrics())
             self._saved.update(made)
         except BaseException:
             if self.current is not None:
@@ -153,18 +155,17 @@ class TrainingSteps:
         self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
             with simple_timer("timing_s/padding/timing", metrics):
-                step.timings, clock_metrics = read_timings(
-                    self._worker_groups, self._job.step_job()
-                )
-            metrics.update(clock_metrics)
-        self._updates.append(step)
+                update.timings = read_timings(self._worker_groups)
+            cost = self._job.planner_job().row_cost
+            metrics.update(timing_metrics(update.timings, cost))
+        self._updates.append(update)
 
-    def exclude_emptied_rows(self, batch: KVBatchMeta) -> None:
+    def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
         """Marks the rows of the local update that verl's means over rows are to leave out as verl
         marks its pads, in this batch alone."""
         assert self.current is not None, "a local update without a plan"
         planned, with_loss = self.current.batch, self.current.rows_with_loss
-        samples = {planned.keys[row] for row in sample_rows(planned.keys, with_loss)}
+        samples = {planned.keys[row] for row in rows_counted_as_samples(planned.keys, with_loss)}
         for key, tag in zip(batch.keys, batch.tags, strict=True):
             if key not in samples:
                 tag[PADDING_TAG] = True
@@ -176,8 +177,8 @@ class TrainingSteps:
         roles, where they are asked for, and of sessions whose last row is not trained."""
         by_session, algorithm = self._job.padding.advantages == "session", self._config.algorithm
         trained = rows_that_train(batch)
-        are_verls = not by_session and not self._by_role and len(trained) == len(batch)
-        if are_verls:
+        uses_stock = not by_session and not self._by_role and len(trained) == len(batch)
+        if uses_stock:
             batch = by_verl(batch, metrics)
         elif trained:
             # All of its results but advantages are kept: KL penalties, weights, what is rejected.
@@ -186,39 +187,44 @@ class TrainingSteps:
             batch = rows_like(computed, batch.keys, batch.tags)
         put_results_of_untrained(batch, trained)
         trained_keys = {batch.keys[row] for row in trained}
-        continued_R: Sequence[int | None] = [None] * len(batch)
+        continued_R: list[int | None] = [None] * len(batch)
         if by_session:
-            found = None
-            if self.current is not None and self.current.batch.keys == batch.keys:
-                found = self.current.prefixes
-            if found is None:
-                found = PrefixDetection(
-                    batch,
-                    tokens_of_tags(batch.keys, batch.tags),
-                    may_have_images=self._job.has_images,
-                )
-            continued_R = found.continued_R
+            continued_R = self._prefixes_of(batch).continued_R
         parts = [(batch, continued_R)]
         if self._by_role:
-            parts = list(parts_by_role(batch, continued_R))
+            update = self._update_of(batch)
+            role_R = read_roles(batch.keys, batch.partition_id) if update is None else update.role_R
+            parts = list(parts_by_role(batch, role_R, continued_R))
         for part, continued in parts:
             if by_session:
                 advantages.compute_session_advantages(part, algorithm, continued)
                 continue
-            if not are_verls:
+            if not uses_stock:
                 of_part = [row for row, key in enumerate(part.keys) if key in trained_keys]
-                compute_row_advantages(
-                    select_rows(part, sample_rows(part.keys, of_part)), algorithm
-                )
+                samples = select_rows(part, rows_counted_as_samples(part.keys, of_part))
+                advantages.compute_row_advantages(samples, algorithm)
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch
+
+    def _update_of(self, batch: KVBatchMeta) -> PlannedUpdate | None:
+        """The update that runs, if it has these rows."""
+        update = self.current
+        return update if update is not None and update.batch.keys == batch.keys else None
+
+    def _prefixes_of(self, batch: KVBatchMeta) -> PrefixDetection:
+        if (update := self._update_of(batch)) is not None:
+            return update.prefixes
+        tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        return PrefixDetection(batch, tokens_R, may_have_images=self._job.has_images)
 
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         with simple_timer("timing_s/padding/rows", metrics):
             rows_of = [
-                TrainedRows.read(update.batch, update.mask_R, update.prefixes.continued_R)
+                TrainedRows.read(
+                    update.batch, update.padded_of(ACTOR).mask_R, update.prefixes.continued_R
+                )
                 for update in self._updates
             ]
             metrics.update(batch_metrics.row_metrics(rows_of))
@@ -234,8 +240,7 @@ class TrainingSteps:
             )
             metrics.update(counts)
             if self._by_role:
-                batches = [update.batch for update in self._updates]
-                roles_of = [read_roles(each.keys, each.partition_id) for each in batches]
+                roles_of = [update.role_R for update in self._updates]
                 metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
             if self._job.mode != SYNC:
                 metrics.update(batch_metrics.staleness_metrics(rows_of, step))
@@ -255,6 +260,14 @@ class TrainingSteps:
             batches += [self.current.batch, *self.current.pads]
         return set_aside(batches if self._job.mode != SYNC else [])
 
+    def _log_once(self, message: str, about: str = "") -> None:
+        """Says something in the log, the first time that the job meets what it is ``about``: by
+        default, the message."""
+        about = about or message
+        if about not in self._said:
+            self._said.add(about)
+            logger.warning("verl_padding: %s", message)
+
     def _show_savings(self) -> None:
         """Says in the log which savings the job has, once and again where it loses one."""
         self._log_once("\n  ".join(["savings:", *self._job.savings.lines()]))
@@ -264,16 +277,17 @@ class TrainingSteps:
         if line := saved_line(self._saved):
             self._log_once(line)
 
-    def _planned(self, batch: KVBatchMeta, calls: Collection[str] | None = None) -> PlannedStep:
-        return PlannedStep(
+    def _planned(self, batch: KVBatchMeta, calls: Collection[str] | None = None) -> PlannedUpdate:
+        update = PlannedUpdate(
             self._job,
-            batch,
             UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step),
             template=self._template(batch),
             dp_sizes=self._dp_sizes(),
             log_once=self._log_once,
             calls=calls,
         )
+        update.plan_rows(batch)
+        return update
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""

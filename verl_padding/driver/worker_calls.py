@@ -11,7 +11,7 @@ import ray
 from verl.single_controller.base.worker_group import WorkerGroup
 from wrapt import FunctionWrapper
 
-from verl_padding.driver.planned_step import PlannedStep
+from verl_padding.driver.planned_update import PlannedUpdate
 from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING
@@ -35,7 +35,7 @@ CALL_OF_METHOD = {call.method: call for call in CALLS}
 """Method of verl's worker groups -> the call that is planned."""
 
 
-StepFor = Callable[[str, KVBatchMeta], AbstractContextManager[PlannedStep]]
+UpdateFor = Callable[[str, KVBatchMeta], AbstractContextManager[PlannedUpdate]]
 """A with-block that has the plan and pads of a call, by its name in the plan and its rows."""
 
 
@@ -55,14 +55,14 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
     """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
     So verl's trainer methods run as they are, and only a worker call can see a pad. A batch that is
-    not in TransferQueue goes through. A call outside of a step, or with other rows than the step
+    not in TransferQueue goes through. A call outside of an update, or with other rows than that
     has planned for it, gets a plan and pads of its own, which are gone when it returns. After each
     call, workers tell what they have done.
     """
 
-    def __init__(self, worker_group: Any, step_for: StepFor):
+    def __init__(self, worker_group: Any, update_for: UpdateFor):
         super().__init__(worker_group)
-        self._step_for = step_for
+        self._update_for = update_for
 
     def __getattr__(self, name: str) -> Any:
         if name in CALL_OF_METHOD:
@@ -74,8 +74,8 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
     ) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-        with self._step_for(call.name, batch) as step:
-            padded = step.padded_for(call.name)
+        with self._update_for(call.name, batch) as update:
+            padded = update.prepare_call(call.name)
             self._worker_group.execute_with_func_generator(start_call)
             make = padded.update_call if call.trains else padded.inference_call
             sent = make(call.name, batch)
@@ -84,7 +84,9 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
             # next; pads that are gone after this block must have been read.
             answers = ray.get(getattr(output, "futures", []))
             work = self._worker_group.execute_with_func_generator(read_work).non_tensor_batch[WORK]
-            step.note_work(call.name, check_work(call, padded.plan.layouts[call.name], sent, work))
+            epochs = sent.extra_info.get("epochs", 1) if call.trains else 1
+            tokens = check_work(call, padded.plan.layouts[call.name], epochs, work)
+            update.note_work(call.name, tokens, epochs)
             if call.trains:
                 return output
             is_batch = isinstance(output, KVBatchMeta)
@@ -122,9 +124,7 @@ def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None
         )
 
 
-def check_work(
-    call: WorkerCall, layout: Layout, sent: KVBatchMeta, work: Sequence[Counter[str]]
-) -> int:
+def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Counter[str]]) -> int:
     """Compares what the ranks have done in a call with its plan.
 
     Returns: the tokens that reached their models, of pads too.
@@ -133,7 +133,6 @@ def check_work(
         PaddingError: a rank has taken other optimizer steps than planned, or not one step of the
             scheduler of the learning rate after them.
     """
-    epochs = sent.extra_info.get("epochs", 1)
     wanted = (epochs * layout.n_mini_batches, 1) if call.trains else (0, 0)
     for rank, done in enumerate(work):
         if (found := (done[STEPS], done[SCHEDULER_STEPS])) != wanted:
@@ -153,7 +152,9 @@ def dp_size(worker_group: Any, mesh_name: str) -> int:
     return int(max(worker_group._dispatch_info[mesh_name])) + 1
 
 
-def wrap_worker_groups(trainer: Any, job: VerlJob, step_for: StepFor) -> list[PaddedWorkerGroup]:
+def wrap_worker_groups(
+    trainer: Any, job: VerlJob, update_for: UpdateFor
+) -> list[PaddedWorkerGroup]:
     """Checks the workers of a trainer after its set-up, and wraps its worker groups.
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
@@ -166,7 +167,7 @@ def wrap_worker_groups(trainer: Any, job: VerlJob, step_for: StepFor) -> list[Pa
         block_savings(
             job, group.execute_with_func_generator(find_incompatibilities(job.savings.on))
         )
-        wrapped[id(group)] = PaddedWorkerGroup(group, step_for)
+        wrapped[id(group)] = PaddedWorkerGroup(group, update_for)
     for name, group in groups.items():
         setattr(trainer, name, wrapped[id(group)])
     for name, value in [*vars(trainer).items()]:

@@ -57,7 +57,7 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
     for saving in (PACKER, SHARING):
         savings.block(saving, saving_incompatibilities(saving, strategies))
     if not any(engine.config.use_dynamic_bsz for engine in engines):
-        savings.decline(PACKER, _has_fixed_sizes(engines[-1]))
+        savings.block_unless_explicit(PACKER, _has_fixed_sizes(engines[-1]))
     savings.block(SHARING, sharing_incompatibilities(engines, savings))
     for engine in engines:
         first = next(each for each in engines if each.strategy == engine.strategy)

@@ -49,7 +49,7 @@ def old_log_prob_incompatibilities(
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    # Steps by rows are one until a batch has more (driver/planned_step.py).
+    # Steps by rows are one until a batch has more (driver/planned_update.py).
     steps = job.configured_steps(job.updates[ACTOR])
     if STRATEGIES[job.strategy].has_own_steps:
         why = "a batch takes as many optimizer steps as its rows fill"

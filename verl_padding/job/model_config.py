@@ -39,7 +39,7 @@ def folder_here(path: Any) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def never_ask() -> None:
+def disable_remote_code_prompt() -> None:
     """Has transformers refuse code that comes with a model where it would ask on standard input,
     which may be a file of rows."""
     from transformers import dynamic_module_utils

@@ -66,7 +66,7 @@ class Savings:
             if incompatibility not in self.incompatibilities[name]:
                 self.incompatibilities[name].append(incompatibility)
 
-    def decline(self, name: str, incompatibility: Incompatibility) -> None:
+    def block_unless_explicit(self, name: str, incompatibility: Incompatibility) -> None:
         """Turns off a saving that would have no effect, unless the job asks for it."""
         if self._values[name] != SAVINGS[name].on:
             self.block(name, [incompatibility])

@@ -99,7 +99,7 @@ class VerlJob:
             for saving in (PACKER, SHARING):
                 self.savings.block(saving, [incompatibility])
         needed = old_log_prob_incompatibilities(
-            self.config, self.step_job(), local_updates=self.parameter_sync_step
+            self.config, self.planner_job(), local_updates=self.parameter_sync_step
         )
         self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_incompatibilities(self.config))
         self.savings.block(OLD_LOG_PROBS, needed)
@@ -119,13 +119,6 @@ class VerlJob:
     def shares(self) -> bool:
         """Whether tokens that rows have in common are computed once."""
         return self.savings.is_on(SHARING)
-
-    def epochs(self, call: str) -> int:
-        """How often a worker call goes over its rows."""
-        if not CALL_BY_NAME[call].trains:
-            return 1
-        section = self.engines[CALL_BY_NAME[call].role].section
-        return int(OmegaConf.select(self.config, f"{section}.ppo_epochs"))
 
     def updates_actor(self, step: int) -> bool:
         """Whether the actor trains in a global step: the critic may have to warm up first."""
@@ -219,7 +212,7 @@ class VerlJob:
             )
         return length
 
-    def step_job(
+    def planner_job(
         self,
         *,
         calls: Iterable[str] | None = None,
@@ -244,7 +237,7 @@ class VerlJob:
             if call.role in self.engines
         }
         # An update trains in mini-batches; a pass may reuse the micro-batches of the actor's.
-        names = self._calls_of_step(updates_actor) if calls is None else calls
+        names = self._calls_of_update(updates_actor) if calls is None else calls
         planned = {name: self._planned_call(name, sizes) for name in names}
         updates = {name: call for name, call in planned.items() if isinstance(call, Update)}
         inference = {name: call for name, call in planned.items() if isinstance(call, Pass)}
@@ -294,7 +287,7 @@ class VerlJob:
             **fields,
         )
 
-    def _calls_of_step(self, updates_actor: bool) -> list[str]:
+    def _calls_of_update(self, updates_actor: bool) -> list[str]:
         """Names of the worker calls that a local update makes."""
         bypass = OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode")
         critic, ref = "critic" in self.engines, "ref" in self.engines

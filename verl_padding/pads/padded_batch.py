@@ -145,7 +145,7 @@ class PaddedBatch:
             batch,
             factor_R=self._factor_R if call == ACTOR else None,
             takes_own_log_probs=takes_own,
-            steps=deque(steps),
+            mini_batches=deque(steps),
         )
         rows.extra_info |= cut_into(layout)
         rows.extra_info.pop("mini_batch_size", None)

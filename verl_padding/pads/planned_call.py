@@ -60,25 +60,26 @@ class PlannedCall:
     (:mod:`~verl_padding.pads.loss_weighting`); None where all weigh the same."""
     takes_own_log_probs: bool = False
     """Whether an update takes its own log-probs for the old policy's."""
-    steps: deque[MiniBatch] = field(default_factory=deque)
-    """The mini-batch of each optimizer step that is to come, in every epoch."""
+    mini_batches: deque[MiniBatch] = field(default_factory=deque)
+    """Those that are to come, in every epoch: one an optimizer step."""
 
     def __deepcopy__(self, memo: Any) -> Self:
         # KVBatchMeta copies what it says with each part of a batch, one a rank, and workers copy it
         # again. Nothing but the queue is ever changed.
-        return replace(self, steps=self.steps.copy())
+        return replace(self, mini_batches=self.mini_batches.copy())
 
-    def take_step(self, data: TensorDict) -> MiniBatch:
-        """The mini-batch of an optimizer step with these rows; a PaddingDataError if they are not
-        those that are next: verl would train on wrong ones."""
+    def take_mini_batch(self, data: TensorDict) -> tuple[MiniBatch, bool]:
+        """The mini-batch of an optimizer step with these rows, and whether it is the call's last; a
+        PaddingDataError if they are not those that are next: verl would train on wrong ones."""
         rows = tuple(read_column(data, BATCH_ROW).tolist())
-        if not self.steps or rows not in self.steps[0].local_batches:
+        if not self.mini_batches or rows not in self.mini_batches[0].local_batches:
             raise PaddingDataError(
                 f"an optimizer step has {len(rows)} rows, and not those of the plan's next "
                 "mini-batch: verl's workers do not cut a batch as verl 0.9.1 does. Train with "
                 "that, or without +padding."
             )
-        return self.steps.popleft()
+        taken = self.mini_batches.popleft()
+        return taken, not self.mini_batches
 
     def places_of_micro_batches(self, data: TensorDict) -> list[list[int]]:
         """Places of the rows of each micro-batch, among those that a rank computes at once; a

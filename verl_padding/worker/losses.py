@@ -126,7 +126,7 @@ class RealRowsLoss:
         self._reported_losses.update(summed_metrics(metrics))
         tokens = int(data["response_mask"].sum())
         share = partial(
-            _share_metrics,
+            _weight_metrics,
             row_share=len(data) / mini_batch.trained_rows,
             reporting_ranks=mini_batch.reporting_ranks,
             dp_size=int(data["dp_size"]),
@@ -170,7 +170,7 @@ def _prepare(model_output: dict[str, Any], data: TensorDict) -> dict[str, Any]:
         factors = [call.factor_R[row] for row in read_column(data, BATCH_ROW).tolist()]
         factor_R = torch.tensor(factors, dtype=torch.float64)
         model_output = {
-            name: weighted_output(value, factor_R) for name, value in model_output.items()
+            name: scale_gradient(value, factor_R) for name, value in model_output.items()
         }
     if call.takes_own_log_probs:
         data["old_log_probs"] = response_from_nested(
@@ -199,7 +199,7 @@ def _select(value: Any, rows: list[int], n_rows: int) -> Any:
     return value[rows]
 
 
-def weighted_output(value: Any, factor_R: torch.Tensor) -> Any:
+def scale_gradient(value: Any, factor_R: torch.Tensor) -> Any:
     """The same output, of which the gradient of row r is multiplied by ``factor_R[r]``."""
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return value
@@ -268,7 +268,7 @@ class RunningMetric(Metric):
         return RunningMetric(aggregation=self.aggregation)
 
 
-def _share_metrics(
+def _weight_metrics(
     metrics: dict[str, Any],
     *,
     token_share: float,

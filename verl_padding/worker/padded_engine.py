@@ -68,8 +68,9 @@ class PaddedEngine(VerlEngine):
         count them as if they had one row, and so never come to the last.
         """
         if (call := planned_call(data)) is not None:
-            tu.assign_non_tensor_data(data, MINI_BATCH, call.take_step(data))
-            tu.assign_non_tensor(data, update_lr_scheduler=not call.steps)
+            mini_batch, is_last = call.take_mini_batch(data)
+            tu.assign_non_tensor_data(data, MINI_BATCH, mini_batch)
+            tu.assign_non_tensor(data, update_lr_scheduler=is_last)
         return super().train_batch(data, loss_function)
 
     def optimizer_step(self) -> Any:

@@ -9,7 +9,7 @@ from rich.text import Text
 from verl_padding.cli.doctor.finding import Finding, Verdict, run_check
 from verl_padding.cli.doctor.installation import choose_platform, plug_in, verl, versions
 from verl_padding.cli.doctor.job import PADDING_OFF, check_job_of
-from verl_padding.cli.job_config import as_a_job_would_start
+from verl_padding.cli.job_config import quiet_imports
 from verl_padding.job.composition import JobArguments
 from verl_padding.plan.plural import plural
 
@@ -19,7 +19,7 @@ STYLES: dict[Verdict, str] = {"ok": "green", "hint": "blue", "warning": "yellow"
 def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     """Prints what was found of the installation and of a job, None for no job; returns 1 if
     something is wrong, else 0."""
-    with as_a_job_would_start(finds_modules=arguments is not None), console.status("checking"):
+    with quiet_imports(finds_modules=arguments is not None), console.status("checking"):
         findings = run_check("versions", versions())
         findings += run_check("verl", verl())
         choose_platform()

@@ -48,7 +48,7 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
         yield from _refusals(verls_own_check(config))
         yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from _summary(verl_job)
-        yield from _budgets(config, verl_job.step_job())
+        yield from _budgets(config, verl_job.planner_job())
         yield from _ulysses(verl_job)
     except (PaddingError, PlanError) as refusal:
         yield _refused(refusal)
@@ -154,7 +154,7 @@ def _ulysses(verl_job: "VerlJob") -> Iterator[Finding]:
 
 def _summary(verl_job: "VerlJob") -> Iterator[Finding]:
     """What the plug-in will do to the batches of a job that can run."""
-    job = verl_job.step_job()
+    job = verl_job.planner_job()
     prompts = plural(job.prompts, "prompt")
     sessions = plural(job.sessions_per_prompt, "session")
     yield ok("strategy", f"{job.strategy}, {prompts} x {sessions} per batch")

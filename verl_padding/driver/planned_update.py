@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from verl.utils.profiler import simple_timer
 
+from verl_padding.driver.agent_roles import read_roles
+from verl_padding.driver.samples import sample_unit
 from verl_padding.driver.step_metrics import (
     CallTokens,
     layout_of_ranks,
@@ -32,7 +34,6 @@ from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
-from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
 from verl_padding.record.timings import MicroBatchTiming
@@ -57,27 +58,9 @@ class UpdateNumber:
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-class OnceInTheLog:
-    """Says something in the log, the first time that the job meets what it is ``about``: by
-    default, the message."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def __call__(self, message: str, about: str = "") -> None:
-        about = about or message
-        if about not in self._said:
-            self._said.add(about)
-            logger.warning("verl_padding: %s", message)
-
-
-class PlannedStep:
-    """The real rows of a local update, and the plan of its worker calls. Pads are in TransferQueue
-    from :meth:`put_pads` to :meth:`close`.
-
-    The batch is put in the order of the data set, in place: its rows come in the order in which
-    their sessions ended, which no run repeats. A PaddingDataError refuses rows that cannot be
-    planned; by then, masks of repeated tokens alone have been changed.
+class PlannedUpdate:
+    """The real rows of a local update, and the plan of its worker calls, which :meth:`plan_rows`
+    makes. Pads are in TransferQueue from :meth:`put_pads` to :meth:`close`.
 
     Args:
         template: what pads are made from.
@@ -88,7 +71,6 @@ class PlannedStep:
     def __init__(
         self,
         job: VerlJob,
-        batch: KVBatchMeta,
         number: UpdateNumber,
         *,
         template: PadTemplate,
@@ -102,37 +84,67 @@ class PlannedStep:
         """Metric -> seconds that planning and its parts took."""
         self.repeated_tokens: int | None = None
         """Tokens that an earlier row trains, where they are masked."""
-        with simple_timer(PLAN_SECONDS, self.seconds):
-            batch.reorder(data_order(batch.keys))
-            tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            self.prefixes = PrefixDetection(batch, tokens_R, may_have_images=job.has_images)
-            # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
-            if batch.keys and calls is None:
-                self._keep_pass_that_rows_need(batch)
-                self._tell_what_rows_count_as(batch)
-                if job.padding.repeated_tokens == "once":
-                    self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
-            self._padded = self._planned(batch)
-        self.batch = self._padded.batch
-        """The real rows, as they were planned."""
-        self._plans = [self._padded]
-        """Beside the first, the actor's update each time that it was planned anew for the rows that
-        it leaves out; the last one counts, and the pads of all are taken out in the end."""
+        self._plans: list[PaddedBatch] = []
+        """That of all rows, and the actor's update each time that it was planned anew for the rows
+        that it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._dropped: list[int] = []
         """The rows that the actor's update left out when it was called last."""
-        self.has_updated = False
-        """Whether an update of the actor has taken its own log-probs for the old policy's."""
+        self._has_updated = False  # the actor, with its own log-probs for the old policy's
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
         self.tokens: dict[str, CallTokens] = {}
-        """Of each call that was made, for rows of the step."""
+        """Of each call that was made, for rows of the update."""
+
+    def plan_rows(self, batch: KVBatchMeta) -> None:
+        """Plans the calls; no pad is put yet.
+
+        The batch is put in the order of the data set, in place: its rows come in the order in which
+        their sessions ended, which no run repeats. A PaddingDataError refuses rows that cannot be
+        planned; by then, masks of repeated tokens alone have been changed.
+        """
+        with simple_timer(PLAN_SECONDS, self.seconds):
+            batch.reorder(data_order(batch.keys))
+            self._tokens_R = tokens_of_tags(batch.keys, batch.tags)
+            self.prefixes = PrefixDetection(
+                batch, self._tokens_R, may_have_images=self._job.has_images
+            )
+            # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
+            if batch.keys and self._calls is None:
+                self._keep_pass_that_rows_need(batch)
+                if unit := sample_unit(batch.keys, self._job.padding):
+                    self._log(unit, "rows of sessions")
+                if self._job.padding.repeated_tokens == "once":
+                    self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
+            self._padded = self._planned(batch)
+        self._plans.append(self._padded)
+        self.batch = self._padded.batch
+        """The real rows, as they were planned."""
+
+    @cached_property
+    def role_R(self) -> list[str]:
+        """The role of each row; a PaddingDataError if one has none."""
+        return read_roles(self.batch.keys, self.batch.partition_id)
+
+    def check_declared(self) -> None:
+        """Refuses rows of which an agent loop has not said what their advantages need."""
+        if self._job.padding.advantages == "session":
+            _ = self.prefixes.continued_R
+        if self._job.padding.baseline == "role":
+            _ = self.role_R
+
+    def _log(self, message: str, about: str) -> None:
+        self._log_once(f"step {self.number.global_step}: {message}", about=about)
+
+    def join(self, update: "PlannedUpdate") -> None:
+        """Counts its tokens with those of an update of whose rows some may have been trained."""
+        self.tokens, self._has_updated = update.tokens, True
 
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
         them, or verl's trainer something that a row has."""
         if not self._job.skips_old_log_probs:
             return
-        incompatibilities, job, name = [], self._job.step_job(), "rollout_log_probs"
+        incompatibilities, job, name = [], self._job.planner_job(), "rollout_log_probs"
         if (steps := job.steps_of_batch(job.updates[ACTOR], len(batch))) > 1:
             setting = f"padding.optimizer_steps={job.optimizer_steps}"
             why = f"the second of {steps} optimizer steps compares with them"
@@ -144,23 +156,6 @@ class PlannedStep:
             incompatibilities.append(Incompatibility(f"field {name} of {having[0]}", why, fix))
         self._job.savings.block(OLD_LOG_PROBS, incompatibilities)
 
-    def _tell_what_rows_count_as(self, batch: KVBatchMeta) -> None:
-        """Says in the log, when sessions first have several rows, what each row is a sample to."""
-        by_row = [
-            f"padding.{name}"
-            for name in ("advantages", "weighting")
-            if getattr(self._job.padding, name) == "row"
-        ]
-        if by_row and len(rows_of_sessions(batch.keys)) < len(batch):
-            settings = " and ".join(f"{name}=row" for name in by_row)
-            self._log_once(
-                f"step {self.number.global_step}: sessions have several rows, and each row counts "
-                f"as a sample, by {settings}. Where the rows of a session are one rollout with one "
-                f"reward, set {' and '.join(f'{name}=session' for name in by_row)} "
-                "(docs/sessions.md).",
-                about="rows of sessions",
-            )
-
     def _planned(self, batch: KVBatchMeta, dropped: Sequence[int] = ()) -> PaddedBatch:
         """The plan of the calls, and their pads, which are not put yet.
 
@@ -169,7 +164,7 @@ class PlannedStep:
         mini-batches by the critic's sizes, too.
         """
         job, step = self._job, self.number.global_step
-        shape = job.step_job(
+        shape = job.planner_job(
             calls=self._calls,
             dp_sizes=self._dp_sizes,
             updates_actor=job.updates_actor(step),
@@ -180,27 +175,25 @@ class PlannedStep:
         if job.shares and batch.keys:
             may_branch, tries = self._may_branch(), self.prefixes.by_outputs
             shape = replace(shape, may_branch=may_branch)
-        tokens_R = tokens_of_tags(batch.keys, batch.tags)
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
-            plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries, dropped), shape)
+            plan = plan_batch(Rows.from_keys(batch.keys, self._tokens_R, tries, dropped), shape)
         except PlanError as refusal:
-            message = f"step {step}: {translate_plan_error(refusal)}"
-            raise PaddingDataError(message) from refusal
+            raise PaddingDataError(f"step {step}: {translate_plan_error(refusal)}") from refusal
         if dropped:
             layouts, figures = {ACTOR: plan.layouts[ACTOR]}, {ACTOR: plan.figures[ACTOR]}
             plan = replace(plan, layouts=layouts, figures=figures, warnings=(), hint=None)
         for warning in plan.warnings:
             logger.warning("verl_padding: step %d: %s", step, warning)
         if plan.hint:
-            self._log_once(f"step {step}: {translate_plan_error(plan.hint)}", about="hint")
+            self._log(translate_plan_error(plan.hint), "hint")
         return PaddedBatch(
             batch,
             plan,
             self._template,
             weighting=loss_weighting(job.config, job.padding),
             may_branch=may_branch,
-            # Rows of a single call have other numbers than those of the step.
+            # Rows of a single call have other numbers than those of the update.
             timed=job.padding.timing and self._calls is None,
             own_old_log_probs=job.skips_old_log_probs,
             drops_zero_advantage=job.skips_zero_advantage_rows,
@@ -208,11 +201,11 @@ class PlannedStep:
 
     def _may_branch(self) -> bool:
         """Whether rows that branch may share what is before."""
-        if self._job.may_branch and self.prefixes.has_images:
-            # What sees an image may see more than what is before it, by a mask of the model's.
-            why = "full-prefix sharing only in batches whose rows have images"
-            self._log_once(f"step {self.number.global_step}: {why}", about="images")
-        return self._job.may_branch and not self.prefixes.has_images
+        if not self._job.may_branch or not self.prefixes.has_images:
+            return self._job.may_branch
+        # What sees an image may see more than what is before it, by a mask of the model's.
+        self._log("full-prefix sharing only in batches whose rows have images", "images")
+        return False
 
     @property
     def pads(self) -> list[KVBatchMeta]:
@@ -229,11 +222,8 @@ class PlannedStep:
     def plan(self) -> BatchPlan:
         """The plan of all calls, as they were made or will be."""
         plan, update = self._padded.plan, self._plans[-1].plan
-        return replace(
-            plan,
-            layouts={**plan.layouts, **update.layouts},
-            figures={**plan.figures, **update.figures},
-        )
+        layouts = {**plan.layouts, **update.layouts}
+        return replace(plan, layouts=layouts, figures={**plan.figures, **update.figures})
 
     def put_pads(self) -> None:
         """Puts the pads into TransferQueue."""
@@ -241,82 +231,76 @@ class PlannedStep:
             self._plans[-1].put_pads()
 
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
-        """Whether a worker call with these rows, in any order, is one of the step's."""
+        """Whether a worker call with these rows, in any order, is one of the update's."""
         return call in self._padded.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
 
-    def padded_for(self, call: str) -> PaddedBatch:
-        """What a worker call is sent.
+    def prepare_call(self, call: str) -> PaddedBatch:
+        """The plan and pads of a worker call that is about to be made.
 
-        An update that leaves out rows without an advantage is planned again when it is called: now
-        advantages are known. Until then the plan holds all rows, so that what cannot be planned was
-        refused before any pass.
+        An update that leaves out rows without an advantage is planned again, and its pads are put:
+        now advantages are known. Until then the plan holds all rows, so that what cannot be planned
+        was refused before any pass.
         """
         job = self._job
         if call == ACTOR and job.skips_old_log_probs and not self._padded.has_old_log_probs():
-            if self.has_updated:
+            if self._has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
                     "the actor is updated more than once in a step, or on some of its rows, and "
                     "later updates compare with log-probs from before the first",
                     "Set it to True.",
                 )
-            self.has_updated = True
-        if call != ACTOR or not job.skips_zero_advantage_rows:
-            return self._padded
-        dropped = find_zero_advantage_rows(self.batch)
-        # An update may be called twice, and a trainer of one's own may change advantages between.
-        if dropped != self._dropped:
-            with simple_timer(PLAN_SECONDS, self.seconds):
-                self._plans.append(self._planned(self.batch, dropped))
-            self._dropped = dropped
-            # They are known before they are put: whatever happens, they are taken out again.
-            self.put_pads()
-        return self._plans[-1]
+            self._has_updated = True
+        if call == ACTOR and job.skips_zero_advantage_rows:
+            dropped = find_zero_advantage_rows(self.batch)
+            # It may be called twice, and a trainer of one's own may change advantages between.
+            if dropped != self._dropped:
+                with simple_timer(PLAN_SECONDS, self.seconds):
+                    self._plans.append(self._planned(self.batch, dropped))
+                self._dropped = dropped
+                # They are known before they are put: whatever happens, they are taken out again.
+                self.put_pads()
+        return self.padded_of(call)
 
-    def note_work(self, call: str, tokens: int) -> None:
-        """Notes the tokens that reached the models in a call, of pads too, and says so in the log
-        where the plan has fewer: then it is slower than planned, and takes more memory."""
-        padded = self._plans[-1] if call == ACTOR else self._padded
+    def padded_of(self, call: str) -> PaddedBatch:
+        """The plan and pads of a worker call, as it was made last or will be."""
+        return self._plans[-1] if call == ACTOR else self._padded
+
+    def note_work(self, call: str, tokens: int, epochs: int) -> None:
+        """Notes the tokens that reached the models in all epochs of a call, of pads too, and says
+        so in the log where the plan has fewer: then it is slower than planned, and takes more
+        memory."""
+        padded = self.padded_of(call)
         layout, figures = padded.plan.layouts[call], padded.plan.figures[call]
-        epochs, noted = self._job.epochs(call), self.tokens.setdefault(call, CallTokens())
+        noted = self.tokens.setdefault(call, CallTokens())
         computed = tokens - epochs * layout.n_pads * padded.pad_length
         noted.computed += computed
         noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
-        noted.of_all += epochs * sum(tokens_of_tags(self.batch.keys, self.batch.tags))
+        noted.of_all += epochs * sum(self._tokens_R)
         if computed > (planned := epochs * figures.computed_tokens):
-            self._log_once(
-                f"step {self.number.global_step}: {computed:,} tokens reached the models in worker "
-                f"call {call!r}, where the plan has {planned:,}. Metrics of what is saved have the "
-                "former.",
-                about="computed tokens",
+            self._log(
+                f"{computed:,} tokens reached the models in worker call {call!r}, where the plan "
+                f"has {planned:,}. Metrics of what is saved have the former.",
+                "computed tokens",
             )
-
-    @property
-    def mask_R(self) -> list[torch.Tensor]:
-        """Which response tokens of each real row were trained, (response,) each."""
-        return self._plans[-1].mask_R
 
     @property
     def rows_with_loss(self) -> list[int]:
         """Numbers of the real rows that have a token with a loss."""
         return [row for row, tokens in enumerate(self._padded.loss_tokens_R) if tokens]
 
-    @property
-    def weight_R(self) -> list[float]:
-        """What the gradient of each row's outputs was multiplied by in the actor's update."""
-        return self._plans[-1].weights(ACTOR)
-
     def metrics(self) -> dict[str, float]:
         """What was planned, and under verl's name the tokens that ranks get."""
-        lengths = tokens_of_tags(self.batch.keys, self.batch.tags)
         # verl's are of all rows.
         prefix = "global_seqlen_computed" if self._dropped else "global_seqlen"
-        found = plan_metrics(self.plan, lengths, self._padded.pad_length) | self.seconds
+        found = plan_metrics(self.plan, self._tokens_R, self._padded.pad_length) | self.seconds
         if self.repeated_tokens is not None:
             found[names.REPEATED_TOKENS] = self.repeated_tokens
         if self._job.skips_zero_advantage_rows and ACTOR in self.plan.layouts:
             found = {names.DROPPED_ROWS.format(update=ACTOR): 0} | found
-        return found | rank_token_metrics(self.plan, lengths, self._padded.pad_length, prefix)
+        return found | rank_token_metrics(
+            self.plan, self._tokens_R, self._padded.pad_length, prefix
+        )
 
     def final_metrics(self) -> dict[str, float]:
         """The same once the updates were made, with what was computed and left out, and with the
@@ -324,13 +308,12 @@ class PlannedStep:
         job, layouts = self._job, self.plan.layouts
         saved = saved_metrics(
             self.tokens,
-            of_all_rows=sum(tokens_of_tags(self.batch.keys, self.batch.tags)),
+            of_all_rows=sum(self._tokens_R),
             has_pass=not job.skips_old_log_probs or LOG_PROB in self.tokens or ACTOR not in layouts,
         )
-        made = {call: self._plans[-1] if call == ACTOR else self._padded for call in layouts}
         idle_steps = {
-            f"padding/{call}/idle_steps/total": padded.idle_steps(call)
-            for call, padded in made.items()
+            f"padding/{call}/idle_steps/total": self.padded_of(call).idle_steps(call)
+            for call in layouts
             if CALL_BY_NAME[call].trains
         }
         return self.metrics() | saved | idle_steps

@@ -1,4 +1,4 @@
-"""The plan of a step on the real TransferQueue: pads, rows that branch, and what is refused."""
+"""The plan of an update on the real TransferQueue: pads, rows that branch, and what is refused."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from tests.support.rows_in_queue import (
     queue_content,
 )
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.planned_step import UpdateNumber
+from verl_padding.driver.planned_update import UpdateNumber
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.job.calls import LOG_PROB
@@ -197,9 +197,9 @@ def test_the_plan_is_the_same_whichever_session_ends_first():
         trainer = padded_trainer("padding.packer=plan")
         batch = put_rows([(3 + row, 1 + row % 5) for row in order], [keys[row] for row in order])
         trainer._balance_batch(batch, {})
-        step = trainer.steps.current
-        found.append((batch.keys, step.plan.layouts))
-        step.close()
+        update = trainer.steps.current
+        found.append((batch.keys, update.plan.layouts))
+        update.close()
         tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
     assert found[0] == found[1]
 
