@@ -4,9 +4,9 @@ recipes/guess with SmolLM2-135M-Instruct on this machine's CPU.
     python -m benchmarks.guess [--steps 10] [--seeds 3] [--only fast_seed0] [--keep]
     python -m benchmarks.guess --picture FILE
 
-A run takes hours on two idle cores, stock verl's longer than ours; both sides of a seed come before
-the next seed. Whatever ends the command, it goes on when it is run again: each run from its last
-checkpoint. After each run the points of all are in ``points.json``, which ``--keep`` keeps;
+All runs take hours on two idle cores, stock verl's longer than ours; both sides of a seed come
+before the next seed. Whatever ends the command, it goes on when it is run again: each run from its
+last checkpoint. After each run the points of all are in ``points.json``, which ``--keep`` keeps;
 ``--picture`` draws them, or those that are kept.
 """
 

@@ -41,6 +41,7 @@ def test_a_section_of_hydra_is_read():
         ({"seed": True}, r"^padding.seed=True: "),
         ({"stratgy": "rows"}, r"^padding.stratgy='rows': .*Did you mean strategy\?$"),
         ({"timing_dir": "/mine"}, r"^padding.timing_dir='/mine': unknown key"),
+        ({"fields": {"mine": {"role": "row"}}}, r"^padding.fields.mine.role='row': unknown key"),
         ("prompt", r"^padding='prompt': "),
     ],
 )

@@ -163,12 +163,12 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
         parts = dict(value) if isinstance(value, Mapping) else {"kind": value}
         key, kind = f"fields.{name}", parts.pop("kind", None)
         fill = parts.pop("fill", Fill.ZERO.value)
-        _check_unless_one_of(key, kind, [each.value for each in Kind])
-        _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         for part, given in parts.items():
             raise PaddingConfigError(
                 f"padding.{key}.{part}={given!r}: unknown key. Choices: kind, fill."
             )
+        _check_unless_one_of(key, kind, [each.value for each in Kind])
+        _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         fields[str(name)] = FieldFormat(Kind(kind), Fill(fill))
     return fields
 

@@ -9,7 +9,7 @@ set -euo pipefail
 
 recipe=$(cd "$(dirname "${BASH_SOURCE[0]:-.}")" && pwd)
 size=tiny threads=1
-[ -z "${MODEL:-}" ] || size=real threads=$(nproc)
+[ -z "${MODEL:-}" ] || size=real threads=$(getconf _NPROCESSORS_ONLN)
 out=${OUT:-outputs/guess_${size}}
 mkdir -p "${out}/metrics"
 out=$(cd "${out}" && pwd)

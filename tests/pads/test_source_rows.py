@@ -27,8 +27,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 def test_a_real_row_that_is_tagged_as_padding_is_refused():
     batch = put_rows([(5, 3), (7, 2)])
     batch.tags[1]["is_padding"] = True
+    content = queue_content()
     with pytest.raises(PaddingDataError, match=f"row '{batch.keys[1]}': tagged is_padding=True"):
-        SourceRows(batch)
+        upsample(batch, 4)
+    assert queue_content() == content
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_rows_of_a_prompt_share_up_to_where_tokens_or_routes_branch(routed, at_o
     rows = branching_rows(prompts=3, rollouts=3)
     ids = [prompt + response for prompt, response in rows.values()]
     draw = torch.Generator().manual_seed(0)
-    # Routes that part at random places, mostly late.
+    # Routes that begin to differ at random places, mostly late.
     routes = [(torch.rand(len(row), 2, 1, generator=draw) < 0.05).to(torch.int64) for row in ids]
     prefixes = detect(rows, **({"routed_experts": routes} if routed else {}))
     keys, tries = list(rows), prefixes.by_outputs

@@ -38,8 +38,8 @@ def trust_models_as_the_job(reward_loop: Any) -> None:
 
     @wraps(load_tokenizers)
     def trusting(self: Any) -> None:
-        trusted = self.config.actor_rollout_ref.model.trust_remote_code
-        reward_loop.hf_tokenizer = lambda path, **_: by_verl(path, trust_remote_code=trusted)
+        trust = {"trust_remote_code": self.config.actor_rollout_ref.model.trust_remote_code}
+        reward_loop.hf_tokenizer = lambda path, **given: by_verl(path, **given | trust)
         load_tokenizers(self)
 
     reward_loop.RewardLoopWorker._init_reward_fn = trusting

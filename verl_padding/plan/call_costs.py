@@ -146,8 +146,8 @@ class CallCosts:
         return used_B.reshape(tokens_DK.shape)
 
     def used_by_rows(self, tokens_I: Int64s, branches_I: NDArray[np.bool_]) -> Int64s:
-        """What rows take of the token budget of which so many tokens are computed, and that part
-        from another row or not."""
+        """What rows take of the token budget of which so many tokens are computed, and that branch
+        off another row or not."""
         used_I = np.maximum(self._rounded_up(tokens_I), self.call.min_branch_tokens)
         return np.where(branches_I, used_I, tokens_I)
 

@@ -41,7 +41,7 @@ class Call:
     """An engine that packs rows rounds the length of each, or of its segment, up to a multiple of
     this many tokens, as ranks that share a row want it."""
     min_branch_tokens: int = 0
-    """Rows of a trie that part take as much of the token budget each, however few of their tokens
+    """Rows of a trie that branch take as much of the token budget each, however few of their tokens
     are computed: linear attention keeps a state of each piece between two places where rows branch.
     """
     budget_setting: str = "token_budget"
