@@ -114,9 +114,8 @@ def draw(runs: dict[str, dict[str, list[float]]], path: Path) -> None:
         label, color = looks[name.partition("_")[0]]
         minutes = [seconds / 60 for seconds in run["seconds"]]
         # A step's sessions are those of the policy before it.
-        for axis, spent in zip(
-            axes, ([1] * len(minutes), run["optimizer_steps"], minutes), strict=True
-        ):
+        spent_on_axes = ([1.0] * len(minutes), run["optimizer_steps"], minutes)
+        for axis, spent in zip(axes, spent_on_axes, strict=True):
             begun = [0, *accumulate(spent)][: len(run["won"])]
             axis.plot(begun, run["won"], color=color, label=label, linewidth=1.2)
     for axis, label in zip(axes, labels, strict=True):

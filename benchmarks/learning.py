@@ -197,8 +197,8 @@ def draw(runs: dict[Kind, dict[int, dict[str, Any]]], path: Path) -> None:
         for (place, rate), (number, side) in product(enumerate(rates), enumerate(SIDES)):
             values = [*map(last, runs[Kind(task, estimator, rate, side)].values())]
             x = place + (number - 1.5) / 6
-            spread = np.linspace(-0.05, 0.05, len(values)) if values else []
-            axis.plot(x + np.array(spread), values, ".", color=f"C{number}", markersize=4)
+            spread = np.linspace(-0.05, 0.05, len(values))
+            axis.plot(x + spread, values, ".", color=f"C{number}", markersize=4)
             if values:
                 axis.hlines(median(values), x - 0.07, x + 0.07, color=f"C{number}", label=side)
     handles, labels = axes[0][0].get_legend_handles_labels()

@@ -238,7 +238,7 @@ class LearningRun:
     def _advantages(self, batch: Batch) -> Columns:
         """What the rows are trained by: verl's advantages and returns, and outputs before the
         update."""
-        outputs = {}
+        outputs: Columns = {}
         for learner in self._learners.values():
             outputs |= learner.outputs(self._contexts, batch.columns)
         mask_R = torch.ones_like(batch.columns["responses"])

@@ -69,7 +69,7 @@ class Case:
         self._budget = 3 * max(len(row["input_ids"]) for row in every)
         terms = (f"actor_rollout_ref.actor.{term}" for term in TERMS)
         self._worker = rank.start_worker(model, dtype, self._budget, device, *terms)
-        self._shape = {
+        self._shape: dict[str, Any] = {
             "use_remove_padding": True,
             "calculate_entropy": True,
             "batch_num_tokens": sum(int(row["loss_mask"].sum()) for row in every),
@@ -84,7 +84,7 @@ class Case:
             said = self._shape | {"dp_size": 1, "global_batch_size": len(self._rows)}
             yield rank.rows_of_call({key: row}, **said)
 
-    def as_planned(self, plan: BatchPlan, **said: bool) -> Iterator[TensorDict]:
+    def as_planned(self, plan: BatchPlan, **said: Any) -> Iterator[TensorDict]:
         """The micro-batches of each rank, one rank after the other."""
         from verl.utils import tensordict_utils as tu
         from verl.workers.engine.utils import prepare_micro_batches
@@ -126,9 +126,10 @@ class Case:
         for name in ("use_kl_loss", "entropy_coeff"):  # which have a gradient in every row
             config = self._worker.actor.loss_fn.keywords["config"]
             object.__setattr__(config, name, 0)  # verl's configs are frozen
+        none: Sequence[int] = ()
         computed, skipped = (
             self.gradient(self.as_planned(self._plan("on", 1, idle), leaves_out=bool(idle)))
-            for idle in ([], rows.rows_of_prompts(self._rows, "01"))
+            for idle in (none, rows.rows_of_prompts(self._rows, "01"))
         )
         yield "zero-advantage rows skipped", {"off_rows_computed": rank.distance(skipped, computed)}
 

@@ -2,6 +2,7 @@
 
 import os
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
 from verl_padding.pads.columns import row_columns
-from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall, cut_into, mini_batches
+from verl_padding.pads.planned_call import (
+    CALL,
+    MINI_BATCH,
+    MiniBatch,
+    PlannedCall,
+    cut_into,
+    mini_batches,
+)
 from verl_padding.plan import BatchPlan
 
 SIZES = {
@@ -126,7 +134,7 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
 
 
 def rows_of_call(
-    rows: dict[str, Row],
+    rows: Mapping[str, Row],
     plan: BatchPlan | None = None,
     call: str = "actor",
     *,
@@ -147,18 +155,18 @@ def rows_of_call(
         layout = plan.layouts[call]
         pad = pad_of(fields)
         data = micro_batch_of([fields[row] if row < n_rows else pad for row in layout.order])
-        shares = plan.sharing == "on" and plan.tries is not None
-        of_call: dict[str, Any] = {}
+        tries = plan.tries if plan.sharing == "on" else None
+        steps: list[MiniBatch] = []
         if call == "actor":
             trained = [int(row["response_mask"].sum()) for row in fields]
             steps = mini_batches(layout, trained, trained, leaves_out=leaves_out)
-            of_call = {"steps": deque(steps), "takes_own_log_probs": takes_own_log_probs}
             to_worker |= cut_into(layout) | {MINI_BATCH: steps[0]}
         to_worker[CALL] = PlannedCall(
             layout=layout,
-            may_branch=True if shares else None,
-            position_R=plan.tries.dfs_position_R.tolist() if shares else (),
-            **of_call,
+            may_branch=True if tries else None,
+            position_R=tries.dfs_position_R.tolist() if tries else (),
+            takes_own_log_probs=takes_own_log_probs,
+            mini_batches=deque(steps),
         )
         for name, column in row_columns(layout, marks_pads=True).items():
             data[name] = column

@@ -82,9 +82,9 @@ class SharingRanks:
         tu.assign_non_tensor(data, **said)
         return data
 
-    def cut_by(self, cut, branches):
+    def cut_by(self, cut, may_branch):
         """A with-block in which the engine's micro-batches are these, and its rows share; with
-        ``branches`` None, nothing is shared."""
+        ``may_branch`` None, nothing is shared."""
         number_R = {
             "alone": list(range(len(self.rows))),
             "prompts": self.prompt_R,
@@ -95,21 +95,21 @@ class SharingRanks:
 
         def prepare_micro_batches(data, **_):
             found = [tu.index_select_tensor_dict(data, rows) for rows in rows_K]
-            for micro_batch in found if branches is not None else ():
-                trie = find_trie(micro_batch, may_branch=branches)
+            for micro_batch in found if may_branch is not None else ():
+                trie = find_trie(micro_batch, may_branch=may_branch)
                 tu.assign_non_tensor_data(micro_batch, TRIE, trie)
             return found, rows_K
 
         module = module_of(type(self.engine).stock.forward_backward_batch)
         return mock.patch.dict(module, prepare_micro_batches=prepare_micro_batches)
 
-    def run(self, cut, *, branches, forward_only=False):
+    def run(self, cut, *, may_branch, forward_only=False):
         """Outputs of all tokens but the last of each row, gradients and computed tokens."""
         engine = self.engine
         engine.done.clear()
         engine.optimizer_zero_grad()
         mode = engine.eval_mode() if forward_only else engine.train_mode()
-        with mode, self.cut_by(cut, branches):
+        with mode, self.cut_by(cut, may_branch):
             answer = engine.forward_backward_batch(
                 self.batch(), self.loss, forward_only=forward_only
             )
@@ -125,7 +125,7 @@ class SharingRanks:
             found["loss"] = float(sum(answer["loss"]))
         return found
 
-    def train(self, start, cut, *, branches):
+    def train(self, start, cut, *, may_branch):
         """Some optimizer steps from these weights."""
         engine = self.engine
         for name, weight in named_parameters(engine):
@@ -136,7 +136,7 @@ class SharingRanks:
             else engine._build_optimizer(engine.module)
         )
         for _ in range(STEPS):
-            with engine.train_mode(), self.cut_by(cut, branches):
+            with engine.train_mode(), self.cut_by(cut, may_branch):
                 engine.optimizer_zero_grad()
                 engine.forward_backward_batch(self.batch(), self.loss, forward_only=False)
                 engine.optimizer_step()
