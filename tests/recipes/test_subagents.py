@@ -13,6 +13,7 @@ from tests.support import played
 from tests.support.played import TOKENIZER
 from verl_padding.recipes.subagents.agent_loop import PromptTooLongError, SubagentsLoop
 from verl_padding.recipes.subagents.job import HERE
+from verl_padding.recipes.subagents.session_metrics import session_metrics
 from verl_padding.recipes.subagents.tasks import GSM8K_SOURCE, TINY_SOURCE
 
 ROW = {
@@ -109,3 +110,9 @@ def test_a_task_that_is_too_long_is_refused_by_name():
     rows, _ = play(script, row=MATH_ROW, call_format="hermes", response_length=2000)
     assert len(rows) == 1
     assert rows[0].extra_fields["reward_extra_info"]["failed_subagents"] == 1.0
+
+
+def test_a_row_that_verls_means_leave_out_is_one_of_its_session():
+    tags = [{"response_len": 2}, {"response_len": 4, "is_padding": True}, {"response_len": 60}]
+    found = session_metrics(["p_0_0", "p_0_1", "p_0_2"], tags)
+    assert found == {"subagents/rows_per_session": 3, "subagents/lead_token_share": 60 / 66}
