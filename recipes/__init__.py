@@ -1,4 +1,4 @@
 """Runnable recipes, one folder each.
 
-May import: driver, on_cpu, pads, plan, prefix_sharing.
+May import: driver, on_cpu, plan, prefix_sharing.
 """
