@@ -146,8 +146,8 @@ def choices_by_setting() -> dict[str, tuple[str, ...]]:
     """Choices of each setting that takes one of several names and nothing else."""
     found = {}
     for field in dataclasses.fields(PaddingConfig):
-        of_type = get_args(field.type) if get_origin(field.type) is Literal else ()
-        if choices := field.metadata.get("choices", of_type):
+        literals = get_args(field.type) if get_origin(field.type) is Literal else ()
+        if choices := field.metadata.get("choices", literals):
             found[field.name] = choices
     return found
 

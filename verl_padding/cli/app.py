@@ -151,9 +151,15 @@ def plan(
     from verl_padding.cli.plan import job_to_plan, show_plan
 
     sizes = {"dp": dp, "mini_batch": mini_batch, "n": n, "budget": budget}
-    job, of_run = job_to_plan(rows, job_arguments(overrides), **sizes)
+    job, run_config = job_to_plan(rows, job_arguments(overrides), **sizes)
     show_plan(
-        rows, job, of_run=of_run, tokenizer=tokenizer, compare=compare, as_json=json, page=page
+        rows,
+        job,
+        run_config=run_config,
+        tokenizer=tokenizer,
+        compare=compare,
+        as_json=json,
+        page=page,
     )
 
 

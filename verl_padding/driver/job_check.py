@@ -34,9 +34,9 @@ def check_job(config: DictConfig) -> VerlJob:
     padding = PaddingConfig.from_section(config.get("padding"))
     check_workers_get_it(config)
     trainers = "padded trainers extend verl's v1 trainers"
-    if (of_another := config.get("async_training")) is not None:
+    if (async_training := config.get("async_training")) is not None:
         why = f"{trainers}, not the fully asynchronous one"
-        refuse(f"async_training={of_another}", why, "Leave it out.")
+        refuse(f"async_training={async_training}", why, "Leave it out.")
     if not config.trainer.use_v1:
         refuse("trainer.use_v1=False", f"{trainers}, not the older one", "Set it to True.")
     name = config.trainer.v1.trainer_mode

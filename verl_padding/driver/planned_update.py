@@ -275,8 +275,8 @@ class PlannedUpdate:
         noted = self.tokens.setdefault(call, CallTokens())
         computed = tokens - epochs * layout.n_pads * padded.pad_length
         noted.computed += computed
-        noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
-        noted.of_all += epochs * sum(self._tokens_R)
+        noted.row_tokens += epochs * round(figures.computed_tokens * figures.sharing_factor)
+        noted.all_row_tokens += epochs * sum(self._tokens_R)
         if computed > (planned := epochs * figures.computed_tokens):
             self._log(
                 f"{computed:,} tokens reached the models in worker call {call!r}, where the plan "
@@ -308,7 +308,7 @@ class PlannedUpdate:
         job, layouts = self._job, self.plan.layouts
         saved = saved_metrics(
             self.tokens,
-            of_all_rows=sum(self._tokens_R),
+            step_tokens=sum(self._tokens_R),
             has_pass=not job.skips_old_log_probs or LOG_PROB in self.tokens or ACTOR not in layouts,
         )
         idle_steps = {

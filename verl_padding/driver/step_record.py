@@ -82,7 +82,7 @@ def recorded_rows(step: int, update: PlannedUpdate, rows: TrainedRows) -> Iterat
             shared_tokens=shared,
             shares_with=int(order[tries.dfs_position_R[row] - 1]) if shared else None,
             staleness=None if made_by is None else step - 1 - made_by,
-            places={call: of_call[row] for call, of_call in place_of.items() if row in of_call},
+            places={call: by_row[row] for call, by_row in place_of.items() if row in by_row},
         )
 
 

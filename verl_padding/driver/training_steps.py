@@ -200,8 +200,8 @@ class TrainingSteps:
                 advantages.compute_session_advantages(part, algorithm, continued)
                 continue
             if not uses_stock:
-                of_part = [row for row, key in enumerate(part.keys) if key in trained_keys]
-                samples = select_rows(part, rows_counted_as_samples(part.keys, of_part))
+                trained_rows = [row for row, key in enumerate(part.keys) if key in trained_keys]
+                samples = select_rows(part, rows_counted_as_samples(part.keys, trained_rows))
                 advantages.compute_row_advantages(samples, algorithm)
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch

@@ -178,8 +178,8 @@ def wrap_worker_groups(
 
 def block_savings(job: VerlJob, answer: Any) -> None:
     """Blocks what the workers have answered that blocks a saving, and what needs that saving."""
-    for of_rank in answer.non_tensor_batch.get(INCOMPATIBILITIES, ()):
-        for saving, incompatibility in of_rank:
+    for found in answer.non_tensor_batch.get(INCOMPATIBILITIES, ()):
+        for saving, incompatibility in found:
             job.savings.block(saving, [incompatibility])
     if not job.savings.is_on(PACKER):
         job.savings.block(SHARING, job.savings.incompatibilities[PACKER])

@@ -106,12 +106,12 @@ def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
     engine that starts first (verl's ``MegatronEngine._init_device_mesh``, VeOmni's
     ``init_parallel_state``)."""
     for word, name in PARALLEL_SIZES[other.strategy].items():
-        size, of_first = other.size(word), first.size(word)
-        if size != of_first and other.strategy not in FSDP:  # which makes groups of its own
+        size, first_size = other.size(word), first.size(word)
+        if size != first_size and other.strategy not in FSDP:  # which makes groups of its own
             refuse(
                 f"{other.section}.{other.strategy}.{name}={size}",
-                f"differs from {first.section}.{first.strategy}.{name}={of_first}, but they share "
-                "process groups",
+                f"differs from {first.section}.{first.strategy}.{name}={first_size}, but they "
+                "share process groups",
                 "Set both to the same value.",
             )
 

@@ -135,8 +135,8 @@ class RoleEngine:
     def dp_size(self) -> int:
         """Data-parallel ranks, as verl assigns rows to them; at least 1."""
         # Of 16 GPUs, of which 2 share a row by tensor and 2 by pipeline, 4 have their own rows.
-        of_a_row = prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
-        return self.n_gpus // of_a_row or 1
+        gpus_per_row = prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
+        return self.n_gpus // gpus_per_row or 1
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         """Fields of the planner's pass for a call of this role, except its cost model."""

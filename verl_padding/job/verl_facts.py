@@ -62,11 +62,11 @@ class Fact:
 
 
 def _facts(
-    without: str, file: str, code_of: Mapping[str, tuple[str, ...]], **of_facts: Any
+    without: str, file: str, code_of: Mapping[str, tuple[str, ...]], **details: Any
 ) -> Iterator[Fact]:
     """A fact for each definition of a file."""
     for name, code in code_of.items():
-        yield Fact(file=file, name=name, code=code, without=without, **of_facts)
+        yield Fact(file=file, name=name, code=code, without=without, **details)
 
 
 def _engine_facts(engine: str, cls: str) -> Iterator[Fact]:

@@ -237,10 +237,10 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
             fix = f"hf download {section.path} --exclude '*.safetensors'"
             raise PaddingConfigError(f"{why}. Fetch it ({fix}).") from error
     _copy_what_is_not_weights(folder, place)
-    of_model = (place / "config.json").read_text()
+    model_config = (place / "config.json").read_text()
     if tokenizer := section.get("tokenizer_path") and folder_here(section.tokenizer_path):
         _copy_what_is_not_weights(tokenizer, place)
-        (place / "config.json").write_text(of_model)
+        (place / "config.json").write_text(model_config)
     config_file = Path(section.get("hf_config_path") or place, "config.json")
     config = json.loads(read_text(config_file))
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))

@@ -193,7 +193,7 @@ class PaddedBatch:
         return tokens_of_masks(self.batch, "loss_mask")
 
     def _rows_of(
-        self, call: str, batch: KVBatchMeta, *, marks_pads: bool = True, **of_update: Any
+        self, call: str, batch: KVBatchMeta, *, marks_pads: bool = True, **call_fields: Any
     ) -> KVBatchMeta:
         """The rows of a call, in the order of its layout, with what workers must know of them."""
         assert sorted(batch.keys) == sorted(self.batch.keys), (
@@ -218,7 +218,7 @@ class PaddedBatch:
             may_branch=self._may_branch,
             position_R=tries.dfs_position_R.tolist() if shares and tries is not None else (),
             timed_as=name if self._timed else None,
-            **of_update,
+            **call_fields,
         )
         put_columns(rows, row_columns(layout, marks_pads=marks_pads))
         return rows

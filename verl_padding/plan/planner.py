@@ -140,10 +140,10 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     if call.padded_to == "local_batch" or job.packer == "verl" or call.token_budget is None:
         return None
     update = job.updates[call.as_update]
-    of_call, of_update = (
+    call_key, update_key = (
         replace(layout_key(each), sync_point="micro_batch") for each in (call, update)
     )
-    return call.as_update if of_call == of_update else None
+    return call.as_update if call_key == update_key else None
 
 
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:

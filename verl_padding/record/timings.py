@@ -72,5 +72,5 @@ def prediction_error(timings: Iterable[MicroBatchTiming], cost_model: CostModel)
     for timing in timings:
         number = timing.mini_batch, timing.micro_batch
         found[number].append((timing.cost(cost_model), timing.seconds))
-    cost, seconds = np.array([np.max(of_ranks, axis=0) for of_ranks in found.values()]).T
+    cost, seconds = np.array([np.max(rank_pairs, axis=0) for rank_pairs in found.values()]).T
     return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())

@@ -68,13 +68,13 @@ def check_cross_contamination(
         limit, found = "", []
         for role, training_worker in training_workers(worker).items():
             if role in fixes and _packs_rows(training_worker.engine_config):
-                of_role = _probe(
+                outcome = _probe(
                     role, training_worker, tuple(axes), shares, fixes[role], multiples[role]
                 )
-                if isinstance(of_role, Incompatibility):
-                    found.append((SHARING, of_role))
+                if isinstance(outcome, Incompatibility):
+                    found.append((SHARING, outcome))
                 else:
-                    limit = limit or of_role
+                    limit = limit or outcome
         return answer_of(found, **{BRANCH_LIMIT: limit})
 
     return probe

@@ -42,10 +42,10 @@ def answer_of(found: Collection[tuple[str, Incompatibility]], **others: Any) -> 
     it."""
     from verl.protocol import DataProto
 
-    of_rank = np.empty(1, dtype=object)
-    of_rank[0] = tuple(found)
+    answer = np.empty(1, dtype=object)
+    answer[0] = tuple(found)
     beside = {name: np.array([value]) for name, value in others.items()}
-    return DataProto(non_tensor_batch={INCOMPATIBILITIES: of_rank, **beside})
+    return DataProto(non_tensor_batch={INCOMPATIBILITIES: answer, **beside})
 
 
 def _engine_incompatibilities(engine: Any, savings: Collection[str]) -> NamedIncompatibilities:

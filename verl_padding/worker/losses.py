@@ -134,9 +134,9 @@ class RealRowsLoss:
         shared = share(metrics, token_share=tokens / mini_batch.trained_tokens)
         if mini_batch.all_trained_tokens is None:
             return shared
-        of_all = {name: metrics[name] for name in self._fractions_of_all & metrics.keys()}
-        keeps = {*summed_metrics(metrics), *of_all}
-        shared |= share(of_all, token_share=tokens / mini_batch.all_trained_tokens)
+        fractions = {name: metrics[name] for name in self._fractions_of_all & metrics.keys()}
+        keeps = {*summed_metrics(metrics), *fractions}
+        shared |= share(fractions, token_share=tokens / mini_batch.all_trained_tokens)
         return {
             name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
         }

@@ -83,7 +83,7 @@ def use_packed_attention(model: nn.Module) -> None:
     """
     text: Any = model.config.get_text_config()
     layers = list(attention_layers(model))
-    of_verl = [
+    verl_modules = [
         module
         for name in BY_VERL
         if (module := sys.modules.get(name)) and _attend_by(layers, module)
@@ -93,10 +93,10 @@ def use_packed_attention(model: nn.Module) -> None:
         and layers
         and CAUSAL_LAYERS.issuperset(getattr(text, "layer_types", None) or ())
         and not getattr(text, "attn_logit_softcapping", None)
-        and (of_verl or all("ALL_ATTENTION_FUNCTIONS" in _names(layer) for layer in layers))
+        and (verl_modules or all("ALL_ATTENTION_FUNCTIONS" in _names(layer) for layer in layers))
     ):
         register()
-        for module in of_verl:
+        for module in verl_modules:
             _bring_kernels(module)
         text._attn_implementation = PACKED
 

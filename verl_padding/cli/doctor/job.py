@@ -73,9 +73,9 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
 
     yield from unread_keys(config, verls)
-    yield from (of_other_kinds := list(values_of_other_kinds(config, verls)))
+    yield from (mistyped := list(values_of_other_kinds(config, verls)))
     yield from _refusals(files_and_modules(config))
-    if of_other_kinds:
+    if mistyped:
         return  # what follows computes with them
     yield from import_external_lib(config)
     yield from unknown_choices(config)
@@ -184,8 +184,8 @@ def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
         if budget is None or budget >= longest:
             continue
         # The setting is a GPU's; ranks of one sequence-parallel group share their budgets.
-        of_gpu = int(OmegaConf.select(config, setting.lstrip("+")) or budget)
-        gpus = max(budget // of_gpu, 1)
+        gpu_budget = int(OmegaConf.select(config, setting.lstrip("+")) or budget)
+        gpus = max(budget // gpu_budget, 1)
         why = f"a budget of {budget} tokens is below {source} = {longest}"
         fix = f"Raise it to {-(-longest // gpus)}"
-        yield warning(setting, f"{of_gpu}: {why}, and a longer row would end the job. {fix}.")
+        yield warning(setting, f"{gpu_budget}: {why}, and a longer row would end the job. {fix}.")
