@@ -135,7 +135,7 @@ def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, mes
     [
         (
             [{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}],
-            "'weight': .* has not listed it",
+            "'weight': .* without listing it",
         ),
         (
             [{"batch_row": torch.tensor(1.0)}] * 2,

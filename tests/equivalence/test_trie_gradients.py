@@ -119,7 +119,7 @@ def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
     config = Qwen2MoeConfig(**SMALL, **experts, **window)
     model = Qwen2MoeForCausalLM(config)
-    with pytest.raises(PaddingError, match=r"sliding window in a mask alone.*eager"):
+    with pytest.raises(PaddingError, match=r"sliding window only in a mask.*eager"):
         start_engine(Actor, model, shares=True).forward_step(
             one_micro_batch(rows, rows, shared=True), None, True
         )

@@ -161,7 +161,7 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
     if job.sharing != "off" and rows.tries is None:
         yield "padding.sharing=on: nothing is shared. Give rows token_ids, or take recorded steps."
     if planned.batch.is_dump:
-        yield "The lengths are an estimate: the tokenizer's counts of a rollout dump's texts."
+        yield "Lengths are estimates: a tokenizer has counted the texts of a rollout dump."
     prompts = len(set(rows.prompt_R))
     if job.prompts != prompts:
         yield (

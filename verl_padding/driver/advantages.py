@@ -305,8 +305,7 @@ def check_advantages_stay_with_rows(config: DictConfig) -> None:
     if config.algorithm.get("use_pf_ppo") and config.algorithm.adv_estimator == "gae":
         refuse(
             "algorithm.use_pf_ppo=True",
-            "verl draws the rows of a batch anew, and its v1 trainer then puts their advantages "
-            "under the keys of the old ones, so that rows are trained with the advantages of "
-            "other rows",
+            "verl resamples the rows of a batch, and its v1 trainer stores their advantages under "
+            "the old rows' keys, so rows would train with the advantages of other rows",
             "Set it to False.",
         )

@@ -147,7 +147,7 @@ class PlannedUpdate:
         incompatibilities, job, name = [], self._job.planner_job(), "rollout_log_probs"
         if (steps := job.steps_of_batch(job.updates[ACTOR], len(batch))) > 1:
             setting = f"padding.optimizer_steps={job.optimizer_steps}"
-            why = f"the second of {steps} optimizer steps compares with them"
+            why = f"the second of {steps} optimizer steps needs old log-probs"
             incompatibilities.append(Incompatibility(setting, why, "Set it to configured."))
         correction = self._job.config.algorithm.get("rollout_correction")
         if correction is not None and (having := SourceRows(batch).keys_with(name)):
@@ -246,8 +246,8 @@ class PlannedUpdate:
             if self._has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
-                    "the actor is updated more than once in a step, or on some of its rows, and "
-                    "later updates compare with log-probs from before the first",
+                    "the actor is updated more than once in a step, or on part of its rows, and "
+                    "later updates compare with log-probs from before the first one",
                     "Set it to True.",
                 )
             self._has_updated = True
@@ -279,8 +279,8 @@ class PlannedUpdate:
         noted.all_row_tokens += epochs * sum(self._tokens_R)
         if computed > (planned := epochs * figures.computed_tokens):
             self._log(
-                f"{computed:,} tokens reached the models in worker call {call!r}, where the plan "
-                f"has {planned:,}. Metrics of what is saved have the former.",
+                f"{computed:,} tokens reached the models in worker call {call!r}, more than the "
+                f"{planned:,} of the plan. Metrics of savings count the former.",
                 "computed tokens",
             )
 

@@ -54,7 +54,7 @@ def write_record(
         write_savings(path.parent, job.savings.lines())
     except OSError as error:  # a full disk, perhaps: no reason to lose a step
         logger.warning(
-            "verl_padding: %s cannot be written (%s); the job goes on without it", path, error
+            "verl_padding: %s cannot be written (%s); the job continues without it", path, error
         )
 
 

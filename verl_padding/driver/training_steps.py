@@ -54,7 +54,7 @@ def own_updates(trainer: Any) -> Iterator[Incompatibility]:
     for name in UPDATING:
         owner = next(each for each in type(trainer).__mro__ if name in vars(each))
         if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
-            why = "a trainer of one's own may write old log-probs, or update the actor twice"
+            why = "your own trainer may write old log-probs, or update the actor twice"
             fix = "Set padding.recompute_old_log_probs=True."
             yield Incompatibility(f"{owner.__name__}.{name}", why, fix)
 

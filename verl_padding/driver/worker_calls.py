@@ -108,9 +108,9 @@ def _refuse_rows(target: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if rows := list(_batches([*args, *kwargs.values()])):
         name = getattr(target, "__name__", type(target).__name__)
         raise PaddingDataError(
-            f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would come to "
-            f"workers without pads, as no plan knows this call ({', '.join(CALL_OF_METHOD)} are "
-            "known). Send it what it reads of the rows, as a TensorDict, or train without +padding."
+            f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would reach "
+            f"workers without pads, as this call is not planned ({', '.join(CALL_OF_METHOD)} are). "
+            "Send it the rows' data as a TensorDict, or train without +padding."
         )
     return target(*args, **kwargs)
 
@@ -120,7 +120,7 @@ def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None
     if (came := sum(map(n_rows, answers))) != len(sent):
         raise PaddingDataError(
             f"worker call {call!r}: outputs of {came} came back for {plural(len(sent), 'row')} "
-            "that were sent. None of them is used. Look into the workers' logs for the reason."
+            "sent. None is used. See the workers' logs for the reason."
         )
 
 
@@ -137,9 +137,9 @@ def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Cou
     for rank, done in enumerate(work):
         if (found := (done[STEPS], done[SCHEDULER_STEPS])) != wanted:
             raise PaddingError(
-                f"worker call {call.name!r}: rank {rank} has taken (optimizer, scheduler) steps of "
-                f"{found}, where {wanted} are planned. verl's workers do not train as those of "
-                "verl 0.9.1 do: train with that, or without +padding."
+                f"worker call {call.name!r}: rank {rank} took {found} (optimizer, scheduler) "
+                f"steps, but {wanted} are planned: verl's workers do not train as in verl 0.9.1. "
+                "Train with that, or without +padding."
             )
     return sum(done[TOKENS] for done in work)
 

@@ -81,7 +81,7 @@ def run_step(
     except Exception as error:
         why = shorten(f"{type(error).__name__}: {error}", MAX_TEXT, placeholder=" ..")
         raise DryRunError(
-            f"{MODEL}.path={path}: no small model can be made of it ({why}). Correct it.",
+            f"{MODEL}.path={path}: no small model can be made from it ({why}). Correct it.",
             traceback.format_exc(limit=-FRAMES),
         ) from error
     small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention)

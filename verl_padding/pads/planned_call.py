@@ -74,9 +74,9 @@ class PlannedCall:
         rows = tuple(read_column(data, BATCH_ROW).tolist())
         if not self.mini_batches or rows not in self.mini_batches[0].local_batches:
             raise PaddingDataError(
-                f"an optimizer step has {len(rows)} rows, and not those of the plan's next "
-                "mini-batch: verl's workers do not cut a batch as verl 0.9.1 does. Train with "
-                "that, or without +padding."
+                f"an optimizer step has {len(rows)} rows that are not the plan's next "
+                "mini-batch: verl's workers do not cut a batch as in verl 0.9.1. Train with that, "
+                "or without +padding."
             )
         taken = self.mini_batches.popleft()
         return taken, not self.mini_batches
@@ -94,7 +94,7 @@ class PlannedCall:
                 return [list(range(begin, end)) for begin, end in pairwise(ends)]
         raise PaddingDataError(
             f"rows {rows[:8]}.. on one rank: not in the plan's order, so rows were lost or moved. "
-            "Set padding.packer=verl to train without that order."
+            "Set padding.packer=verl, which does not need that order."
         )
 
     def positions(self, data: TensorDict) -> list[int]:

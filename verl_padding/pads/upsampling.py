@@ -190,7 +190,7 @@ def real_rows(batch: Any) -> Any:
         return [batch[row] for row in places]
     if len(batch) and not places:
         raise PaddingDataError(
-            f"{plural(len(batch), 'row')}, and only pads: jagged fields need a row. Look at "
+            f"{plural(len(batch), 'row')}, all of them pads: jagged fields need a row. Check "
             f"{IS_PADDING} first if a rank may hold only pads."
         )
     if isinstance(batch, TensorDict):
@@ -223,8 +223,8 @@ def _which_are_pads(batch: Any) -> list[bool]:
         return [truth(torch.as_tensor(mark).item()) for mark in marks]
     except (TypeError, ValueError, RuntimeError) as error:
         raise PaddingDataError(
-            f"field {IS_PADDING!r}: {error}. It says of each row by one value whether it is a pad: "
-            "give it such values, or another name."
+            f"field {IS_PADDING!r}: {error}. It must have one value per row, whether it is a pad: "
+            "correct it, or rename the field."
         ) from error
 
 

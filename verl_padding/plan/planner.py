@@ -106,8 +106,8 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
             if update.token_budget is None:
                 fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
             return (
-                f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since the ranks of "
-                "a mini-batch get equally many, in whole micro-batches."
+                f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since all ranks "
+                "get equally many rows of a mini-batch, in whole micro-batches."
                 + (f" For fewer, {', or '.join(fixes)}." if fixes else "")
             )
     return None

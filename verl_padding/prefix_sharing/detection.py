@@ -178,9 +178,9 @@ class PrefixDetection:
                 isinstance(place, bool) or not isinstance(place, Integral) or place < 0
             ):
                 raise PaddingDataError(
-                    f"row {key!r}: extra_fields[{EXTENDS!r}] is {place!r}, and must be the number "
-                    "of a row of its session, from 0, or None. Have the agent loop give such a "
-                    "number, or leave it out."
+                    f"row {key!r}: extra_fields[{EXTENDS!r}] is {place!r}, but must be the "
+                    "position of a row in its session, from 0, or None. Correct it in the agent "
+                    "loop, or leave it out."
                 )
             # A row that is not in the batch has been left out of it.
             declared[row] = None if place is None else number.get(f"{session_of_key(key)}_{place}")

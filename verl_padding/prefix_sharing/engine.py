@@ -107,8 +107,8 @@ def engine_incompatibilities(engine: Any) -> Iterator[Incompatibility]:
         if getattr(inspect.unwrap(own), "__module__", None) not in VERLS_ENGINES:
             yield Incompatibility(
                 f"engine={stock.__name__}",
-                f"it has a {name} of its own, not that of verl's engines, and may read fields of "
-                "rows that are not compared before rows share",
+                f"its {name} is not verl's, and may read fields that are not compared before rows "
+                "share",
                 f"Put functools.wraps({verls.__name__}.{name}) on it if it reads no others, or set "
                 "padding.sharing=off.",
             )
@@ -150,9 +150,9 @@ def expand_outputs(
         is_nested = isinstance(output, torch.Tensor) and output.is_nested
         if not is_nested or output.offsets().diff().tolist() != trie.lengths_L:
             raise PaddingError(
-                f"padding.sharing: {type(engine).__name__}'s {name!r} must be nested, with a "
-                f"value for each token that is computed ({trie.lengths_L}): anything else of "
-                "a row is not that of another row. Set padding.sharing=off."
+                f"padding.sharing: output {name!r} of {type(engine).__name__} must be nested, "
+                f"with a value per computed token ({trie.lengths_L}): rows can share nothing "
+                "else. Set padding.sharing=off."
             )
         values = output.values()
         row_values = GatherTokens.apply(values, 0, trie.row_places.to(values.device))
@@ -241,7 +241,7 @@ def _check_all_layers_attended(model: Any, trie: PrefixTrie) -> None:
     if not len(followed) == len(mixers) == config.num_hidden_layers:
         raise BranchesMixedError(
             f"padding.sharing='on': {len(followed)} of {config.num_hidden_layers} "
-            "layers have attended to the paths of rows that branch "
+            "layers have followed the paths of rows that branch "
             f"(model_type={config.model_type}, "
             f"attn_implementation={config._attn_implementation}): the others mix branches. Set "
             "padding.sharing=off."

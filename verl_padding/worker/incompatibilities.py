@@ -75,14 +75,14 @@ def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompa
     }
     for saving, admitted in admitting.items():
         if saving in savings and mode not in admitted:
-            why = "it may add something for the rows, or read the log-probs, that are left out"
-            fix = f"Use one of {', '.join(admitted)} of verl's."
+            why = "it may depend on the rows or log-probs that are left out"
+            fix = f"Use one of verl's: {', '.join(admitted)}."
             yield saving, Incompatibility(f"the actor's loss={mode or loss!r}", why, fix)
 
 
 def _noise_incompatibilities(module: Any) -> NamedIncompatibilities:
     if where := _noise(module):
-        why = "the actor draws while it trains, so an update's log-probs are not those of a pass"
+        why = "the actor is random in training, so an update's log-probs differ from a pass's"
         yield OLD_LOG_PROBS, Incompatibility(where, why, "Set it to 0.")
 
 

@@ -70,7 +70,7 @@ def pack_attention(model: nn.Module, engine_config: Any) -> None:
     ):
         raise PaddingConfigError(
             f"ulysses_sequence_parallel_size={ranks}: verl exchanges tokens around flash "
-            f"attention, which {type(model).__name__} does not take by torch alone. Install "
+            f"attention, which {type(model).__name__} cannot run by torch alone. Install "
             "flash-attn, or set it to 1."
         )
 
@@ -207,8 +207,8 @@ def attend(
         return masked
     if "sliding_window" not in kwargs and _has_window(module):
         raise PaddingError(
-            f"attn_implementation=sdpa: {type(module).__name__} has its sliding window in a mask "
-            "alone, which torch's kernels do without. Set "
+            f"attn_implementation=sdpa: {type(module).__name__} has its sliding window only in a "
+            "mask, which torch's kernels do not take. Set "
             "override_config.attn_implementation=eager, with padding.sharing=off."
         )
     if attention_mask is not None and attention_mask.dtype == torch.int32:

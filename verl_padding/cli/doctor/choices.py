@@ -73,5 +73,5 @@ def unknown_choices(config: DictConfig) -> Iterator[Finding]:
         value = OmegaConf.select(config, setting, throw_on_missing=False)
         for name in value if isinstance(value, ListConfig) else [value]:
             if name is not None and name not in names:
-                why = f"{name}: verl does not know it, nor is it registered by the job"
+                why = f"{name}: neither verl nor the job registers it"
                 yield say(setting, f"{why}. {meant(str(name), names)}")

@@ -147,7 +147,7 @@ def _ulysses(verl_job: "VerlJob") -> Iterator[Finding]:
         heads = text["num_attention_heads"]
         keys = text.get("num_key_value_heads") or heads
         if heads % ranks or (keys % ranks and ranks % keys):
-            why = f"{ranks} Ulysses ranks do not divide {heads} heads, {keys} of keys, of {path}"
+            why = f"{ranks} Ulysses ranks do not divide {heads} heads ({keys} of keys) of {path}"
             fix = f"Set it to a divisor of {heads}."
             yield wrong(f"{engine.section}.ulysses_sequence_parallel_size", f"{why}. {fix}")
 
