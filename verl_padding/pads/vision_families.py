@@ -16,8 +16,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class SmallestImage:
-    """What a pad shows the vision tower: its ``multi_modal_inputs``, and the tokens of its prompt
-    for them."""
+    """A pad's image for the vision tower: its ``multi_modal_inputs``, and their prompt tokens."""
 
     inputs: dict[str, torch.Tensor]
     token_ids: tuple[int, ...]
@@ -65,11 +64,11 @@ SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
 
 
 def image_maker(choice: str, config: Mapping[str, Any]) -> Callable[[Inputs], SmallestImage] | None:
-    """What makes the image of pads from ``multi_modal_inputs`` of a real row that has one; None if
-    they need none.
+    """A function that makes the image of pads from ``multi_modal_inputs`` of a real row with one;
+    None if pads need no image.
 
-    ``choice`` is ``padding.multimodal``, ``config`` that of Hugging Face; an unknown type is a
-    PaddingConfigError.
+    ``choice`` is a value of ``padding.multimodal``, ``config`` the model's Hugging Face config. An
+    unknown model type raises a PaddingConfigError.
     """
     model_type = str(config.get("model_type"))
     if choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES):

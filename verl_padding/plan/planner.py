@@ -24,8 +24,8 @@ overheads."""
 
 
 def plan_batch(rows: Rows, job: Job) -> BatchPlan:
-    """Plans every worker call of a training step. The same rows, job and seed give the same plan
-    everywhere.
+    """Plans every worker call of a training step. The same rows, job and seed give the same plan on
+    every machine.
 
     >>> from verl_padding.plan import Update
     >>> rows = Rows.from_keys(["a_0_0", "a_0_1", "b_0_0"], [700, 300, 900])

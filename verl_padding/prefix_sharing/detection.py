@@ -41,8 +41,8 @@ from verl_padding.prefix_sharing.row_inputs import (
 logger = logging.getLogger(__name__)
 
 EXTENDS = "extends"
-"""What an agent loop may put into a row's ``extra_fields``: the number, in its session, of the row
-that this one goes on from, or None. Rows of such a session continue no others than they say."""
+"""What an agent loop may put into a row's ``extra_fields``: the position in its session of the row
+that this one continues, or None. Rows of such a session continue only rows that they name."""
 MAX_TOKENS_READ, MAX_LARGE_TOKENS_READ = 1 << 22, 1 << 16
 """Tokens of the rows that are read at once: ids alone, and with the fields of which a token may
 have kilobytes."""
