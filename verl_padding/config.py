@@ -39,7 +39,7 @@ class PaddingConfig:
     ``session``: each session, as if it were one row. A row's field ``loss_weight`` multiplies its
     weight."""
     advantages: Literal["row", "session"] = "row"
-    """What a sample of an advantage estimator is. ``row``: each row, as in verl (with GRPO, each
+    """What counts as a sample for estimators. ``row``: each row, as in verl (with GRPO, each
     session). ``session``: each session, its rows one trajectory, with the reward on its last
     trained token."""
     repeated_tokens: Literal["train", "once"] = "train"
@@ -87,7 +87,7 @@ class PaddingConfig:
     it."""
     recompute_old_log_probs: bool | Literal["auto"] = True
     """Whether a pass before the update computes the log-probs of the old policy, as in verl.
-    Without it, they are those of the update's own forward pass, which then takes one optimizer
+    Without it, they are those of the update's own forward pass, and the update takes one optimizer
     step. Refused where something else reads them. ``auto``: no pass where nothing else does."""
     timing: bool = False
     """Whether workers time each micro-batch. A metric compares the times with the cost model, and a
