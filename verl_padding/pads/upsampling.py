@@ -113,7 +113,7 @@ def _check_arguments(
         if not isinstance(value, int | np.integer) or value is True or value < least:
             raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
     if not isinstance(fields, Mapping):
-        raise PaddingDataError(f"fields={fields!r}: give a FieldFormat for each name of a field.")
+        raise PaddingDataError(f"fields={fields!r}: give a FieldFormat per field name.")
     for name, declared in fields.items():
         if not isinstance(declared, FieldFormat):
             raise PaddingDataError(

@@ -133,8 +133,8 @@ def _probe(
     beginning = _distance(one[1], one[3][: len(one[1])])
     if not beginning <= leak_limit:
         why = (
-            f"in the {role}, a row's outputs are not those of a longer row's beginning (they "
-            f"differ by {beginning:.2g}, the row's own first token changes {own:.2g})"
+            f"in the {role}, a row's outputs differ from those of a longer row that begins with it "
+            f"(by {beginning:.2g}; its own first token changes them by {own:.2g})"
         )
         return Incompatibility(model, why, "Set padding.sharing=off, or choose another model.")
     if in_trie is None:

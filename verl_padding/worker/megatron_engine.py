@@ -61,7 +61,7 @@ class MegatronSharingEngine(VerlEngine):
         All ranks ask at once, before any trie: a limit of one stage is that of all.
         """
         if get_device_name() == "npu":
-            return "attention of Megatron's engine does not follow them on an NPU"
+            return "Megatron's attention does not follow branches on an NPU"
         limit = branch_limit(vars(self.tf_config), complete=True)
         stage_limits = (limit_of_stage(stage) for stage in self.module)
         limits: list[str | None] = [None] * dist.get_world_size()
@@ -131,7 +131,7 @@ def limit_of_stage(model: nn.Module) -> str | None:
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    does_not = "attention of Megatron's engine does not follow them with"
+    does_not = "Megatron's attention does not follow branches with"
     gpt = language_model(model)
     if gpt is None or type(gpt.decoder) is not TransformerBlock:
         return f"{does_not} {type(model if gpt is None else gpt.decoder).__name__}"
@@ -144,7 +144,7 @@ def limit_of_stage(model: nn.Module) -> str | None:
         attend = type(core).forward
         name = f"{attend.__module__}.{attend.__qualname__}"
         if name not in FOLLOWED or hasattr(attend, "__wrapped__") or "forward" in vars(core):
-            return f"{does_not} core_attention={type(core).__name__}, whose forward is another"
+            return f"{does_not} core_attention={type(core).__name__} and another forward"
         # Transformer Engine's has a text of its own, and gets that of the layer.
         mask = layer.self_attention.attn_mask_type.name
         if "causal" not in mask or "causal" not in getattr(
