@@ -51,8 +51,8 @@ def job_to_plan(
     file of the config, if that is a run's.
 
     Without a job's overrides, the config is that of the run in whose folder ``path`` is, as
-    ``demo_out/steps/3.jsonl``, or else verl's with :data:`DEFAULTS`. A run's config is data:
-    nothing that it names is run or fetched.
+    ``demo_out/steps/3.jsonl``, or else verl's with :data:`DEFAULTS` and ``+padding=fast``. A run's
+    config is data: nothing that it names is run or fetched.
     """
     overrides = arguments.overrides
     short = [f"{setting}={size}" for name, size in sizes.items() if size for setting in SIZES[name]]
@@ -62,7 +62,7 @@ def job_to_plan(
     run_config = None if has_job else config_of_run(path)
     if run_config is None and not has_job:
         is_padded = any(each.startswith("+padding=") for each in overrides)
-        short += [*DEFAULTS, *([] if is_padded else ["+padding=prompt"])]
+        short += [*DEFAULTS, *([] if is_padded else ["+padding=fast"])]
     # The user's own overrides come last, and win.
     arguments = replace(arguments, overrides=(*short, *overrides))
     try:
