@@ -48,7 +48,12 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         )
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
-    cuts = {name: _cut(rows, job, name) for name in job.updates}
+    cuts = {
+        name: STRATEGIES[job.strategy]
+        .cut(rows, job, name)
+        .without(rows.zero_advantage if update.drops_zero_advantage else ())
+        for name, update in job.updates.items()
+    }
     whole = _whole_batch(rows, cuts.values())
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
@@ -86,12 +91,6 @@ def _whole_batch(rows: Rows, cuts: Iterable[MiniBatches]) -> MiniBatches:
     return MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
 
 
-def _cut(rows: Rows, job: Job, name: str) -> MiniBatches:
-    """The mini-batches of an update, without the rows that it leaves out."""
-    cut = STRATEGIES[job.strategy].cut(rows, job, name)
-    return cut.without(rows.zero_advantage) if job.updates[name].drops_zero_advantage else cut
-
-
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     """What makes fewer pads, where an update has more of them than rows."""
     for name, update in job.updates.items():
@@ -117,7 +116,7 @@ def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout |
     """The layout of a call, or of a pass the micro-batches of an update, and after them those of
     what it leaves out."""
     if reused is None:
-        return replace(fill_local_batches(costs, packer, cut), dropped=tuple(cut.dropped_M))
+        return fill_local_batches(costs, packer, cut)
     layout = reused.flatten_for_pass()
     rest = sorted(row for rows in reused.dropped for row in rows)
     if not rest:

@@ -8,12 +8,10 @@ room, rows move and micro-batches are added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.layout import CutBy, Layout
 
 RowsDK = list[list[list[int]]]
 """Row numbers of each rank's micro-batches; all ranks have equally many.
@@ -33,46 +31,6 @@ def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> R
         [rows + [costs.n_rows] * (n - len(rows)) for n, rows in zip(places_K, rows_K, strict=True)]
         for rows_K in rows_DK
     ]
-
-
-def layout_of_cuts(rows_MDK: Sequence[RowsDK], costs: CallCosts, cut_by: CutBy) -> Layout:
-    """The layout of filled local mini-batches: pads get numbers from ``n_rows`` on, by mini-batch,
-    rank and micro-batch.
-
-    Args:
-        rows_MDK: the local mini-batches of each mini-batch, in which every pad is the number
-            ``n_rows``.
-        cut_by: what micro-batches were cut by; if by verl, they are not yet.
-    """
-    pad_numbers = count(costs.n_rows)
-
-    def numbered(rows: Sequence[int]) -> tuple[int, ...]:
-        return tuple(row if row < costs.n_rows else next(pad_numbers) for row in sorted(rows))
-
-    if cut_by != "verl":
-        rows_MDK = [_in_order(costs, rows_DK) for rows_DK in rows_MDK]
-    return Layout(
-        n_rows=costs.n_rows,
-        rows_MDK=tuple(
-            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
-        ),
-        cut_by=cut_by,
-    )
-
-
-def _in_order(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
-    """The micro-batches in the order of the most tokens that a rank computes in them, on all ranks
-    alike.
-
-    Memory then runs out early, if it does: by the second one, beside the first gradients. Pipelines
-    fill and drain with the smallest, as verl has it (``rearrange_micro_batches``).
-    """
-    tokens_DK, _ = costs.micro_batch_loads(rows_DK)
-    order_K = np.argsort(-tokens_DK.max(axis=0), kind="stable").tolist()
-    if costs.call.has_pipeline:
-        # 9 8 7 6 5 become 5 7 9 8 6.
-        order_K = order_K[::2][::-1] + order_K[1::2]
-    return [[rows_K[k] for k in order_K] for rows_K in rows_DK]
 
 
 def min_rows_of(rows_DK: RowsDK) -> int:
