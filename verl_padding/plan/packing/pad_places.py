@@ -33,13 +33,8 @@ def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> R
     ]
 
 
-def min_rows_of(rows_DK: RowsDK) -> int:
-    """Rows that a local mini-batch needs: the fullest rank's, with a pad in each micro-batch
-    without rows."""
-    return max(map(_rows_needed, rows_DK))
-
-
-def _rows_needed(rows_K: list[list[int]]) -> int:
+def rows_needed(rows_K: list[list[int]]) -> int:
+    """Rows of a rank's local mini-batch, with a pad in each micro-batch without rows."""
     return sum(len(rows) or 1 for rows in rows_K)
 
 
@@ -73,7 +68,7 @@ def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     filled_DK: RowsDK = []
     for rows_K, room_K, below_K in zip(rows_DK, room_DK, below_DK, strict=True):
         pads_K = [0 if rows else 1 for rows in rows_K]
-        left = size - _rows_needed(rows_K)
+        left = size - rows_needed(rows_K)
         # Where the rank waits for others first, then wherever tokens are left.
         for max_pads_K in (np.minimum(room_K, below_K), room_K) if left > 0 else ():
             for k in np.argsort(-max_pads_K, kind="stable").tolist():
@@ -96,7 +91,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     of their micro-step. With places for 3 rows, 9 1 | 5 2 and 7 | 4 become 9 | 5 2 and 7 1 | 4: the
     second rank waits for the first one's 9.
     """
-    needed_D = np.array(list(map(_rows_needed, rows_DK)))
+    needed_D = np.array(list(map(rows_needed, rows_DK)))
     if needed_D.max() <= size:
         return rows_DK
     budget, never = costs.call.token_budget, np.iinfo(np.int64).min
