@@ -67,8 +67,10 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            reused = None if update is None else layouts[update]
-            layouts[name] = _layout(costs, job.packer, cut, reused)
+            if update is None:
+                layouts[name] = fill_local_batches(costs, job.packer, cut)
+            else:
+                layouts[name] = _layout_as_in(layouts[update], costs, job.packer)
             figures[name] = score_layout(layouts[name], costs)
             call_of_inputs.append((inputs, name))
     return BatchPlan(
@@ -112,13 +114,11 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     return None
 
 
-def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout | None) -> Layout:
-    """The layout of a call, or of a pass the micro-batches of an update, and after them those of
-    what it leaves out."""
-    if reused is None:
-        return fill_local_batches(costs, packer, cut)
-    layout = reused.flatten_for_pass()
-    rest = sorted(row for rows in reused.dropped for row in rows)
+def _layout_as_in(update: Layout, costs: CallCosts, packer: Packer) -> Layout:
+    """The layout of a pass with the micro-batches of an update, and after them those of what that
+    leaves out."""
+    layout = update.flatten_for_pass()
+    rest = sorted(row for rows in update.dropped for row in rows)
     if not rest:
         return layout
     return layout.concat(fill_local_batches(costs, packer, MiniBatches(rows_M=[rest])))
