@@ -82,7 +82,7 @@ class Case:
         """Each row by itself, on one rank."""
         for key, row in self._rows.items():
             said = self._shape | {"dp_size": 1, "global_batch_size": len(self._rows)}
-            yield rank.call_rows({key: row}, **said)
+            yield rank.rows_of_call({key: row}, **said)
 
     def as_planned(self, plan: BatchPlan, **said: Any) -> Iterator[TensorDict]:
         """The micro-batches of each rank, one rank after the other."""
@@ -90,7 +90,7 @@ class Case:
         from verl.workers.engine.utils import prepare_micro_batches
 
         ranks = plan.layouts["actor"].dp_size
-        data = rank.call_rows(self._rows, plan, dp_size=ranks, **self._shape | said)
+        data = rank.rows_of_call(self._rows, plan, dp_size=ranks, **self._shape | said)
         n_rows = len(data) // ranks
         for first in range(0, len(data), n_rows):
             of_rank = tu.index_select_tensor_dict(data, list(range(first, first + n_rows)))

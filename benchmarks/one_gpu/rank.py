@@ -133,7 +133,7 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
     return worker
 
 
-def call_rows(
+def rows_of_call(
     rows: Mapping[str, Row],
     plan: BatchPlan | None = None,
     call: str = "actor",

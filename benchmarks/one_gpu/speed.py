@@ -113,7 +113,7 @@ class Batch:
             "leaves_out": side.drops_zero_advantage,
             "takes_own_log_probs": side.old_log_probs == "update",
         }
-        data = rank.call_rows(self._rows, plan, **said)
+        data = rank.rows_of_call(self._rows, plan, **said)
         output, update_s = timed(lambda: self._worker.update_actor(data), self._cuda)
         found = {"pass_s": pass_s, "update_s": update_s}
         found["grad_norm"] = float(output["metrics"]["grad_norm"][0])
@@ -126,5 +126,5 @@ class Batch:
     def _pass(self, plan: BatchPlan | None) -> tuple[Any, Any, float]:
         """The rows, the outputs and the seconds of a log-prob pass."""
         said = {"calculate_entropy": True, "compute_loss": False}
-        data = rank.call_rows(self._rows, plan, "log_prob", **said)
+        data = rank.rows_of_call(self._rows, plan, "log_prob", **said)
         return data, *timed(lambda: self._worker.compute_log_prob(data), self._cuda)
