@@ -242,7 +242,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
     trainer._balance_batch(batch, {})
     padded = trainer.steps.current.prepare_call(ACTOR)
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
-    sent = len(padded.inference_call(name, batch))
+    sent = len(padded.call_rows(name, batch))
 
     def answer_with(change: int):
         def answer(rows):

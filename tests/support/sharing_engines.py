@@ -100,7 +100,7 @@ class SharingRanks:
                 tu.assign_non_tensor_data(micro_batch, TRIE, trie)
             return found, rows_K
 
-        module = module_of(type(self.engine).stock.forward_backward_batch)
+        module = module_of(type(self.engine).stock)
         return mock.patch.dict(module, prepare_micro_batches=prepare_micro_batches)
 
     def run(self, cut, *, may_branch, forward_only=False):

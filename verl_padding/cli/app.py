@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
 from verl_padding.on_cpu.tiny_models import TinyModelKind
-from verl_padding.plan import PlanError
 from verl_padding.version import __version__
 
 
@@ -24,7 +23,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (PaddingError, PlanError, OSError) as refusal:
+        except (PaddingError, OSError) as refusal:
             Console(stderr=True, soft_wrap=True).print(
                 str(refusal), style="red", markup=False, highlight=False
             )

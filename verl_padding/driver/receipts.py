@@ -12,7 +12,6 @@ from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_check import FIX
 from verl_padding.job.verl_source import installed_verl
 
-Trainer = TypeVar("Trainer")
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 

@@ -16,7 +16,8 @@ from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.verl_job import VerlJob
-from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
+from verl_padding.pads.planned_call import CALL
+from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows, rows_like
 from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
@@ -77,7 +78,7 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
         with self._update_for(call.name, batch) as update:
             padded = update.prepare_call(call.name)
             self._worker_group.execute_with_func_generator(start_call)
-            make = padded.update_call if call.trains else padded.inference_call
+            make = padded.update_rows if call.trains else padded.call_rows
             sent = make(call.name, batch)
             output = target(sent, *args, **kwargs)
             # The critic's calls answer with a future of each rank's answer, for which verl waits
@@ -91,7 +92,10 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
                 return output
             is_batch = isinstance(output, KVBatchMeta)
             _check_answers(call.name, [output] if is_batch else answers, sent)
-            return padded.real_output(output, batch) if is_batch else output
+            if is_batch:
+                output = rows_like(output, batch.keys, batch.tags)
+                output.extra_info.pop(CALL, None)
+            return output
 
 
 def _batches(given: Any) -> Iterator[KVBatchMeta]:

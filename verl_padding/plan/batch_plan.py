@@ -68,7 +68,7 @@ class BatchPlan:
 
 
 def layout_as_json(
-    layout: Layout, figures: LayoutFigures, names_R: Sequence[int] | None = None
+    layout: Layout, figures: LayoutFigures, names_R: Sequence[int]
 ) -> dict[str, Any]:
     """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads":
     1}]}]}], "figures": ..}``.
@@ -81,10 +81,7 @@ def layout_as_json(
 
     def held(rows: Sequence[int]) -> dict[str, Any]:
         real = [row for row in rows if row < layout.n_rows]
-        return {
-            "rows": real if names_R is None else [names_R[row] for row in real],
-            "pads": len(rows) - len(real),
-        }
+        return {"rows": [names_R[row] for row in real], "pads": len(rows) - len(real)}
 
     def rank(rows_K: Sequence[Sequence[int]]) -> dict[str, Any]:
         if layout.cut_by == "verl":

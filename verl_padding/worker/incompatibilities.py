@@ -49,7 +49,7 @@ def answer_of(found: Collection[tuple[str, Incompatibility]], **others: Any) -> 
 
 
 def _engine_incompatibilities(engine: Any, savings: Collection[str]) -> NamedIncompatibilities:
-    if PACKER in savings and PATCHED not in module_of(engine.stock.forward_backward_batch):
+    if PACKER in savings and PATCHED not in module_of(engine.stock):
         why = "it does not cut micro-batches as verl's engines do"
         fix = "Set padding.packer=verl."
         yield PACKER, Incompatibility(f"engine={engine.stock.__name__}", why, fix)

@@ -7,7 +7,6 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -154,18 +153,14 @@ def find_module(name: str) -> Path | None:
     parts = name.split(".")
     for depth in range(len(parts)):
         above = ".".join(parts[: depth + 1])
-        spec = _find_spec(above, where)
+        found = (finder.find_spec(above, where) for finder in sys.meta_path)
+        spec = next((each for each in found if each is not None), None)
         if spec is None:
             return None
         # A package that is imported may have changed where its modules are.
         where = getattr(sys.modules.get(above), "__path__", spec.submodule_search_locations)
     assert spec is not None
     return Path(spec.origin if spec.has_location and spec.origin else next(iter(where or ["."])))
-
-
-def _find_spec(name: str, where: list[str] | None) -> ModuleSpec | None:
-    found = (finder.find_spec(name, where) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
 
 
 def own_agent_loops(config: DictConfig) -> dict[str, str]:

@@ -16,7 +16,7 @@ from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
 from verl_padding.job.verl_losses import ESTIMATORS
-from verl_padding.plan import STRATEGIES, Job, PlanError
+from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.plural import plural
 
 if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has to survive
@@ -41,16 +41,16 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
         if any(values_of_other_kinds(config, verls)):
             return
         if config.get("padding") is None:
-            yield from _refusals(verls_own_check(config))
+            yield from verls_own_check(config)
             yield PADDING_OFF
             return
         verl_job = check_job(config)
-        yield from _refusals(verls_own_check(config))
+        yield from verls_own_check(config)
         yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from _summary(verl_job)
         yield from _budgets(config, verl_job.planner_job())
         yield from _ulysses(verl_job)
-    except (PaddingError, PlanError) as refusal:
+    except PaddingError as refusal:
         yield _refused(refusal)
 
 
@@ -58,7 +58,7 @@ def _refusals(findings: Iterator[Finding]) -> Iterator[Finding]:
     """Findings, and a refusal among them as one."""
     try:
         yield from findings
-    except (PaddingError, PlanError) as refusal:
+    except PaddingError as refusal:
         yield _refused(refusal)
 
 
