@@ -117,7 +117,7 @@ function showHeld(bar) {
 // Prompts and their rows
 
 const HEADINGS = { tokens: "tokens", shared_tokens: "shared", trained_tokens: "trained", reward: "reward",
-  advantage: "advantage", weight: "weight", age: "age" };
+  advantage: "advantage", weight: "weight", staleness: "staleness" };
 const of = (column, rows) => rows.map((row) => step.columns[column]?.[row] ?? null);
 
 /** Rows of each prompt, in the order of the batch. */
@@ -172,8 +172,8 @@ function fill(details, rows) {
     for (const column of columns) {
       const number = step.columns[column][row];
       const sign = column === "advantage" ? { 1: "good", [-1]: "bad" }[Math.sign(number)] : "";
-      // A row without a trained token has no advantage, and not every agent loop says an age.
-      const none = number === null && (column === "age" || (column === "advantage" && !step.columns.trained_tokens[row]));
+      // A row without a trained token has no advantage, and not every agent loop says how stale a row is.
+      const none = number === null && (column === "staleness" || (column === "advantage" && !step.columns.trained_tokens[row]));
       line.append(element("td", sign ?? "", none ? "-" : shown(number)));
     }
     line.addEventListener("click", open);
