@@ -22,12 +22,12 @@ def start_actor(model, n_ranks, *overrides, padded=True):
         *overrides,
     )
     config = compose_job(JobArguments(overrides=said))
-    of_worker = {
+    worker_arguments = {
         "config": config.actor_rollout_ref,
         "role": "actor",
         "distillation_config": config.distillation,
     }
-    workers = start(n_ranks, ActorRolloutRefWorker, padded, **of_worker)
+    workers = start(n_ranks, ActorRolloutRefWorker, padded, **worker_arguments)
     workers.init_model()
     return workers
 
@@ -37,11 +37,11 @@ def on_a_cpu(overrides):
     return [] if any(override.startswith("+local=") for override in overrides) else ["+local=cpu"]
 
 
-def start(n_ranks, worker, padded, **of_worker):
+def start(n_ranks, worker, padded, **worker_arguments):
     """A group of workers of a class, with what its constructor takes."""
     return RayWorkerGroup(
         resource_pool=RayResourcePool([n_ranks], use_gpu=True, name_prefix=uuid4().hex),
-        ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(worker), **of_worker),
+        ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(worker), **worker_arguments),
         device_name="cpu",
         worker_env={VARIABLE: VENDOR} if padded else {},
     )

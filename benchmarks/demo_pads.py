@@ -27,7 +27,7 @@ def main(run: Path, keep: Keep = False) -> None:
     assert PAD_TOKENS in curves, f"{run} is a run of stock verl"
     config = OmegaConf.load(run / CONFIG)
     assert isinstance(config, DictConfig)
-    rule = StockRule.of_config(config)
+    rule = StockRule.from_config(config)
     names = (PAD_TOKENS, PAD_ROWS_TOTAL, REAL_ROWS_TOTAL, ACTOR_STEPS)
     pad_tokens, pads, rows, steps = (
         [int(value) for value in curves[name].values()] for name in names

@@ -160,9 +160,10 @@ def compared(runs: dict[Kind, dict[int, dict[str, Any]]], kind: Kind) -> dict[st
 
 def cases_behind(runs: dict[Kind, dict[int, dict[str, Any]]], side: str) -> int:
     """How many cases of task, estimator and rate a side ends behind stock verl, with p < 0.05."""
-    of_side = [kind for kind in kinds() if kind.side == side]
+    own_kinds = [kind for kind in kinds() if kind.side == side]
     found = [
-        (compared(runs, kind), compared(runs, kind._replace(side="stock verl"))) for kind in of_side
+        (compared(runs, kind), compared(runs, kind._replace(side="stock verl")))
+        for kind in own_kinds
     ]
     return sum(each["p"] < 0.05 and each["mean"] < stock["mean"] for each, stock in found)
 

@@ -165,8 +165,8 @@ class LearningRun:
             tokenizer.decode([token], skip_special_tokens=True) for token in range(len(tokenizer))
         ]
         actor = transformers.AutoModelForCausalLM.from_pretrained(model)
-        section, of_run = self.config.actor_rollout_ref.actor, (rate, batches)
-        self._learners = {ACTOR: Learner(actor, losses[ACTOR], section, *of_run)}
+        section, schedule = self.config.actor_rollout_ref.actor, (rate, batches)
+        self._learners = {ACTOR: Learner(actor, losses[ACTOR], section, *schedule)}
         if CRITIC in losses:
             torch.manual_seed(seed)
             config = transformers.AutoConfig.from_pretrained(model)
@@ -174,7 +174,7 @@ class LearningRun:
             critic = transformers.AutoModelForTokenClassification.from_pretrained(
                 model, config=config
             )
-            self._learners[CRITIC] = Learner(critic, losses[CRITIC], self.config.critic, *of_run)
+            self._learners[CRITIC] = Learner(critic, losses[CRITIC], self.config.critic, *schedule)
 
     def train_batch(self) -> dict[str, float]:
         """Plays a batch and trains on it: mean reward of a session, rows, pads and optimizer steps
@@ -245,18 +245,18 @@ class LearningRun:
         known = {"token_level_rewards": batch.columns["rewards"], "response_mask": mask_R}
         known |= {"values": outputs["values"]} if "values" in outputs else {}
         uids = np.array([uid_of_key(key) for key in batch.key_R], dtype=object)
-        of_job = self.config.algorithm
+        algorithm = self.config.algorithm
         data = compute_advantage_for_multi_trajectories(
             DataProto.from_dict(
                 {name: of.unsqueeze(1) for name, of in known.items()}, {"uid": uids}
             ),
             batch.key_R,
-            of_job.adv_estimator,
-            gamma=of_job.gamma,
-            lam=of_job.lam,
+            algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
             num_repeat=self.config.actor_rollout_ref.rollout.n,
-            norm_adv_by_std_in_grpo=of_job.norm_adv_by_std_in_grpo,
-            config=of_job,
+            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+            config=algorithm,
         )
         trained = {name: data.batch[name][:, 0].float() for name in ("advantages", "returns")}
         return trained | outputs | {"old_log_probs": outputs["log_probs"]}

@@ -108,8 +108,8 @@ def plan_by_trl(batches: Sequence[rows.Texts]) -> tuple[MicroSteps, float]:
 def figures(steps: MicroSteps, seconds: float) -> dict[str, Any]:
     """What is computed, how evenly over ranks, and the time of planning."""
     tokens = sum(len(ids) for step in steps for cell in step for ids in cell)
-    of_cells = np.array([[computed(cell) for cell in step] for step in steps])
-    computed_tokens, cost_DK = of_cells[..., 0].sum(), of_cells[..., 1]
+    cell_figures = np.array([[computed(cell) for cell in step] for step in steps])
+    computed_tokens, cost_DK = cell_figures[..., 0].sum(), cell_figures[..., 1]
     return {
         "sharing_factor": tokens / computed_tokens,
         "micro_steps": len(steps),

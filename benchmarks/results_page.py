@@ -71,9 +71,9 @@ def rendered():
     environment.globals |= {"ratios": ratios}
     environment.globals["packages"] = packages(json.loads(kept_file(FIRST).read_text()))
     environment.globals["learning"] = learning
-    of_gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
+    gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
     template = environment.get_template("results.md.jinja")
-    return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **of_gpu)
+    return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **gpu)
 
 
 def gpu_updates(figures):

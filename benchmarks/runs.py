@@ -106,10 +106,10 @@ class Case:
     def overrides(self, folder: Path, side: str, seed: int) -> list[str]:
         """Of one run, with all that it needs made in its folder."""
         flags = self.sides[side]
-        of_plan = (
+        seed_flags = (
             [f"padding.seed={seed}"] if any(flag.startswith("+padding=") for flag in flags) else []
         )
-        return [*self.make_job(folder, seed), *flags, *of_plan]
+        return [*self.make_job(folder, seed), *flags, *seed_flags]
 
 
 def tiny(make: Callable[..., list[str]], **options: Any) -> Callable[[Path, int], list[str]]:
@@ -231,7 +231,7 @@ def figures_of(folder: Path, goal: Goal) -> dict[str, Any]:
     ) not in curves:  # stock verl: all pads are behind the rows
         config = OmegaConf.load(folder / CONFIG)
         assert isinstance(config, DictConfig)
-        mini_rows = StockRule.of_config(config).actor_rows
+        mini_rows = StockRule.from_config(config).actor_rows
         curves[fewest] = [
             max(0, n - (taken - 1) * mini_rows) for n, taken in zip(rows, steps, strict=True)
         ]

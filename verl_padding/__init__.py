@@ -1,8 +1,8 @@
 """Exact and balanced training of multi-trajectory agents with verl, on batches of any size.
 
-For a trainer of your own: :func:`upsample` appends pads to a batch, :func:`strip` takes them out,
-:func:`real_rows` leaves them out of anything, and :func:`plan_batch` plans which row goes where.
-They are imported when first used.
+For your own trainer: :func:`upsample` appends pads to a batch, :func:`strip` takes them out,
+:func:`real_rows` selects the other rows, and :func:`plan_batch` plans which row goes where. They
+are imported when first used.
 """
 
 import sys

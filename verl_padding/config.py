@@ -21,45 +21,45 @@ it."""
 
 @dataclass(frozen=True, kw_only=True)
 class PaddingConfig:
-    """How batches are cut into mini-batches and what the pads look like."""
+    """The settings of ``padding``: how batches are cut, and what pads look like."""
 
     strategy: str = dataclasses.field(default="prompt", metadata={"choices": tuple(STRATEGIES)})
     """What a mini-batch is made of. ``prompt``: an even share of the prompts, with all their rows.
     ``rows``: an even share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x
     rollout.n rows, pads included, in as many optimizer steps as verl takes."""
     optimizer_steps: OptimizerSteps = "configured"
-    """How many a batch takes with ``prompt`` and ``rows``. ``configured``:
-    data.train_batch_size / ppo_mini_batch_size. ``by_rows``: one for ppo_mini_batch_size x
-    rollout.n rows, about as in verl; at most one a prompt with ``prompt``."""
+    """Optimizer steps of a batch with ``prompt`` and ``rows``. ``configured``:
+    data.train_batch_size / ppo_mini_batch_size. ``by_rows``: one per ppo_mini_batch_size x
+    rollout.n rows, about as in verl; with ``prompt`` at most one per prompt."""
     denominator: Denominator = "rows"
     """What the seq-mean loss modes divide by. ``rows``: the number of rows of the mini-batch that
     have a token with a loss. ``nominal``: ppo_mini_batch_size x rollout.n, as in verl."""
     weighting: Literal["row", "session"] = "row"
-    """What has equal weight in a loss: each ``row``, or with token modes each token, as in verl; or
-    each ``session``, which weighs what it would weigh in one row. A row's field ``loss_weight``
-    multiplies what it weighs."""
+    """What has equal weight in a loss. ``row``: each row, in token modes each token, as in verl.
+    ``session``: each session, as if it were one row. A row's field ``loss_weight`` multiplies its
+    weight."""
     advantages: Literal["row", "session"] = "row"
-    """What is a sample to advantage estimators. ``row``: each row, as in verl (with GRPO, each
+    """What counts as a sample for estimators. ``row``: each row, as in verl (with GRPO, each
     session). ``session``: each session, its rows one trajectory, with the reward on its last
     trained token."""
     repeated_tokens: Literal["train", "once"] = "train"
-    """What is done with a sampled token that several rows of a session have after the same prefix.
-    ``train``: each of these rows trains it, as in verl. ``once``: the first of them does."""
+    """Which rows train a sampled token that several rows of a session have after the same prefix.
+    ``train``: each of them, as in verl. ``once``: the first."""
     baseline: Literal["prompt", "role"] = "prompt"
-    """What an estimator compares a sample with. ``prompt``: with the other samples of its prompt,
-    as in verl. ``role``: with those of its role, which the agent loop says of each row in
-    ``extra_fields["role"]``: the estimator runs once for each role."""
+    """What an estimator compares a sample with. ``prompt``: the other samples of its prompt, as in
+    verl. ``role``: those of the same role, which the agent loop puts into each row's
+    ``extra_fields["role"]``; the estimator runs once per role."""
     seed: int = 0
-    """Seed of the planner's shuffle, at least 0; it is combined with the global step. It matters
-    only with ``actor.shuffle`` or ``critic.shuffle``."""
+    """Seed of the planner's shuffle, at least 0, combined with the global step. Used only with
+    ``actor.shuffle`` or ``critic.shuffle``."""
     pad_length: int | Literal["auto"] = "auto"
     """Tokens of a pad, prompt and response together, at least 2. ``auto``: the fewest that the
-    job's engines do not round up. A number that they would round up is refused."""
+    job's engines do not round up. Lengths that they would round up are refused."""
     multimodal: Literal["auto", "empty", "minimal"] = "auto"
     """What pads show the model's vision tower in a batch with images. ``empty``: nothing.
     ``minimal``: the smallest image. ``auto``: what the model's type needs so that the tower runs on
-    every rank. ``minimal`` and ``auto`` refuse unknown model types. It matters only for models with
-    a vision tower."""
+    every rank. ``minimal`` and ``auto`` refuse unknown model types. Used only for models with a
+    vision tower."""
     fields: Mapping[str, FieldFormat] = dataclasses.field(default_factory=dict)
     """Kinds of your own fields, where neither verl nor their shapes make them clear: name -> kind,
     or name -> ``{kind: .., fill: ..}``."""
@@ -71,14 +71,14 @@ class PaddingConfig:
     packer: Packer | Literal["auto"] = dataclasses.field(
         default="verl", metadata={"choices": (*get_args(Packer), AUTO)}
     )
-    """What cuts micro-batches by tokens. ``verl``: verl's packer in the workers, each rank for
-    itself. ``plan``: the plan, so that micro-batches cost about the same on all ranks. ``auto``:
-    the plan where the job allows it. It matters only with dynamic batch sizes."""
+    """What cuts micro-batches by tokens, with dynamic batch sizes. ``verl``: verl's packer, in each
+    worker separately. ``plan``: the plan, so that micro-batches cost about the same on all ranks.
+    ``auto``: the plan where the job allows it."""
     sharing: Sharing | Literal["auto"] = dataclasses.field(
         default="off", metadata={"choices": (*get_args(Sharing), AUTO)}
     )
     """Whether prefixes that rows of a prompt have in common are computed once. With images, or a
-    model whose layers do not allow branches, a row shares all of itself or nothing. ``on`` needs
+    model whose layers do not allow branches, a row shares all of its tokens or none. ``on`` needs
     ``packer=plan``, dynamic batch sizes and packed rows. ``auto``: on where the job allows it."""
     zero_advantage_rows: Literal["compute", "skip", "auto"] = "compute"
     """What the actor's update does with rows that have no trained token, or advantages of exactly
@@ -87,21 +87,19 @@ class PaddingConfig:
     it."""
     recompute_old_log_probs: bool | Literal["auto"] = True
     """Whether a pass before the update computes the log-probs of the old policy, as in verl.
-    Without it they are those of the update's own forward pass; the update takes one optimizer step
-    then. Refused where something else reads them. ``auto``: no pass where nothing else does."""
+    Without it, they are those of the update's own forward pass, and the update takes one optimizer
+    step. Refused where something else reads them. ``auto``: no pass where nothing else does."""
     timing: bool = False
-    """Whether the workers time each micro-batch: which rows it held and how long it took. A metric
-    tells how far that is from the cost model, and a file per step, in the folder ``steps`` beside
-    ``trainer.rollout_data_dir`` or else in ``trainer.default_local_dir``, has every timing
-    (``verl-padding report`` draws them)."""
+    """Whether workers time each micro-batch. A metric compares the times with the cost model, and a
+    file per step lists them with their rows, in the folder ``steps`` beside
+    ``trainer.rollout_data_dir`` or else in ``trainer.default_local_dir`` (``verl-padding report``
+    draws them)."""
     record: bool = False
     """Whether a file per step has a line for each row: its lengths, reward, advantage, weight and
-    staleness, where each worker call computes it, and what it shares with which row; nothing of its
-    texts (``verl-padding plan`` reads it).
-    """
+    staleness, where each worker call computes it, and what it shares with which row, but not its
+    text (``verl-padding plan`` reads it)."""
     version: str = __version__
-    """The plug-in's version, for the record. The config groups fill it in where the trainer is
-    made; do not set it."""
+    """The plug-in's version, for the record. The config groups fill it in; do not set it."""
 
     def __post_init__(self) -> None:
         # Hydra hands over whatever the command line has, of any type.
@@ -146,8 +144,8 @@ def choices_by_setting() -> dict[str, tuple[str, ...]]:
     """Choices of each setting that takes one of several names and nothing else."""
     found = {}
     for field in dataclasses.fields(PaddingConfig):
-        of_type = get_args(field.type) if get_origin(field.type) is Literal else ()
-        if choices := field.metadata.get("choices", of_type):
+        literals = get_args(field.type) if get_origin(field.type) is Literal else ()
+        if choices := field.metadata.get("choices", literals):
             found[field.name] = choices
     return found
 

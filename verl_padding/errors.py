@@ -5,11 +5,11 @@ from difflib import get_close_matches
 
 
 class PaddingError(Exception):
-    """Root of every error that the plug-in raises at a user."""
+    """Root of every error that the plug-in raises for a user."""
 
 
 class PaddingConfigError(PaddingError, ValueError):
-    """A setting, or a combination of settings, that cannot be run; raised before any worker
+    """A setting, or a combination of settings, that cannot run; raised before any worker
     starts."""
 
 

@@ -93,8 +93,8 @@ class Case:
         data = rank.rows_of_call(self._rows, plan, dp_size=ranks, **self._shape | said)
         n_rows = len(data) // ranks
         for first in range(0, len(data), n_rows):
-            of_rank = tu.index_select_tensor_dict(data, list(range(first, first + n_rows)))
-            yield from follow_plan(prepare_micro_batches)(of_rank)[0]
+            rank_data = tu.index_select_tensor_dict(data, list(range(first, first + n_rows)))
+            yield from follow_plan(prepare_micro_batches)(rank_data)[0]
 
     def gradient(self, micro_batches: Iterable[TensorDict]) -> torch.Tensor:
         engine = self._worker.actor.engine
@@ -112,16 +112,16 @@ class Case:
         float32."""
 
         def off(gradient: torch.Tensor, **more: Any) -> dict[str, Any]:
-            of_dtype, of_float32 = (rank.distance(gradient, each) for each in (own, reference))
-            return {"off_rows_alone": of_dtype, "off_float32": of_float32} | more
+            own_error, float32_error = (rank.distance(gradient, each) for each in (own, reference))
+            return {"off_rows_alone": own_error, "off_float32": float32_error} | more
 
         yield "rows alone", off(own)
         for sharing in ("off", "on"):
             plan = self._plan(sharing, RANKS)
-            found, of_plan = self.gradient(self.as_planned(plan)), plan.figures["actor"]
+            found, planned = self.gradient(self.as_planned(plan)), plan.figures["actor"]
             yield (
                 f"sharing={sharing}",
-                off(found, pads=of_plan.pads, sharing_factor=of_plan.sharing_factor),
+                off(found, pads=planned.pads, sharing_factor=planned.sharing_factor),
             )
         for name in ("use_kl_loss", "entropy_coeff"):  # which have a gradient in every row
             config = self._worker.actor.loss_fn.keywords["config"]

@@ -97,16 +97,16 @@ def start_worker(model: Path, dtype: str, budget: int, device: str, *overrides: 
 
     from verl_padding.worker.padded_engine import register_padded_engines
 
-    actor, rollout, of_model = (
+    actor, rollout, model_section = (
         f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model")
     )
     fsdp = f"{actor}.fsdp_config"
     precision = {"param": dtype, "reduce": "fp32", "buffer": "fp32"}
     said = (
         *(["+local=cpu"] if device == "cpu" else []),
-        f"{of_model}.path={model}",
-        f"++{of_model}.override_config.attn_implementation=sdpa",
-        f"{of_model}.use_remove_padding=true",
+        f"{model_section}.path={model}",
+        f"++{model_section}.override_config.attn_implementation=sdpa",
+        f"{model_section}.use_remove_padding=true",
         f"{actor}.strategy=fsdp2",
         f"{fsdp}.strategy=fsdp2",
         f"{fsdp}.model_dtype=fp32",

@@ -131,10 +131,10 @@ def plan(
     sharing="off",
     ranks=1,
     has_pass=False,
-    **of_rows,
+    **row_options,
 ):
-    """One mini-batch of all rows, by the plan's packer; ``of_rows``: what `Rows.from_keys` takes
-    beside lengths."""
+    """One mini-batch of all rows, by the plan's packer; ``row_options``: more for
+    `Rows.from_keys`."""
     keys = list(rows)
     inputs = RowInputs(micro_batch_of(list(rows.values())))
     tries = PrefixTries.from_tokens(inputs.ids_R, list(map(uid_of_key, keys)))
@@ -146,7 +146,7 @@ def plan(
         "ranks": ranks,
         "budget": budget,
     }
-    drops_zero_advantage = bool(of_rows.get("zero_advantage"))
+    drops_zero_advantage = bool(row_options.get("zero_advantage"))
     job = job_of(
         **shape,
         has_pass=has_pass,
@@ -154,7 +154,7 @@ def plan(
         packer="plan",
         sharing=sharing,
     )
-    return plan_batch(Rows.from_keys(keys, tries.tokens_R.tolist(), tries, **of_rows), job)
+    return plan_batch(Rows.from_keys(keys, tries.tokens_R.tolist(), tries, **row_options), job)
 
 
 def job_of(
@@ -167,7 +167,7 @@ def job_of(
     has_pass=False,
     drops_zero_advantage=False,
     strategy="prompt",
-    **of_job,
+    **job_options,
 ):
     """A job of an actor's update, and of the pass before it."""
     shape: dict[str, Any] = {"dp_size": ranks, "token_budget": budget}
@@ -183,5 +183,5 @@ def job_of(
             )
         },
         inference={"log_prob": Pass(**shape, as_update="actor")} if has_pass else {},
-        **of_job,
+        **job_options,
     )

@@ -1,8 +1,13 @@
 """The page: what its bars and lines are computed from."""
 
+import re
+from dataclasses import fields
+from importlib.resources import files
+
 from tests.record.test_step_file import made_step
 from tests.record.test_timings import two_ranks
 from verl_padding.cli.page import recorded_step
+from verl_padding.record.step_file import RecordedRow
 
 
 def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
@@ -20,3 +25,11 @@ def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
     untimed = recorded_step(made_step(), run="", texts={})
     assert untimed.charts["actor"].unit == "tokens of rows"
     assert [bar.busy for bar in untimed.charts["actor"].bars] == [sum(untimed.columns["tokens"])]
+
+
+def test_columns_that_the_page_names_are_those_of_a_recorded_row():
+    script = (files("verl_padding.cli") / "report_page/page.js").read_text()
+    headings = re.findall(r"(\w+): \"", re.search(r"HEADINGS = \{(.*?)\}", script, re.S)[1])
+    assert "advantage" in headings
+    compared = re.findall(r"column === \"(\w+)\"", script)
+    assert {*headings, *compared} <= {each.name for each in fields(RecordedRow)}

@@ -68,12 +68,13 @@ def test_a_dump_is_tokenized_and_its_stock_pads_are_left_out(tmp_path):
     path.write_text("".join(dump_line(uid, text) + "\n" for uid, text in texts.items()))
     model = make_tiny_model("qwen2", tmp_path)
     shape = ("--dp", "1", "--mini-batch", "2", "--n", "1", "--budget", "100")
-    result = run(path, *shape, "--json", "--tokenizer", model)
+    flag = ("--", "+padding=prompt")
+    result = run(path, *shape, "--json", "--tokenizer", model, *flag)
     plan = json.loads(result.stdout)
     assert plan["notes"][0] in result.stderr
     assert "an estimate" in result.stderr
     assert sorted(plan["steps"][0]["ranks"][0]["rows"]) == [0, 1, 3]
-    shown = run(path, *shape, "--tokenizer", model).stdout
+    shown = run(path, *shape, "--tokenizer", model, *flag).stdout
     tokens = 2 * 3 + 3 + 5 + 40
     [line] = [line for line in shown.split("\n") if line.startswith("│    0 │")]
     assert int(line.split("│")[4]) == tokens
@@ -81,7 +82,13 @@ def test_a_dump_is_tokenized_and_its_stock_pads_are_left_out(tmp_path):
 
 
 SHARING = ("--dp", 1, "--mini-batch", 2, "--n", 2, "--budget", 256)
-SHARED = ("--", "padding.packer=plan", "padding.sharing=on")
+SHARED = ("--", "+padding=prompt", "padding.packer=plan", "padding.sharing=on")
+
+
+def test_without_a_flag_a_plan_is_that_of_fast(path):
+    plain, fast = (plan_of(path, *SHAPE, *flag) for flag in ((), ("--", "+padding=fast")))
+    assert (plain["optimizer_steps"], plain["packer"]) == ("by_rows", "plan")
+    assert plain["steps"] == fast["steps"]
 
 
 def test_settings_of_the_padding_alone_are_of_no_job(path):

@@ -79,7 +79,7 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     ]
     assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
     write_steps([made_step(rows=[])], path)
-    assert "3.jsonl: holds timings alone. Record steps with padding.record=true." in refused(
+    assert "3.jsonl: holds only timings. Record steps with padding.record=true." in refused(
         path, *SHARING, *SHARED
     )
 

@@ -106,7 +106,7 @@ def test_a_row_continues_the_nearest_of_its_role():
 def test_an_estimator_without_groups_is_refused_with_the_reason(name):
     config = compose_job(f"algorithm.adv_estimator={name}")
     check_baseline(config, PaddingConfig())
-    with pytest.raises(PaddingConfigError, match=rf"adv_estimator={name} compares no sessions"):
+    with pytest.raises(PaddingConfigError, match=rf"adv_estimator={name} does not compare"):
         check_baseline(config, PaddingConfig(baseline="role"))
 
 

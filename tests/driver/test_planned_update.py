@@ -14,7 +14,7 @@ from tests.support.rows_in_queue import (
     queue_content,
 )
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.driver.planned_update import UpdateNumber
+from verl_padding.driver.planned_update import update_seed
 from verl_padding.driver.training_steps import TrainingSteps
 from verl_padding.errors import PaddingConfigError, PaddingDataError
 from verl_padding.job.calls import LOG_PROB
@@ -135,7 +135,7 @@ def test_a_row_that_cannot_be_planned_is_refused_by_key_and_setting(lengths, mes
     [
         (
             [{"weight": torch.ones(3)}, {"weight": torch.ones(5).double(), "more": 1}],
-            "'weight': .* has not listed it",
+            "'weight': .* without listing it",
         ),
         (
             [{"batch_row": torch.tensor(1.0)}] * 2,
@@ -205,6 +205,6 @@ def test_the_plan_is_the_same_whichever_session_ends_first():
 
 
 def test_the_shuffle_changes_from_step_to_step_and_not_from_run_to_run():
-    numbers = [UpdateNumber(step, update) for step in (7, 8) for update in (0, 1)]
-    assert len({number.seed(0) for number in numbers}) == 4
-    assert UpdateNumber(7, 0).seed(0) == numbers[0].seed(0) != numbers[0].seed(1)
+    seeds = [update_seed(0, step, update) for step in (7, 8) for update in (0, 1)]
+    assert len(set(seeds)) == 4
+    assert update_seed(0, 7, 0) == seeds[0] != update_seed(1, 7, 0)

@@ -107,11 +107,11 @@ def test_what_is_shared_is_counted_by_micro_batch():
 def test_what_is_saved_is_counted_over_all_calls():
     told = saved_metrics(
         {
-            ACTOR: CallTokens(computed=3 * 105, of_rows=3 * 105, of_all=3 * 105),
-            CRITIC: CallTokens(computed=2 * 95, of_rows=2 * 105, of_all=2 * 105),
-            LOG_PROB: CallTokens(computed=100, of_rows=105, of_all=105),
+            ACTOR: CallTokens(computed=3 * 105, row_tokens=3 * 105, all_row_tokens=3 * 105),
+            CRITIC: CallTokens(computed=2 * 95, row_tokens=2 * 105, all_row_tokens=2 * 105),
+            LOG_PROB: CallTokens(computed=100, row_tokens=105, all_row_tokens=105),
         },
-        of_all_rows=105,
+        step_tokens=105,
         has_pass=True,
     )
     assert told == {
@@ -125,8 +125,8 @@ def test_what_is_saved_is_counted_over_all_calls():
 
 def test_rows_and_a_pass_that_are_dropped_are_counted_with_all_tokens():
     # Of five rows, the update leaves out those of 40 and 5 tokens.
-    update = CallTokens(computed=2 * (20 + 30), of_rows=2 * 60, of_all=2 * 105)
-    told = saved_metrics({ACTOR: update}, of_all_rows=105, has_pass=False)
+    update = CallTokens(computed=2 * (20 + 30), row_tokens=2 * 60, all_row_tokens=2 * 105)
+    told = saved_metrics({ACTOR: update}, step_tokens=105, has_pass=False)
     assert told == {
         "padding/computed_tokens/total": 2 * (20 + 30),
         "padding/saved/shared_tokens/total": 2 * 10,

@@ -15,7 +15,7 @@ def test_a_row_has_the_mean_advantage_of_its_trained_tokens_and_all_of_its_score
     }
     fields = {name: nested(map(torch.tensor, column)) for name, column in columns.items()}
     masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1])]
-    rows = TrainedRows.of_fields(
+    rows = TrainedRows.from_fields(
         ["a_0_0", "a_1_0", "b_0_0"],
         [5, 4, 2],
         masks,

@@ -198,7 +198,7 @@ def test_each_rank_gets_the_plans_local_batches_and_answers_find_their_rows(shap
     batch = put_rows([(3 + number, 1 + number % 5) for number in range(70)])
     batch.fields = ["prompts"]
     plan = plan_for(batch, dp_size=SHAPES[shape][0], mini=9)
-    ranks = RanksInProcess.of_shape(shape, numbers_or_pad)
+    ranks = RanksInProcess.from_shape(shape, numbers_or_pad)
     padded = upsample(batch, plan, PadTemplate(eos_token_id=3, length=2))
     noted = []
     group = padded_group(ranks, padded, lambda call, tokens, epochs: noted.append((call, epochs)))
@@ -242,7 +242,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
     trainer._balance_batch(batch, {})
     padded = trainer.steps.current.prepare_call(ACTOR)
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
-    sent = len(padded.inference_call(name, batch))
+    sent = len(padded.call_rows(name, batch))
 
     def answer_with(change: int):
         def answer(rows):
@@ -308,7 +308,7 @@ def test_an_update_whose_workers_have_not_done_as_planned_ends_the_job(done, wor
 
 
 def test_a_worker_group_that_no_plan_knows_gets_no_rows(empty_queue):
-    group = RanksInProcess.of_shape("64", lambda data: [])
+    group = RanksInProcess.from_shape("64", lambda data: [])
     job = SimpleNamespace(savings=Savings(PaddingConfig()))
     trainer = SimpleNamespace(judge_wg=group, alias=group, number=3)
     assert wrap_worker_groups(trainer, job, update_for=None) == []

@@ -205,6 +205,6 @@ def test_what_an_agent_loop_cannot_say_is_refused_before_any_call(workers):
     trainer, _ = trainer_with(workers, "padding.advantages=session")
     batch = put_grown_sessions(grown_sessions([2], prompts=1), extra_fields=[{}, {"extends": "0"}])
     content = queue_content()
-    with pytest.raises(PaddingDataError, match="must be the number of a row of its session"):
+    with pytest.raises(PaddingDataError, match="must be the position of a row in its session"):
         trainer._balance_batch(batch, {})
     assert queue_content().keys() == content.keys()

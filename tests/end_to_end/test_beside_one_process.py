@@ -147,9 +147,9 @@ def test_a_prompt_job_trains_actor_and_critic_as_one_process(prompt):
     # Before any update, old policy, reference and values are those of the first weights.
     rows = [row for each in actor_steps[0] for row in each.rows]
     for name in ("old_log_probs", "ref_log_prob"):
-        for row, want in zip(rows, actor.of_responses(rows, "log_probs"), strict=True):
+        for row, want in zip(rows, actor.response_outputs(rows, "log_probs"), strict=True):
             torch.testing.assert_close(row[name], want, rtol=0, atol=LOG_PROB_AGREEMENT)
-    for row, want in zip(rows, critic.of_responses(rows, "values"), strict=True):
+    for row, want in zip(rows, critic.response_outputs(rows, "values"), strict=True):
         torch.testing.assert_close(row["values"], want, rtol=0, atol=LOG_PROB_AGREEMENT)
 
     assert_trained_as_by_one_process(actor, actor_steps, ACTOR)

@@ -198,7 +198,7 @@ def test_the_gradient_is_that_of_one_process_with_all_rows(step):
     (model,) = (step.facts.folder / "models").iterdir()
     actor = OneProcess(config.actor_rollout_ref.actor, model, steps=1)
     rows = list(step.rows.values())
-    for row, old in zip(rows, actor.of_responses(rows, "log_probs"), strict=True):
+    for row, old in zip(rows, actor.response_outputs(rows, "log_probs"), strict=True):
         row["old_log_probs"] = old
     want = actor.optimizer_step(rows, n_rows=len(rows))
     assert want["grad_norm"] > 0

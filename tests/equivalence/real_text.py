@@ -33,7 +33,7 @@ from tests.support.engine_in_process import (
     Whole,
     cut_as_planned,
     in_float64,
-    of_mini_batch,
+    one_micro_batch,
     start_engine,
     trained_rows,
 )
@@ -94,7 +94,7 @@ def engine_of(module: nn.Module, dtype: str, *, shares: bool) -> Whole:
 
 def with_old_log_probs(engine: Whole, rows: Mapping[str, Row]) -> dict[str, Row]:
     """The rows with the model's own log-probs, moved by what `trained_rows` has drawn."""
-    alone = {key: of_mini_batch([row], [row]) for key, row in rows.items()}
+    alone = {key: one_micro_batch([row], [row]) for key, row in rows.items()}
     made = {}
     for key, row in rows.items():
         with torch.no_grad():
@@ -114,7 +114,7 @@ def alone(engine: Whole, rows: Mapping[str, Row]) -> Found:
     every = list(rows.values())
     loss = normalize_over_mini_batch(policy_loss("token-mean"))
     return _computed(
-        engine, loss, (([key], of_mini_batch([row], every)) for key, row in rows.items())
+        engine, loss, (([key], one_micro_batch([row], every)) for key, row in rows.items())
     )
 
 

@@ -14,8 +14,8 @@ from tests.support.engine_in_process import (
     Actor,
     Critic,
     computed,
-    of_mini_batch,
     off_rows_alone,
+    one_micro_batch,
     start_engine,
     trained_rows,
 )
@@ -228,8 +228,8 @@ def test_a_layer_that_does_not_follow_ends_the_job():
 def test_packed_rows_that_share_nothing_are_apart(kind, is_critic):
     pair = Pair(kind, is_critic=is_critic)
     rows = rows_of(random_tries(1))
-    packed = [of_mini_batch(rows, rows, **pair.said)]
-    each_alone = [of_mini_batch([row], rows, **pair.said) for row in rows]
+    packed = [one_micro_batch(rows, rows, **pair.said)]
+    each_alone = [one_micro_batch([row], rows, **pair.said) for row in rows]
     with Float64():
         together, gradient = computed(pair.sharing, pair.loss, packed)
         alone, wanted = computed(pair.plain, pair.loss, each_alone)

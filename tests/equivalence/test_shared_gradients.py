@@ -22,7 +22,7 @@ from tests.support.engine_in_process import (
     computed,
     loss_tokens,
     micro_batch_of,
-    of_mini_batch,
+    one_micro_batch,
     start_engine,
     train_as_planned,
     trained_rows,
@@ -141,7 +141,7 @@ def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said)
     for ranks in plan.layouts[CALL].local_batches:
         rows_M = [fields[row] for local_batch in ranks for row in local_batch if row < len(fields)]
         n = NOMINAL if denominator == "nominal" else len(rows_M)
-        at_once = of_mini_batch(rows_M, rows_M, **said | {"global_batch_size": n})
+        at_once = one_micro_batch(rows_M, rows_M, **said | {"global_batch_size": n})
         yield computed(engine, loss, [at_once])[1]
 
 

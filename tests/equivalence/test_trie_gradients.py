@@ -20,8 +20,8 @@ from tests.support.engine_in_process import (
     Actor,
     Critic,
     in_float64,
-    of_mini_batch,
     off_rows_alone,
+    one_micro_batch,
     start_engine,
     trained_rows,
 )
@@ -110,7 +110,7 @@ def test_a_layer_that_attends_in_another_way_ends_the_job(models, rows):
     model.config._attn_implementation = "eager"
     with pytest.raises(PaddingError, match="the others mix branches"):
         start_engine(Actor, model, shares=True).forward_step(
-            of_mini_batch(rows, rows, shared=True), None, True
+            one_micro_batch(rows, rows, shared=True), None, True
         )
 
 
@@ -119,7 +119,7 @@ def test_a_sliding_window_that_only_the_mask_has_ends_the_job(rows):
     window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
     config = Qwen2MoeConfig(**SMALL, **experts, **window)
     model = Qwen2MoeForCausalLM(config)
-    with pytest.raises(PaddingError, match=r"sliding window in a mask alone.*eager"):
+    with pytest.raises(PaddingError, match=r"sliding window only in a mask.*eager"):
         start_engine(Actor, model, shares=True).forward_step(
-            of_mini_batch(rows, rows, shared=True), None, True
+            one_micro_batch(rows, rows, shared=True), None, True
         )

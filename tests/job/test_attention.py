@@ -23,13 +23,8 @@ def _installed(request, monkeypatch):
 
 def attentions(*overrides):
     config = compose_job("trainer.device=cuda", *overrides)
-    before = [OmegaConf.select(config, name) for name in MODELS]
-    changed = use_torch_attention(config)
-    after = [OmegaConf.select(config, name) for name in MODELS]
-    assert changed == [
-        name for name, *values in zip(MODELS, before, after, strict=True) if values[0] != values[1]
-    ]
-    return after
+    use_torch_attention(config)
+    return [OmegaConf.select(config, name) for name in MODELS]
 
 
 @pytest.mark.usefixtures("_installed")

@@ -151,7 +151,7 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
         (
             "hdfs://models/critic",
             SHARING,
-            r"critic.model.path=.* turns positions.*rope_type='dynamic'",
+            r"critic.model.path=.* rotary embeddings.*rope_type='dynamic'",
         ),
         (
             "hdfs://models/nothing",

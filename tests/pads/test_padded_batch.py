@@ -64,7 +64,7 @@ def test_a_second_step_without_log_probs_of_the_old_policy_is_refused():
     padded = PaddedBatch(batch, plan, TEMPLATE, own_old_log_probs=True)
     padded.put_pads()
     with pytest.raises(PaddingDataError, match=r"recompute_old_log_probs=true"):
-        padded.update_call("actor", batch)
+        padded.update_rows("actor", batch)
 
 
 def test_an_update_carries_the_mini_batch_of_each_row():
@@ -73,7 +73,7 @@ def test_an_update_carries_the_mini_batch_of_each_row():
     padded = upsample(batch, plan_for(batch), TEMPLATE)
     # What the trainer adds once the pads are there.
     put_columns(batch, returns=[torch.ones(n) for n in (3, 2, 9, 1, 9)])
-    rows = padded.update_call("actor", batch)
+    rows = padded.update_rows("actor", batch)
     layout = padded.plan.layouts["actor"]
     assert layout.n_mini_batches == 3
     assert "mini_batch_size" not in rows.extra_info
@@ -110,7 +110,7 @@ def test_every_pad_that_is_put_is_in_a_mini_batch_and_in_a_micro_batch(job):
     # mini-batches of four.
     batch = put_rows([(20, 20), (4, 6), (5, 5), (3, 7)])
     padded = upsample(batch, plan_for(batch, **{"mini": 4} | job), TEMPLATE)
-    layout, rows = padded.plan.layouts["actor"], padded.update_call("actor", batch)
+    layout, rows = padded.plan.layouts["actor"], padded.update_rows("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     assert len(padded.pads) == layout.n_pads == data[IS_PADDING].sum()
     [rows_DK] = layout.rows_MDK
@@ -128,7 +128,7 @@ def test_a_batch_that_is_reordered_after_the_plan_keeps_what_was_planned():
     read = []
     for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
         batch.reorder(order)
-        rows = padded.update_call("actor", batch)
+        rows = padded.update_rows("actor", batch)
         data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
         told = rows.extra_info[CALL]
         read.append((rows.keys, data[BATCH_ROW].tolist(), list(told.mini_batches)))
@@ -149,7 +149,7 @@ def sent(batch, weighting=None):
     """Factor of each real row, none if the loss is to read none; and all that an update sends."""
     padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighting=weighting)
     padded.put_pads()
-    rows = padded.update_call("actor", batch)
+    rows = padded.update_rows("actor", batch)
     data = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION)
     strip(padded.pads)
     assert data[IS_PADDING].any()

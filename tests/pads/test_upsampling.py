@@ -164,5 +164,5 @@ def test_a_data_proto_is_filtered_wherever_its_column_is():
 
 
 def test_worker_data_of_pads_alone_is_told_by_name():
-    with pytest.raises(PaddingDataError, match="6 rows, and only pads"):
+    with pytest.raises(PaddingDataError, match="6 rows, all of them pads"):
         real_rows(worker_data(torch.ones(6, dtype=torch.bool)))

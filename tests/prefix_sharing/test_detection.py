@@ -252,6 +252,6 @@ def test_rows_of_text_of_a_model_that_sees_images_share_across_sessions():
 def test_what_no_row_can_be_is_refused_with_the_row(place):
     with pytest.raises(
         PaddingDataError,
-        match=r"row 'p0_0_1': extra_fields\['extends'\] is .*number of a row of its",
+        match=r"row 'p0_0_1': extra_fields\['extends'\] is .*position of a row in its",
     ):
         declared(grown_sessions([2], prompts=1), {"p0_0_1": place})

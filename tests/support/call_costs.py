@@ -11,11 +11,11 @@ def costs_of(
     *,
     cost_model="attention",
     tries=None,
-    **of_call,
+    **pass_fields,
 ):
     """With pads of two tokens."""
     return CallCosts(
-        call=Pass(**of_call),
+        call=Pass(**pass_fields),
         tokens_R=np.array(tokens, dtype=np.int64),
         cost_model=COST_MODELS[cost_model],
         pad_tokens=2,

@@ -91,9 +91,9 @@ def _growing_from_each_other(keys, tokens, random):
     """Each row begins with some of the tokens of a row of its prompt before it, with all, or with
     none."""
     texts: list[Text] = []
-    of_prompt: dict[str, list[Text]] = {}
+    prompt_texts: dict[str, list[Text]] = {}
     for row, (key, length) in enumerate(zip(keys, tokens, strict=True)):
-        earlier = of_prompt.setdefault(parts_of_key(key)[0], [])
+        earlier = prompt_texts.setdefault(parts_of_key(key)[0], [])
         text = random.choice([(), *earlier])
         shared = text[
             : random.choice([0, 1, 2, len(text), *random.choices(range(len(text) + 1), k=4)])

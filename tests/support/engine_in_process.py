@@ -186,17 +186,17 @@ def cut_as_planned(
         tu.assign_non_tensor(data, **COMMON | budget | shape | said)
         micro_batches, places = cut(data)
         assert places is not None
-        for micro_batch, of_local_batch in zip(micro_batches, places, strict=True):
+        for micro_batch, local_places in zip(micro_batches, places, strict=True):
             yield (
                 [
                     keys[local_batch[place]] if local_batch[place] < len(rows) else None
-                    for place in of_local_batch
+                    for place in local_places
                 ],
                 micro_batch,
             )
 
 
-def of_mini_batch(rows, of, *, shared=False, **said):
+def one_micro_batch(rows, of, *, shared=False, **said):
     """Some rows as one micro-batch of a mini-batch of the rows ``of``, with their trie if what they
     share is computed once."""
     tensors = [{name: row[name] for name in row if name != IMAGES} for row in rows]
@@ -227,13 +227,13 @@ def computed(engine, loss, micro_batches):
 def off_rows_alone(sharing, plain, rows, loss, **said):
     """How far an engine that computes once what rows share is off one that computes each row alone:
     outputs by their values, and the gradient relative to its norm."""
-    got, gradient = computed(sharing, loss, [of_mini_batch(rows, rows, shared=True, **said)])
-    alone = [of_mini_batch([row], rows, **said) for row in rows]
+    got, gradient = computed(sharing, loss, [one_micro_batch(rows, rows, shared=True, **said)])
+    alone = [one_micro_batch([row], rows, **said) for row in rows]
     want, wanted = computed(plain, loss, alone)
     assert got.keys() == want.keys()
     assert wanted.norm() > 1e-3
-    of_outputs = max(float((got[name] - want[name]).abs().max()) for name in want)
-    return of_outputs, float((gradient - wanted).norm() / wanted.norm())
+    output_error = max(float((got[name] - want[name]).abs().max()) for name in want)
+    return output_error, float((gradient - wanted).norm() / wanted.norm())
 
 
 COMMON = {"temperature": 1.0, "use_remove_padding": True, "calculate_entropy": True}

@@ -74,7 +74,7 @@ class Shape:
             case "veomni":
                 sizes = {f"{role}.veomni.ulysses_parallel_size": self.ranks_of_row}
             case _:
-                of_model = {
+                fields = {
                     "pipeline_model": self.pipeline,
                     "virtual_pipeline_model": self.virtual_pipeline,
                     "tensor_model": self.tensor,
@@ -82,7 +82,7 @@ class Shape:
                     "expert_model": self.expert,
                 }
                 sizes = {
-                    f"{role}.megatron.{name}_parallel_size": size for name, size in of_model.items()
+                    f"{role}.megatron.{name}_parallel_size": size for name, size in fields.items()
                 }
         whole_experts = (
             [f"{role}.megatron.expert_tensor_parallel_size=1"] if self.expert > 1 else []
@@ -93,9 +93,9 @@ class Shape:
     def planned(self) -> dict[str, Any]:
         """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of
         its parts."""
-        of_actor = replace(self, update="actor")
+        actor_shape = replace(self, update="actor")
         local = "cpu" if self.engine == "fsdp" else f"cpu_{self.engine}"
-        engine = worker_engine(compose_job(f"+local={local}", *of_actor.settings), ACTOR_SECTION)
+        engine = worker_engine(compose_job(f"+local={local}", *actor_shape.settings), ACTOR_SECTION)
         return {
             "dp_size": self.dp_size,
             "ranks_of_row": self.ranks_of_row,
@@ -158,8 +158,8 @@ def started(
         padded = shape.ranks > 1 or shape.kind == "qwen3_5"
     if shape.lora:
         adapter = make_adapter(model, model.parent / f"{model.name}_adapter")
-        of_adapter = f"+actor_rollout_ref.model.lora_adapter_path={adapter}"
-        more += (f"actor_rollout_ref.model.lora_rank={LORA_RANK}", of_adapter)
+        adapter_setting = f"+actor_rollout_ref.model.lora_adapter_path={adapter}"
+        more += (f"actor_rollout_ref.model.lora_rank={LORA_RANK}", adapter_setting)
     starts = start_critic if shape.update == "critic" else start_actor
     workers = starts(model, shape.ranks, *overrides_of(shape), *more, padded=padded)
     try:
@@ -231,8 +231,8 @@ VEOMNI = {
     "two ranks to a row": Shape(engine="veomni", ranks_of_row=2),
     "two ranks to a row x dp2": Shape(engine="veomni", ranks=4, ranks_of_row=2),
     **{
-        f"{name}, {n} rank(s) to a row": Shape(engine="veomni", ranks_of_row=n, **of_model)
-        for name, of_model in (("experts", {"kind": "qwen3_moe"}), ("critic", {"update": "critic"}))
+        f"{name}, {n} rank(s) to a row": Shape(engine="veomni", ranks_of_row=n, **fields)
+        for name, fields in (("experts", {"kind": "qwen3_moe"}), ("critic", {"update": "critic"}))
         for n in (1, 2)
     },
 }

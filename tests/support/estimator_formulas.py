@@ -69,15 +69,15 @@ def _discounted(numbers, by):
 
 
 def _outcome(estimator, sample, samples):
-    score, of_prompt = sample.score, [other for other in samples if other.uid == sample.uid]
-    scores = [other.score for other in of_prompt]
+    score, group = sample.score, [other for other in samples if other.uid == sample.uid]
+    scores = [other.score for other in group]
     match estimator:
         case "grpo" | "grpo_vectorized":
             return (score - mean(scores)) / (stdev(scores) + 1e-6)
         case "rloo" | "rloo_vectorized":
             return score - (sum(scores) - score) / (len(scores) - 1)
         case "opo":
-            lengths = [len(other.values) for other in of_prompt]
+            lengths = [len(other.values) for other in group]
             return score - sum(map(math.prod, zip(lengths, scores, strict=True))) / sum(lengths)
         case "gpg":
             return (

@@ -115,11 +115,11 @@ def give_same_head(workers):
 
 def weights_of(workers):
     """All parameters, (N,) float32, gathered from the ranks; each rank must have the same."""
-    of_ranks = workers.execute_with_func_generator(_gather_weights).batch["weights"]
-    assert all(torch.equal(weights, of_ranks[0]) for weights in of_ranks), (
+    rank_weights = workers.execute_with_func_generator(_gather_weights).batch["weights"]
+    assert all(torch.equal(weights, rank_weights[0]) for weights in rank_weights), (
         "copies of weights differ between ranks"
     )
-    return of_ranks[0]
+    return rank_weights[0]
 
 
 def moments_of(workers):
@@ -161,9 +161,9 @@ def _with_a_weight_for_each_expert(
         if not experts or not parts:
             yield name, weight
             continue
-        for expert, of_expert in enumerate(weight):
-            for part, of_part in zip(parts, of_expert.chunk(len(parts)), strict=True):
-                yield f"{layer}{experts}{expert}.{part}.weight", of_part
+        for expert, expert_weight in enumerate(weight):
+            for part, part_weight in zip(parts, expert_weight.chunk(len(parts)), strict=True):
+                yield f"{layer}{experts}{expert}.{part}.weight", part_weight
 
 
 def _weights_of_value_model(engine):
@@ -171,7 +171,7 @@ def _weights_of_value_model(engine):
     from megatron.core import parallel_state
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
-    named, of_experts = {}, {}
+    named, expert_weights = {}, {}
     for part in engine.module:  # several of a virtual pipeline
         first = (
             next(
@@ -198,31 +198,31 @@ def _weights_of_value_model(engine):
             elif re.search(
                 r"linear_fc1\.weight\d*$", name
             ):  # of each rank's gate, then of its own up projection
-                halves = zip(*(of_rank.chunk(2) for of_rank in parts), strict=True)
-                whole = torch.cat([of_rank for half in halves for of_rank in half])
+                halves = zip(*(own_weights.chunk(2) for own_weights in parts), strict=True)
+                whole = torch.cat([own_weights for half in halves for own_weights in half])
             else:
                 whole = torch.cat(parts, dim=weight.partition_dim)
-            (of_experts if is_of_expert else named)[_with_layer_from(name, first)] = whole
-    named |= _with_experts_of_all_ranks(of_experts)
-    of_stages: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
+            (expert_weights if is_of_expert else named)[_with_layer_from(name, first)] = whole
+    named |= _with_experts_of_all_ranks(expert_weights)
+    stage_weights: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
     torch.distributed.all_gather_object(
-        of_stages, named, group=parallel_state.get_pipeline_model_parallel_group()
+        stage_weights, named, group=parallel_state.get_pipeline_model_parallel_group()
     )
-    return {name: weight for stage in of_stages for name, weight in stage.items()}
+    return {name: weight for stage in stage_weights for name, weight in stage.items()}
 
 
-def _with_experts_of_all_ranks(of_experts):
+def _with_experts_of_all_ranks(expert_weights):
     """``weight1`` of the third of ranks with two experts each is ``weight5`` of all."""
     from megatron.core import parallel_state
 
-    of_ranks: list[Any] = [None] * parallel_state.get_expert_model_parallel_world_size()
+    rank_weights: list[Any] = [None] * parallel_state.get_expert_model_parallel_world_size()
     torch.distributed.all_gather_object(
-        of_ranks, dict(of_experts), group=parallel_state.get_expert_model_parallel_group()
+        rank_weights, dict(expert_weights), group=parallel_state.get_expert_model_parallel_group()
     )
-    here = len({name.rpartition(".weight")[2] for name in of_experts})
+    here = len({name.rpartition(".weight")[2] for name in expert_weights})
     named = {}
-    for rank, of_rank in enumerate(of_ranks):
-        for name, weight in of_rank.items():
+    for rank, own_weights in enumerate(rank_weights):
+        for name, weight in own_weights.items():
             kind, _, expert = name.rpartition(".weight")
             named[f"{kind}.weight{int(expert) + rank * here}"] = weight
     return named

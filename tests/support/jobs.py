@@ -186,13 +186,13 @@ def read_probe(folder):
     steps = {
         model: [
             OptimizerStep(
-                rows=sum(note["rows"] for note in of_ranks),
-                real_rows=sum(note["real_rows"] for note in of_ranks),
-                moved=any(note["moved"] for note in of_ranks),
-                pad_routes=[slots for note in of_ranks for slots in note["routes"]],
-                nodes=[note["node"] for note in of_ranks],
+                rows=sum(note["rows"] for note in rank_notes),
+                real_rows=sum(note["real_rows"] for note in rank_notes),
+                moved=any(note["moved"] for note in rank_notes),
+                pad_routes=[slots for note in rank_notes for slots in note["routes"]],
+                nodes=[note["node"] for note in rank_notes],
             )
-            for of_ranks in zip(
+            for rank_notes in zip(
                 *(by_rank[key] for key in sorted(by_rank) if key[0] == model), strict=True
             )
         ]

@@ -77,7 +77,7 @@ def assert_metrics_are_those_of_the_rows_that_train(
     rows = rows or Rows()
     with_loss = [row for row in range(rows.n_real) if rows.with_loss([row])]
 
-    def of_verl(some) -> dict[str, Any]:
+    def verl_metrics(some) -> dict[str, Any]:
         shape = {
             "dp_size": 1,
             "real_rows": len(with_loss),
@@ -87,11 +87,11 @@ def assert_metrics_are_those_of_the_rows_that_train(
         output, data = rows.micro_batch(some, rows.leaves(), output_name, **shape)
         return loss(model_output=output, data=data, dp_group=None)[1]
 
-    of_all, want = (
-        of_verl(with_loss),
-        of_verl(list(filter(rows.trains, range(rows.n_real)))),
+    all_metrics, want = (
+        verl_metrics(with_loss),
+        verl_metrics(list(filter(rows.trains, range(rows.n_real)))),
     )
-    want |= {name: of_all[name] for name in summed_metrics(of_all)}
+    want |= {name: all_metrics[name] for name in summed_metrics(all_metrics)}
     assert metrics.keys() - {MICRO_BATCHES} == want.keys()
     compared = [name for name in want if not name.endswith((*NOT_ADDITIVE, *but))]
     assert len(compared) >= 3

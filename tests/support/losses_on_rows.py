@@ -172,14 +172,14 @@ class Rows:
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
         data[BATCH_ROW] = torch.tensor([self.n_real if row is PAD else row for row in rows])
         computed = [row for row in range(self.n_real) if row not in dropped]
-        of_all = (self.tokens(mask, range(self.n_real)) for mask in ("loss_mask", "response_mask"))
+        counts = (self.tokens(mask, range(self.n_real)) for mask in ("loss_mask", "response_mask"))
         mini_batch = MiniBatch(
             local_batches=(),
             rows_with_loss=real_rows,
             trained_tokens=self.tokens("response_mask", computed),
             trained_rows=sum(map(self.trains, computed)),
             reporting_ranks=reporting_ranks,
-            **dict(zip(OF_ALL_ROWS, of_all, strict=True)) if dropped else {},
+            **dict(zip(OF_ALL_ROWS, counts, strict=True)) if dropped else {},
         )
         call = PlannedCall(
             layout=layout_of_local_batches(self.n_real, [[tuple(range(self.n_real))]]),

@@ -70,11 +70,11 @@ class OneProcess:
             found.setdefault("entropy", []).append(-(log_probs.exp() * log_probs).sum(-1))
         return {name: nested(each) for name, each in found.items()}
 
-    def of_responses(self, rows, name):
+    def response_outputs(self, rows, name):
         """An output of the tokens of each response, without a gradient."""
         with torch.no_grad():
-            of_rows = self.outputs(rows)[name].unbind()
-        pairs = zip(of_rows, rows, strict=True)
+            row_outputs = self.outputs(rows)[name].unbind()
+        pairs = zip(row_outputs, rows, strict=True)
         return [output[-1 - len(row["responses"]) : -1] for output, row in pairs]
 
     def optimizer_step(self, rows, n_rows):

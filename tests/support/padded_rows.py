@@ -29,10 +29,10 @@ def plan_for(batch, *, dp_size=2, mini=1, multiple=1, budget=512, strategy="prom
     return plan_batch(rows, job)
 
 
-def upsample(batch, plan, template, **of_batch):
-    """The batch with its pads in TransferQueue; `strip` takes them out. ``of_batch`` is what else
-    it is made of."""
-    padded = PaddedBatch(batch, plan, template, **of_batch)
+def upsample(batch, plan, template, **batch_fields):
+    """The batch with its pads in TransferQueue; `strip` takes them out. ``batch_fields`` are
+    further fields of it."""
+    padded = PaddedBatch(batch, plan, template, **batch_fields)
     padded.put_pads()
     return padded
 

@@ -110,7 +110,7 @@ class RanksInProcess(RayWorkerGroup):
         self._bind_worker_method(type(ranks[0]), func_generator)
 
     @classmethod
-    def of_shape(cls, shape, numbers):
+    def from_shape(cls, shape, numbers):
         """64 ranks of a shape of :data:`SHAPES`."""
         dp_size, dp_rank_of, answers = SHAPES[shape]
         return cls([Rank(dp_rank_of(rank), dp_size, answers(rank), numbers) for rank in range(64)])

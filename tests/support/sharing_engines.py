@@ -33,8 +33,8 @@ class SharingRanks:
     def __init__(self, case, models, dtype):
         self.case = case
         self.engine, self.loss = start_engine(case, model_folder(case.kind, models, dtype))
-        of_rows = torch.float64 if dtype == "float64" else torch.float32
-        rows = trained_rows(texts_of(case.rows), of_rows)
+        row_dtype = torch.float64 if dtype == "float64" else torch.float32
+        rows = trained_rows(texts_of(case.rows), row_dtype)
         prompts = sorted({key.split("_")[0] for key in rows})
         dp, rank = (
             self.engine.get_data_parallel_size(),
@@ -100,7 +100,7 @@ class SharingRanks:
                 tu.assign_non_tensor_data(micro_batch, TRIE, trie)
             return found, rows_K
 
-        module = module_of(type(self.engine).stock.forward_backward_batch)
+        module = module_of(type(self.engine).stock)
         return mock.patch.dict(module, prepare_micro_batches=prepare_micro_batches)
 
     def run(self, cut, *, may_branch, forward_only=False):
@@ -170,17 +170,19 @@ def start_engine(case, model):
         overrides.append("algorithm.adv_estimator=gae")
     config = compose_job(*overrides)
     if case.update == "critic":
-        of_role = omega_conf_to_dataclass(config.critic)
-        of_model, loss = of_role.model, partial(value_loss, config=of_role)
-        of_model.model_type = "value_model"
+        role_config = omega_conf_to_dataclass(config.critic)
+        model_config, loss = role_config.model, partial(value_loss, config=role_config)
+        model_config.model_type = "value_model"
     else:
-        of_model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-        of_role = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-        of_role.model_config, loss = of_model, partial(ppo_loss, config=of_role)
-        of_model.model_type = "language_model"
-    of_role.engine.use_dynamic_bsz = of_role.engine.use_remove_padding = True
-    stock = EngineRegistry.get_engine_cls(of_model.model_type, case.engine)
-    engine = padded(stock)(of_model, of_role.engine, of_role.optim, of_role.checkpoint)
+        model_config = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+        role_config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        role_config.model_config, loss = model_config, partial(ppo_loss, config=role_config)
+        model_config.model_type = "language_model"
+    role_config.engine.use_dynamic_bsz = role_config.engine.use_remove_padding = True
+    stock = EngineRegistry.get_engine_cls(model_config.model_type, case.engine)
+    engine = padded(stock)(
+        model_config, role_config.engine, role_config.optim, role_config.checkpoint
+    )
     engine.initialize()
     assert engine.branch_limit is None
     if case.engine == "megatron" and case.update == "critic":
@@ -270,7 +272,7 @@ def break_sharing(fault):
         def __iter__(self):
             return iter(LastTrie.pair)
 
-    def of_the_last(*args):
+    def last_trie(*args):
         found, given = with_trie(*args)
         LastTrie.pair = getattr(given["packed_seq_params"], TRIE)
         setattr(given["packed_seq_params"], TRIE, LastTrie())
@@ -286,6 +288,6 @@ def break_sharing(fault):
         "": nullcontext(),
         "positions from 0": patch(megatron_engine, "pack_paths", from_0),
         "own tokens alone": patch(megatron_engine, "pack_paths", own_tokens),
-        "the last trie": patch(megatron_engine, "with_trie", of_the_last),
+        "the last trie": patch(megatron_engine, "with_trie", last_trie),
         "branches in bfloat16": patch(GatherTokens, "backward", staticmethod(in_bfloat16)),
     }[fault]

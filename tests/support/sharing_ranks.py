@@ -124,9 +124,9 @@ def compute_in_float64() -> None:
         return found.replace("Double", "Float") if dtype is None else found
 
     for cls in OptimizerConfig.__mro__[:-1]:
-        of_class: Any = cls.__init__
-        of_class.__defaults__ = tuple(
-            torch.float64 if value is torch.float32 else value for value in of_class.__defaults__
+        init: Any = cls.__init__
+        init.__defaults__ = tuple(
+            torch.float64 if value is torch.float32 else value for value in init.__defaults__
         )
     torch_dtypes.FLOAT_LIST.append(torch.float64)
     in_float64()
@@ -164,20 +164,20 @@ def main(folder: Path) -> None:
         case = Case(**given)
         print(name, flush=True)
         with break_sharing(case.fault):
-            of_engine = SharingRanks(case, folder.parent, os.environ["DTYPE"])
-            of_case = of_engine.compare()
-        if of_engine.kept is not None:
-            kept = {"keys": list(of_engine.rows), "log_probs": of_engine.kept.tolist()}
-            number = of_engine.engine.get_data_parallel_rank()
+            sharing = SharingRanks(case, folder.parent, os.environ["DTYPE"])
+            differences = sharing.compare()
+        if sharing.kept is not None:
+            kept = {"keys": list(sharing.rows), "log_probs": sharing.kept.tolist()}
+            number = sharing.engine.get_data_parallel_rank()
             (folder / f"{name}.{number}.json").write_text(json.dumps(kept))
-        of_ranks: list[Any] = [None] * ranks
-        dist.all_gather_object(of_ranks, of_case)
+        by_rank: list[Any] = [None] * ranks
+        dist.all_gather_object(by_rank, differences)
         found[name] = {
             cut: {
-                what: max(each[cut][what] for each in of_ranks if what in each[cut])
-                for what in dict.fromkeys(what for each in of_ranks for what in each[cut])
+                what: max(each[cut][what] for each in by_rank if what in each[cut])
+                for what in dict.fromkeys(what for each in by_rank for what in each[cut])
             }
-            for cut in of_case
+            for cut in differences
         }
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))

@@ -43,7 +43,7 @@ def trained_rows(rows):
     lengths, keys = list(map(len, ids)), list(rows)
     tries = PrefixTries.from_tokens([row.numpy() for row in ids], list(map(uid_of_key, keys)))
     continued = continued_rows(tries, keys, range(len(keys)), {}, {})
-    return TrainedRows.of_fields(
+    return TrainedRows.from_fields(
         keys,
         lengths,
         masks,

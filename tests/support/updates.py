@@ -118,7 +118,7 @@ def plan_of(
         if by_tokens
         else {"micro_batch_rows": micro_batch_rows}
     )
-    of_call: dict[str, Any] = {"dp_size": 2} | size | shape
+    shared: dict[str, Any] = {"dp_size": 2} | size | shape
     prompts = mini_batch or (1 if few else 2)
     job = Job(
         strategy=strategy,
@@ -126,10 +126,10 @@ def plan_of(
         sessions_per_prompt=2,
         updates={
             update: Update(
-                **of_call, prompts_per_mini_batch=prompts, drops_zero_advantage=bool(zero_advantage)
+                **shared, prompts_per_mini_batch=prompts, drops_zero_advantage=bool(zero_advantage)
             )
         },
-        inference={"log_prob": Pass(**of_call, as_update=update)} if by_tokens and not few else {},
+        inference={"log_prob": Pass(**shared, as_update=update)} if by_tokens and not few else {},
         packer=packer,
         sharing="off" if sharing == "off" else "on",
         pad_tokens=pad_tokens,
@@ -140,7 +140,7 @@ def plan_of(
         tries = replace(tries, whole_rows_only=True)
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries, zero_advantage), job)
     layout = plan.layouts[update]
-    assert layout.n_pads > 0 or of_call["dp_size"] == 1, (
+    assert layout.n_pads > 0 or shared["dp_size"] == 1, (
         "one rank needs none beside its token budget"
     )
     assert layout.n_mini_batches == (3 if mini_batch is None else 1) or strategy != "prompt"

@@ -86,11 +86,10 @@ def test_rows_that_are_not_as_planned_are_refused(data, message):
 
 
 def test_the_name_in_the_engines_module_is_replaced_while_a_call_runs():
-    module, run = sys.modules[FSDPEngine.__module__], FSDPEngine.forward_backward_batch
-    seen = []
+    module, seen = sys.modules[FSDPEngine.__module__], []
 
     def fail():
-        with micro_batches_of_plan(run):
+        with micro_batches_of_plan(FSDPEngine):
             seen.append(module.prepare_micro_batches)
             raise ZeroDivisionError
 

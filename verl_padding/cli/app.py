@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import CONFIG_PATH, PRIMARY, JobArguments
 from verl_padding.on_cpu.tiny_models import TinyModelKind
-from verl_padding.plan import PlanError
 from verl_padding.version import __version__
 
 
@@ -24,7 +23,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (PaddingError, PlanError, OSError) as refusal:
+        except (PaddingError, OSError) as refusal:
             Console(stderr=True, soft_wrap=True).print(
                 str(refusal), style="red", markup=False, highlight=False
             )
@@ -72,7 +71,7 @@ def main(
         ),
     ] = False,
 ) -> None:
-    """Batches of any size for verl: only its workers see the pads."""
+    """Batches of any size for verl."""
     # A config, a tokenizer or a row may name something of the hub. Read when its packages are
     # imported, by the processes of a job, too.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -83,9 +82,7 @@ def demo(
     steps: Annotated[
         int, typer.Option(min=1, help="Training steps. The agent learns the task in about 50.")
     ] = 50,
-    out: Annotated[Path, typer.Option(help="New or empty folder, for all that is written.")] = Path(
-        "demo_out"
-    ),
+    out: Annotated[Path, typer.Option(help="Output folder, new or empty.")] = Path("demo_out"),
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws.")
     ] = 0,
@@ -102,8 +99,8 @@ def demo(
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two
     FSDP2 ranks.
 
-    It ends with the page of the run, OUT/report.html. The exit code is that of the job, and 1 if it
-    was refused.
+    It writes the page of the run, OUT/report.html. The exit code is the job's, or 1 if it was
+    refused.
     """
     from verl_padding.cli.demo import run_demo
 
@@ -138,22 +135,28 @@ def plan(
         typer.Option(help="Also write the plans as a page for a browser.", metavar="FILE.html"),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer that counts the tokens of a rollout dump.")
+        str | None, typer.Option(help="Tokenizer for the texts of a rollout dump.")
     ] = None,
 ) -> None:
     """Plans batches of rows: shows optimizer steps, micro-batches, pads, and how long ranks would
     wait for each other.
 
-    Ranks, batch sizes, token budgets and settings come from a job: its overrides follow --. Without
-    them, a file in the folder of a run is planned with the config of that run. --dp, --mini-batch,
-    --n and --budget are shortcuts for overrides.
+    Ranks, batch sizes, token budgets and settings come from a job, whose overrides follow --.
+    Without them, a file in the folder of a run is planned with that run's config. --dp,
+    --mini-batch, --n and --budget are shortcuts for overrides.
     """
     from verl_padding.cli.plan import job_to_plan, show_plan
 
     sizes = {"dp": dp, "mini_batch": mini_batch, "n": n, "budget": budget}
-    job, of_run = job_to_plan(rows, job_arguments(overrides), **sizes)
+    job, run_config = job_to_plan(rows, job_arguments(overrides), **sizes)
     show_plan(
-        rows, job, of_run=of_run, tokenizer=tokenizer, compare=compare, as_json=json, page=page
+        rows,
+        job,
+        run_config=run_config,
+        tokenizer=tokenizer,
+        compare=compare,
+        as_json=json,
+        page=page,
     )
 
 
@@ -169,7 +172,7 @@ def report(
         typer.Option(help="A recorded step to show; repeat it for several. Default: all."),
     ] = None,
 ) -> None:
-    """Writes one or more runs as a page: curves side by side, steps by the clock, rows and their
+    """Writes one or more runs as a page: curves side by side, timelines of steps, rows and their
     texts. The page needs no network."""
     from verl_padding.cli.report import write_report
 
@@ -180,15 +183,14 @@ def report(
 
 @app.command()
 def tiny_model(
-    folder: Annotated[Path, typer.Argument(help="The model's folder: empty, or not there yet.")],
+    folder: Annotated[Path, typer.Argument(help="The model's folder, new or empty.")],
     family: Annotated[
         TinyModelKind,
         typer.Option(help="qwen3_vl sees images (extra: vision)."),
     ] = "qwen2",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
 ) -> None:
-    """Makes a tiny model with random weights and a tokenizer of bytes, to try an agent with on a
-    CPU."""
+    """Makes a tiny model with random weights and a byte tokenizer, to try an agent on a CPU."""
     from verl_padding.on_cpu.tiny_models import write_tiny_model
 
     write_tiny_model(family, folder, seed=seed)
@@ -202,10 +204,10 @@ def dry_run(
     overrides: Annotated[list[str], OVERRIDES],
     reply: Annotated[
         list[str] | None,
-        typer.Option(help="A reply of the model, beside random text and tool calls; repeatable."),
+        typer.Option(help="A reply, besides random text and tool calls; repeatable."),
     ] = None,
     timeout: Annotated[
-        int, typer.Option(min=1, help="Maximum seconds of the step, without the start of the job.")
+        int, typer.Option(min=1, help="Maximum seconds of the step, after the job has started.")
     ] = 900,
 ) -> None:
     """Runs one step of a job on this machine's CPU, with scripted replies and a shrunk model.

@@ -93,7 +93,7 @@ def _read_file(file: Path, tokenize: Tokenize | None, *, may_be_pipe: bool) -> l
 def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
     if not update.rows:
         raise PaddingDataError(
-            f"{name}: holds timings alone. Record steps with padding.record=true."
+            f"{name}: holds only timings. Record steps with padding.record=true."
         )
     # The update computes the first of the zero-advantage rows where a mini-batch has no others: a
     # short one with trained tokens.

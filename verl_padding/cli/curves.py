@@ -45,7 +45,7 @@ class StockRule:
     critic_rows: int = 1
 
     @classmethod
-    def of_config(cls, config: DictConfig) -> Self:
+    def from_config(cls, config: DictConfig) -> Self:
         """The rule for a job without model parallelism; a ValueError if a size of it is none."""
         n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
         sizes = [n, trainer.n_gpus_per_node, trainer.nnodes]
@@ -105,7 +105,7 @@ def _stock_steps(path: Path, dumped: Mapping[int, StepRows]) -> dict[int, float]
     """Optimizer steps that stock verl makes of the rows of each step."""
     config = read_config(path)
     with as_data_error(str(path), "the config of a job", "Move it elsewhere"):
-        rule = StockRule.of_config(config)
+        rule = StockRule.from_config(config)
     return {step: float(rule.optimizer_steps(rows.real)) for step, rows in dumped.items()}
 
 

@@ -75,7 +75,7 @@ def compose_or_refuse(arguments: JobArguments, *, finds_modules: bool = True) ->
         fix = "Correct them, unless verl-padding doctor finds the plug-in broken."
         raise PaddingConfigError(meant or f"overrides: {why}. {fix}") from error
     for setting, value in named.items():
-        why = f"{setting}={value}: a file says so, and the command line does not"
+        why = f"{setting}={value}: set by a file, not by the command line"
         if not setting.endswith(REMOTE_CODE):
             raise PaddingConfigError(f"{why}. Add it there if you trust that code.")
         OmegaConf.update(config, setting, False)

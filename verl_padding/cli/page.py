@@ -145,11 +145,11 @@ def write_page(
 
 
 def _by_metric(curves: Mapping[str, Curves]) -> dict[str, Any]:
-    names = sorted({name for of_run in curves.values() for name in of_run})
+    names = sorted({name for run_curves in curves.values() for name in run_curves})
     lines = {
         name: {
-            run: [[step, or_null(value)] for step, value in of_run.get(name, {}).items()]
-            for run, of_run in curves.items()
+            run: [[step, or_null(value)] for step, value in run_curves.get(name, {}).items()]
+            for run, run_curves in curves.items()
         }
         for name in names
     }

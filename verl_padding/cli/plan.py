@@ -51,30 +51,30 @@ def job_to_plan(
     file of the config, if that is a run's.
 
     Without a job's overrides, the config is that of the run in whose folder ``path`` is, as
-    ``demo_out/steps/3.jsonl``, or else verl's with :data:`DEFAULTS`. A run's config is data:
-    nothing that it names is run or fetched.
+    ``demo_out/steps/3.jsonl``, or else verl's with :data:`DEFAULTS` and ``+padding=fast``. A run's
+    config is data: nothing that it names is run or fetched.
     """
     overrides = arguments.overrides
     short = [f"{setting}={size}" for name, size in sizes.items() if size for setting in SIZES[name]]
     # Settings of the padding alone, as +padding=fast, say nothing of a job.
     has_job = not all(each.lstrip("+").startswith("padding") for each in overrides)
     has_job = has_job or replace(arguments, overrides=()) != JobArguments()
-    of_run = None if has_job else config_of_run(path)
-    if of_run is None and not has_job:
+    run_config = None if has_job else config_of_run(path)
+    if run_config is None and not has_job:
         is_padded = any(each.startswith("+padding=") for each in overrides)
-        short += [*DEFAULTS, *([] if is_padded else ["+padding=prompt"])]
+        short += [*DEFAULTS, *([] if is_padded else ["+padding=fast"])]
     # The user's own overrides come last, and win.
     arguments = replace(arguments, overrides=(*short, *overrides))
     try:
-        if of_run is not None:
-            arguments = as_recorded(arguments, read_config(of_run))
-        return _planned_job(arguments, has_job=has_job), of_run
+        if run_config is not None:
+            arguments = as_recorded(arguments, read_config(run_config))
+        return _planned_job(arguments, has_job=has_job), run_config
     except Exception as error:  # of any kind, by what is in the file
-        if of_run is None:
+        if run_config is None:
             raise
         why = str(error) if isinstance(error, PaddingError) else f"{type(error).__name__}: {error}"
         fix = "Give the overrides of the job after --"
-        raise PaddingConfigError(f"{of_run}: {shorten(why, 500)} {fix}.") from error
+        raise PaddingConfigError(f"{run_config}: {shorten(why, 500)} {fix}.") from error
 
 
 def config_of_run(path: Path) -> Path | None:
@@ -101,7 +101,7 @@ def show_plan(
     path: Path,
     job: Job,
     *,
-    of_run: Path | None = None,
+    run_config: Path | None = None,
     tokenizer: str | None,
     compare: bool,
     as_json: bool,
@@ -111,7 +111,7 @@ def show_plan(
 
     Args:
         job: planned with as many prompts as each batch has.
-        of_run: the config that it is from, if that is a run's.
+        run_config: the config that it is from, if that is a run's.
         tokenizer: Hugging Face name or folder, for the tokens of a rollout dump.
         page: file for the page of all batches.
 
@@ -128,7 +128,7 @@ def show_plan(
     left_out = [f"left out: {refusal}" for refusal in refused]
     # Once, where many batches have it.
     notes = list(dict.fromkeys([note for each in planned for note in plan_notes(each)] + left_out))
-    for note in [*([f"The job is that of {of_run}."] if of_run else []), *notes]:
+    for note in [*([f"The job is that of {run_config}."] if run_config else []), *notes]:
         errors.print(note, markup=False)
     if as_json:
         shown = _as_json(path, planned)
@@ -161,7 +161,7 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
     if job.sharing != "off" and rows.tries is None:
         yield "padding.sharing=on: nothing is shared. Give rows token_ids, or take recorded steps."
     if planned.batch.is_dump:
-        yield "The lengths are an estimate: the tokenizer's counts of a rollout dump's texts."
+        yield "Lengths are estimates: a tokenizer has counted the texts of a rollout dump."
     prompts = len(set(rows.prompt_R))
     if job.prompts != prompts:
         yield (
@@ -279,8 +279,8 @@ def step_table(
     columns["imbalance"] = "slowest /\nmean rank"
     lines = []
     for name, steps in steps_by_name.items():
-        of_name = layout_totals(steps, by_micro=by_micro)
-        lines.append([name, *(_shown(of_name[figure]) for figure in columns)])
+        name_totals = layout_totals(steps, by_micro=by_micro)
+        lines.append([name, *(_shown(name_totals[figure]) for figure in columns)])
     footers = {column: _shown(totals[figure]) for figure, column in columns.items()}
     return _table(title, {heading: "all"} | footers, lines)
 

@@ -64,7 +64,7 @@ def _not_reached(folder: Path, paths: Sequence[Path]) -> list[str]:
     odd = [path.name for path in paths if steps and int(path.stem) > max(steps) + 1]
     if not odd:
         return []
-    what = f"{', '.join(odd)}: of steps that {METRICS} has not reached, at {max(steps)}"
+    what = f"{', '.join(odd)}: beyond the last step of {METRICS}, {max(steps)}"
     return [f"{folder / FOLDER}: {what}. Remove them if they are another run's."]
 
 

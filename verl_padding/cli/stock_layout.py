@@ -22,7 +22,7 @@ def verl_layout(
     on are pads. Where stock verl would stop at the batch, this raises a PaddingDataError."""
     if mini_batch_rows % dp_size:
         raise PaddingDataError(
-            f"--compare: stock verl cannot share the {mini_batch_rows} rows of a mini-batch evenly "
+            f"--compare: stock verl cannot split the {mini_batch_rows} rows of a mini-batch evenly "
             f"over {dp_size} ranks. Change one of the two, or leave --compare out."
         )
     local_batches_MD, pads = deal_as_verl(

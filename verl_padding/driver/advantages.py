@@ -149,13 +149,13 @@ def _columns(
     # do not.
     for trained in (False, True):
         for row, places in reversed(rows):
-            of_row = fields[MASK][row].bool() == trained
-            at = places[of_row]
+            selected = fields[MASK][row].bool() == trained
+            at = places[selected]
             for name, column in columns.items():
-                column[at] = fields[name][row][of_row]
+                column[at] = fields[name][row][selected]
             # Less the row's copy of the reward: what an in-reward KL takes from each token.
             if REWARDS in fields:
-                rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[of_row]
+                rewards[at] = (fields[REWARDS][row] - fields[SCORES][row])[selected]
     # Every row has a copy of the session's reward, but one without a response, which has no place
     # for it.
     rewarded = [(row, places) for row, places in rows if len(places)]
@@ -208,12 +208,12 @@ def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
         if not some_S.any():
             continue
         settings["adv_estimator"] = name
-        of_verl = compute_advantage(samples.select_idxs(some_S), **settings).batch
-        trains = of_verl[MASK].any(-1, keepdim=True)
+        estimated = compute_advantage(samples.select_idxs(some_S), **settings).batch
+        trains = estimated[MASK].any(-1, keepdim=True)
         for result, values in found.items():
             # Such as a mean over the trained tokens of a prompt that has none.
-            is_nothing = of_verl[result].isnan() & ~trains
-            values[torch.from_numpy(some_S)] = of_verl[result].masked_fill(is_nothing, 0)
+            is_nothing = estimated[result].isnan() & ~trains
+            values[torch.from_numpy(some_S)] = estimated[result].masked_fill(is_nothing, 0)
     return samples.batch.update(found)
 
 
@@ -283,9 +283,9 @@ def fix_sessions_ending_untrained(
     samples = []
     for session in sessions:
         last = session[-1]
-        of_kl = next((row for row in reversed(session) if batch.keys[row] in trained), last)
+        kl_row = next((row for row in reversed(session) if batch.keys[row] in trained), last)
         reward = (
-            reward_R[last] if of_kl == last else score_R[last] + reward_R[of_kl] - score_R[of_kl]
+            reward_R[last] if kl_row == last else score_R[last] + reward_R[kl_row] - score_R[kl_row]
         )
         # One trained token stands for all of a session's: GRPO reads but the sum of rewards.
         samples.append({MASK: mask_R[0].new_ones(1), REWARDS: reward[None]})
@@ -305,8 +305,7 @@ def check_advantages_stay_with_rows(config: DictConfig) -> None:
     if config.algorithm.get("use_pf_ppo") and config.algorithm.adv_estimator == "gae":
         refuse(
             "algorithm.use_pf_ppo=True",
-            "verl draws the rows of a batch anew, and its v1 trainer then puts their advantages "
-            "under the keys of the old ones, so that rows are trained with the advantages of "
-            "other rows",
+            "verl resamples the rows of a batch, and its v1 trainer stores their advantages under "
+            "the old rows' keys, so rows would train with the advantages of other rows",
             "Set it to False.",
         )

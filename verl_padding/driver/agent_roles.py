@@ -27,8 +27,8 @@ def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
         grouping = [other for other, each in ESTIMATORS.items() if each.has_groups]
         refuse(
             "padding.baseline='role'",
-            f"algorithm.adv_estimator={name} compares no sessions of a prompt, so it has no "
-            "baseline that could be a role's",
+            f"algorithm.adv_estimator={name} does not compare the sessions of a prompt, so "
+            "there is no baseline per role",
             f"Set padding.baseline=prompt, or choose one of {', '.join(grouping)}.",
         )
 
@@ -42,8 +42,8 @@ def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
         role = extra.get(ROLE) if isinstance(extra, Mapping) else None
         if not isinstance(role, str) or not role:
             raise PaddingDataError(
-                f"row {key!r}: extra_fields[{ROLE!r}] is {role!r}, and with padding.baseline=role "
-                "it must be the name of a role. Have the agent loop give each row one, or set "
+                f"row {key!r}: extra_fields[{ROLE!r}] is {role!r}, but padding.baseline=role needs "
+                "the name of a role. Have the agent loop give each row one, or set "
                 "padding.baseline=prompt."
             )
         role_R.append(role)

@@ -117,9 +117,9 @@ def role_metrics(
     for role, n in sorted(n_rows.items()):
         scores: list[float] = []
         for rows, role_R in zip(rows_of, roles_of, strict=True):
-            of_role = [row for row, each in enumerate(role_R) if each == role]
-            sessions = rows_of_sessions([rows.keys[row] for row in of_role])
-            scores += [rows.reward_R[of_role[session[-1]]] for session in sessions]
+            role_rows = [row for row, each in enumerate(role_R) if each == role]
+            sessions = rows_of_sessions([rows.keys[row] for row in role_rows])
+            scores += [rows.reward_R[role_rows[session[-1]]] for session in sessions]
         metrics[f"padding/role/{role}/rows/total"] = n
         metrics[f"padding/role/{role}/score/mean"] = float(np.mean(scores))
     return metrics

@@ -30,13 +30,13 @@ def check_job(config: DictConfig) -> VerlJob:
 
     check_verl(config)
     if config.get("padding") is None:  # of a trainer of one's own
-        refuse("padding=None", "a padded trainer takes its settings", "Add +padding=fast.")
+        refuse("padding=None", "a padded trainer needs this section", "Add +padding=fast.")
     padding = PaddingConfig.from_section(config.get("padding"))
     check_workers_get_it(config)
     trainers = "padded trainers extend verl's v1 trainers"
-    if (of_another := config.get("async_training")) is not None:
+    if (async_training := config.get("async_training")) is not None:
         why = f"{trainers}, not the fully asynchronous one"
-        refuse(f"async_training={of_another}", why, "Leave it out.")
+        refuse(f"async_training={async_training}", why, "Leave it out.")
     if not config.trainer.use_v1:
         refuse("trainer.use_v1=False", f"{trainers}, not the older one", "Set it to True.")
     name = config.trainer.v1.trainer_mode
@@ -49,8 +49,8 @@ def check_job(config: DictConfig) -> VerlJob:
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
         refuse(
             f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}",
-            "this mode's rollout sleeps from a step's first local update on, and the next would "
-            "wait for it for ever",
+            "in this mode the rollout sleeps after a step's first local update, and the next "
+            "update would wait for it forever",
             f"Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.",
         )
     check_verl(config, {engine.strategy for engine in job.engines.values()})

@@ -43,20 +43,19 @@ def prepare_job(config: DictConfig) -> VerlJob:
 
 
 class PaddedTrainer(VerlTrainer):
-    """Mixin before one of verl's v1 trainers: plans each batch, pads its worker calls, and nothing
-    else.
+    """Mixin before one of verl's v1 trainers: plans each batch and pads its worker calls.
 
     The batch that verl's methods pass around holds real rows only, from sampling to the rollout
-    dump. Pads lie in TransferQueue from :meth:`_balance_batch` to the end of :meth:`_step_once`,
+    dump. Pads are in TransferQueue from :meth:`_balance_batch` to the end of :meth:`_step_once`,
     and only the worker groups, which :class:`~verl_padding.driver.training_steps.TrainingSteps`
-    wraps, send them along.
+    wraps, send them to workers.
     """
 
     extends: ClassVar[str]
-    """The verl mode whose trainer this one extends."""
+    """verl's trainer mode that this trainer extends."""
 
     steps: TrainingSteps
-    """The steps of the job, once it has been set up."""
+    """The job's steps, after setup."""
 
     def __init__(self, config: DictConfig):
         self.receipts = Receipts(self)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -26,14 +26,15 @@ from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.loss_weightings import loss_weighting
 from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
-from verl_padding.pads.padded_batch import PaddedBatch, strip_after_an_error
+from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import data_order
-from verl_padding.pads.queue import KVBatchMeta
+from verl_padding.pads.queue import KVBatchMeta, first_few
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.pads.upsampling import strip
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
+from verl_padding.plan.plural import plural
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
 from verl_padding.record.timings import MicroBatchTiming
@@ -43,26 +44,23 @@ logger = logging.getLogger(__name__)
 PLAN_SECONDS = "timing_s/padding/plan"
 
 
-@dataclass(frozen=True)
-class UpdateNumber:
-    """Which local update of a job it is."""
-
-    global_step: int
-    local_update: int
-    """From 0 in each global step."""
-
-    def seed(self, configured: int) -> int:
-        """A seed for the planner that differs in each local update, and is the same in a resumed
-        run."""
-        parts = [configured, self.global_step, self.local_update]
-        return int(np.random.SeedSequence(parts).generate_state(1)[0])
+def update_seed(configured: int, step: int, local_update: int) -> int:
+    """A seed for the planner that differs in each local update, from 0 in each global step, and is
+    the same in a resumed run."""
+    return int(np.random.SeedSequence([configured, step, local_update]).generate_state(1)[0])
 
 
 class PlannedUpdate:
-    """The real rows of a local update, and the plan of its worker calls, which :meth:`plan_rows`
-    makes. Pads are in TransferQueue from :meth:`put_pads` to :meth:`close`.
+    """The real rows of a local update, and the plan of its worker calls. Pads are in TransferQueue
+    from :meth:`put_pads` to :meth:`close`.
+
+    The batch is put in the order of the data set, in place: its rows come in the order in which
+    their sessions ended, which no run repeats. A PaddingDataError refuses rows that cannot be
+    planned; by then, masks of repeated tokens alone have been changed.
 
     Args:
+        step: the global step.
+        seed: of the planner's shuffle.
         template: what pads are made from.
         dp_sizes: data-parallel size of each worker call, as the worker groups have it.
         calls: those that are planned; None for all that the update makes.
@@ -71,22 +69,21 @@ class PlannedUpdate:
     def __init__(
         self,
         job: VerlJob,
-        number: UpdateNumber,
+        batch: KVBatchMeta,
         *,
+        step: int,
+        seed: int,
         template: PadTemplate,
         dp_sizes: Mapping[str, int],
         log_once: Callable[..., None],
         calls: Collection[str] | None = None,
     ):
-        self._job, self.number, self._calls = job, number, calls
+        self._job, self._step, self._seed, self._calls = job, step, seed, calls
         self._template, self._dp_sizes, self._log_once = template, dp_sizes, log_once
         self.seconds: dict[str, float] = {}
         """Metric -> seconds that planning and its parts took."""
         self.repeated_tokens: int | None = None
         """Tokens that an earlier row trains, where they are masked."""
-        self._plans: list[PaddedBatch] = []
-        """That of all rows, and the actor's update each time that it was planned anew for the rows
-        that it leaves out; the last one counts, and the pads of all are taken out in the end."""
         self._dropped: list[int] = []
         """The rows that the actor's update left out when it was called last."""
         self._has_updated = False  # the actor, with its own log-probs for the old policy's
@@ -94,31 +91,31 @@ class PlannedUpdate:
         """What its micro-batches took; empty where they are not timed."""
         self.tokens: dict[str, CallTokens] = {}
         """Of each call that was made, for rows of the update."""
-
-    def plan_rows(self, batch: KVBatchMeta) -> None:
-        """Plans the calls; no pad is put yet.
-
-        The batch is put in the order of the data set, in place: its rows come in the order in which
-        their sessions ended, which no run repeats. A PaddingDataError refuses rows that cannot be
-        planned; by then, masks of repeated tokens alone have been changed.
-        """
         with simple_timer(PLAN_SECONDS, self.seconds):
             batch.reorder(data_order(batch.keys))
             self._tokens_R = tokens_of_tags(batch.keys, batch.tags)
-            self.prefixes = PrefixDetection(
-                batch, self._tokens_R, may_have_images=self._job.has_images
-            )
+            self.prefixes = PrefixDetection(batch, self._tokens_R, may_have_images=job.has_images)
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
-            if batch.keys and self._calls is None:
+            if batch.keys and calls is None:
                 self._keep_pass_that_rows_need(batch)
-                if unit := sample_unit(batch.keys, self._job.padding):
+                if unit := sample_unit(batch.keys, job.padding):
                     self._log(unit, "rows of sessions")
-                if self._job.padding.repeated_tokens == "once":
+                if job.padding.repeated_tokens == "once":
                     self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
-            self._padded = self._planned(batch)
-        self._plans.append(self._padded)
+                if self.repeated_tokens:
+                    self._log(
+                        f"{plural(self.repeated_tokens, 'sampled token')} repeated from earlier "
+                        "rows of their sessions, masked because of padding.repeated_tokens=once. "
+                        f"{names.REPEATED_TOKENS} counts them.",
+                        "repeated tokens",
+                    )
+            self._padded = self._plan_calls(batch)
         self.batch = self._padded.batch
         """The real rows, as they were planned."""
+        self.padded = dict.fromkeys([*self._padded.plan.layouts, ACTOR], self._padded)
+        """The plan and pads of each worker call, as it was made last or will be: the actor's update
+        is planned anew for the rows that it leaves out."""
+        self._plans = [self._padded]  # all that were made, whose pads are taken out in the end
 
     @cached_property
     def role_R(self) -> list[str]:
@@ -133,7 +130,7 @@ class PlannedUpdate:
             _ = self.role_R
 
     def _log(self, message: str, about: str) -> None:
-        self._log_once(f"step {self.number.global_step}: {message}", about=about)
+        self._log_once(f"step {self._step}: {message}", about=about)
 
     def join(self, update: "PlannedUpdate") -> None:
         """Counts its tokens with those of an update of whose rows some may have been trained."""
@@ -147,7 +144,7 @@ class PlannedUpdate:
         incompatibilities, job, name = [], self._job.planner_job(), "rollout_log_probs"
         if (steps := job.steps_of_batch(job.updates[ACTOR], len(batch))) > 1:
             setting = f"padding.optimizer_steps={job.optimizer_steps}"
-            why = f"the second of {steps} optimizer steps compares with them"
+            why = f"the second of {steps} optimizer steps needs old log-probs"
             incompatibilities.append(Incompatibility(setting, why, "Set it to configured."))
         correction = self._job.config.algorithm.get("rollout_correction")
         if correction is not None and (having := SourceRows(batch).keys_with(name)):
@@ -156,24 +153,29 @@ class PlannedUpdate:
             incompatibilities.append(Incompatibility(f"field {name} of {having[0]}", why, fix))
         self._job.savings.block(OLD_LOG_PROBS, incompatibilities)
 
-    def _planned(self, batch: KVBatchMeta, dropped: Sequence[int] = ()) -> PaddedBatch:
+    def _plan_calls(self, batch: KVBatchMeta, dropped: Sequence[int] = ()) -> PaddedBatch:
         """The plan of the calls, and their pads, which are not put yet.
 
         With rows ``dropped``, the result is of the actor's update alone, since that leaves them
         out. All calls are planned even so, and the others dropped: ``lcm`` cuts the actor's
         mini-batches by the critic's sizes, too.
         """
-        job, step = self._job, self.number.global_step
+        job, step = self._job, self._step
         shape = job.planner_job(
             calls=self._calls,
             dp_sizes=self._dp_sizes,
             updates_actor=job.updates_actor(step),
-            seed=self.number.seed(job.padding.seed),
+            seed=self._seed,
             pad_tokens=self._template.length,
         )
         may_branch = tries = None
         if job.shares and batch.keys:
-            may_branch, tries = self._may_branch(), self.prefixes.by_outputs
+            may_branch = job.may_branch
+            if may_branch and self.prefixes.has_images:
+                # What sees an image may see more than what is before it, by a mask of the model's.
+                may_branch = False
+                self._log("full-prefix sharing only in batches whose rows have images", "images")
+            tries = self.prefixes.by_outputs
             shape = replace(shape, may_branch=may_branch)
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
@@ -199,14 +201,6 @@ class PlannedUpdate:
             drops_zero_advantage=job.skips_zero_advantage_rows,
         )
 
-    def _may_branch(self) -> bool:
-        """Whether rows that branch may share what is before."""
-        if not self._job.may_branch or not self.prefixes.has_images:
-            return self._job.may_branch
-        # What sees an image may see more than what is before it, by a mask of the model's.
-        self._log("full-prefix sharing only in batches whose rows have images", "images")
-        return False
-
     @property
     def pads(self) -> list[KVBatchMeta]:
         """The pads of each of its plans."""
@@ -221,7 +215,7 @@ class PlannedUpdate:
     @property
     def plan(self) -> BatchPlan:
         """The plan of all calls, as they were made or will be."""
-        plan, update = self._padded.plan, self._plans[-1].plan
+        plan, update = self._padded.plan, self.padded[ACTOR].plan
         layouts = {**plan.layouts, **update.layouts}
         return replace(plan, layouts=layouts, figures={**plan.figures, **update.figures})
 
@@ -246,8 +240,8 @@ class PlannedUpdate:
             if self._has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
-                    "the actor is updated more than once in a step, or on some of its rows, and "
-                    "later updates compare with log-probs from before the first",
+                    "the actor is updated more than once in a step, or on part of its rows, and "
+                    "later updates compare with log-probs from before the first one",
                     "Set it to True.",
                 )
             self._has_updated = True
@@ -256,31 +250,28 @@ class PlannedUpdate:
             # It may be called twice, and a trainer of one's own may change advantages between.
             if dropped != self._dropped:
                 with simple_timer(PLAN_SECONDS, self.seconds):
-                    self._plans.append(self._planned(self.batch, dropped))
+                    self.padded[ACTOR] = self._plan_calls(self.batch, dropped)
+                self._plans.append(self.padded[ACTOR])
                 self._dropped = dropped
                 # They are known before they are put: whatever happens, they are taken out again.
                 self.put_pads()
-        return self.padded_of(call)
-
-    def padded_of(self, call: str) -> PaddedBatch:
-        """The plan and pads of a worker call, as it was made last or will be."""
-        return self._plans[-1] if call == ACTOR else self._padded
+        return self.padded[call]
 
     def note_work(self, call: str, tokens: int, epochs: int) -> None:
         """Notes the tokens that reached the models in all epochs of a call, of pads too, and says
         so in the log where the plan has fewer: then it is slower than planned, and takes more
         memory."""
-        padded = self.padded_of(call)
+        padded = self.padded[call]
         layout, figures = padded.plan.layouts[call], padded.plan.figures[call]
         noted = self.tokens.setdefault(call, CallTokens())
         computed = tokens - epochs * layout.n_pads * padded.pad_length
         noted.computed += computed
-        noted.of_rows += epochs * round(figures.computed_tokens * figures.sharing_factor)
-        noted.of_all += epochs * sum(self._tokens_R)
+        noted.row_tokens += epochs * round(figures.computed_tokens * figures.sharing_factor)
+        noted.all_row_tokens += epochs * sum(self._tokens_R)
         if computed > (planned := epochs * figures.computed_tokens):
             self._log(
-                f"{computed:,} tokens reached the models in worker call {call!r}, where the plan "
-                f"has {planned:,}. Metrics of what is saved have the former.",
+                f"{computed:,} tokens reached the models in worker call {call!r}, more than the "
+                f"{planned:,} of the plan. Metrics of savings count the former.",
                 "computed tokens",
             )
 
@@ -308,11 +299,11 @@ class PlannedUpdate:
         job, layouts = self._job, self.plan.layouts
         saved = saved_metrics(
             self.tokens,
-            of_all_rows=sum(self._tokens_R),
+            step_tokens=sum(self._tokens_R),
             has_pass=not job.skips_old_log_probs or LOG_PROB in self.tokens or ACTOR not in layouts,
         )
         idle_steps = {
-            f"padding/{call}/idle_steps/total": self.padded_of(call).idle_steps(call)
+            f"padding/{call}/idle_steps/total": self.padded[call].idle_steps(call)
             for call in layouts
             if CALL_BY_NAME[call].trains
         }
@@ -321,7 +312,13 @@ class PlannedUpdate:
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
         for padded in self._plans:
-            if failed:
-                strip_after_an_error(padded)
-            else:
+            try:
                 strip(padded.pads)
+            except Exception:
+                if not failed:
+                    raise
+                logger.exception(
+                    f"verl_padding: {len(padded.pads)} pads ({first_few(padded.pads.keys)}) could "
+                    "not be cleared after an error; the next job on this TransferQueue will clear "
+                    "them"
+                )

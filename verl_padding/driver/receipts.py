@@ -12,7 +12,6 @@ from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_check import FIX
 from verl_padding.job.verl_source import installed_verl
 
-Trainer = TypeVar("Trainer")
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
@@ -63,8 +62,8 @@ class Receipts:
         if missing := [each for each in methods if each and self._is_missing(each)]:
             refuse(
                 f"verl=={installed_verl().version}",
-                f"{what} has ended without a call of {', '.join(missing)} of "
-                f"{type(self._trainer).__name__}, by which the plug-in takes part",
+                f"{what} ended without a call of {', '.join(missing)} of "
+                f"{type(self._trainer).__name__}, on which padding depends",
                 FIX,
             )
 

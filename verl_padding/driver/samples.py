@@ -35,8 +35,8 @@ def rows_counted_as_samples(keys: Sequence[str], trained: Collection[int]) -> li
     >>> rows_counted_as_samples(["p_0_0", "p_0_1", "p_1_0", "p_1_1"], [0])
     [0, 3]
     """
-    of_no_use = (rows for rows in rows_of_sessions(keys) if not any(r in trained for r in rows))
-    return sorted({*trained, *(rows[-1] for rows in of_no_use)})
+    unused = (rows for rows in rows_of_sessions(keys) if not any(r in trained for r in rows))
+    return sorted({*trained, *(rows[-1] for rows in unused)})
 
 
 def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None:
@@ -49,9 +49,9 @@ def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None
     scores = read_fields(untrained.keys, batch.partition_id, [SCORES])[SCORES].unbind()
     dtype_of = dict.fromkeys(RESULTS, scores[0].dtype)
     if trained:
-        of_verl = (*RESULTS, REWARDS, WEIGHTS)
-        like = read_fields([batch.keys[trained[0]]], batch.partition_id, of_verl)
-        dtype_of = {name: like[name].dtype for name in of_verl if name in like}
+        names = (*RESULTS, REWARDS, WEIGHTS)
+        like = read_fields([batch.keys[trained[0]]], batch.partition_id, names)
+        dtype_of = {name: like[name].dtype for name in names if name in like}
     columns = {}
     for name, dtype in dtype_of.items():
         values = scores if name == REWARDS else map(torch.zeros_like, scores)

@@ -51,16 +51,16 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
             if layout.dropped:
                 metrics[names.DROPPED_ROWS.format(update=call)] = sum(map(len, layout.dropped))
         if plan.packer == "plan":
-            of_call = {"micro_batch_imbalance": figures.micro_imbalance}
+            call_metrics = {"micro_batch_imbalance": figures.micro_imbalance}
             if plan.sharing != "off":
-                of_call["computed_tokens/total"] = figures.computed_tokens
-                of_call["sharing_factor"] = figures.sharing_factor
+                call_metrics["computed_tokens/total"] = figures.computed_tokens
+                call_metrics["sharing_factor"] = figures.sharing_factor
             if not trains:  # of updates the workers report these, whoever cut the micro-batches
-                of_call["micro_batches"] = figures.micro_batches
-                of_call["packing_efficiency"] = figures.packing_efficiency
+                call_metrics["micro_batches"] = figures.micro_batches
+                call_metrics["packing_efficiency"] = figures.packing_efficiency
             metrics |= {
                 f"padding/{call}/{name}": value
-                for name, value in of_call.items()
+                for name, value in call_metrics.items()
                 if value is not None
             }
     return metrics
@@ -72,31 +72,31 @@ class CallTokens:
 
     computed: int = 0
     """Those that reached the models, as workers have counted them."""
-    of_rows: int = 0
+    row_tokens: int = 0
     """Those of the rows, each with all of its own, in each epoch."""
-    of_all: int = 0
-    """As ``of_rows``, with rows that an update leaves out."""
+    all_row_tokens: int = 0
+    """As ``row_tokens``, with rows that an update leaves out."""
 
 
 def saved_metrics(
-    calls: Mapping[str, CallTokens], *, of_all_rows: int, has_pass: bool
+    calls: Mapping[str, CallTokens], *, step_tokens: int, has_pass: bool
 ) -> dict[str, float]:
     """Tokens of real rows that the calls of a step have computed, and those that they need not.
 
     Args:
-        of_all_rows: tokens of all rows of the step, those that an update leaves out among them.
+        step_tokens: tokens of all rows of the step, those that an update leaves out among them.
         has_pass: whether a pass has computed old log-probs, or none could be left out.
     """
     # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100 are
     # computed, 60 and 40 saved.
     computed = sum(each.computed for each in calls.values())
-    shared = sum(each.of_rows for each in calls.values()) - computed
+    shared = sum(each.row_tokens for each in calls.values()) - computed
     update = calls.get(ACTOR, CallTokens())
-    zero_advantage = update.of_all - update.of_rows
-    of_pass = 0 if has_pass else of_all_rows
+    zero_advantage = update.all_row_tokens - update.row_tokens
+    pass_tokens = 0 if has_pass else step_tokens
     return {
         names.ALL_COMPUTED_TOKENS: computed,
-        **dict(zip(names.SAVED_TOKENS, (shared, zero_advantage, of_pass), strict=True)),
+        **dict(zip(names.SAVED_TOKENS, (shared, zero_advantage, pass_tokens), strict=True)),
         names.SAVED_PASSES: int(not has_pass),
     }
 

@@ -54,14 +54,14 @@ def write_record(
         write_savings(path.parent, job.savings.lines())
     except OSError as error:  # a full disk, perhaps: no reason to lose a step
         logger.warning(
-            "verl_padding: %s cannot be written (%s); the job goes on without it", path, error
+            "verl_padding: %s cannot be written (%s); the job continues without it", path, error
         )
 
 
 def recorded_rows(step: int, update: PlannedUpdate, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
-    tries, weight_R = update.prefixes.by_tokens, update.padded_of(ACTOR).weights(ACTOR)
+    tries, weight_R = update.prefixes.by_tokens, update.padded[ACTOR].weights(ACTOR)
     # In depth-first order a row shares with the one before it.
     order = np.argsort(tries.dfs_position_R)
     for row, key in enumerate(rows.keys):
@@ -82,7 +82,7 @@ def recorded_rows(step: int, update: PlannedUpdate, rows: TrainedRows) -> Iterat
             shared_tokens=shared,
             shares_with=int(order[tries.dfs_position_R[row] - 1]) if shared else None,
             staleness=None if made_by is None else step - 1 - made_by,
-            places={call: of_call[row] for call, of_call in place_of.items() if row in of_call},
+            places={call: by_row[row] for call, by_row in place_of.items() if row in by_row},
         )
 
 

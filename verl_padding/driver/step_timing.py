@@ -23,6 +23,6 @@ def read_timings(worker_groups: Sequence[Any]) -> list[MicroBatchTiming]:
 def timing_metrics(timings: Sequence[MicroBatchTiming], row_cost: CostModel) -> dict[str, float]:
     """Metrics of the calls that have timings, by the cost that their plan reckoned with."""
     return {
-        f"padding/{call}/prediction_error": prediction_error(of_call, row_cost)
-        for call, of_call in timings_by_call(timings).items()
+        f"padding/{call}/prediction_error": prediction_error(call_timings, row_cost)
+        for call, call_timings in timings_by_call(timings).items()
     }

@@ -56,7 +56,7 @@ class TrainedRows:
     ) -> Self:
         """Reads the rows of a batch from TransferQueue; ``mask_R``, (response,) each, says which
         tokens are trained, and ``continued_R`` which row each continues."""
-        return cls.of_fields(
+        return cls.from_fields(
             batch.keys,
             tokens_of_tags(batch.keys, batch.tags),
             mask_R,
@@ -66,7 +66,7 @@ class TrainedRows:
         )
 
     @classmethod
-    def of_fields(
+    def from_fields(
         cls,
         keys: Sequence[str],
         tokens_R: Sequence[int],

@@ -41,8 +41,8 @@ def resolve_trainer(trainer: type) -> type[PaddedTrainer]:
         refuse(
             "padding",
             f"{trainer.__name__} is not a padded trainer and would ignore it",
-            f"Choose a trainer.v1.trainer_mode of {', '.join(MODES)}, make a trainer of "
-            "yours extend verl_padding.driver.trainers.PaddedTrainerSync (or one of its "
-            "siblings), or leave +padding out.",
+            f"Set trainer.v1.trainer_mode to one of {', '.join(MODES)}, make your trainer extend "
+            "verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings), or leave "
+            "+padding out.",
         )
     return chosen

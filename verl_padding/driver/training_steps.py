@@ -12,7 +12,7 @@ from verl.utils.profiler import simple_timer
 from verl_padding.config import MIN_PAD_LENGTH
 from verl_padding.driver import advantages, batch_metrics, step_metrics
 from verl_padding.driver.agent_roles import parts_by_role, read_roles
-from verl_padding.driver.planned_update import PlannedUpdate, UpdateNumber
+from verl_padding.driver.planned_update import PlannedUpdate, update_seed
 from verl_padding.driver.samples import (
     put_results_of_untrained,
     rows_counted_as_samples,
@@ -34,7 +34,6 @@ from verl_padding.pads.tags import PADDING_TAG, tokens_of_tags
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import image_maker
-from verl_padding.plan.plural import plural
 from verl_padding.prefix_sharing.detection import PrefixDetection
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def own_updates(trainer: Any) -> Iterator[Incompatibility]:
     for name in UPDATING:
         owner = next(each for each in type(trainer).__mro__ if name in vars(each))
         if owner.__module__.partition(".")[0] not in ("verl", "verl_padding"):
-            why = "a trainer of one's own may write old log-probs, or update the actor twice"
+            why = "your own trainer may write old log-probs, or update the actor twice"
             fix = "Set padding.recompute_old_log_probs=True."
             yield Incompatibility(f"{owner.__name__}.{name}", why, fix)
 
@@ -96,15 +95,7 @@ class TrainingSteps:
             self.has_probed = True
         # verl's replay buffer has just given this batch, and still has what it knew of its prompts.
         self._failed |= getattr(self._trainer.replay_buffer, "failure_keys", {}).get(TRAIN, set())
-        update = self._planned(batch)
-        if update.repeated_tokens:
-            self._log_once(
-                f"step {update.number.global_step}: "
-                f"{plural(update.repeated_tokens, 'sampled token')} repeated from earlier rows of "
-                "their sessions, masked because of padding.repeated_tokens=once. "
-                f"{names.REPEATED_TOKENS} counts them.",
-                about="repeated tokens",
-            )
+        update = self._plan_update(batch)
         self._show_savings()
         update.check_declared()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
@@ -121,7 +112,7 @@ class TrainingSteps:
             yield self.current
             return
         rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
-        update = self._planned(rows, [call])
+        update = self._plan_update(rows, [call])
         if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
             update.join(self.current)
         try:
@@ -200,8 +191,8 @@ class TrainingSteps:
                 advantages.compute_session_advantages(part, algorithm, continued)
                 continue
             if not uses_stock:
-                of_part = [row for row, key in enumerate(part.keys) if key in trained_keys]
-                samples = select_rows(part, rows_counted_as_samples(part.keys, of_part))
+                trained_rows = [row for row, key in enumerate(part.keys) if key in trained_keys]
+                samples = select_rows(part, rows_counted_as_samples(part.keys, trained_rows))
                 advantages.compute_row_advantages(samples, algorithm)
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch
@@ -223,7 +214,7 @@ class TrainingSteps:
         with simple_timer("timing_s/padding/rows", metrics):
             rows_of = [
                 TrainedRows.read(
-                    update.batch, update.padded_of(ACTOR).mask_R, update.prefixes.continued_R
+                    update.batch, update.padded[ACTOR].mask_R, update.prefixes.continued_R
                 )
                 for update in self._updates
             ]
@@ -277,17 +268,20 @@ class TrainingSteps:
         if line := saved_line(self._saved):
             self._log_once(line)
 
-    def _planned(self, batch: KVBatchMeta, calls: Collection[str] | None = None) -> PlannedUpdate:
-        update = PlannedUpdate(
+    def _plan_update(
+        self, batch: KVBatchMeta, calls: Collection[str] | None = None
+    ) -> PlannedUpdate:
+        step = self._trainer.global_steps
+        return PlannedUpdate(
             self._job,
-            UpdateNumber(self._trainer.global_steps, self._trainer.local_trigger_step),
+            batch,
+            step=step,
+            seed=update_seed(self._job.padding.seed, step, self._trainer.local_trigger_step),
             template=self._template(batch),
             dp_sizes=self._dp_sizes(),
             log_once=self._log_once,
             calls=calls,
         )
-        update.plan_rows(batch)
-        return update
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""

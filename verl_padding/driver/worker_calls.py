@@ -16,7 +16,8 @@ from verl_padding.errors import PaddingDataError, PaddingError
 from verl_padding.job.calls import CALLS, WORKER_GROUPS, WorkerCall
 from verl_padding.job.savings import PACKER, SHARING
 from verl_padding.job.verl_job import VerlJob
-from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows
+from verl_padding.pads.planned_call import CALL
+from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows, rows_like
 from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
@@ -77,7 +78,7 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
         with self._update_for(call.name, batch) as update:
             padded = update.prepare_call(call.name)
             self._worker_group.execute_with_func_generator(start_call)
-            make = padded.update_call if call.trains else padded.inference_call
+            make = padded.update_rows if call.trains else padded.call_rows
             sent = make(call.name, batch)
             output = target(sent, *args, **kwargs)
             # The critic's calls answer with a future of each rank's answer, for which verl waits
@@ -91,7 +92,10 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
                 return output
             is_batch = isinstance(output, KVBatchMeta)
             _check_answers(call.name, [output] if is_batch else answers, sent)
-            return padded.real_output(output, batch) if is_batch else output
+            if is_batch:
+                output = rows_like(output, batch.keys, batch.tags)
+                output.extra_info.pop(CALL, None)
+            return output
 
 
 def _batches(given: Any) -> Iterator[KVBatchMeta]:
@@ -108,9 +112,9 @@ def _refuse_rows(target: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if rows := list(_batches([*args, *kwargs.values()])):
         name = getattr(target, "__name__", type(target).__name__)
         raise PaddingDataError(
-            f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would come to "
-            f"workers without pads, as no plan knows this call ({', '.join(CALL_OF_METHOD)} are "
-            "known). Send it what it reads of the rows, as a TensorDict, or train without +padding."
+            f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would reach "
+            f"workers without pads, as this call is not planned ({', '.join(CALL_OF_METHOD)} are). "
+            "Send it the rows' data as a TensorDict, or train without +padding."
         )
     return target(*args, **kwargs)
 
@@ -120,7 +124,7 @@ def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None
     if (came := sum(map(n_rows, answers))) != len(sent):
         raise PaddingDataError(
             f"worker call {call!r}: outputs of {came} came back for {plural(len(sent), 'row')} "
-            "that were sent. None of them is used. Look into the workers' logs for the reason."
+            "sent. None is used. See the workers' logs for the reason."
         )
 
 
@@ -137,9 +141,9 @@ def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Cou
     for rank, done in enumerate(work):
         if (found := (done[STEPS], done[SCHEDULER_STEPS])) != wanted:
             raise PaddingError(
-                f"worker call {call.name!r}: rank {rank} has taken (optimizer, scheduler) steps of "
-                f"{found}, where {wanted} are planned. verl's workers do not train as those of "
-                "verl 0.9.1 do: train with that, or without +padding."
+                f"worker call {call.name!r}: rank {rank} took {found} (optimizer, scheduler) "
+                f"steps, but {wanted} are planned: verl's workers do not train as in verl 0.9.1. "
+                "Train with that, or without +padding."
             )
     return sum(done[TOKENS] for done in work)
 
@@ -178,8 +182,8 @@ def wrap_worker_groups(
 
 def block_savings(job: VerlJob, answer: Any) -> None:
     """Blocks what the workers have answered that blocks a saving, and what needs that saving."""
-    for of_rank in answer.non_tensor_batch.get(INCOMPATIBILITIES, ()):
-        for saving, incompatibility in of_rank:
+    for found in answer.non_tensor_batch.get(INCOMPATIBILITIES, ()):
+        for saving, incompatibility in found:
             job.savings.block(saving, [incompatibility])
     if not job.savings.is_on(PACKER):
         job.savings.block(SHARING, job.savings.incompatibilities[PACKER])

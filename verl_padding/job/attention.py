@@ -19,15 +19,12 @@ FLASH_ATTN = "flash_attention_2"
 """verl's default, for models of FSDP engines."""
 
 
-def use_torch_attention(config: DictConfig) -> list[str]:
+def use_torch_attention(config: DictConfig) -> None:
     """Has the models of FSDP engines on CUDA attend by torch where they would by flash-attn, which
-    is not there.
-
-    Returns: the settings that were changed.
-    """
+    is not there."""
     # With the package kernels, transformers fetches flash-attn from its hub.
     if config.trainer.device != "cuda" or find_spec("flash_attn") or find_spec("kernels"):
-        return []
+        return
     engines = {ACTOR_MODEL: ACTOR_SECTION}
     if has_critic(config):
         engines[CRITIC_MODEL] = "critic"
@@ -45,4 +42,3 @@ def use_torch_attention(config: DictConfig) -> list[str]:
             "rows (%s=sdpa)",
             " and ".join(changed),
         )
-    return changed

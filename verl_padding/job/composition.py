@@ -158,9 +158,9 @@ def code_named_by_files(config: DictConfig, arguments: JobArguments) -> Iterator
 
     overrides = OverridesParser.create().parse_overrides(list(arguments.overrides))
     typed = {override.key_or_group for override in overrides}
-    of_job = HydraConfig.instance().cfg
+    job_config = HydraConfig.instance().cfg
     stock = compose_job(JobArguments(overrides=(f"model_engine={_model_engine(config)}",)))
-    HydraConfig.instance().cfg = of_job
+    HydraConfig.instance().cfg = job_config
     own = dict(settings_of(OmegaConf.to_container(stock, resolve=True)))
     for setting, value in settings_of(OmegaConf.to_container(config, resolve=True)):
         names_code = setting.rpartition(".")[2] in NAMES_CODE and value

@@ -69,8 +69,8 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
         if engine.padded_to != "row" and is_cut_by_verl:
             refuse(
                 f"{engine.model_section}.use_remove_padding=False",
-                f"each row of {engine.section} is padded to the longest beside it, which verl's "
-                "packer does not count",
+                f"rows of {engine.section} are padded to the longest of their micro-batch, which "
+                "verl's packer does not count",
                 "Set it to True, or padding.packer=plan.",
             )
 
@@ -88,17 +88,17 @@ def sharing_incompatibilities(
         replay = getattr(getattr(engine.config, "router_replay", None), "mode", "disabled")
         if engine.strategy not in FSDP and replay != "disabled":
             setting = f"{engine.section}.{engine.strategy}.router_replay.mode={replay}"
-            yield Incompatibility(setting, "routes are kept row by row", "Set it to disabled.")
+            yield Incompatibility(setting, "routes are kept per row", "Set it to disabled.")
         if not engine.config.use_remove_padding:
             setting = f"{engine.model_section}.use_remove_padding=False"
-            yield Incompatibility(setting, "only packed rows share", "Set it to True.")
+            yield Incompatibility(setting, "only packed rows can share", "Set it to True.")
         if not engine.config.use_dynamic_bsz:
             yield _has_fixed_sizes(engine)
 
 
 def _has_fixed_sizes(engine: RoleEngine) -> Incompatibility:
     setting = f"{engine.settings['use_dynamic_bsz']}=False"
-    return Incompatibility(setting, "no micro-batch is cut by tokens", "Set it to True.")
+    return Incompatibility(setting, "micro-batches are not cut by tokens", "Set it to True.")
 
 
 def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
@@ -106,12 +106,12 @@ def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
     engine that starts first (verl's ``MegatronEngine._init_device_mesh``, VeOmni's
     ``init_parallel_state``)."""
     for word, name in PARALLEL_SIZES[other.strategy].items():
-        size, of_first = other.size(word), first.size(word)
-        if size != of_first and other.strategy not in FSDP:  # which makes groups of its own
+        size, first_size = other.size(word), first.size(word)
+        if size != first_size and other.strategy not in FSDP:  # which makes groups of its own
             refuse(
                 f"{other.section}.{other.strategy}.{name}={size}",
-                f"differs from {first.section}.{first.strategy}.{name}={of_first}, but they share "
-                "process groups",
+                f"differs from {first.section}.{first.strategy}.{name}={first_size}, but they "
+                "share process groups",
                 "Set both to the same value.",
             )
 
@@ -129,7 +129,7 @@ def _check_attention(engine: RoleEngine) -> None:
         refuse(
             f"{section}.attn_implementation={attention}",
             f"does not support Ulysses: each of {ranks} sequence-parallel ranks of "
-            f"{engine.section} would attend to its own part of a row only",
+            f"{engine.section} would attend only to its own part of a row",
             f"Set it to {FLASH_ATTN}, or the Ulysses size to 1.",
         )
 
@@ -141,8 +141,7 @@ def _check_megatron(engine: RoleEngine) -> None:
     if config.dynamic_context_parallel:
         refuse(
             f"{section}.dynamic_context_parallel=True",
-            "verl's scheduler then cuts the micro-batches of all ranks together, and follows no "
-            "plan",
+            "verl's scheduler would cut the micro-batches of all ranks, not the plan",
             "Set it to False.",
         )
     # verl makes the last row longer, and of two chunks for context parallel ranks that differ in
@@ -164,14 +163,13 @@ def _check_megatron(engine: RoleEngine) -> None:
             continue
         refuse(
             f"{section}.override_transformer_config.{name}={value}",
-            "routers would count all tokens of a micro-batch, those of pads among them",
+            "routers would count all tokens of a micro-batch, including those of pads",
             "Leave it out, as verl does.",
         )
     if trains and engine.trains_mtp:
         refuse(
             f"{engine.model_section}.mtp.enable_train=True",
-            "Megatron takes the mean of this loss over all micro-batches, and those of pads would "
-            "make it smaller",
+            "Megatron averages this loss over all micro-batches, and those of pads would shrink it",
             "Set it to False.",
         )
 
@@ -180,8 +178,8 @@ def length_incompatibilities(named: str, model: Mapping[str, Any]) -> Iterator[I
     """What in a model, by its Hugging Face config, keeps a row from sharing with a longer one."""
     if rope := rope_by_length(model):
         why = (
-            f"this model turns positions by the length of all that it gets ({rope}), so rows differ"
-            " from prefixes"
+            f"this model's rotary embeddings depend on the length of its input ({rope}), so a "
+            "prefix differs between rows"
         )
         yield Incompatibility(named, why, "Choose another model, or padding.sharing=off.")
 
@@ -198,12 +196,12 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
         for key in DEPENDS_ON_ALL:
             # Unpacked, a chunk is of a row's tokens.
             if text.get(key) and (key != CHUNK or engine.config.use_remove_padding):
-                unpack = f" With {CHUNK}, {engine.model_section}.use_remove_padding=False will do."
+                unpack = f", or set {engine.model_section}.use_remove_padding=False."
                 refuse(
                     named,
-                    f"what a token of this model attends to depends on all that is packed "
-                    f"({key}={text[key]}), so pads would change what real rows see",
-                    "Choose another model." + (unpack if key == CHUNK else ""),
+                    f"in this model, what a token attends to depends on all that is packed with it "
+                    f"({key}={text[key]}), so pads would change real rows",
+                    "Choose another model" + (unpack if key == CHUNK else "."),
                 )
         _check_linear_attention(engine, model, named)
 
@@ -216,7 +214,7 @@ def _check_linear_attention(engine: RoleEngine, model: Mapping[str, Any], named:
     if engine.strategy in FSDP and ranks > 1 and has_linear_attention(model) and not exchanges:
         why = (
             f"linear attention of model_type={kind} does not support Ulysses: each of {ranks} "
-            f"ranks of {engine.section} would begin its part of a row anew"
+            f"ranks of {engine.section} would start its part of a row without the state before it"
         )
         refuse(named, why, "Set the Ulysses size to 1.")
 
@@ -229,8 +227,8 @@ def _check_expert_biases(engine: RoleEngine, model: Mapping[str, Any]) -> None:
         refuse(
             f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}="
             f"{override.get(BIAS_RATE)}",
-            f"in this model of type {kind}, biases of experts would follow their tokens, those of "
-            "pads among them",
+            f"in models of type {kind}, expert biases follow the tokens that experts get, "
+            "including those of pads",
             "Set it to 0.",
         )
 
@@ -250,7 +248,7 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
                 fix = " and ".join(f"{section}.{each}" for each in own)
                 refuse(
                     f"{section}.{name}={value}",
-                    f"verl's {engine.strategy} engine makes no adapter of it",
+                    f"verl's {engine.strategy} engine makes no adapter from it",
                     f"Set {fix}." if fix else "Leave it out.",
                 )
     merges = OmegaConf.select(config, LORA_MERGE)
@@ -258,5 +256,5 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
     if is_lora(config) and not merges and gets_base:
         # That rollout gets what get_per_tensor_param() of an engine gives at first, without what
         # comes beside it.
-        why = f"in {SEPARATE_ASYNC} and on a CPU, the rollout gets the weights of the base model"
-        refuse(f"{LORA_MERGE}={merges}", f"{why} alone, without what is trained", "Set it to True.")
+        why = f"in {SEPARATE_ASYNC} and on a CPU, the rollout gets the base model's weights"
+        refuse(f"{LORA_MERGE}={merges}", f"{why} without the adapter", "Set it to True.")

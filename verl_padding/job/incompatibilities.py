@@ -24,7 +24,7 @@ ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 def zero_advantage_incompatibilities(config: DictConfig) -> Iterator[Incompatibility]:
     """What zero-advantage rows would add to an actor's update."""
     actor, losses = ACTOR_SECTION, losses_that(lambda loss: loss.is_zero_without_advantage)
-    why = "it is not known to be 0 where the advantage is"
+    why = "its gradient is not known to be 0 where the advantage is"
     yield from _unless_one_of(config, LOSS_MODE, losses, why)
     for_all = (
         f"{CORRECTION}.rollout_is_batch_normalize",
@@ -58,15 +58,16 @@ def old_log_prob_incompatibilities(
     if steps > 1:
         setting = f"{ACTOR_SECTION}.ppo_mini_batch_size"
         size = OmegaConf.select(config, setting)
-        why = f"the second of {steps} optimizer steps compares with them"
+        why = f"the second of {steps} optimizer steps needs old log-probs"
         yield Incompatibility(f"{setting}={size}", why, f"Set it to {job.prompts}.")
     # From the second optimizer step on, the policy is not the one that the pass was of.
     if (epochs := OmegaConf.select(config, f"{ACTOR_SECTION}.ppo_epochs")) > 1:
-        why = "the second epoch compares with them"
+        why = "the second epoch needs old log-probs"
         yield Incompatibility(f"{ACTOR_SECTION}.ppo_epochs={epochs}", why, "Set it to 1.")
     if local_updates > 1:
         setting = f"trainer.v1.{SEPARATE_ASYNC}.parameter_sync_step={local_updates}"
-        yield Incompatibility(setting, "the second local update compares with them", "Set it to 1.")
+        why = "the second local update needs old log-probs"
+        yield Incompatibility(setting, why, "Set it to 1.")
     replay = f"{ACTOR_SECTION}.{config.actor_rollout_ref.actor.strategy}.router_replay.mode"
     if OmegaConf.select(config, replay) == "R2":
         why = "the pass records the routes that the update replays"
@@ -82,10 +83,10 @@ def old_log_prob_incompatibilities(
     yield from _if_set(config, readers, "it reads old log-probs, or replaces them")
     # The workers see whether a loss of one of these names is verl's (worker/incompatibilities.py).
     losses = losses_that(lambda loss: loss.reads_old_log_probs_alone)
-    yield from _unless_one_of(config, LOSS_MODE, losses, "it may read more of the pass")
+    yield from _unless_one_of(config, LOSS_MODE, losses, "it may read other results of the pass")
     estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
     known = verls_own(estimators, ADV_ESTIMATOR_REGISTRY)
-    yield from _unless_one_of(config, ESTIMATOR, known, "it reads them, or may do so")
+    yield from _unless_one_of(config, ESTIMATOR, known, "it reads old log-probs, or may")
 
 
 def _if_set(config: DictConfig, settings: Sequence[str], why: str) -> Iterator[Incompatibility]:

@@ -54,7 +54,7 @@ def packing_incompatibility(config: DictConfig) -> Incompatibility | None:
         f"{CORRECTION}.rollout_is_batch_normalize",
     )
     if not POLICY_LOSSES.get(loss, PolicyLoss()).is_sum:  # verl refuses one that it does not know
-        why = "it chooses tokens among all of a micro-batch, and is no sum over rows or tokens"
+        why = "it selects tokens across a micro-batch, so it is no sum over rows or tokens"
         return Incompatibility(f"{LOSS_MODE}={loss}", why, "Choose another loss.")
     if loss == BYPASS and OmegaConf.select(config, normalize):
         why = "it divides by the mean over the rows of a micro-batch"
@@ -73,7 +73,7 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
     elif POLICY_LOSSES.get(loss, PolicyLoss()).is_mean_over_rows and is_sum_of_tokens:
         why = (
             f"{LOSS_MODE}={loss} is a mean over rows, but with {ACTOR_SECTION}.loss_agg_mode={mode}"
-            " the other terms are sums over tokens: they have no denominator in common. Choose "
+            " the other terms are sums over tokens: they have no common denominator. Choose "
             f"{MEAN_OF_TOKENS}"
         )
     else:

@@ -41,8 +41,8 @@ def branch_limit(
     for name, admitted in BRANCH_WITH.items():
         value = settings.get(name, "unknown" if complete else admitted[0])
         if value not in admitted:
-            return f"attention of Megatron's engine does not follow them with {name}={value}"
+            return f"Megatron's attention does not follow branches with {name}={value}"
     if has_tower(model) or has_latent_attention(model):
         kind = (model.get("text_config") or model).get("model_type")
-        return f"attention of Megatron's engine does not follow them in model_type={kind}"
+        return f"Megatron's attention does not follow branches in model_type={kind}"
     return None

@@ -31,4 +31,8 @@ def refuse_misspelt_flag(config: DictConfig) -> None:
             refuse(f"+{key!s}={value}", why, f"Did you mean {meant}?")
     mode = str(OmegaConf.select(config, MODE))
     if (verls := mode.removeprefix("padded_")) != mode:
-        refuse(f"{MODE}={mode}", "a flag asks for padding", f"Set {MODE}={verls} +{FLAG}=prompt.")
+        refuse(
+            f"{MODE}={mode}",
+            "padding is requested by a flag, not by a mode",
+            f"Set {MODE}={verls} +{FLAG}=prompt.",
+        )

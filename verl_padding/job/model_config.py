@@ -73,7 +73,7 @@ def read_model_config(config: DictConfig, section: str, *, fetched: bool = False
         elif not fetched and not OF_HUB.fullmatch(path):
             raise FileNotFoundError("no folder here")
         place = folder or (copy_to_local(path) if fetched else path)
-        of_model = AutoConfig.from_pretrained(
+        hf_config = AutoConfig.from_pretrained(
             str(place), trust_remote_code=remote, local_files_only=not fetched
         )
     except ImportError:
@@ -85,8 +85,8 @@ def read_model_config(config: DictConfig, section: str, *, fetched: bool = False
     own = model.get("override_config") or OmegaConf.create({})
     override = OmegaConf.to_container(own, resolve=True)
     assert isinstance(override, dict)
-    update_model_config(of_model, override.get("model_config", override))
-    return dict(of_model.to_dict())
+    update_model_config(hf_config, override.get("model_config", override))
+    return dict(hf_config.to_dict())
 
 
 def rope_by_length(config: Mapping[str, Any]) -> str | None:

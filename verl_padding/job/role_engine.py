@@ -135,8 +135,8 @@ class RoleEngine:
     def dp_size(self) -> int:
         """Data-parallel ranks, as verl assigns rows to them; at least 1."""
         # Of 16 GPUs, of which 2 share a row by tensor and 2 by pipeline, 4 have their own rows.
-        of_a_row = prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
-        return self.n_gpus // of_a_row or 1
+        gpus_per_row = prod(map(self.size, ("Ulysses", "context", "tensor", "pipeline")))
+        return self.n_gpus // gpus_per_row or 1
 
     def pass_fields(self, dp_size: int, *, training: bool) -> dict[str, Any]:
         """Fields of the planner's pass for a call of this role, except its cost model."""
@@ -154,7 +154,7 @@ class RoleEngine:
         bound = "max_token_len_per_gpu" if config.use_dynamic_bsz else "micro_batch_size_per_gpu"
         name = bound if training else f"infer_{bound}"
         if (size := getattr(config, name)) is None:
-            why = f"micro-batches are cut by this with use_dynamic_bsz={config.use_dynamic_bsz}"
+            why = f"it cuts micro-batches with use_dynamic_bsz={config.use_dynamic_bsz}"
             refuse(f"{self.settings[name]}=None", why, "Set it.")
         if not config.use_dynamic_bsz:
             return fields | {"micro_batch_rows": int(size)}
@@ -229,7 +229,7 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     if not is_known or not strategy.startswith(type(engine).strategy):
         why = f"the section's engine is a {type(engine).__name__}"
         if not is_known:
-            why = "the engines of FSDP, Megatron and VeOmni alone were tried with pads"
+            why = "only the engines of FSDP, Megatron and VeOmni were tried with pads"
         fix = "Choose both by verl's config group model_engine: dp, megatron or veomni."
         refuse(f"{section}.strategy={strategy}", why, fix)
     model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)

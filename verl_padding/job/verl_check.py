@@ -68,6 +68,6 @@ def untried_verl() -> str:
     if (version := installed_verl().version) in TRIED:
         return ""
     return (
-        f"verl=={version} was not tried, and {', '.join(TRIED)} was. Its source has what the "
-        "plug-in relies on; compare the first steps with those of a tried one."
+        f"verl=={version} was not tried (tried: {', '.join(TRIED)}). Its source has what the "
+        "plug-in relies on; compare the first steps with those under a tried release."
     )

@@ -30,8 +30,8 @@ OVERRIDDEN = {
     "_fetch_one_gen_batch": ("_next_train_batch", "plans would depend on which session ends first"),
     "_balance_batch": ("_step_once", "nothing would be planned"),
     "_compute_old_log_prob": ("_step_once", "padding.recompute_old_log_probs would be ignored"),
-    "_compute_ref_log_prob": ("_step_once", "a critic would be asked without its adapter"),
-    "_compute_advantage": ("_step_once", "rows would have advantages of their own, not sessions"),
+    "_compute_ref_log_prob": ("_step_once", "a critic would compute values without its adapter"),
+    "_compute_advantage": ("_step_once", "rows, not sessions, would have advantages"),
     "_compute_metrics": ("fit", "metrics and records would be missing"),
     "_save_checkpoint": ("fit", "a snapshot of TransferQueue would hold trained rows"),
 }
@@ -62,23 +62,23 @@ class Fact:
 
 
 def _facts(
-    without: str, file: str, code_of: Mapping[str, tuple[str, ...]], **of_facts: Any
+    without: str, file: str, code_of: Mapping[str, tuple[str, ...]], **details: Any
 ) -> Iterator[Fact]:
     """A fact for each definition of a file."""
     for name, code in code_of.items():
-        yield Fact(file=file, name=name, code=code, without=without, **of_facts)
+        yield Fact(file=file, name=name, code=code, without=without, **details)
 
 
 def _engine_facts(engine: str, cls: str) -> Iterator[Fact]:
     file, run = f"{ENGINES}/{engine}/transformer_impl.py", f"{cls}.forward_backward_batch"
     yield from _facts(
-        "losses would be divided by another number than that of trained tokens",
+        "losses would not be divided by the number of trained tokens",
         file,
         {run: ("batch_num_tokens=", "dp_size=", "'loss_mask'")},
         engine=engine,
     )
     yield from _facts(
-        "workers would cut micro-batches of their own",
+        "workers would cut their own micro-batches",
         file,
         {run: ("prepare_micro_batches(",)},
         engine=engine,
@@ -106,7 +106,7 @@ FACTS: tuple[Fact, ...] = (
         {"PPOTrainer._step_once": tuple(f"'{call.timer}'" for call in CALLS)},
     ),
     *_facts(
-        "steps that leave something out would not be noticed",
+        "steps that skip a method would not be noticed",
         BASE,
         {"PPOTrainer.fit": ("'save_checkpoint'", "self.global_steps")},
     ),
@@ -116,8 +116,8 @@ FACTS: tuple[Fact, ...] = (
         {"TaskRunnerV1": ("get_trainer_cls(", "'agent_loop_manager_class'")},
     ),
     *_facts(
-        "mini-batches and passes would not be those of the plan, the learning rate's scheduler "
-        "would stay, or a reference would have its adapter",
+        "mini-batches and passes would not be the plan's, the learning rate would not change, or a "
+        "reference would have its adapter",
         WORKERS,
         {
             "TrainingWorker.train_mini_batch": ("'epochs'", "dataloader_kwargs="),
@@ -155,8 +155,8 @@ FACTS: tuple[Fact, ...] = (
         {"append_to_dict": ("val.init_list(", "data[new_key].append(")},
     ),
     *_facts(
-        "workers would have verl's own engines, losses would see pads, and no micro-batch would be "
-        "that of the plan",
+        "workers would have verl's own engines, losses would see pads, and micro-batches would not "
+        "be the plan's",
         f"{ENGINES}/base.py",
         {
             "EngineRegistry.get_engine_cls": (f"'{VARIABLE}'",),
@@ -172,7 +172,7 @@ FACTS: tuple[Fact, ...] = (
         fact
         for engine in ("fsdp", "veomni")
         for fact in _facts(
-            "every token would be computed, and said to be saved",
+            "tokens would be computed, but reported as saved",
             FSDP,
             {
                 "FSDPEngineWithLMHead.forward_step": (
@@ -185,7 +185,7 @@ FACTS: tuple[Fact, ...] = (
         )
     ),
     *_facts(
-        "losses would be of other rows than those that share",
+        "losses would read other rows than those that share",
         f"{ENGINES}/megatron/transformer_impl.py",
         {
             "MegatronEngineWithLMHead.forward_step": (
@@ -200,7 +200,7 @@ FACTS: tuple[Fact, ...] = (
         needed_by=f"padding.{SHARING}",
     ),
     *_facts(
-        "micro-batches would have no time",
+        "micro-batches would not be timed",
         FSDP,
         {"FSDPEngine.forward_backward_batch": ("self.forward_step(",)},
         engine="fsdp",
@@ -231,7 +231,7 @@ FACTS: tuple[Fact, ...] = (
         needed_by=FILTER,
     ),
     *_facts(
-        "the teacher would be asked about the last row of a session alone",
+        "the teacher would see only the last row of a session",
         "trainer/ppo/v1/agent_loop_tq.py",
         {"AgentLoopWorkerTQ._agent_loop_postprocess": ("self._compute_teacher_logprobs(",)},
         needed_by=DISTILLATION,

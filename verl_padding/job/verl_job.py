@@ -84,24 +84,19 @@ class VerlJob:
         self._with_states: set[str] = set()
         self._fetched = False
         self.parameter_sync_step = int(
-            config.trainer.v1.get(self.mode, {}).get("parameter_sync_step", 1)
+            config.trainer.v1.get(mode, {}).get("parameter_sync_step", 1)
         )
         """Local updates per global step, which share its prompts."""
         self.engines = role_engines(config)
         """The engine of each role of the job."""
         check_engines(list(self.engines.values()), self.savings)
-        self._block_what_is_needed()
-
-    def _block_what_is_needed(self) -> None:
-        """Blocks the savings that change the job's losses, or leave out what they or estimators
-        need."""
-        if incompatibility := packing_incompatibility(self.config):
+        if incompatibility := packing_incompatibility(config):
             for saving in (PACKER, SHARING):
                 self.savings.block(saving, [incompatibility])
         needed = old_log_prob_incompatibilities(
-            self.config, self.planner_job(), local_updates=self.parameter_sync_step
+            config, self.planner_job(), local_updates=self.parameter_sync_step
         )
-        self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_incompatibilities(self.config))
+        self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_incompatibilities(config))
         self.savings.block(OLD_LOG_PROBS, needed)
 
     @property

@@ -110,5 +110,5 @@ def check_names(config: DictConfig) -> None:
     ):
         name = OmegaConf.select(config, setting)
         if name not in known and verls_own([name], registry):
-            why = "verl has it, and this version of the plug-in does not know what it reads"
+            why = "verl has it, but this version of the plug-in does not know what it reads"
             refuse(f"{setting}={name}", why, "Choose another one.")

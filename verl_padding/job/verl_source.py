@@ -53,10 +53,10 @@ class VerlSource:
     def lacks(self, file: str, name: str, code: tuple[str, ...]) -> list[str]:
         """Which of some pieces of code a definition does not have; its name if there is no such
         definition."""
-        of_definition = self.code(file, name)
-        if of_definition is None:
+        body = self.code(file, name)
+        if body is None:
             return [name]
-        return [piece for piece in code if not re.search(_whole(piece), of_definition)]
+        return [piece for piece in code if not re.search(_whole(piece), body)]
 
 
 def _whole(piece: str) -> str:

@@ -81,7 +81,7 @@ def run_step(
     except Exception as error:
         why = shorten(f"{type(error).__name__}: {error}", MAX_TEXT, placeholder=" ..")
         raise DryRunError(
-            f"{MODEL}.path={path}: no small model can be made of it ({why}). Correct it.",
+            f"{MODEL}.path={path}: no small model can be made from it ({why}). Correct it.",
             traceback.format_exc(limit=-FRAMES),
         ) from error
     small, left_out = reduced(config, model=folder / "model", folder=folder, attention=attention)
@@ -91,9 +91,9 @@ def run_step(
     not_finite, failed = metrics_not_finite(steps), log.count(SESSION_FAILED)
     began = STEP_BEGINS in log
     wrong = {
-        f"--timeout={timeout_s:.0f}: the step has not ended in as many seconds. Give it more, "
-        "unless it waits for something": code == TIMED_OUT and began,
-        f"the job has not begun its step in {START_S:.0f} s. Look in its log for what it waits "
+        f"--timeout={timeout_s:.0f}: the step has not ended within this many seconds. Raise "
+        "it, unless the step hangs": code == TIMED_OUT and began,
+        f"the job has not begun its step within {START_S:.0f} s. See in its log what it waits "
         "for": code == TIMED_OUT and not began,
         f"the job has ended with exit code {code}": code not in (0, TIMED_OUT),
         "the job has ended without a step": code == 0 and not steps,
@@ -153,8 +153,8 @@ def describe_step(step: Mapping[str, float]) -> str:
     line = ", ".join(f"{name}={step[name]:.4g}" for name in SHOWN if name in step)
     if step.get(GRAD_NORM) == 0:
         line += (
-            ". All gradients are zero, so losses were run and not tried: no row has an advantage, "
-            "as where all replies to a prompt earn the same. Give some that earn more by --reply."
+            ". All gradients are zero, so losses were run but not tested: no row has an advantage, "
+            "as if all replies to a prompt earn the same. Give some that earn more by --reply."
         )
     return line
 

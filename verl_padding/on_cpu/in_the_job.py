@@ -61,8 +61,8 @@ def check_rewards(reward_loop: Any) -> None:
             if not function.path:
                 name = self.config.reward.reward_manager.name
                 named = f"reward.reward_manager.name={name}: this reward manager"
-            fix = "Return a number on each way through it, or a dict whose score is one."
-            raise PaddingDataError(f"{named} has given {reward!r} for a reward. {fix}")
+            fix = "Return a number in all cases, or a dict whose score is one."
+            raise PaddingDataError(f"{named} returned {reward!r} as a reward. {fix}")
         return result
 
     reward_loop.RewardLoopWorker.compute_score = checked

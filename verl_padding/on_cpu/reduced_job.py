@@ -91,7 +91,7 @@ def reduced(
     """
     if OmegaConf.is_missing(config.actor_rollout_ref.rollout, "name"):
         refuse(
-            f"{ROLLOUT}.name=None", "verl takes a rollout's name", "Set it, to vllm for example."
+            f"{ROLLOUT}.name=None", "verl needs the rollout's name", "Set it, to vllm for example."
         )
     config = config.copy()
     left_out = [setting for setting in LEFT_OUT if OmegaConf.select(config, setting)]
@@ -233,20 +233,20 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
         try:
             folder = Path(snapshot_download(section.path, local_files_only=True))
         except LocalEntryNotFoundError as error:
-            why = f"{MODEL}.path={section.path}: neither a folder here nor in the hub's cache"
+            why = f"{MODEL}.path={section.path}: neither a local folder nor in the hub's cache"
             fix = f"hf download {section.path} --exclude '*.safetensors'"
             raise PaddingConfigError(f"{why}. Fetch it ({fix}).") from error
     _copy_what_is_not_weights(folder, place)
-    of_model = (place / "config.json").read_text()
+    model_config = (place / "config.json").read_text()
     if tokenizer := section.get("tokenizer_path") and folder_here(section.tokenizer_path):
         _copy_what_is_not_weights(tokenizer, place)
-        (place / "config.json").write_text(of_model)
+        (place / "config.json").write_text(model_config)
     config_file = Path(section.get("hf_config_path") or place, "config.json")
     config = json.loads(read_text(config_file))
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
     if not hf.architectures:
-        why = "its config.json has no architectures, by which verl finds a model's class"
+        why = "its config.json has no architectures, from which verl finds the model's class"
         raise PaddingConfigError(f"{MODEL}.path={section.path}: {why}. Add it.")
     name = hf.architectures[0]
     model_class = getattr(transformers, name, None)

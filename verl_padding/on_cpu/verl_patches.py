@@ -32,8 +32,8 @@ def register_on_cpu(
     """Registers verl's two classes of an engine, behind mixins, for device "cpu" (verl does for
     cuda and npu)."""
     for model_type, head in (("language_model", "LMHead"), ("value_model", "ValueHead")):
-        of_verl = getattr(transformer_impl, f"{engine}With{head}")
-        on_cpu = type(f"{of_verl.__name__}OnCpu", (*mixins, of_verl), {})
+        stock = getattr(transformer_impl, f"{engine}With{head}")
+        on_cpu = type(f"{stock.__name__}OnCpu", (*mixins, stock), {})
         transformer_impl.EngineRegistry.register(
             model_type=model_type, backend=backend, device="cpu"
         )(on_cpu)

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """How a field's length follows the row. The values are what ``padding.fields`` takes."""
+    """How a field's length follows the row. Its values are what ``padding.fields`` takes."""
 
     PROMPT = "prompt"
     """One value per prompt token."""
@@ -41,7 +41,7 @@ FOUND_BY_LENGTH = (Kind.PROMPT, Kind.RESPONSE, Kind.SEQUENCE)
 
 
 class Fill(Enum):
-    """What a pad's values are. The values are what ``padding.fields`` takes."""
+    """A pad's values. The members' values are what ``padding.fields`` takes."""
 
     ZERO = "zero"
     ONE = "one"

@@ -90,8 +90,8 @@ def loss_factors(
                 raise PaddingDataError(
                     f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} "
                     f"of {ACTOR!r} its gradient would be multiplied by "
-                    f"{factor_R[row]:.3g}, which is no number of 32 bits. Give rows weights that "
-                    "are nearer to each other and to 1."
+                    f"{factor_R[row]:.3g}, which float32 cannot hold. Give rows weights that are "
+                    "nearer to each other and to 1."
                 )
     return factor_R.tolist()
 

@@ -1,20 +1,24 @@
 """A batch with its plan and its pads: put in, ordered into worker calls, taken out."""
 
-import logging
 from collections import deque
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, row_columns
 from verl_padding.pads.loss_weighting import ACTOR, LOSS_WEIGHT, LossWeighting, loss_factors
-from verl_padding.pads.planned_call import CALL, PlannedCall, cut_into, mini_batches
+from verl_padding.pads.planned_call import (
+    CALL,
+    MiniBatch,
+    PlannedCall,
+    cut_into,
+    mini_batches,
+)
 from verl_padding.pads.queue import (
     KVBatchMeta,
     fields_of_all,
-    first_few,
     put_columns,
     put_new_rows,
     read_fields,
@@ -24,10 +28,8 @@ from verl_padding.pads.queue import (
 )
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.template import Columns, PadTemplate
-from verl_padding.pads.upsampling import check_weight_is_a_field, new_pads, strip
+from verl_padding.pads.upsampling import check_weight_is_a_field, new_pads
 from verl_padding.plan import BatchPlan
-
-logger = logging.getLogger(__name__)
 
 NO_ADAPTER, LOG_PROB = "no_lora_adapter", "log_prob"
 """verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and the pass."""
@@ -37,8 +39,8 @@ class PaddedBatch:
     """A batch of real rows, its plan, and the pads that wait in TransferQueue for the worker calls.
 
     The trainer keeps the real rows; a worker call gets the rows of its layout, real ones and pads,
-    in the order in which verl assigns them to ranks. :meth:`put_pads` puts the pads, :func:`strip`
-    of them takes them out.
+    in the order in which verl assigns them to ranks. :meth:`put_pads` puts the pads,
+    :func:`~verl_padding.pads.upsampling.strip` of them takes them out.
 
     A PaddingDataError refuses a real row that :class:`SourceRows` refuses, or that cannot weigh
     what its agent loop says. ``weighting`` says how the actor's loss weighs rows; without it all
@@ -106,12 +108,7 @@ class PaddedBatch:
             self._fields_put = set(fields)
             put_new_rows(self.pads, fields)
 
-    def inference_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of a log-prob, reference or value pass; if there are pads among them, a column
-        marks them."""
-        return self._rows_of(call, batch, marks_pads=self.plan.layouts[call].n_pads > 0)
-
-    def update_call(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
+    def update_rows(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of an update, with what the loss must know of each mini-batch.
 
         A ``batch_sampler`` of the DataLoader with which verl cuts each rank's rows replaces
@@ -136,17 +133,11 @@ class PaddedBatch:
         takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
         if takes_own and len(steps) > 1:
             raise PaddingDataError(
-                f"worker call {call!r}: the second of {len(steps)} optimizer steps compares with "
-                "log-probs of the old policy, and no pass has computed them. Make the pass first, "
+                f"worker call {call!r}: the second of {len(steps)} optimizer steps needs "
+                "log-probs of the old policy, but no pass has computed them. Make the pass first, "
                 "or set padding.recompute_old_log_probs=true."
             )
-        rows = self._rows_of(
-            call,
-            batch,
-            factor_R=self._factor_R if call == ACTOR else None,
-            takes_own_log_probs=takes_own,
-            mini_batches=deque(steps),
-        )
+        rows = self.call_rows(call, batch, steps, takes_own_log_probs=takes_own)
         rows.extra_info |= cut_into(layout)
         rows.extra_info.pop("mini_batch_size", None)
         return rows
@@ -154,12 +145,6 @@ class PaddedBatch:
     def has_old_log_probs(self) -> bool:
         """Whether the rows have old log-probs by now, of a pass or of a trainer of one's own."""
         return "old_log_probs" in fields_of_all(self.batch.keys, self.batch.partition_id)
-
-    def real_output(self, output: KVBatchMeta, batch: KVBatchMeta) -> KVBatchMeta:
-        """Turns a worker's answer for the padded rows into one for the rows of ``batch``."""
-        rows = rows_like(output, batch.keys, batch.tags)
-        rows.extra_info.pop(CALL, None)
-        return rows
 
     def weights(self, call: str) -> list[float]:
         """What the gradient of each real row's outputs is multiplied by in an update."""
@@ -192,10 +177,16 @@ class PaddedBatch:
         # verl counts the tokens of a mini-batch by this mask, which no rejection changes.
         return tokens_of_masks(self.batch, "loss_mask")
 
-    def _rows_of(
-        self, call: str, batch: KVBatchMeta, *, marks_pads: bool = True, **of_update: Any
+    def call_rows(
+        self,
+        call: str,
+        batch: KVBatchMeta,
+        steps: Sequence[MiniBatch] = (),
+        *,
+        takes_own_log_probs: bool = False,
     ) -> KVBatchMeta:
-        """The rows of a call, in the order of its layout, with what workers must know of them."""
+        """The rows of a pass, or of an update of some ``steps``, in the order of its layout, with
+        what workers must know of them. A column marks pads, if a pass has some."""
         assert sorted(batch.keys) == sorted(self.batch.keys), (
             "the batch changed between plan and worker call"
         )
@@ -218,9 +209,11 @@ class PaddedBatch:
             may_branch=self._may_branch,
             position_R=tries.dfs_position_R.tolist() if shares and tries is not None else (),
             timed_as=name if self._timed else None,
-            **of_update,
+            factor_R=self._factor_R if call == ACTOR else None,
+            takes_own_log_probs=takes_own_log_probs,
+            mini_batches=deque(steps),
         )
-        put_columns(rows, row_columns(layout, marks_pads=marks_pads))
+        put_columns(rows, row_columns(layout, marks_pads=bool(steps or layout.n_pads)))
         return rows
 
     def _new_fields(self, n_pads: int) -> Columns:
@@ -231,15 +224,3 @@ class PaddedBatch:
         leave_out = self._fields_put | COLUMN_DTYPES.keys()
         names = dict.fromkeys(name for row in rows for name in row if name not in leave_out)
         return self._template.fields(rows, names, n_pads)
-
-
-def strip_after_an_error(padded: PaddedBatch) -> None:
-    """Takes the pads out while an error is on its way; a failure to do so is only logged, and that
-    error goes on."""
-    try:
-        strip(padded.pads)
-    except Exception:
-        logger.exception(
-            f"verl_padding: {len(padded.pads)} pads ({first_few(padded.pads.keys)}) could not be "
-            "cleared after an error; the next job on this TransferQueue will clear them"
-        )

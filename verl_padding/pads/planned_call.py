@@ -9,8 +9,6 @@ from typing import Any, Self
 
 from tensordict import TensorDict
 
-from verl_padding.errors import PaddingDataError
-from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.plan import Layout
 from verl_padding.plan.layout import RowNumbers
 
@@ -67,40 +65,6 @@ class PlannedCall:
         # KVBatchMeta copies what it says with each part of a batch, one a rank, and workers copy it
         # again. Nothing but the queue is ever changed.
         return replace(self, mini_batches=self.mini_batches.copy())
-
-    def take_mini_batch(self, data: TensorDict) -> tuple[MiniBatch, bool]:
-        """The mini-batch of an optimizer step with these rows, and whether it is the call's last; a
-        PaddingDataError if they are not those that are next: verl would train on wrong ones."""
-        rows = tuple(read_column(data, BATCH_ROW).tolist())
-        if not self.mini_batches or rows not in self.mini_batches[0].local_batches:
-            raise PaddingDataError(
-                f"an optimizer step has {len(rows)} rows, and not those of the plan's next "
-                "mini-batch: verl's workers do not cut a batch as verl 0.9.1 does. Train with "
-                "that, or without +padding."
-            )
-        taken = self.mini_batches.popleft()
-        return taken, not self.mini_batches
-
-    def places_of_micro_batches(self, data: TensorDict) -> list[list[int]]:
-        """Places of the rows of each micro-batch, among those that a rank computes at once; a
-        PaddingDataError if they are not in the plan's order."""
-        # Micro-batches (3, 5) and (8,) of a rank are at the places 0 1 and 2.
-        rows = tuple(read_column(data, BATCH_ROW).tolist())
-        for rows_DK, local_batches in zip(
-            self.layout.rows_MDK, self.layout.local_batches, strict=True
-        ):
-            if rows in local_batches:
-                ends = accumulate(map(len, rows_DK[local_batches.index(rows)]), initial=0)
-                return [list(range(begin, end)) for begin, end in pairwise(ends)]
-        raise PaddingDataError(
-            f"rows {rows[:8]}.. on one rank: not in the plan's order, so rows were lost or moved. "
-            "Set padding.packer=verl to train without that order."
-        )
-
-    def positions(self, data: TensorDict) -> list[int]:
-        """``position_R`` of some rows, -1 for a pad; none where it is not known."""
-        numbers = read_column(data, BATCH_ROW).tolist() if self.position_R else []
-        return [self.position_R[row] if row < self.layout.n_rows else -1 for row in numbers]
 
 
 def planned_call(data: TensorDict) -> PlannedCall | None:

@@ -154,10 +154,10 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
     for name, field in fields.items():
         for key in compress(keys, field.unlisted_R):
             raise PaddingDataError(
-                f"field {name!r}: TransferQueue has stored it for row {key!r}, but has not listed "
-                "it, as it does with a dtype other than that of the first put, "
-                f"{field.dtype or 'that of no tensor'}, and with all fields after it. Have all "
-                f"rows put {name} and the fields before it in one dtype."
+                f"field {name!r}: TransferQueue has stored it for row {key!r} without listing it, "
+                "as with any field whose dtype differs from that of the first put "
+                f"({field.dtype or 'no tensor'}), and all fields after it. Have all rows put "
+                f"{name} and the fields before it in one dtype."
             )
     keys_by_fields: dict[frozenset[str], list[str]] = {}
     has_RF = zip(*(field.has_R for field in fields.values()), strict=True)

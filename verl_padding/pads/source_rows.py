@@ -92,8 +92,8 @@ def _check_column_names(listing: Listing) -> None:
         if found != dtype or most != 1:
             kind = str(found) if most == 1 else f"{found} of up to {plural(most, 'value')}"
             raise PaddingDataError(
-                f"field {name!r}: rows have it, as {kind}, but workers get a column of this name "
-                f"from the padding, one {dtype} a row. Give the rows' field another name."
+                f"field {name!r}: rows have it, as {kind}, but the padding sends workers a column "
+                f"of this name, one {dtype} per row. Give the rows' field another name."
             )
 
 

@@ -24,7 +24,7 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
         PaddingDataError: it says neither.
     """
     if not isinstance(tag, Mapping):
-        raise TypeError(f"{tag!r}: no tag of a row. Give a dict.")
+        raise TypeError(f"{tag!r}: not the tag of a row. Give a dict.")
     try:
         return truth(tag.get(PADDING_TAG, False))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -42,9 +42,9 @@ def check_no_pads(names: Iterable[str | int], is_pad_R: Iterable[object]) -> Non
     """Refuses rows of which one is marked as a pad, with a PaddingDataError that names it."""
     for name in compress(names, is_pad_R):
         raise PaddingDataError(
-            f"row {name!r}: tagged {PADDING_TAG}=True before any pad was made, or marked so by a "
-            "column. It is one of an earlier step, or of another padding: clear it, or take the "
-            "mark off."
+            f"row {name!r}: tagged {PADDING_TAG}=True, or marked so by a column, before any pad "
+            "was made. It is a pad of an earlier step, or of other padding: clear it, or remove "
+            "the mark."
         )
 
 

@@ -67,7 +67,7 @@ class Schema:
             and known.kind in FOUND_BY_LENGTH
             and isinstance(values[0], (list, np.ndarray))
         ):
-            raise _unclear(name, rows, f"are no tensors, as those of {known.kind.value}s are.")
+            raise _unclear(name, rows, f"are not tensors, as kind {known.kind.value} needs.")
         fitting, fill = _kinds_that_fit(values, rows), known.fill if known else Fill.ZERO
         # Masks of one token beside responses of one and two are wrong, and not one value a row.
         if name in KNOWN_FIELDS and KNOWN_FIELDS[name].kind.tokens(1, 1) is not None:

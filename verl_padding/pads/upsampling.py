@@ -50,9 +50,9 @@ def upsample(
     """Appends pads to a batch until ``multiple`` divides its number of rows.
 
     The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows
-    themselves. A pad has all fields of the batch's own rows, of the same dtypes and ranks, masks of
-    zero and neutral values: it is what a padded trainer makes. Pads are told by the column
-    ``is_padding`` and, in TransferQueue, by a tag of that name. :func:`strip` takes the pads out
+    themselves. A pad is what a padded trainer makes: it has all fields of the batch's rows, with
+    the same dtypes and ranks, masks of zero and neutral values. Pads are marked in the column
+    ``is_padding`` and, in TransferQueue, by a tag of that name. :func:`strip` takes them out
     again.
 
     Example:
@@ -61,22 +61,22 @@ def upsample(
         (5, 8, True)
 
     Args:
-        multiple: rows, such as the lcm of data-parallel size and mini-batches.
-        eos_token_id: the token of which a pad consists.
-        length: tokens of a pad, at least 2; engines that round rows up may want more. None for the
+        multiple: of rows, such as the lcm of data-parallel size and mini-batches.
+        eos_token_id: the token that fills a pad.
+        length: tokens of a pad, at least 2; engines that round rows up may need more. None for the
             fewest.
-        fields: of fields whose kind does not follow from the rows (``padding.fields``).
-        image: makes what pads show the model's vision tower, from ``multi_modal_inputs`` of a row
-            that has images; :func:`~verl_padding.pads.vision_families.image_maker` has it for a
-            model. None for nothing.
+        fields: formats of fields whose kind does not follow from the rows (``padding.fields``).
+        image: makes the image of pads from ``multi_modal_inputs`` of a row with images;
+            :func:`~verl_padding.pads.vision_families.image_maker` returns it for a model. None
+            for no image.
 
-    Returns: a new batch of the same kind: the batch's rows, and behind them the pads. A plain
-        tensor becomes a jagged one where rows and pads differ in length.
+    Returns: a new batch of the same type: the batch's rows, then the pads. A plain tensor becomes a
+        jagged one where rows and pads differ in length.
 
     Raises:
-        PaddingDataError: an argument is none of these, or no pad can be made: the batch has no row,
-            a pad already, a row without prompt or response, or a field of unclear kind; or
-            ``length`` leaves no prompt token. The batch and the queue stay as they were.
+        PaddingDataError: an argument is invalid, or no pad can be made: the batch has no row,
+            already a pad, a row without prompt or response, or a field of unclear kind, or
+            ``length`` leaves no prompt token. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
     _check_batch(batch)
@@ -113,7 +113,7 @@ def _check_arguments(
         if not isinstance(value, int | np.integer) or value is True or value < least:
             raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
     if not isinstance(fields, Mapping):
-        raise PaddingDataError(f"fields={fields!r}: give a FieldFormat for each name of a field.")
+        raise PaddingDataError(f"fields={fields!r}: give a FieldFormat per field name.")
     for name, declared in fields.items():
         if not isinstance(declared, FieldFormat):
             raise PaddingDataError(
@@ -147,9 +147,8 @@ def strip(batch: Batch) -> Batch:
     """Takes the pads out of a batch, and out of TransferQueue if they are there; returns its real
     rows, in their order.
 
-    What :func:`upsample` has padded becomes what it was before, but rows in TransferQueue keep a
-    column that says that they are no pads, and a batch that has ``fields`` keeps its name there. It
-    may be called again.
+    This undoes :func:`upsample`, but rows in TransferQueue keep the column ``is_padding``, and a
+    batch that has ``fields`` keeps its name there. It may be called again.
 
     Example:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
@@ -166,8 +165,7 @@ def strip(batch: Batch) -> Batch:
 
 
 def real_rows(batch: Any) -> Any:
-    """The batch without its pads, in the same order, for code that may get one; rows not marked as
-    pads are real.
+    """The batch without its pads, in the same order; rows not marked as pads are real.
 
     Example:
         >>> real_rows([{"seq_len": 9}, {"seq_len": 2, "is_padding": True}])
@@ -190,7 +188,7 @@ def real_rows(batch: Any) -> Any:
         return [batch[row] for row in places]
     if len(batch) and not places:
         raise PaddingDataError(
-            f"{plural(len(batch), 'row')}, and only pads: jagged fields need a row. Look at "
+            f"{plural(len(batch), 'row')}, all of them pads: jagged fields need a row. Check "
             f"{IS_PADDING} first if a rank may hold only pads."
         )
     if isinstance(batch, TensorDict):
@@ -223,8 +221,8 @@ def _which_are_pads(batch: Any) -> list[bool]:
         return [truth(torch.as_tensor(mark).item()) for mark in marks]
     except (TypeError, ValueError, RuntimeError) as error:
         raise PaddingDataError(
-            f"field {IS_PADDING!r}: {error}. It says of each row by one value whether it is a pad: "
-            "give it such values, or another name."
+            f"field {IS_PADDING!r}: {error}. It must have one value per row, whether it is a pad: "
+            "correct it, or rename the field."
         ) from error
 
 

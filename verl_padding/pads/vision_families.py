@@ -16,8 +16,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class SmallestImage:
-    """What a pad shows the vision tower: its ``multi_modal_inputs``, and the tokens of its prompt
-    for them."""
+    """A pad's image for the vision tower: its ``multi_modal_inputs``, and their prompt tokens."""
 
     inputs: dict[str, torch.Tensor]
     token_ids: tuple[int, ...]
@@ -65,19 +64,19 @@ SMALLEST: Mapping[str, Callable[[Mapping[str, Any], Inputs], SmallestImage]] = {
 
 
 def image_maker(choice: str, config: Mapping[str, Any]) -> Callable[[Inputs], SmallestImage] | None:
-    """What makes the image of pads from ``multi_modal_inputs`` of a real row that has one; None if
-    they need none.
+    """A function that makes the image of pads from ``multi_modal_inputs`` of a real row with one;
+    None if pads need no image.
 
-    ``choice`` is ``padding.multimodal``, ``config`` that of Hugging Face; an unknown type is a
-    PaddingConfigError.
+    ``choice`` is a value of ``padding.multimodal``, ``config`` the model's Hugging Face config. An
+    unknown model type raises a PaddingConfigError.
     """
     model_type = str(config.get("model_type"))
     if choice == "empty" or (choice == "auto" and model_type in RUNS_WITHOUT_IMAGES):
         return None
     if model_type not in SMALLEST:
         raise PaddingConfigError(
-            f"padding.multimodal={choice!r}: it is unknown what an image of model type "
-            f"{model_type!r} must look like. Known: {', '.join(sorted(SMALLEST))}; no image is "
+            f"padding.multimodal={choice!r}: the smallest image of model type "
+            f"{model_type!r} is unknown. Known: {', '.join(sorted(SMALLEST))}; no image is "
             f"needed for {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. Set padding.multimodal=empty "
             "if the model can run on text alone on some ranks and with images on others, or if "
             "no row of the job has images."

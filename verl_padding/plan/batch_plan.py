@@ -15,21 +15,21 @@ class LayoutFigures:
     """What a layout costs, by the job's cost model; pads cost too."""
 
     imbalance: float
-    """Cost of the slowest rank over that of the mean rank, each summed over the mini-batches: 1 is
+    """Cost of the slowest rank / cost of the mean rank, each summed over the mini-batches; 1 is
     perfect."""
     micro_batches: int | None
     """Micro-batches of a rank, over all mini-batches; None if verl's packer cuts them."""
     packing_efficiency: float | None
-    """Computed tokens of real rows over what all ranks' micro-batches could hold; None if verl's
-    packer cuts them, or without a token budget."""
+    """Computed tokens of real rows / tokens that all ranks' micro-batches could hold; None if
+    verl's packer cuts them, or without a token budget."""
     computed_tokens: int
     """Tokens of the real rows that are computed: all of them, or with shared prefixes those of the
     leaves."""
     sharing_factor: float
-    """Tokens of the real rows over computed tokens: 1 where nothing is shared."""
+    """Tokens of the real rows / computed tokens; 1 if nothing is shared."""
     micro_imbalance: float | None
-    """As ``imbalance``, but with the cost of the slowest rank of each micro-batch, for ranks that
-    meet at every one; None if verl's packer cuts them."""
+    """As ``imbalance``, but with the slowest rank of each micro-batch, for ranks that wait for each
+    other at every one; None if verl's packer cuts them."""
     optimizer_steps: int
     """Mini-batches of an epoch; 1 for an inference pass."""
     pads: int
@@ -42,12 +42,12 @@ class LayoutFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """A layout for each worker call: of the same real rows, and as many of the pads as it needs."""
+    """A layout for each worker call, of the same real rows and as many pads as the call needs."""
 
     n_rows: int
     """Real rows."""
     packer: Packer = "verl"
-    """What cuts micro-batches by tokens: verl's packer in the workers, or this plan."""
+    """What cuts micro-batches by tokens: verl's packer in the workers, or the plan."""
     sharing: Sharing = "off"
     """``on``: prefixes that rows of a micro-batch have in common are computed once."""
     layouts: Mapping[str, Layout]
@@ -55,11 +55,11 @@ class BatchPlan:
     figures: Mapping[str, LayoutFigures] = field(default_factory=dict)
     """Figures of each layout, by its name."""
     tries: PrefixTries | None = None
-    """How far the rows begin alike, if it is known."""
+    """The rows' common prefixes, if known."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
     hint: str | None = None
-    """Where pads outnumber the rows: the setting with which fewer would do."""
+    """If pads outnumber rows: the setting with which there would be fewer."""
 
     @cached_property
     def n_pads(self) -> int:
@@ -68,7 +68,7 @@ class BatchPlan:
 
 
 def layout_as_json(
-    layout: Layout, figures: LayoutFigures, names_R: Sequence[int] | None = None
+    layout: Layout, figures: LayoutFigures, names_R: Sequence[int]
 ) -> dict[str, Any]:
     """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads":
     1}]}]}], "figures": ..}``.
@@ -81,10 +81,7 @@ def layout_as_json(
 
     def held(rows: Sequence[int]) -> dict[str, Any]:
         real = [row for row in rows if row < layout.n_rows]
-        return {
-            "rows": real if names_R is None else [names_R[row] for row in real],
-            "pads": len(rows) - len(real),
-        }
+        return {"rows": [names_R[row] for row in real], "pads": len(rows) - len(real)}
 
     def rank(rows_K: Sequence[Sequence[int]]) -> dict[str, Any]:
         if layout.cut_by == "verl":

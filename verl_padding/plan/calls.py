@@ -14,7 +14,7 @@ OptimizerSteps = Literal["configured", "by_rows"]
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What a worker call requires, whether it trains or not."""
+    """What a worker call requires, training or not."""
 
     dp_size: int
     """Data-parallel ranks; each gets the same number of rows."""
@@ -26,8 +26,8 @@ class Call:
     """The number of micro-batches of a local mini-batch must be a multiple of this, as a virtual
     pipeline requires."""
     has_pipeline: bool = False
-    """Whether micro-batches go through a pipeline, which the smallest fill and drain; else the
-    largest comes first."""
+    """Whether micro-batches go through a pipeline: the smallest then come first and last, to fill
+    and drain it; otherwise the largest comes first."""
     sync_point: SyncPoint = "micro_batch"
     """Where ranks synchronize: at each micro-batch, where FSDP gathers parameters, or once per
     mini-batch."""
@@ -39,11 +39,10 @@ class Call:
     """An engine that packs rows rounds a micro-batch up to a multiple of this many tokens."""
     token_multiple: int = 1
     """An engine that packs rows rounds the length of each, or of its segment, up to a multiple of
-    this many tokens, as ranks that share a row want it."""
+    this many tokens, as ranks that share a row require."""
     min_branch_tokens: int = 0
-    """Rows of a trie that branch take as much of the token budget each, however few of their tokens
-    are computed: linear attention keeps a state of each piece between two places where rows branch.
-    """
+    """Least tokens of the budget that each row of a trie that branches takes, however few of its
+    tokens are computed: linear attention keeps a state between two branches."""
     budget_setting: str = "token_budget"
     """Setting that raises the budget, for messages."""
 
@@ -75,8 +74,8 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass(Call):
-    """A worker call that does not train and gets the whole batch, such as the log-probs of the
-    reference."""
+    """A worker call that gets the whole batch and does not train, such as the reference's
+    log-probs."""
 
     as_update: str | None = None
     """Update whose micro-batches the pass reuses where it can
@@ -89,7 +88,7 @@ class Update(Call):
     """A worker call that trains: its rows are cut into mini-batches, one optimizer step each."""
 
     prompts_per_mini_batch: int
-    """Prompts of one optimizer step when all prompts of the job have arrived."""
+    """Prompts of one optimizer step if all prompts of the job have arrived."""
     shuffle: bool = False
     """Whether mini-batches are cut from a permutation drawn with the job's seed, not in the order
     of the batch."""

@@ -21,8 +21,7 @@ def up_to_multiple(number: Whole, multiple: int) -> Whole:
 
 
 def token_cost(tokens_R: Int64s) -> Int64s:
-    """One per token: right for short rows, whose attention costs little beside the linear
-    layers."""
+    """One per token, for short rows, whose attention costs little beside the linear layers."""
     return tokens_R.astype(np.int64)
 
 

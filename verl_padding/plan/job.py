@@ -23,24 +23,23 @@ Sharing = Literal["off", "on"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job(StepShape):
-    """All worker calls of one training step, and how their rows are to be arranged."""
+    """All worker calls of one training step, and how their rows are arranged."""
 
     strategy: str
     """Name in ``STRATEGIES``: what a mini-batch is made of."""
     inference: Mapping[str, Pass]
     """Calls without training, by name."""
     packer: Packer = "verl"
-    """What cuts micro-batches by tokens: verl's packer in the workers, without the plan, or the
-    plan."""
+    """What cuts micro-batches by tokens: verl's packer in the workers, or the plan."""
     sharing: Sharing = "off"
-    """``on``: tokens that rows of a micro-batch begin with alike are computed once."""
+    """``on``: common prefixes of a micro-batch's rows are computed once."""
     may_branch: bool = True
-    """Whether rows that branch share the tokens before; if not, a row shares all of itself or
-    nothing."""
+    """Whether rows that branch share the tokens before; if not, a row shares all of its tokens or
+    none."""
     pad_tokens: int = 2
     """Tokens of a pad, prompt and response together."""
     cost_model: str = "attention"
-    """Name in ``COST_MODELS``: the cost that the ranks are balanced by, unless a call brings its
+    """Name in ``COST_MODELS``: the cost by which ranks are balanced, unless a call has its
     own."""
 
     def __post_init__(self) -> None:
@@ -80,5 +79,5 @@ class Job(StepShape):
 
     @property
     def row_cost(self) -> CostModel:
-        """The cost that ranks are balanced by."""
+        """The cost by which ranks are balanced."""
         return COST_MODELS[self.cost_model]

@@ -30,7 +30,7 @@ class Layout:
     the workers; then each local mini-batch is one here."""
     dropped: tuple[RowNumbers, ...] = ()
     """Real rows of each mini-batch that are in no local mini-batch, since they add nothing to its
-    gradient; none if all are in."""
+    gradient; empty if all are in one."""
 
     def __post_init__(self) -> None:
         for rows_DK, size in zip(self.rows_MDK, self.local_batch_rows_M, strict=True):
@@ -134,5 +134,5 @@ class Layout:
 
     @cached_property
     def real_rows_M(self) -> tuple[int, ...]:
-        """How many these are."""
+        """Number of real rows of each mini-batch, left out or not."""
         return tuple(map(len, self.rows_M))

@@ -24,8 +24,8 @@ overheads."""
 
 
 def plan_batch(rows: Rows, job: Job) -> BatchPlan:
-    """Plans every worker call of a training step. The same rows, job and seed give the same plan
-    everywhere.
+    """Plans every worker call of a training step. The same rows, job and seed give the same plan on
+    every machine.
 
     >>> from verl_padding.plan import Update
     >>> rows = Rows.from_keys(["a_0_0", "a_0_1", "b_0_0"], [700, 300, 900])
@@ -48,7 +48,12 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         )
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
-    cuts = {name: _cut(rows, job, name) for name in job.updates}
+    cuts = {
+        name: STRATEGIES[job.strategy]
+        .cut(rows, job, name)
+        .without(rows.zero_advantage if update.drops_zero_advantage else ())
+        for name, update in job.updates.items()
+    }
     whole = _whole_batch(rows, cuts.values())
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
@@ -62,8 +67,10 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         if same is not None:
             layouts[name], figures[name] = layouts[same], figures[same]
         else:
-            reused = None if update is None else layouts[update]
-            layouts[name] = _layout(costs, job.packer, cut, reused)
+            if update is None:
+                layouts[name] = fill_local_batches(costs, job.packer, cut)
+            else:
+                layouts[name] = _layout_as_in(layouts[update], costs, job.packer)
             figures[name] = score_layout(layouts[name], costs)
             call_of_inputs.append((inputs, name))
     return BatchPlan(
@@ -86,12 +93,6 @@ def _whole_batch(rows: Rows, cuts: Iterable[MiniBatches]) -> MiniBatches:
     return MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
 
 
-def _cut(rows: Rows, job: Job, name: str) -> MiniBatches:
-    """The mini-batches of an update, without the rows that it leaves out."""
-    cut = STRATEGIES[job.strategy].cut(rows, job, name)
-    return cut.without(rows.zero_advantage) if job.updates[name].drops_zero_advantage else cut
-
-
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     """What makes fewer pads, where an update has more of them than rows."""
     for name, update in job.updates.items():
@@ -106,20 +107,18 @@ def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
             if update.token_budget is None:
                 fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
             return (
-                f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since the ranks of "
-                "a mini-batch get equally many, in whole micro-batches."
+                f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since all ranks "
+                "get equally many rows of a mini-batch, in whole micro-batches."
                 + (f" For fewer, {', or '.join(fixes)}." if fixes else "")
             )
     return None
 
 
-def _layout(costs: CallCosts, packer: Packer, cut: MiniBatches, reused: Layout | None) -> Layout:
-    """The layout of a call, or of a pass the micro-batches of an update, and after them those of
-    what it leaves out."""
-    if reused is None:
-        return replace(fill_local_batches(costs, packer, cut), dropped=tuple(cut.dropped_M))
-    layout = reused.flatten_for_pass()
-    rest = sorted(row for rows in reused.dropped for row in rows)
+def _layout_as_in(update: Layout, costs: CallCosts, packer: Packer) -> Layout:
+    """The layout of a pass with the micro-batches of an update, and after them those of what that
+    leaves out."""
+    layout = update.flatten_for_pass()
+    rest = sorted(row for rows in update.dropped for row in rows)
     if not rest:
         return layout
     return layout.concat(fill_local_batches(costs, packer, MiniBatches(rows_M=[rest])))
@@ -140,10 +139,10 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     if call.padded_to == "local_batch" or job.packer == "verl" or call.token_budget is None:
         return None
     update = job.updates[call.as_update]
-    of_call, of_update = (
+    call_key, update_key = (
         replace(layout_key(each), sync_point="micro_batch") for each in (call, update)
     )
-    return call.as_update if of_call == of_update else None
+    return call.as_update if call_key == update_key else None
 
 
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:

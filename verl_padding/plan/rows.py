@@ -27,11 +27,10 @@ class Rows:
     tokens_R: tuple[int, ...]
     """Tokens of prompt and response together."""
     tries: PrefixTries | None = None
-    """How far rows begin alike, as far as an engine may compute it once; None if it is not
-    known."""
+    """The rows' common prefixes, as far as an engine may compute them once; None if unknown."""
     zero_advantage: tuple[int, ...] = ()
     """Numbers of rows that add nothing to the gradient of an update with ``drops_zero_advantage``.
-    Of a mini-batch of such rows alone, the one that comes first here is computed."""
+    If a mini-batch has only such rows, the first one here is computed."""
 
     def __post_init__(self) -> None:
         columns = self.key_R, self.prompt_R, self.tokens_R
@@ -64,8 +63,8 @@ class Rows:
 
         Args:
             tokens: tokens of each row: Python's integers or NumPy's.
-            tries: how far rows begin alike.
-            zero_advantage: rows that add nothing to a gradient, see ``zero_advantage``.
+            tries: see ``tries``.
+            zero_advantage: see ``zero_advantage``.
 
         >>> Rows.from_keys(["math_7_0_1"], [512]).prompt_R
         ('math_7',)

@@ -41,8 +41,8 @@ from verl_padding.prefix_sharing.row_inputs import (
 logger = logging.getLogger(__name__)
 
 EXTENDS = "extends"
-"""What an agent loop may put into a row's ``extra_fields``: the number, in its session, of the row
-that this one goes on from, or None. Rows of such a session continue no others than they say."""
+"""What an agent loop may put into a row's ``extra_fields``: the position in its session of the row
+that this one continues, or None. Rows of such a session continue only rows that they name."""
 MAX_TOKENS_READ, MAX_LARGE_TOKENS_READ = 1 << 22, 1 << 16
 """Tokens of the rows that are read at once: ids alone, and with the fields of which a token may
 have kilobytes."""
@@ -178,9 +178,9 @@ class PrefixDetection:
                 isinstance(place, bool) or not isinstance(place, Integral) or place < 0
             ):
                 raise PaddingDataError(
-                    f"row {key!r}: extra_fields[{EXTENDS!r}] is {place!r}, and must be the number "
-                    "of a row of its session, from 0, or None. Have the agent loop give such a "
-                    "number, or leave it out."
+                    f"row {key!r}: extra_fields[{EXTENDS!r}] is {place!r}, but must be the "
+                    "position of a row in its session, from 0, or None. Correct it in the agent "
+                    "loop, or leave it out."
                 )
             # A row that is not in the batch has been left out of it.
             declared[row] = None if place is None else number.get(f"{session_of_key(key)}_{place}")

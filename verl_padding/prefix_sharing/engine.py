@@ -99,16 +99,16 @@ def engine_incompatibilities(engine: Any) -> Iterator[Incompatibility]:
     verls = next((cls for cls in stock.__mro__ if cls.__module__ in VERLS_ENGINES), stock)
     # Rows are compared by what verl's own methods read of them: those of another engine may read
     # more.
-    of_megatron = ("postprocess_micro_batch_func", "_lm_head_logits_processor")
-    read = (name for name in of_megatron if hasattr(verls, name))
+    megatron_methods = ("postprocess_micro_batch_func", "_lm_head_logits_processor")
+    read = (name for name in megatron_methods if hasattr(verls, name))
     for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step", *read):
         # The module that Python, or functools.wraps, has written on it.
         own: Any = getattr(stock, name, None)
         if getattr(inspect.unwrap(own), "__module__", None) not in VERLS_ENGINES:
             yield Incompatibility(
                 f"engine={stock.__name__}",
-                f"it has a {name} of its own, not that of verl's engines, and may read fields of "
-                "rows that are not compared before rows share",
+                f"its {name} is not verl's, and may read fields that are not compared before rows "
+                "share",
                 f"Put functools.wraps({verls.__name__}.{name}) on it if it reads no others, or set "
                 "padding.sharing=off.",
             )
@@ -143,20 +143,20 @@ def expand_outputs(
 ) -> dict[str, Any]:
     """The outputs of a trie's segments as those of its rows, which begin at ``offsets``."""
     expanded: dict[str, Any] = {}
-    for name, of_segments in outputs.items():
-        if of_segments is None:
+    for name, output in outputs.items():
+        if output is None:
             expanded[name] = None
             continue
-        is_nested = isinstance(of_segments, torch.Tensor) and of_segments.is_nested
-        if not is_nested or of_segments.offsets().diff().tolist() != trie.lengths_L:
+        is_nested = isinstance(output, torch.Tensor) and output.is_nested
+        if not is_nested or output.offsets().diff().tolist() != trie.lengths_L:
             raise PaddingError(
-                f"padding.sharing: {type(engine).__name__}'s {name!r} must be nested, with a "
-                f"value for each token that is computed ({trie.lengths_L}): anything else of "
-                "a row is not that of another row. Set padding.sharing=off."
+                f"padding.sharing: output {name!r} of {type(engine).__name__} must be nested, "
+                f"with a value per computed token ({trie.lengths_L}): rows can share nothing "
+                "else. Set padding.sharing=off."
             )
-        values = of_segments.values()
-        of_rows = GatherTokens.apply(values, 0, trie.row_places.to(values.device))
-        expanded[name] = torch.nested.nested_tensor_from_jagged(of_rows, offsets)
+        values = output.values()
+        row_values = GatherTokens.apply(values, 0, trie.row_places.to(values.device))
+        expanded[name] = torch.nested.nested_tensor_from_jagged(row_values, offsets)
     return expanded
 
 
@@ -241,7 +241,7 @@ def _check_all_layers_attended(model: Any, trie: PrefixTrie) -> None:
     if not len(followed) == len(mixers) == config.num_hidden_layers:
         raise BranchesMixedError(
             f"padding.sharing='on': {len(followed)} of {config.num_hidden_layers} "
-            "layers have attended to the paths of rows that branch "
+            "layers have followed the paths of rows that branch "
             f"(model_type={config.model_type}, "
             f"attn_implementation={config._attn_implementation}): the others mix branches. Set "
             "padding.sharing=off."

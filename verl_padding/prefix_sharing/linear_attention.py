@@ -99,10 +99,10 @@ def cut_pieces(trie: PrefixTrie, tokens: int, device: torch.device) -> Pieces:
         level_of[end], index_of[end] = level, len(pieces[level])
         pieces[level].append((begin, end))
         parents[level].append(index_of[parent_end])
-    places = torch.cat([torch.arange(*piece) for of_level in pieces for piece in of_level])
+    places = torch.cat([torch.arange(*piece) for level_pieces in pieces for piece in level_pieces])
     levels: list[Level] = []
-    for of_level, parents_of_level in zip(pieces, parents, strict=True):
-        lengths = [end - begin for begin, end in of_level]
+    for level_pieces, parents_of_level in zip(pieces, parents, strict=True):
+        lengths = [end - begin for begin, end in level_pieces]
         ends = torch.tensor([*accumulate(lengths, initial=0)])
         parent_numbers = torch.tensor(parents_of_level, device=device) if levels else None
         levels.append(
@@ -254,8 +254,8 @@ def _side_by_side(
         by_chunks.setdefault(-(-length // CHUNK), []).append(piece)
     for numbers in by_chunks.values():
         q, k, v, g, beta = (
-            pad_sequence([of_pieces[piece] for piece in numbers], batch_first=True)
-            for of_pieces in split
+            pad_sequence([part_pieces[piece] for piece in numbers], batch_first=True)
+            for part_pieces in split
         )
         states = None if initial_state is None else initial_state[numbers]
         out, after = rule(q, k, v, g=g, beta=beta, initial_state=states, **kwargs)

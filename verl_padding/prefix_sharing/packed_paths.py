@@ -50,7 +50,7 @@ def pack_paths(
             first = start + number * chunk
             positions.append(np.arange(first, first + chunk))
             places.append(path[: first + chunk])
-    lengths, path_lengths = ([len(each) for each in of_all] for of_all in (positions, places))
+    lengths, path_lengths = ([len(each) for each in parts] for parts in (positions, places))
     ends_L, path_ends_L = (
         torch.tensor([*accumulate(each, initial=0)], dtype=torch.int32, device=device)
         for each in (lengths, path_lengths)
@@ -71,9 +71,9 @@ def _gathered_places(ends: Sequence[int], ranks: int) -> Int64s:
     if ranks == 1:
         return np.arange(ends[-1])
     # Of two ranks, the first has the chunks a and d of each segment, and the second b and c.
-    of_ranks: list[list[Int64s]] = [[] for _ in range(ranks)]
+    rank_chunks: list[list[Int64s]] = [[] for _ in range(ranks)]
     for begin, end in pairwise(ends):
         chunks = np.arange(begin, end).reshape(2 * ranks, -1)
-        for rank, of_rank in enumerate(of_ranks):
-            of_rank += [chunks[rank], chunks[2 * ranks - 1 - rank]]
-    return np.argsort(np.concatenate([chunk for of_rank in of_ranks for chunk in of_rank]))
+        for rank, own_chunks in enumerate(rank_chunks):
+            own_chunks += [chunks[rank], chunks[2 * ranks - 1 - rank]]
+    return np.argsort(np.concatenate([chunk for own_chunks in rank_chunks for chunk in own_chunks]))

@@ -58,9 +58,9 @@ def repeated_tokens(
         is_trained = np.zeros(sum(map(len, number_I)), dtype=np.bool_)
         for row, numbers in zip(session, number_I, strict=True):
             mask = mask_R[row].bool().numpy()
-            of_response = numbers[len(numbers) - len(mask) :]
-            again = mask & is_trained[of_response]
-            is_trained[of_response[mask]] = True
+            response_numbers = numbers[len(numbers) - len(mask) :]
+            again = mask & is_trained[response_numbers]
+            is_trained[response_numbers[mask]] = True
             if again.any():
                 found[row] = torch.from_numpy(again)
     return found

@@ -38,8 +38,7 @@ class Place(NamedTuple):
     rank: int
     """Data-parallel rank."""
     micro_batch: int | None
-    """Its number in the mini-batch; None where verl's packer cuts the micro-batches, in the
-    workers."""
+    """Its number in the mini-batch; None if verl's packer cuts the micro-batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,24 +60,22 @@ class RecordedRow:
     """Whether it adds nothing to the gradient: no trained token, or an advantage of exactly 0 on
     each."""
     weight: float
-    """What the gradient of its outputs is multiplied by in the actor's update; 1 where all rows
-    weigh the same."""
+    """Factor of the gradient of its outputs in the actor's update; 1 if all rows weigh the same."""
     shared_tokens: int
     """How many of its first tokens are also those of row ``shares_with``."""
     shares_with: int | None
-    """Number of the row that it shares its beginning with: the one before it in the order of tries.
-    None for none."""
+    """Number of the row with which it shares them: the one before it in the order of tries. None
+    for none."""
     staleness: int | None
-    """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None where
-    it does not say."""
+    """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None if
+    unknown."""
     places: Mapping[str, Place]
-    """Where each worker call that was planned computes it; a call that leaves it out is not
-    there."""
+    """Where each planned worker call computes it; calls that leave it out are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStep:
-    """A local update of a global step; a mode without local updates has one a step."""
+    """A local update of a global step; modes without local updates have one per step."""
 
     step: int
     update: int
@@ -91,8 +88,7 @@ class RecordedStep:
     """Empty where micro-batches are not timed."""
 
     def tries(self) -> PrefixTries:
-        """What the rows begin with alike, within each prompt; a ValueError where that makes
-        none."""
+        """The rows' common prefixes, within each prompt; a ValueError if they make no tries."""
         # Depth first, as a row is followed by the one that shares with it: of rows 0 to 2, where 2
         # shares with 0, the order is 0, 2, 1.
         follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}

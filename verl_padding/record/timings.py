@@ -21,22 +21,22 @@ class MicroBatchTiming:
     rank: int
     """Data-parallel rank."""
     mini_batch: int
-    """Its number in the call, from 0; with several epochs they go on counting."""
+    """Its number in the call, from 0, continuing over epochs."""
     micro_batch: int
     """Its number in the mini-batch, from 0."""
     start_s: float
     """When it began, in seconds since the epoch, by the clock of the rank's node."""
     seconds: float
-    """How long it took, with what the rank waited for others."""
+    """How long it took, waiting for other ranks included."""
     rows: tuple[int, ...]
     """Numbers of its real rows in the batch."""
     pads: int
     computed_tokens: tuple[int, ...]
-    """Tokens of each row that was computed, pads among them; of rows that extend each other only
-    the longest is."""
+    """Tokens of each computed row, pads included; of rows that extend each other, only the longest
+    is computed."""
     shared_tokens: tuple[int, ...] = ()
-    """How many of each computed row's tokens were computed in another one; empty where rows do not
-    part."""
+    """How many of each computed row's tokens were computed in another row; empty if no rows
+    branch."""
 
     @property
     def tokens(self) -> int:
@@ -44,7 +44,7 @@ class MicroBatchTiming:
         return sum(self.computed_tokens) - sum(self.shared_tokens)
 
     def cost(self, cost_model: CostModel) -> int:
-        """What the plan reckons for its rows and pads."""
+        """The cost of its rows and pads by the plan."""
         shared = [tokens for tokens in self.shared_tokens if tokens]
         computed, cached = (
             np.array(tokens, dtype=np.int64) for tokens in (self.computed_tokens, shared)
@@ -72,5 +72,5 @@ def prediction_error(timings: Iterable[MicroBatchTiming], cost_model: CostModel)
     for timing in timings:
         number = timing.mini_batch, timing.micro_batch
         found[number].append((timing.cost(cost_model), timing.seconds))
-    cost, seconds = np.array([np.max(of_ranks, axis=0) for of_ranks in found.values()]).T
+    cost, seconds = np.array([np.max(rank_pairs, axis=0) for rank_pairs in found.values()]).T
     return float(np.abs(cost * (seconds.sum() / cost.sum()) - seconds).sum() / seconds.sum())

@@ -68,13 +68,13 @@ def check_cross_contamination(
         limit, found = "", []
         for role, training_worker in training_workers(worker).items():
             if role in fixes and _packs_rows(training_worker.engine_config):
-                of_role = _probe(
+                outcome = _probe(
                     role, training_worker, tuple(axes), shares, fixes[role], multiples[role]
                 )
-                if isinstance(of_role, Incompatibility):
-                    found.append((SHARING, of_role))
+                if isinstance(outcome, Incompatibility):
+                    found.append((SHARING, outcome))
                 else:
-                    limit = limit or of_role
+                    limit = limit or outcome
         return answer_of(found, **{BRANCH_LIMIT: limit})
 
     return probe
@@ -133,8 +133,8 @@ def _probe(
     beginning = _distance(one[1], one[3][: len(one[1])])
     if not beginning <= leak_limit:
         why = (
-            f"in the {role}, a row's outputs are not those of a longer row's beginning (they "
-            f"differ by {beginning:.2g}, the row's own first token changes {own:.2g})"
+            f"in the {role}, a row's outputs differ from those of a longer row that begins with it "
+            f"(by {beginning:.2g}; its own first token changes them by {own:.2g})"
         )
         return Incompatibility(model, why, "Set padding.sharing=off, or choose another model.")
     if in_trie is None:

@@ -42,14 +42,14 @@ def answer_of(found: Collection[tuple[str, Incompatibility]], **others: Any) -> 
     it."""
     from verl.protocol import DataProto
 
-    of_rank = np.empty(1, dtype=object)
-    of_rank[0] = tuple(found)
+    answer = np.empty(1, dtype=object)
+    answer[0] = tuple(found)
     beside = {name: np.array([value]) for name, value in others.items()}
-    return DataProto(non_tensor_batch={INCOMPATIBILITIES: of_rank, **beside})
+    return DataProto(non_tensor_batch={INCOMPATIBILITIES: answer, **beside})
 
 
 def _engine_incompatibilities(engine: Any, savings: Collection[str]) -> NamedIncompatibilities:
-    if PACKER in savings and PATCHED not in module_of(engine.stock.forward_backward_batch):
+    if PACKER in savings and PATCHED not in module_of(engine.stock):
         why = "it does not cut micro-batches as verl's engines do"
         fix = "Set padding.packer=verl."
         yield PACKER, Incompatibility(f"engine={engine.stock.__name__}", why, fix)
@@ -75,14 +75,14 @@ def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompa
     }
     for saving, admitted in admitting.items():
         if saving in savings and mode not in admitted:
-            why = "it may add something for the rows, or read the log-probs, that are left out"
-            fix = f"Use one of {', '.join(admitted)} of verl's."
+            why = "it may depend on the rows or log-probs that are left out"
+            fix = f"Use one of verl's: {', '.join(admitted)}."
             yield saving, Incompatibility(f"the actor's loss={mode or loss!r}", why, fix)
 
 
 def _noise_incompatibilities(module: Any) -> NamedIncompatibilities:
     if where := _noise(module):
-        why = "the actor draws while it trains, so an update's log-probs are not those of a pass"
+        why = "the actor is random in training, so an update's log-probs differ from a pass's"
         yield OLD_LOG_PROBS, Incompatibility(where, why, "Set it to 0.")
 
 

@@ -114,8 +114,23 @@ class RealRowsLoss:
                 name: _select(value, trained, len(data)) for name, value in model_output.items()
             }
             data = tu.index_select_tensor_dict(data, trained)
-        _set_denominators(data, mini_batch)
-        model_output = _prepare(model_output, data)
+        # The denominators of its mini-batch, by verl's names.
+        if mini_batch.rows_with_loss is not None:
+            tu.assign_non_tensor(data, global_batch_size=mini_batch.rows_with_loss)
+        if mini_batch.all_loss_tokens is not None:
+            tu.assign_non_tensor(data, batch_num_tokens=mini_batch.all_loss_tokens)
+        call: PlannedCall = data[CALL]
+        if call.factor_R is not None:
+            # The column may be on a GPU by now, the numbers of the call are not.
+            factors = [call.factor_R[row] for row in read_column(data, BATCH_ROW).tolist()]
+            factor_R = torch.tensor(factors, dtype=torch.float64)
+            model_output = {
+                name: scale_gradient(value, factor_R) for name, value in model_output.items()
+            }
+        if call.takes_own_log_probs:
+            data["old_log_probs"] = response_from_nested(
+                model_output["log_probs"].detach(), data["response_mask"]
+            )
         loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
         return loss, self._share(metrics, data, mini_batch) | packing
 
@@ -134,9 +149,9 @@ class RealRowsLoss:
         shared = share(metrics, token_share=tokens / mini_batch.trained_tokens)
         if mini_batch.all_trained_tokens is None:
             return shared
-        of_all = {name: metrics[name] for name in self._fractions_of_all & metrics.keys()}
-        keeps = {*summed_metrics(metrics), *of_all}
-        shared |= share(of_all, token_share=tokens / mini_batch.all_trained_tokens)
+        fractions = {name: metrics[name] for name in self._fractions_of_all & metrics.keys()}
+        keeps = {*summed_metrics(metrics), *fractions}
+        shared |= share(fractions, token_share=tokens / mini_batch.all_trained_tokens)
         return {
             name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
         }
@@ -151,32 +166,6 @@ def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric
         )
         metrics[PACKING_EFFICIENCY] = Metric(AggregationType.MEAN, computed / token_budget(data))
     return metrics
-
-
-def _set_denominators(data: TensorDict, mini_batch: MiniBatch) -> None:
-    """Gives a micro-batch the denominators of its mini-batch, by verl's names."""
-    if mini_batch.rows_with_loss is not None:
-        tu.assign_non_tensor(data, global_batch_size=mini_batch.rows_with_loss)
-    if mini_batch.all_loss_tokens is not None:
-        tu.assign_non_tensor(data, batch_num_tokens=mini_batch.all_loss_tokens)
-
-
-def _prepare(model_output: dict[str, Any], data: TensorDict) -> dict[str, Any]:
-    """Gives outputs the weights of their rows, and ``data`` its old log-probs where they are the
-    update's own."""
-    call: PlannedCall = data[CALL]
-    if call.factor_R is not None:
-        # The column may be on a GPU by now, the numbers of the call are not.
-        factors = [call.factor_R[row] for row in read_column(data, BATCH_ROW).tolist()]
-        factor_R = torch.tensor(factors, dtype=torch.float64)
-        model_output = {
-            name: scale_gradient(value, factor_R) for name, value in model_output.items()
-        }
-    if call.takes_own_log_probs:
-        data["old_log_probs"] = response_from_nested(
-            model_output["log_probs"].detach(), data["response_mask"]
-        )
-    return model_output
 
 
 def _connected_zero(model_output: dict[str, Any]) -> torch.Tensor:

@@ -61,11 +61,11 @@ class MegatronSharingEngine(VerlEngine):
         All ranks ask at once, before any trie: a limit of one stage is that of all.
         """
         if get_device_name() == "npu":
-            return "attention of Megatron's engine does not follow them on an NPU"
+            return "Megatron's attention does not follow branches on an NPU"
         limit = branch_limit(vars(self.tf_config), complete=True)
-        of_stages = (limit_of_stage(stage) for stage in self.module)
+        stage_limits = (limit_of_stage(stage) for stage in self.module)
         limits: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(limits, limit or next(filter(None, of_stages), None))
+        dist.all_gather_object(limits, limit or next(filter(None, stage_limits), None))
         return next(filter(None, limits), None)
 
     def initialize(self) -> None:
@@ -78,7 +78,7 @@ class MegatronSharingEngine(VerlEngine):
         # Not before: the other ranks of a pipeline would wait for this one.
         if self._mixes_branches:
             raise BranchesMixedError(
-                f"padding.sharing='on': layers of {self.stock.__name__} have not attended to the "
+                f"padding.sharing='on': layers of {self.stock.__name__} have not followed the "
                 "paths of rows that branch, so they mix branches. Set padding.sharing=off."
             )
         return answer
@@ -131,7 +131,7 @@ def limit_of_stage(model: nn.Module) -> str | None:
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    does_not = "attention of Megatron's engine does not follow them with"
+    does_not = "Megatron's attention does not follow branches with"
     gpt = language_model(model)
     if gpt is None or type(gpt.decoder) is not TransformerBlock:
         return f"{does_not} {type(model if gpt is None else gpt.decoder).__name__}"
@@ -144,7 +144,7 @@ def limit_of_stage(model: nn.Module) -> str | None:
         attend = type(core).forward
         name = f"{attend.__module__}.{attend.__qualname__}"
         if name not in FOLLOWED or hasattr(attend, "__wrapped__") or "forward" in vars(core):
-            return f"{does_not} core_attention={type(core).__name__}, whose forward is another"
+            return f"{does_not} core_attention={type(core).__name__} and another forward"
         # Transformer Engine's has a text of its own, and gets that of the layer.
         mask = layer.self_attention.attn_mask_type.name
         if "causal" not in mask or "causal" not in getattr(
@@ -199,12 +199,12 @@ def rotary_frequencies(gpt: Any, paths: PackedPaths, ranks: int, rank: int) -> t
     """Of each token of the buffer by its place in its row, (T, 1, 1, D); with context parallelism,
     of this rank's tokens, where those of one sequence would be."""
     made = gpt.rotary_pos_emb(max(paths.path_lengths_L), packed_seq=True)
-    of_places = made[0] if isinstance(made, tuple) else made  # YaRN's come with a factor
-    of_tokens: torch.Tensor = of_places[paths.positions]
+    by_place = made[0] if isinstance(made, tuple) else made  # YaRN's come with a factor
+    by_token: torch.Tensor = by_place[paths.positions]
     if ranks == 1:
-        return of_tokens
-    chunks = of_tokens.new_zeros(2 * ranks, len(of_tokens) // 2, *of_tokens.shape[1:])
-    chunks[rank], chunks[2 * ranks - 1 - rank] = of_tokens.chunk(2)
+        return by_token
+    chunks = by_token.new_zeros(2 * ranks, len(by_token) // 2, *by_token.shape[1:])
+    chunks[rank], chunks[2 * ranks - 1 - rank] = by_token.chunk(2)
     return chunks.flatten(0, 1)
 
 
@@ -216,12 +216,12 @@ def along_paths(core: Any, attend: Callable[..., Any]) -> Callable[..., Any]:
 
     config = core.config
     scale, window = config.softmax_scale, config.window_size
-    of_layer = {
+    settings = {
         "softmax_scale": config.kv_channels**-0.5 if scale is None else scale,
         "causal": True,
     }
     if is_layer_window_attention(window, config.window_attn_skip_freq, core.layer_number):
-        of_layer["window_size"] = tuple(window)
+        settings["window_size"] = tuple(window)
 
     @functools.wraps(attend)
     def attend_along_paths(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +236,7 @@ def along_paths(core: Any, attend: Callable[..., Any]) -> Callable[..., Any]:
         key, value = (GatherTokens.apply(states, 0, paths.places) for states in (key, value))
         longest = max(paths.lengths_L), max(paths.path_lengths_L)
         return flash_attn_varlen_func(
-            query, key, value, paths.ends_L, paths.path_ends_L, *longest, **of_layer
+            query, key, value, paths.ends_L, paths.path_ends_L, *longest, **settings
         ).flatten(1)
 
     return attend_along_paths

@@ -70,7 +70,7 @@ def pack_attention(model: nn.Module, engine_config: Any) -> None:
     ):
         raise PaddingConfigError(
             f"ulysses_sequence_parallel_size={ranks}: verl exchanges tokens around flash "
-            f"attention, which {type(model).__name__} does not take by torch alone. Install "
+            f"attention, which {type(model).__name__} cannot run by torch alone. Install "
             "flash-attn, or set it to 1."
         )
 
@@ -83,7 +83,7 @@ def use_packed_attention(model: nn.Module) -> None:
     """
     text: Any = model.config.get_text_config()
     layers = list(attention_layers(model))
-    of_verl = [
+    verl_modules = [
         module
         for name in BY_VERL
         if (module := sys.modules.get(name)) and _attend_by(layers, module)
@@ -93,10 +93,10 @@ def use_packed_attention(model: nn.Module) -> None:
         and layers
         and CAUSAL_LAYERS.issuperset(getattr(text, "layer_types", None) or ())
         and not getattr(text, "attn_logit_softcapping", None)
-        and (of_verl or all("ALL_ATTENTION_FUNCTIONS" in _names(layer) for layer in layers))
+        and (verl_modules or all("ALL_ATTENTION_FUNCTIONS" in _names(layer) for layer in layers))
     ):
         register()
-        for module in of_verl:
+        for module in verl_modules:
             _bring_kernels(module)
         text._attn_implementation = PACKED
 
@@ -207,8 +207,8 @@ def attend(
         return masked
     if "sliding_window" not in kwargs and _has_window(module):
         raise PaddingError(
-            f"attn_implementation=sdpa: {type(module).__name__} has its sliding window in a mask "
-            "alone, which torch's kernels do without. Set "
+            f"attn_implementation=sdpa: {type(module).__name__} has its sliding window only in a "
+            "mask, which torch's kernels do not take. Set "
             "override_config.attn_implementation=eager, with padding.sharing=off."
         )
     if attention_mask is not None and attention_mask.dtype == torch.int32:

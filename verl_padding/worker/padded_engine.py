@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VARIABLE, VENDOR
+from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.pads.planned_call import MINI_BATCH, planned_call
 from verl_padding.prefix_sharing.engine import MEGATRON, SharingEngine
 from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
@@ -68,9 +70,15 @@ class PaddedEngine(VerlEngine):
         count them as if they had one row, and so never come to the last.
         """
         if (call := planned_call(data)) is not None:
-            mini_batch, is_last = call.take_mini_batch(data)
-            tu.assign_non_tensor_data(data, MINI_BATCH, mini_batch)
-            tu.assign_non_tensor(data, update_lr_scheduler=is_last)
+            rows = tuple(read_column(data, BATCH_ROW).tolist())
+            if not call.mini_batches or rows not in call.mini_batches[0].local_batches:
+                raise PaddingDataError(  # verl would train on wrong rows
+                    f"an optimizer step has {len(rows)} rows that are not the plan's next "
+                    "mini-batch: verl's workers do not cut a batch as in verl 0.9.1. Train with "
+                    "that, or without +padding."
+                )
+            tu.assign_non_tensor_data(data, MINI_BATCH, call.mini_batches.popleft())
+            tu.assign_non_tensor(data, update_lr_scheduler=not call.mini_batches)
         return super().train_batch(data, loss_function)
 
     def optimizer_step(self) -> Any:
@@ -87,7 +95,7 @@ class PaddedEngine(VerlEngine):
         if loss_function is not None and MINI_BATCH in data:
             loss_function = self._real_rows_loss(loss_function)
         run = super().forward_backward_batch
-        with micro_batches_of_plan(self.stock.forward_backward_batch), self.clock.mini_batch(data):
+        with micro_batches_of_plan(self.stock), self.clock.mini_batch(data):
             return run(data, loss_function, forward_only)
 
     def forward_step(self, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,12 +11,14 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
+from verl_padding.pads.columns import BATCH_ROW, read_column
 from verl_padding.pads.planned_call import planned_call
 from verl_padding.prefix_sharing.engine import find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
@@ -29,17 +31,16 @@ PATCHED = "prepare_micro_batches"
 PrepareMicroBatches = Callable[..., tuple[list[TensorDict], list[list[int]] | None]]
 
 
-def module_of(run: Callable[..., Any]) -> dict[str, Any]:
-    """The names of the module that cuts micro-batches: that of an engine's
-    ``forward_backward_batch``."""
-    names: dict[str, Any] = inspect.unwrap(run).__globals__
+def module_of(engine: Any) -> dict[str, Any]:
+    """The names of the module that cuts an engine's micro-batches."""
+    names: dict[str, Any] = inspect.unwrap(engine.forward_backward_batch).__globals__
     return names
 
 
 @contextmanager
-def micro_batches_of_plan(run: Callable[..., Any]) -> Iterator[None]:
-    """A with-block in which an engine's ``forward_backward_batch`` follows the plan."""
-    module = module_of(run)
+def micro_batches_of_plan(engine: Any) -> Iterator[None]:
+    """A with-block in which one of verl's engines follows the plan."""
+    module = module_of(engine)
     verls = module.get(PATCHED)
     if verls is None:  # a cut of its own, so that the plan's packer is off
         yield
@@ -67,13 +68,26 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         call = planned_call(data)
         if call is None or call.layout.cut_by != "tokens":
             return prepare(data, **kwargs)
-        indices = call.places_of_micro_batches(data)
-        micro_batches = [tu.index_select_tensor_dict(data, rows) for rows in indices]
+        layout, numbers = call.layout, tuple(read_column(data, BATCH_ROW).tolist())
+        local_batches = zip(chain(*layout.local_batches), chain(*layout.rows_MDK), strict=True)
+        if (rows_K := dict(local_batches).get(numbers)) is None:
+            raise PaddingDataError(
+                f"rows {numbers[:8]}.. on one rank: not in the plan's order, so rows were lost or "
+                "moved. Set padding.packer=verl, which does not need that order."
+            )
+        # Micro-batches (3, 5) and (8,) of a rank are at the places 0 1 and 2.
+        ends = accumulate(map(len, rows_K), initial=0)
+        indices = [list(range(begin, end)) for begin, end in pairwise(ends)]
+        micro_batches = [tu.index_select_tensor_dict(data, places) for places in indices]
         packs_rows = tu.get_non_tensor_data(data=data, key="use_remove_padding", default=True)
-        for micro_batch in micro_batches:
+        for micro_batch, rows in zip(micro_batches, rows_K, strict=True):
             tokens = computed = len(micro_batch[TOKENS].values())
             if call.may_branch is not None and packs_rows:
-                position_R = call.positions(micro_batch)
+                position_R = [
+                    call.position_R[row] if row < layout.n_rows else -1
+                    for row in rows
+                    if call.position_R
+                ]
                 trie = find_trie(micro_batch, may_branch=call.may_branch, position_R=position_R)
                 computed = trie.tokens
                 if computed < tokens:

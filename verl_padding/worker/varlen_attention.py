@@ -50,7 +50,7 @@ def flash_attn_varlen_func(
     if softcap or s_aux is not None:
         raise PaddingError(
             f"attn_implementation=sdpa: softcap={softcap}, sinks={s_aux is not None}: torch's "
-            "kernels do without. Install flash-attn, or set "
+            "kernels support neither. Install flash-attn, or set "
             "override_config.attn_implementation=eager."
         )
     window = (window_size[0], 0) if causal else window_size

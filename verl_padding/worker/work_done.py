@@ -35,12 +35,12 @@ def read_work(worker: Any) -> Any:
     done: Counter[str] = Counter()
     for training_worker in training_workers(worker).values():
         engine = training_worker.engine
-        of_engine = Counter(engine.done)
+        engine_work = Counter(engine.done)
         # Each stage of a virtual pipeline that a rank has gets the tokens of a micro-batch.
-        of_engine[TOKENS] //= len(engine.module) if isinstance(engine.module, list) else 1
+        engine_work[TOKENS] //= len(engine.module) if isinstance(engine.module, list) else 1
         if not engine.is_mp_src_rank_with_outputs():
-            of_engine[TOKENS] = 0  # of ranks that share their rows, only one counts them
-        done.update(of_engine)
-    of_rank = np.empty(1, dtype=object)
-    of_rank[0] = done
-    return DataProto(non_tensor_batch={WORK: of_rank})
+            engine_work[TOKENS] = 0  # of ranks that share their rows, only one counts them
+        done.update(engine_work)
+    answer = np.empty(1, dtype=object)
+    answer[0] = done
+    return DataProto(non_tensor_batch={WORK: answer})

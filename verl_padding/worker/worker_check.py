@@ -53,7 +53,7 @@ def check_is_padded(engine: Any) -> None:
     name, vendor = type(engine).__name__, os.environ.get(VARIABLE)
     if vendor != VENDOR:
         raise PaddingConfigError(
-            f"{VARIABLE}={vendor}: workers have verl's {name}, which follows no plan. Set "
+            f"{VARIABLE}={vendor}: workers have verl's own {name}, which follows no plan. Set "
             f"+ray_kwargs.ray_init.runtime_env.env_vars.{VARIABLE}={VENDOR}, as +padding=.. does, "
             f"or {VARIABLE}={VENDOR} in the runtime environment of the Ray job that you start."
         )
@@ -83,9 +83,9 @@ def check_loss_scaling(role: str, loss: Any) -> None:
         if not torch.isclose(found, right, rtol=1e-5):
             names = ", ".join(f"{name}={value}" for name, value in said.items())
             raise PaddingError(
-                f"the {role}'s loss={loss.func.__name__}: with {names} it is {found:.6g}, where "
-                f"{right:.6g} is right. It does not read these names as in verl 0.9.1: train with "
-                "that, or without +padding."
+                f"the {role}'s loss={loss.func.__name__}: with {names} it is {found:.6g}, not "
+                f"{right:.6g}. It does not read these names as in verl 0.9.1: train with that, or "
+                "without +padding."
             )
 
 

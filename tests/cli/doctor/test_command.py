@@ -32,7 +32,7 @@ def test_versions_and_plug_in_are_shown_where_all_is_well():
         each.name for each in map(Requirement, requires("verl_padding") or []) if not each.marker
     }
     assert "verl" in bounds
-    for shown in (*bounds, "loaded by verl", "in the place of verl's", "found by Hydra"):
+    for shown in (*bounds, "loaded by verl", "replace verl's", "found by Hydra"):
         assert shown in result.output
 
 

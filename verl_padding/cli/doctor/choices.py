@@ -45,8 +45,8 @@ def choices(config: DictConfig) -> dict[str, Collection[str]]:
     from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
     # Names that are compared one by one; "full" is not implemented.
-    of_kl = re.findall(r'"(\w+)"', inspect.getsource(core_algos.kl_penalty_forward))
-    penalties = [name + plus for name in of_kl if name != "full" for plus in ("", "+")]
+    kl_names = re.findall(r'"(\w+)"', inspect.getsource(core_algos.kl_penalty_forward))
+    penalties = [name + plus for name in kl_names if name != "full" for plus in ("", "+")]
     found = {
         "trainer.logger": Tracking.supported_backend,
         "trainer.resume_mode": re.findall(r'resume_mode == "(\w+)"', verls_code()),
@@ -73,5 +73,5 @@ def unknown_choices(config: DictConfig) -> Iterator[Finding]:
         value = OmegaConf.select(config, setting, throw_on_missing=False)
         for name in value if isinstance(value, ListConfig) else [value]:
             if name is not None and name not in names:
-                why = f"{name}: verl does not know it, nor is it registered by the job"
+                why = f"{name}: neither verl nor the job registers it"
                 yield say(setting, f"{why}. {meant(str(name), names)}")

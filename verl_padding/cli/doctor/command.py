@@ -29,7 +29,7 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     findings = list(dict.fromkeys(findings))
     console.print(_table(each for each in findings if each.verdict != "hint"))
     if hints := [each for each in findings if each.verdict == "hint"]:
-        console.print("\nWhat the job could also have:")
+        console.print("\nWhat else the job could use:")
         console.print(_table(hints))
     for finding in findings:
         if finding.details:

@@ -118,7 +118,9 @@ def _agents(config: DictConfig, setting: str, rows: list[Mapping[str, Any]]) -> 
     loops = agent_loops(config)
     named = {row["agent_name"] for row in rows if "agent_name" in row}
     for name in sorted(map(str, named - set(loops))):
-        why = f"agent_name={name!r} is no agent loop of the job ({AGENT}.agent_loop_config_path)"
+        why = (
+            f"agent_name={name!r} is not an agent loop of the job ({AGENT}.agent_loop_config_path)"
+        )
         yield wrong(setting, f"{why}. {meant(name, loops)}")
 
 
@@ -130,7 +132,7 @@ def _prompts(
     options = dict(config.data.get("apply_chat_template_kwargs") or {})
     options |= {"add_generation_prompt": True, "return_dict": False}
     if not isinstance(rows[0][config.data.prompt_key], list):
-        why = f"{config.data.prompt_key!r} is no list of messages (role and content)"
+        why = f"{config.data.prompt_key!r} is not a list of messages (role and content)"
         yield wrong(setting, f"{why}. Make it one.")
         return
     kinds = [config.data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio")]
@@ -142,9 +144,7 @@ def _prompts(
         ]
     except Exception as error:  # of the template, or of a tokenizer without one
         why = " ".join(str(error).split())
-        yield wrong(
-            setting, f"the model's chat template does not take a prompt ({why}). Correct it."
-        )
+        yield wrong(setting, f"the model's chat template rejects a prompt ({why}). Correct it.")
         return
     if long := sum(length > longest for length in lengths):
         why = f"{long} of {plural(len(lengths), 'prompt')} are longer, up to {max(lengths)} tokens"

@@ -7,7 +7,6 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
         elif name in MODULES and key != EXTERNAL_LIB:
             modules = [value] if isinstance(value, str) else value
             yield from (
-                wrong(key, f"{module}: there is no such module. {FIX_MODULE}")
+                wrong(key, f"{module}: no such module. {FIX_MODULE}")
                 for module in modules
                 if find_module(module) is None
             )
@@ -69,7 +68,7 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
             yield from _path(key, str(value))
     step = settings.get(RESUMED, STEP)
     if STEP not in str(step):
-        yield wrong(RESUMED, f"{step}: no folder of a step. Set it to one, such as {STEP}20.")
+        yield wrong(RESUMED, f"{step}: not the folder of a step. Set it to one, such as {STEP}20.")
     for target in own_agent_loops(config).values():
         yield from _class_named(f"{AGENT}.agent_loop_config_path", target)
 
@@ -87,9 +86,9 @@ def _path(key: str, value: str) -> Iterator[Finding]:
     owner = Path(value).parent
     is_here = owner != Path() and owner.is_dir()
     if not is_model or is_here or not OF_HUB.fullmatch(value):
-        yield wrong(key, f"{value}: there is nothing of this name here. {FIX_PATH}")
+        yield wrong(key, f"{value}: no such file or folder. {FIX_PATH}")
     elif not isinstance(try_to_load_from_cache(value, "config.json"), str):
-        why = "no folder here, and not in this machine's cache of the hub"
+        why = "neither a local folder nor in this machine's cache of the hub"
         yield warning(key, f"{value}: {why}. Correct it, unless verl can fetch it.")
 
 
@@ -110,7 +109,7 @@ def code_file(key: str, value: str, name_key: str, name: str | None) -> Iterator
     path = value.removeprefix("file://")
     file = find_module(module) if value.startswith("pkg://") else Path(path)
     if file is None or not file.exists():
-        yield wrong(key, f"{value}: there is no such file. {FIX_PATH}")
+        yield wrong(key, f"{value}: no such file. {FIX_PATH}")
     else:
         yield from _names(key, value, file, name_key, name)
 
@@ -154,18 +153,14 @@ def find_module(name: str) -> Path | None:
     parts = name.split(".")
     for depth in range(len(parts)):
         above = ".".join(parts[: depth + 1])
-        spec = _find_spec(above, where)
+        found = (finder.find_spec(above, where) for finder in sys.meta_path)
+        spec = next((each for each in found if each is not None), None)
         if spec is None:
             return None
         # A package that is imported may have changed where its modules are.
         where = getattr(sys.modules.get(above), "__path__", spec.submodule_search_locations)
     assert spec is not None
     return Path(spec.origin if spec.has_location and spec.origin else next(iter(where or ["."])))
-
-
-def _find_spec(name: str, where: list[str] | None) -> ModuleSpec | None:
-    found = (finder.find_spec(name, where) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
 
 
 def own_agent_loops(config: DictConfig) -> dict[str, str]:

@@ -51,7 +51,9 @@ def verl() -> Iterator[Finding]:
     if untried := untried_verl():
         yield warning("verl", untried)
     subject = f"verl {installed_verl().version}"
-    yield ok(subject, f"has {len(FACTS) - len(missing)} of {len(FACTS)} things that padding needs")
+    yield ok(
+        subject, f"has {len(FACTS) - len(missing)} of {len(FACTS)} definitions that padding needs"
+    )
 
 
 def _installed(name: str) -> str | None:
@@ -90,7 +92,7 @@ def _trainers() -> Iterator[Finding]:
     # If verl's entry point could not import them, this says why.
     import verl_padding.driver.trainers  # noqa: F401
 
-    yield ok("trainers", "in the place of verl's")
+    yield ok("trainers", "replace verl's")
 
 
 def _config_groups() -> Iterator[Finding]:

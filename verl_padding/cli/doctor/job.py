@@ -16,7 +16,7 @@ from verl_padding.cli.job_config import compose_or_refuse
 from verl_padding.errors import PaddingError
 from verl_padding.job.composition import JobArguments
 from verl_padding.job.verl_losses import ESTIMATORS
-from verl_padding.plan import STRATEGIES, Job, PlanError
+from verl_padding.plan import STRATEGIES, Job
 from verl_padding.plan.plural import plural
 
 if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has to survive
@@ -41,16 +41,16 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
         if any(values_of_other_kinds(config, verls)):
             return
         if config.get("padding") is None:
-            yield from _refusals(verls_own_check(config))
+            yield from verls_own_check(config)
             yield PADDING_OFF
             return
         verl_job = check_job(config)
-        yield from _refusals(verls_own_check(config))
+        yield from verls_own_check(config)
         yield ok("trainer", config.trainer.v1.trainer_mode)
         yield from _summary(verl_job)
         yield from _budgets(config, verl_job.planner_job())
         yield from _ulysses(verl_job)
-    except (PaddingError, PlanError) as refusal:
+    except PaddingError as refusal:
         yield _refused(refusal)
 
 
@@ -58,7 +58,7 @@ def _refusals(findings: Iterator[Finding]) -> Iterator[Finding]:
     """Findings, and a refusal among them as one."""
     try:
         yield from findings
-    except (PaddingError, PlanError) as refusal:
+    except PaddingError as refusal:
         yield _refused(refusal)
 
 
@@ -73,9 +73,9 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
     from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL, has_critic
 
     yield from unread_keys(config, verls)
-    yield from (of_other_kinds := list(values_of_other_kinds(config, verls)))
+    yield from (mistyped := list(values_of_other_kinds(config, verls)))
     yield from _refusals(files_and_modules(config))
-    if of_other_kinds:
+    if mistyped:
         return  # what follows computes with them
     yield from import_external_lib(config)
     yield from unknown_choices(config)
@@ -147,7 +147,7 @@ def _ulysses(verl_job: "VerlJob") -> Iterator[Finding]:
         heads = text["num_attention_heads"]
         keys = text.get("num_key_value_heads") or heads
         if heads % ranks or (keys % ranks and ranks % keys):
-            why = f"{ranks} Ulysses ranks do not divide {heads} heads, {keys} of keys, of {path}"
+            why = f"{ranks} Ulysses ranks do not divide {heads} heads ({keys} of keys) of {path}"
             fix = f"Set it to a divisor of {heads}."
             yield wrong(f"{engine.section}.ulysses_sequence_parallel_size", f"{why}. {fix}")
 
@@ -184,8 +184,8 @@ def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
         if budget is None or budget >= longest:
             continue
         # The setting is a GPU's; ranks of one sequence-parallel group share their budgets.
-        of_gpu = int(OmegaConf.select(config, setting.lstrip("+")) or budget)
-        gpus = max(budget // of_gpu, 1)
+        gpu_budget = int(OmegaConf.select(config, setting.lstrip("+")) or budget)
+        gpus = max(budget // gpu_budget, 1)
         why = f"a budget of {budget} tokens is below {source} = {longest}"
         fix = f"Raise it to {-(-longest // gpus)}"
-        yield warning(setting, f"{of_gpu}: {why}, and a longer row would end the job. {fix}.")
+        yield warning(setting, f"{gpu_budget}: {why}, and a longer row would end the job. {fix}.")

@@ -86,14 +86,14 @@ def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Fin
         if kind is None:
             continue
         if isinstance(value, str):
-            yield wrong(key, f"{value}: a text, where verl has {own[key]}. Set it to {kind}.")
+            yield wrong(key, f"{value}: a string, where verl has {own[key]}. Set it to {kind}.")
         elif value is None and not _takes_none(key, verls):
             yield wrong(key, f"null, where verl has {own[key]}. Set it to {kind}.")
         elif isinstance(value, float) and math.isnan(value):
-            yield wrong(key, f"{value}: no number. Set it to {kind}.")
+            yield wrong(key, f"{value}: not a number. Set it to {kind}.")
         # Some switch a clip off by infinity.
         elif key.endswith((".lr", "_lr")) and not (value is None or 0 <= value < math.inf):
-            yield wrong(key, f"{value}: no learning rate. Set it to a number of at least 0.")
+            yield wrong(key, f"{value}: not a learning rate. Set it to a number of at least 0.")
 
 
 def _takes_none(key: str, verls: DictConfig) -> bool:

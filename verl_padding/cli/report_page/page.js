@@ -83,8 +83,8 @@ function showBars() {
   if (!chart) return;
   const ranks = 1 + Math.max(...chart.bars.map(([rank]) => rank));
   const bars = chart.bars.filter(([rank]) => rank < MAX_RANKS);
-  byId("about-bars").textContent = "Blue a rank computes, black are micro-batches of pads alone, grey it waits for " +
-    "the slowest rank. Choose a bar for its rows." +
+  byId("about-bars").textContent = "Blue: the rank computes. Black: micro-batches of pads only. Grey: it waits for " +
+    "the slowest rank. Click a bar to see its rows." +
     (ranks > MAX_RANKS ? ` The first ${MAX_RANKS} of ${ranks} ranks are shown.` : "");
   const trace = (base, x, color) => ({
     type: "bar", orientation: "h", base, x, y: bars.map(([rank]) => rank), customdata: bars.map((_, place) => place),
@@ -117,7 +117,7 @@ function showHeld(bar) {
 // Prompts and their rows
 
 const HEADINGS = { tokens: "tokens", shared_tokens: "shared", trained_tokens: "trained", reward: "reward",
-  advantage: "advantage", weight: "weight", age: "age" };
+  advantage: "advantage", weight: "weight", staleness: "staleness" };
 const of = (column, rows) => rows.map((row) => step.columns[column]?.[row] ?? null);
 
 /** Rows of each prompt, in the order of the batch. */
@@ -172,8 +172,8 @@ function fill(details, rows) {
     for (const column of columns) {
       const number = step.columns[column][row];
       const sign = column === "advantage" ? { 1: "good", [-1]: "bad" }[Math.sign(number)] : "";
-      // A row without a trained token has no advantage, and not every agent loop says an age.
-      const none = number === null && (column === "age" || (column === "advantage" && !step.columns.trained_tokens[row]));
+      // A row without a trained token has no advantage, and not every agent loop says how stale a row is.
+      const none = number === null && (column === "staleness" || (column === "advantage" && !step.columns.trained_tokens[row]));
       line.append(element("td", sign ?? "", none ? "-" : shown(number)));
     }
     line.addEventListener("click", open);
@@ -222,10 +222,10 @@ function toggleTexts(line, row) {
       const side = sides.appendChild(element("div"));
       side.append(element("div", "", key), pre(text));
     }
-    cell.append(element("p", "", `Their texts are alike for ${count(texts.branch_at, "character")}:`), pre(texts.before), sides);
+    cell.append(element("p", "", `Their texts agree for ${count(texts.branch_at, "character")}:`), pre(texts.before), sides);
   }
   if (texts) for (const name of ["input", "output"]) cell.append(element("div", "", name), pre(texts[name]));
-  else cell.append(element("p", "", "No rollout dump has its texts."));
+  else cell.append(element("p", "", "No rollout dump has the row's texts."));
 }
 
 function pre(text) {

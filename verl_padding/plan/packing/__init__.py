@@ -3,6 +3,9 @@ it below."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
+
+import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call
@@ -14,7 +17,7 @@ from verl_padding.plan.packing.local_mini_batches import (
     sync_per_step,
     whole_local_batches,
 )
-from verl_padding.plan.packing.pad_places import RowsDK, layout_of_cuts
+from verl_padding.plan.packing.pad_places import RowsDK
 from verl_padding.plan.packing.rectangles import cut_rectangles
 from verl_padding.plan.packing.sync_per_micro_batch import cut_micro_steps
 
@@ -24,7 +27,8 @@ left of local mini-batches of a given size, or of the size that takes the least 
 
 
 def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
-    """The layout of a call.
+    """The layout of a call: pads get numbers from ``n_rows`` on, by mini-batch, rank and
+    micro-batch.
 
     Args:
         packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
@@ -35,7 +39,21 @@ def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatch
     rows_MDK = [_local_batches(costs, packer, rows, size) for rows in mini_batches.rows_M]
     by_tokens: CutBy = "tokens" if packer == "plan" else "verl"
     cut_by = "rows" if costs.call.token_budget is None else by_tokens
-    return layout_of_cuts(rows_MDK, costs, cut_by)
+    if cut_by != "verl":
+        rows_MDK = [_in_order(costs, rows_DK) for rows_DK in rows_MDK]
+    pad_numbers = count(costs.n_rows)
+
+    def numbered(rows: Sequence[int]) -> tuple[int, ...]:
+        return tuple(row if row < costs.n_rows else next(pad_numbers) for row in sorted(rows))
+
+    return Layout(
+        n_rows=costs.n_rows,
+        rows_MDK=tuple(
+            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
+        ),
+        cut_by=cut_by,
+        dropped=tuple(mini_batches.dropped_M),
+    )
 
 
 def _local_batches(
@@ -64,3 +82,18 @@ def _cutter(call: Call, packer: Packer) -> MicroBatchCutter:
     if packer == "verl":
         return whole_local_batches
     return sync_per_step if call.sync_point == "mini_batch" else cut_micro_steps
+
+
+def _in_order(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
+    """The micro-batches in the order of the most tokens that a rank computes in them, on all ranks
+    alike.
+
+    Memory then runs out early, if it does: by the second one, beside the first gradients. Pipelines
+    fill and drain with the smallest, as verl has it (``rearrange_micro_batches``).
+    """
+    tokens_DK, _ = costs.micro_batch_loads(rows_DK)
+    order_K = np.argsort(-tokens_DK.max(axis=0), kind="stable").tolist()
+    if costs.call.has_pipeline:
+        # 9 8 7 6 5 become 5 7 9 8 6.
+        order_K = order_K[::2][::-1] + order_K[1::2]
+    return [[rows_K[k] for k in order_K] for rows_K in rows_DK]

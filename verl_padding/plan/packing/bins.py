@@ -7,7 +7,6 @@ with tokens, so they are numbered by falling tokens as well.
 import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import inf
 
 import numpy as np
 
@@ -22,7 +21,7 @@ def fill_bin(
     tokens_I: Sequence[int],
     cost_I: Sequence[int],
     max_tokens: int,
-    max_cost: float = inf,
+    max_cost: int,
 ) -> None:
     """Moves the longest item left that fits into a bin, again and again; ``left`` has the shortest
     and cheapest first.

@@ -116,7 +116,7 @@ class _LimitedSum:
         """Where the longest run that begins at each place ends."""
         return np.searchsorted(self.prefix_sums, self._start_I + self._limit, side="right") - 1
 
-    def of_runs(self, first_I: Int64s, end_I: Int64s) -> Int64s:
+    def run_sums(self, first_I: Int64s, end_I: Int64s) -> Int64s:
         """The sum of each run."""
         return self.prefix_sums[end_I] - self._start_I[first_I]
 
@@ -154,11 +154,11 @@ def cut_runs(
     max_end_I = np.maximum(np.minimum.reduce([*ends, places + max_rows, trie_end_I]), places + 1)
     first_J = _first_places(cost, max_end_I, shared_I)
     end_J = np.append(first_J[1:], len(rows))
-    cost_J = cost.of_runs(first_J, end_J)
+    cost_J = cost.run_sums(first_J, end_J)
     # A run takes as much of the budget as the larger of two needs: what it computes and keeps, and
     # the memory of gathered keys and values.
-    gathered_J = -(-gathered.of_runs(first_J, end_J) // MAX_GATHERED_TOKENS_RATIO)
-    tokens_J = np.maximum(used.of_runs(first_J, end_J), gathered_J)
+    gathered_J = -(-gathered.run_sums(first_J, end_J) // MAX_GATHERED_TOKENS_RATIO)
+    tokens_J = np.maximum(used.run_sums(first_J, end_J), gathered_J)
     order = np.lexsort((-tokens_J, -cost_J))
     # Bins expect falling tokens: each takes as many as the largest behind it.
     falling_tokens_J = np.maximum.accumulate(tokens_J[order][::-1])[::-1]
@@ -176,7 +176,7 @@ def _first_places(cost: _LimitedSum, max_end_I: Int64s, shared_I: Int64s) -> Int
     :data:`MAX_CUT_BACK` permitting: where the next row shares least with the row before, and at the
     last of several such places."""
     places = np.arange(len(max_end_I))
-    enough_I = cost.prefix_sums[max_end_I] - cost.of_runs(places, max_end_I) // MAX_CUT_BACK
+    enough_I = cost.prefix_sums[max_end_I] - cost.run_sums(places, max_end_I) // MAX_CUT_BACK
     min_end_I = np.maximum(np.searchsorted(cost.prefix_sums, enough_I), places + 1)
     shared, firsts, place = [*shared_I.tolist(), 0], [], 0
     while place < len(places):

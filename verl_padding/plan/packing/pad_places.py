@@ -8,12 +8,10 @@ room, rows move and micro-batches are added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.layout import CutBy, Layout
 
 RowsDK = list[list[list[int]]]
 """Row numbers of each rank's micro-batches; all ranks have equally many.
@@ -35,53 +33,8 @@ def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> R
     ]
 
 
-def layout_of_cuts(rows_MDK: Sequence[RowsDK], costs: CallCosts, cut_by: CutBy) -> Layout:
-    """The layout of filled local mini-batches: pads get numbers from ``n_rows`` on, by mini-batch,
-    rank and micro-batch.
-
-    Args:
-        rows_MDK: the local mini-batches of each mini-batch, in which every pad is the number
-            ``n_rows``.
-        cut_by: what micro-batches were cut by; if by verl, they are not yet.
-    """
-    pad_numbers = count(costs.n_rows)
-
-    def numbered(rows: Sequence[int]) -> tuple[int, ...]:
-        return tuple(row if row < costs.n_rows else next(pad_numbers) for row in sorted(rows))
-
-    if cut_by != "verl":
-        rows_MDK = [_in_order(costs, rows_DK) for rows_DK in rows_MDK]
-    return Layout(
-        n_rows=costs.n_rows,
-        rows_MDK=tuple(
-            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
-        ),
-        cut_by=cut_by,
-    )
-
-
-def _in_order(costs: CallCosts, rows_DK: RowsDK) -> RowsDK:
-    """The micro-batches in the order of the most tokens that a rank computes in them, on all ranks
-    alike.
-
-    Memory then runs out early, if it does: by the second one, beside the first gradients. Pipelines
-    fill and drain with the smallest, as verl has it (``rearrange_micro_batches``).
-    """
-    tokens_DK, _ = costs.micro_batch_loads(rows_DK)
-    order_K = np.argsort(-tokens_DK.max(axis=0), kind="stable").tolist()
-    if costs.call.has_pipeline:
-        # 9 8 7 6 5 become 5 7 9 8 6.
-        order_K = order_K[::2][::-1] + order_K[1::2]
-    return [[rows_K[k] for k in order_K] for rows_K in rows_DK]
-
-
-def min_rows_of(rows_DK: RowsDK) -> int:
-    """Rows that a local mini-batch needs: the fullest rank's, with a pad in each micro-batch
-    without rows."""
-    return max(map(_rows_needed, rows_DK))
-
-
-def _rows_needed(rows_K: list[list[int]]) -> int:
+def rows_needed(rows_K: list[list[int]]) -> int:
+    """Rows of a rank's local mini-batch, with a pad in each micro-batch without rows."""
     return sum(len(rows) or 1 for rows in rows_K)
 
 
@@ -115,7 +68,7 @@ def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     filled_DK: RowsDK = []
     for rows_K, room_K, below_K in zip(rows_DK, room_DK, below_DK, strict=True):
         pads_K = [0 if rows else 1 for rows in rows_K]
-        left = size - _rows_needed(rows_K)
+        left = size - rows_needed(rows_K)
         # Where the rank waits for others first, then wherever tokens are left.
         for max_pads_K in (np.minimum(room_K, below_K), room_K) if left > 0 else ():
             for k in np.argsort(-max_pads_K, kind="stable").tolist():
@@ -138,7 +91,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     of their micro-step. With places for 3 rows, 9 1 | 5 2 and 7 | 4 become 9 | 5 2 and 7 1 | 4: the
     second rank waits for the first one's 9.
     """
-    needed_D = np.array(list(map(_rows_needed, rows_DK)))
+    needed_D = np.array(list(map(rows_needed, rows_DK)))
     if needed_D.max() <= size:
         return rows_DK
     budget, never = costs.call.token_budget, np.iinfo(np.int64).min

@@ -21,7 +21,7 @@ from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.packing.bins import Bin, fill_bin, spread
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
-from verl_padding.plan.packing.pad_places import RowsDK, fit, min_rows_of
+from verl_padding.plan.packing.pad_places import RowsDK, fit, rows_needed
 
 MicroSteps = list[list[Bin]]
 """Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided
@@ -37,10 +37,12 @@ def cut_micro_steps(
     Args:
         best: local mini-batches that are taken unless these are faster.
     """
-    cut, call = fastest_cut(costs, rows, size), costs.call
+    # Units of a bin may share more, which the time of a cut has and that of units has not.
+    groupings, call = candidate_groupings(costs, rows, size), costs.call
+    cut = min((MicroStepPacker(costs, units).cut() for units in groupings), key=costs.step_time)
     min_time, best_time = costs.step_time(cut), inf if best is None else costs.step_time(best)
     # An even share is 9 rows, the fullest rank needs 13: 9, 10, 12 and 13 are tried.
-    needed = size or up_to_multiple(min_rows_of(cut), call.local_batch_multiple)
+    needed = size or up_to_multiple(max(map(rows_needed, cut)), call.local_batch_multiple)
     tried, more = size or call.min_local_batch_rows(len(rows)), call.local_batch_multiple
     # More pads than these cannot pay for their handling.
     while min_time + (tried * call.dp_size - len(rows)) * costs.pad_handling < best_time:
@@ -52,20 +54,6 @@ def cut_micro_steps(
         tried, more = min(tried + more, needed), 2 * more
     assert best is not None
     return best
-
-
-def fastest_cut(costs: CallCosts, rows: Sequence[int], local_batch_rows: int | None) -> RowsDK:
-    """The fastest cut of a mini-batch, without pads, whatever number of rows its local mini-batches
-    have.
-
-    Args:
-        rows: real rows of the mini-batch.
-        local_batch_rows: rows of a local mini-batch, and so the most of a unit; None for any
-            number.
-    """
-    # Units of a bin may share more, which the time of a cut has and that of units has not.
-    groupings = candidate_groupings(costs, rows, local_batch_rows)
-    return min((MicroStepPacker(costs, units).cut() for units in groupings), key=costs.step_time)
 
 
 class MicroStepPacker:

@@ -14,12 +14,12 @@ class Strategy(ABC):
     """A way to cut the rows of an update into mini-batches, one optimizer step each."""
 
     has_own_steps: ClassVar[bool] = False
-    """Whether it has a rule of its own for the number of optimizer steps, whatever a job says."""
+    """Whether it has its own rule for the number of optimizer steps, whatever a job says."""
 
     def check(self, shape: StepShape, name: str) -> None:
-        """Raises a PlanError if the update called ``name`` cannot be cut like this, whatever rows
-        come: as long as a strategy says nothing else, because a fixed number of prompts does not
-        divide into whole mini-batches."""
+        """Raises a PlanError if the update called ``name`` cannot be cut like this, whatever its
+        rows. By default, that is if a fixed number of prompts does not divide into whole
+        mini-batches."""
         update, prompts = shape.updates[name], shape.prompts_setting
         size = update.prompts_per_mini_batch
         if shape.optimizer_steps == "configured" and shape.prompts % size:

@@ -187,11 +187,11 @@ class PackedAttention(DotProductAttention):
             if ranks > 1 or self.window is not None:
                 rank = parallel_state.get_context_parallel_rank()
                 mask = _may_see(end - start, ranks, rank, self.window)
-            of_row = [
+            row_qkv = [
                 query[here],
                 *(_whole_row([part[here] for part in parts]) for parts in (keys, values)),
             ]
-            q, k, v = (part.transpose(0, 1)[None] for part in of_row)
+            q, k, v = (part.transpose(0, 1)[None] for part in row_qkv)
             attended = functional.scaled_dot_product_attention(
                 q,
                 k,
