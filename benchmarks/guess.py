@@ -17,6 +17,7 @@ import os
 import sys
 from itertools import accumulate, product
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +38,8 @@ from verl_padding.recipes.guess.smollm2 import make_smollm2
 from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump
 
 SCRIPT = Path(__file__).parent.parent / "recipes/guess/run_cpu.sh"
+Points = dict[str, list[float]]
+"""Of a run: name of a point -> its value in each batch."""
 SIDES = {"stock": "", "fast": "+padding=fast"}
 POINTS = {
     "reward": SESSION_REWARD,
@@ -74,7 +77,7 @@ def train(
         raise RuntimeError(f"the job ended with code {code}; its output is in {folder}")
 
 
-def points_of(folder: Path) -> dict[str, list[float]]:
+def points_of(folder: Path) -> Points:
     """The points of a run so far, a value for each step; of a step that was repeated, the last."""
     run = folder / "run"
     if starts := sorted(run.glob("metrics/*.jsonl")):
@@ -100,7 +103,50 @@ def share_won(dump: Path) -> float:
     return sum(reward == 1.0 for reward in rewards.values()) / len(rewards)
 
 
-def draw(runs: dict[str, dict[str, list[float]]], path: Path) -> None:
+def by_side(runs: dict[str, Points]) -> dict[str, list[Points]]:
+    """The runs of each side, up to the last batch that all runs have."""
+    batches = min(len(run["won"]) for run in runs.values())
+    return {
+        side: [
+            {point: values[:batches] for point, values in run.items()}
+            for name, run in runs.items()
+            if name.startswith(side)
+        ]
+        for side in SIDES
+    }
+
+
+def mean_won(runs: list[Points]) -> list[str]:
+    """The share of won sessions in each batch, over the seeds."""
+    return [f"{mean(shares):.2f}" for shares in zip(*(run["won"] for run in runs), strict=True)]
+
+
+def behind(sides: dict[str, list[Points]]) -> list[float]:
+    """By what share of the last batch's sessions ``fast`` has won less, of each seed."""
+    return [
+        round(stock["won"][-1] - fast["won"][-1], 2)
+        for stock, fast in zip(sides["stock"], sides["fast"], strict=True)
+    ]
+
+
+def model_tokens(runs: list[Points]) -> float:
+    """Tokens that reach the model, with those of pads. Stock verl computes a log-prob pass and an
+    update of all rows."""
+    return sum(
+        sum(run.get("computed_tokens", [2 * tokens for tokens in run["tokens"]])) for run in runs
+    )
+
+
+def training_seconds(runs: list[Points]) -> list[float]:
+    """Of the log-prob pass and the update of each batch."""
+    return [
+        sum(seconds)
+        for run in runs
+        for seconds in zip(run["log_prob_s"], run["update_s"], strict=True)
+    ]
+
+
+def draw(runs: dict[str, Points], path: Path) -> None:
     """Won sessions by batches, optimizer steps and seconds: a thin line a run."""
     import matplotlib
 

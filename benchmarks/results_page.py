@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks import learning
+from benchmarks import guess, learning
 from benchmarks.results import kept, kept_file, shown, worst
 from benchmarks.runs import runs_of
 
@@ -70,7 +70,7 @@ def rendered():
     }
     environment.globals |= {"ratios": ratios}
     environment.globals["packages"] = packages(json.loads(kept_file(FIRST).read_text()))
-    environment.globals["learning"] = learning
+    environment.globals |= {"guess": guess, "learning": learning}
     gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
     template = environment.get_template("results.md.jinja")
     return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **gpu)
