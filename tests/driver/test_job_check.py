@@ -64,7 +64,7 @@ FIXED_REF = [
         ),
         (
             [f"{A}.ppo_max_token_len_per_gpu=null"],
-            rf"{A}.ppo_max_token_len_per_gpu=None: micro-batches are cut",
+            rf"{A}.ppo_max_token_len_per_gpu=None: .*use_dynamic_bsz",
         ),
         (SMALL_LCM, r"padding.strategy='lcm'.* = 2 rows, not a multiple of 8 "),
         (

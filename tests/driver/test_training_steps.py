@@ -1,6 +1,7 @@
 """What a step leaves: its counts and metrics, no pad, and a snapshot without its rows."""
 
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -268,9 +269,7 @@ def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):
     update.note_work(ACTOR, 5 + 2, 1)
     assert "reached" not in caplog.text
     update.note_work(ACTOR, 3 + 5 + 2, 1)
-    assert (
-        "10 tokens reached the models in worker call 'actor', where the plan has 7" in caplog.text
-    )
+    assert re.search(r"10 tokens .* worker call 'actor', .* 7", caplog.text)
     metrics = update.final_metrics()
     assert metrics["padding/computed_tokens/total"] == 7 + 10
     assert metrics["padding/saved/shared_tokens/total"] == 3
