@@ -160,7 +160,7 @@ def test_the_verbs_name_what_they_take():
     for verb in (lambda rows: upsample(rows, 2), strip, real_rows):
         with pytest.raises(TypeError, match="TensorDict"):
             verb({"input_ids": torch.zeros(2, 3)})
-        with pytest.raises(TypeError, match=r"^<class 'list'>|^1: no tag"):
+        with pytest.raises(TypeError, match=r"^<class 'list'>|^1: "):
             verb([1])
         with pytest.raises(TypeError, match="densify"):
             verb(lazy_stack([TensorDict({"prompts": torch.ones(n)}) for n in (1, 2)]))

@@ -166,9 +166,7 @@ def test_an_output_that_is_not_one_value_per_token_is_refused(output):
             return {"scores": output}
 
     engine = padded(Scoring)()
-    with pytest.raises(
-        PaddingError, match=r"Scoring's 'scores' must be nested, .* that is computed"
-    ):
+    with pytest.raises(PaddingError, match=r"'scores' of .*Scoring must be nested, "):
         outputs_of(engine, cut(CHAIN), output)
 
 
