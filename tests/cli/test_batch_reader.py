@@ -113,8 +113,7 @@ def test_a_file_without_an_end_is_refused():
 
 
 def shared(batch, *pairs):
-    one, other = np.array(pairs).T
-    return batch.rows.tries.shared_by_pairs(one, other).tolist()
+    return [batch.rows.tries.shared_among(np.array(pair))[1][1] for pair in pairs]
 
 
 def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():

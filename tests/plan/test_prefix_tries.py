@@ -33,7 +33,7 @@ def test_tries_of_tokens_are_found_by_comparing_each_pair(rows, data):
     tries = PrefixTries.from_tokens([np.array(row) for row in rows], group_R)
     for one in range(len(rows)):
         for other in range(one):
-            shared = tries.shared_by_pairs(np.array([one]), np.array([other]))
+            _, (_, shared) = tries.shared_among(np.array([one, other]))
             assert shared == (
                 alike(rows[one], rows[other]) if group_R[one] == group_R[other] else 0
             )

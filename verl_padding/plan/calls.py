@@ -1,8 +1,8 @@
 """The worker calls of a training step, and what each requires of the rows that it gets."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.errors import PlanError
@@ -47,17 +47,15 @@ class Call:
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
-        check_choices(self, sync_point=get_args(SyncPoint), padded_to=get_args(PaddedTo))
         check_at_least_one(
             self,
             "dp_size",
+            "token_budget",
             "micro_batch_rows",
             "micro_batch_multiple",
             "bucket_tokens",
             "token_multiple",
         )
-        if self.token_budget is not None:
-            check_at_least_one(self, "token_budget")
 
     @property
     def local_batch_multiple(self) -> int:
@@ -154,13 +152,6 @@ SETTING_FIELDS = {
 def check_at_least_one(values: object, *names: str) -> None:
     """Raises a PlanError if an attribute of one of these names is below 1."""
     for name in names:
-        if getattr(values, name) < 1:
+        if (value := getattr(values, name)) is not None and value < 1:
             setting = getattr(values, SETTING_FIELDS.get(name, ""), name)
-            raise PlanError(f"{setting}={getattr(values, name)}: must be at least 1")
-
-
-def check_choices(values: object, **choices: Collection[str]) -> None:
-    """Raises a PlanError if an attribute is none of its choices."""
-    for name, allowed in choices.items():
-        if getattr(values, name) not in allowed:
-            raise PlanError(f"{name}={getattr(values, name)!r}: not one of {', '.join(allowed)}")
+            raise PlanError(f"{setting}={value}: must be at least 1")

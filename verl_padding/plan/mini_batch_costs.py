@@ -1,12 +1,11 @@
 """What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied
 and scored."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
-from verl_padding.plan.layout import Layout, RowsMDK
+from verl_padding.plan.layout import Layout, RowsDK, RowsMDK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,7 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     n_ranks, budget = layout.dp_size, costs.call.token_budget
     slowest = sum(step.mini_slowest for step in steps)
     micro_slowest = sum(step.micro_slowest for step in steps)
-    n_micro = layout.n_micro_batches
+    n_micro = None if layout.cut_by == "verl" else sum(step.micro_batches for step in steps)
     computed = sum(step.computed_tokens for step in steps)
     return LayoutFigures(
         imbalance=slowest * n_ranks / cost,
@@ -48,7 +47,7 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
         computed_tokens=computed,
         sharing_factor=sum(step.real_tokens for step in steps) / computed,
-        micro_imbalance=micro_slowest * n_ranks / cost if layout.cut_by != "verl" else None,
+        micro_imbalance=micro_slowest * n_ranks / cost if n_micro else None,
         optimizer_steps=layout.n_mini_batches,
         pads=layout.n_pads,
         real_rows_min=min(layout.real_rows_M),
@@ -71,7 +70,7 @@ def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]
     return [_step_cost(rows_DK, costs) for rows_DK in rows_MDK]
 
 
-def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> MiniBatchCost:
+def _step_cost(rows_DK: RowsDK, costs: CallCosts) -> MiniBatchCost:
     numbers, _ = flatten_micro_batches(rows_DK)
     real = numbers[numbers < costs.n_rows]
     n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())

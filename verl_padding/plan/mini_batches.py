@@ -2,7 +2,7 @@
 rows and prompts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Self, TypeVar
@@ -20,14 +20,14 @@ Groups = list[list[int]]
 class MiniBatches:
     """The real rows of an update, cut into mini-batches."""
 
-    rows_M: list[list[int]]
+    rows_M: Sequence[Sequence[int]]
     """Numbers of the real rows of each mini-batch that are computed; none is empty."""
-    dropped_M: list[tuple[int, ...]] = field(default_factory=list)
+    dropped_M: tuple[tuple[int, ...], ...] = ()
     """Those that are not, of each mini-batch; empty if all are."""
     mini_batch_rows: int | None = None
     """Rows of a mini-batch, pads among them, if the strategy fixes their number."""
-    warning: str | None = None
-    """Why there are fewer optimizer steps than configured."""
+    steps: int = 1
+    """Optimizer steps that the batch should take; it takes fewer if its rows are too few."""
 
     def without(self, zero_advantage: Sequence[int]) -> Self:
         """The same mini-batches, of which ``zero_advantage`` rows are left out.
@@ -35,35 +35,27 @@ class MiniBatches:
         One of zero-advantage rows alone keeps the first of them: its optimizer step happens all the
         same, and logs what it logs.
 
-        >>> MiniBatches(rows_M=[[0, 1], [2, 3]]).without([1, 3, 2])
-        MiniBatches(rows_M=[[0], [3]], dropped_M=[(1,), (2,)], mini_batch_rows=None, warning=None)
+        >>> without = MiniBatches(rows_M=[[0, 1], [2, 3]]).without([1, 3, 2])
+        >>> without.rows_M, without.dropped_M
+        ([[0], [3]], ((1,), (2,)))
         """
         if not zero_advantage:
             return self
         place = {row: number for number, row in enumerate(zero_advantage)}
-        rows_M = []
-        for rows in self.rows_M:
-            rows_M.append(
-                [row for row in rows if row not in place] or [min(rows, key=place.__getitem__)]
-            )
+        rows_M = [
+            [row for row in rows if row not in place] or [min(rows, key=place.__getitem__)]
+            for rows in self.rows_M
+        ]
         kept = {row for rows in rows_M for row in rows}
-        dropped_M = [tuple(row for row in rows if row not in kept) for rows in self.rows_M]
+        dropped_M = tuple(tuple(row for row in rows if row not in kept) for rows in self.rows_M)
         return replace(self, rows_M=rows_M, dropped_M=dropped_M, mini_batch_rows=None)
 
 
-def cut_evenly(
-    order: Sequence[int], steps: int, name: str, mini_batch_rows: int | None = None
-) -> MiniBatches:
+def cut_evenly(order: Sequence[int], steps: int, mini_batch_rows: int | None = None) -> MiniBatches:
     """Cuts rows in their order; counts differ by at most one, the larger ones first."""
-    n_parts = min(steps, len(order))
-    rows_M = [[order[place] for place in part] for part in even_ranges(len(order), n_parts)]
-    warning = None
-    if n_parts < steps:
-        warning = (
-            f"{name}: only {n_parts} of {steps} optimizer steps, because each step needs a row "
-            f"and the batch has only {len(order)}"
-        )
-    return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, warning=warning)
+    parts = even_ranges(len(order), min(steps, len(order)))
+    rows_M = [[order[place] for place in part] for part in parts]
+    return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, steps=steps)
 
 
 def rows_of_prompts(rows: Rows) -> list[list[int]]:

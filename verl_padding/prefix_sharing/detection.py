@@ -245,13 +245,14 @@ def continued_rows(
 
     found = {}
     for session in rows_of_sessions([keys[row] for row in rows]):
-        numbers = [rows[place] for place in session]
-        numbers.sort(key=lambda row: tries.tokens_R[row])  # equal ones stay in the session's order
-        for place, row in enumerate(numbers):
-            shorter = np.array(numbers[:place], dtype=np.int64)
-            shared = tries.shared_by_pairs(shorter, np.full_like(shorter, row))
-            beginnings = shorter[shared == tries.tokens_R[shorter]].tolist()
-            earlier = next((each for each in reversed(beginnings) if continues(row, each)), None)
-            if earlier is not None:
-                found[row] = earlier
+        numbers = np.array([rows[place] for place in session])
+        order, shared_I = tries.shared_among(numbers)
+        numbers = numbers[order]
+        for place, row in enumerate(numbers.tolist(), 1):
+            # What a row begins with comes after it, the longest first.
+            minima, after = np.minimum.accumulate(shared_I[place:]), numbers[place:]
+            for earlier in after[minima == tries.tokens_R[after]].tolist():
+                if continues(row, earlier):
+                    found[row] = earlier
+                    break
     return found

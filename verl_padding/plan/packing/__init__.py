@@ -3,21 +3,19 @@ it below."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
-from verl_padding.plan.layout import CutBy, Layout
+from verl_padding.plan.layout import CutBy, Layout, RowsDK
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.local_mini_batches import (
     fixed_row_count,
     sync_per_step,
     whole_local_batches,
 )
-from verl_padding.plan.packing.pad_places import RowsDK
 from verl_padding.plan.packing.rectangles import cut_rectangles
 from verl_padding.plan.packing.sync_per_micro_batch import cut_micro_steps
 
@@ -27,8 +25,7 @@ left of local mini-batches of a given size, or of the size that takes the least 
 
 
 def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
-    """The layout of a call: pads get numbers from ``n_rows`` on, by mini-batch, rank and
-    micro-batch.
+    """The layout of a call.
 
     Args:
         packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
@@ -41,19 +38,7 @@ def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatch
     cut_by = "rows" if costs.call.token_budget is None else by_tokens
     if cut_by != "verl":
         rows_MDK = [_in_order(costs, rows_DK) for rows_DK in rows_MDK]
-    pad_numbers = count(costs.n_rows)
-
-    def numbered(rows: Sequence[int]) -> tuple[int, ...]:
-        return tuple(row if row < costs.n_rows else next(pad_numbers) for row in sorted(rows))
-
-    return Layout(
-        n_rows=costs.n_rows,
-        rows_MDK=tuple(
-            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
-        ),
-        cut_by=cut_by,
-        dropped=tuple(mini_batches.dropped_M),
-    )
+    return Layout.with_pads_numbered(costs.n_rows, rows_MDK, cut_by, mini_batches.dropped_M)
 
 
 def _local_batches(
@@ -68,8 +53,7 @@ def _local_batches(
     if costs.tries is None:
         return rows_DK
     assert costs.call.token_budget is not None
-    tokens_DK, _ = costs.micro_batch_loads(rows_DK)
-    fits = costs.used_tokens(rows_DK, tokens_DK).max() <= costs.call.token_budget
+    fits = costs.used_tokens(rows_DK).max() <= costs.call.token_budget
     return cut_micro_steps(costs, rows, size, best=rows_DK if fits else None)
 
 
