@@ -143,13 +143,14 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     those whose rows are padded to the longest one of their local mini-batch, which for a pass holds
     all mini-batches.
     """
-    if not isinstance(call, Pass) or call.as_update not in job.updates:
+    name = call.as_update if isinstance(call, Pass) else None
+    if name is None or name not in job.updates:
         return None
     if call.padded_to == "local_batch" or job.packer == "verl" or call.token_budget is None:
         return None
-    calls = call, job.updates[call.as_update]
+    calls = call, job.updates[name]
     keys = {replace(layout_key(each), sync_point="micro_batch") for each in calls}
-    return call.as_update if len(keys) == 1 else None
+    return name if len(keys) == 1 else None
 
 
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
@@ -191,7 +192,7 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
             "(data.max_prompt_length, data.max_response_length)",
         )
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    if int(job.row_cost(np.int64(tokens))) * len(rows) > MAX_COST:
+    if int(job.row_cost(np.array([tokens]))[0]) * len(rows) > MAX_COST:
         raise RowTooLongError(
             f"row {key!r} has {tokens} tokens, too many to plan {len(rows)} rows together: keep "
             "rows shorter (data.max_prompt_length, data.max_response_length)",
