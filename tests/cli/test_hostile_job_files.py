@@ -25,7 +25,6 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.in_the_job import trust_models_as_the_job
 from verl_padding.on_cpu.reduced_job import reduced, write_shrunk_model
-from verl_padding.on_cpu.scripted_replies import TEXTS
 from verl_padding.record.run_files import CONFIG
 
 
@@ -208,7 +207,6 @@ WAYS = {
 def test_a_dry_runs_reward_loop_trusts_a_model_as_the_job_does(
     way, trusted, tiny_model, job, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv(TEXTS, "[]")
     for name in ("hf_tokenizer", "RewardLoopWorker._init_reward_fn"):
         monkeypatch.setattr(f"{reward_loop.__name__}.{name}", attrgetter(name)(reward_loop))
     model, code = shutil.copytree(tiny_model, tmp_path / "model"), tmp_path / "evil"

@@ -16,8 +16,8 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_padding.on_cpu.rollout.batch_generation import Generation, generate
-from verl_padding.on_cpu.scripted_replies import TEXTS, Replies
-from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
+from verl_padding.on_cpu.scripted_replies import Replies
+from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME, TEXTS
 
 _KNOWN_PARAMS = {
     "max_tokens",
