@@ -14,7 +14,7 @@ from textwrap import shorten
 from typing import Any
 from unittest import mock
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.metric_names import GRAD_NORM
@@ -116,12 +116,9 @@ def run_step(
 
 def _run_job(config: DictConfig, folder: Path, timeout_s: float, replies: Sequence[str]) -> int:
     """Runs a job by verl's own command, and returns its exit code."""
-    with open_dict(config):
-        config.hydra = {"run": {"dir": str(folder / "hydra")}}
-    (folder / "config").mkdir()
-    OmegaConf.save(config, folder / "config" / "job.yaml")
-    command = [sys.executable, "-m", "verl.trainer.main_ppo"]
-    command += ["--config-path", str(folder / "config"), "--config-name", "job"]
+    OmegaConf.save(config, folder / "job.yaml")
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"hydra.run.dir={folder}/hydra"]
+    command += ["--config-path", str(folder), "--config-name", "job"]
     with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
         return run_command(
             command, folder=folder, timeout_s=timeout_s, timed_from=STEP_BEGINS, cwd=Path.cwd()
