@@ -264,7 +264,9 @@ def break_sharing(fault):
 
     def own_tokens(*args):
         paths = pack_paths(*args)
-        return replace(paths, places=torch.arange(len(paths.positions)), path_ends_L=paths.ends_L)
+        return replace(
+            paths, places=torch.arange(len(paths.positions)), path_lengths_L=paths.lengths_L
+        )
 
     class LastTrie:
         pair: Any = None
