@@ -76,13 +76,6 @@ class CallCosts:
         """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
-    def computed(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-        """Tokens and cost of each of the rows, or segments, that are computed if these rows share a
-        micro-batch."""
-        numbers = np.asarray(rows, dtype=np.int64)
-        _, tokens_I, cost_I = self.computed_in(numbers, np.zeros_like(numbers))
-        return tokens_I, cost_I
-
     def computed_in(self, rows: Int64s, batch_I: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Micro-batch, tokens and cost of all that is computed of rows in several of them, one
         after the other."""
@@ -97,12 +90,8 @@ class CallCosts:
         it."""
         # Tokens 3 to 5 of a row see all five: the pairs of five tokens less those of the first two.
         # In multiples of 4, one token more is computed: the pairs of six.
-        if not start_I.any():
-            return self.cost_R[rows]
         end_I = start_I + self._rounded_up(self.tokens_R[rows] - start_I)
-        return np.where(
-            start_I > 0, self.cost_model(end_I) - self.cost_model(start_I), self.cost_R[rows]
-        )
+        return self.cost_model(end_I) - self.cost_model(start_I)
 
     def micro_batch_loads(self, rows_DK: RowsDK) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches, as the engine computes them; numbers

@@ -3,13 +3,13 @@ rows and prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from operator import itemgetter
 from typing import Self, TypeVar
 
 import numpy as np
 
 from verl_padding.plan.calls import Update
+from verl_padding.plan.row_keys import rows_by_name
 from verl_padding.plan.rows import Rows
 
 Unit = TypeVar("Unit")
@@ -53,17 +53,14 @@ class MiniBatches:
 
 def cut_evenly(order: Sequence[int], steps: int, mini_batch_rows: int | None = None) -> MiniBatches:
     """Cuts rows in their order; counts differ by at most one, the larger ones first."""
-    parts = even_ranges(len(order), min(steps, len(order)))
-    rows_M = [[order[place] for place in part] for part in parts]
+    parts = np.array_split(np.array(order), min(steps, len(order)))
+    rows_M = [part.tolist() for part in parts]
     return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, steps=steps)
 
 
 def rows_of_prompts(rows: Rows) -> list[list[int]]:
     """Rows of each prompt, prompts in order of first appearance."""
-    groups: dict[str, list[int]] = {}
-    for row, prompt in enumerate(rows.prompt_R):
-        groups.setdefault(prompt, []).append(row)
-    return list(groups.values())
+    return list(rows_by_name(rows.prompt_R).values())
 
 
 def ordered(units: Sequence[Unit], update: Update, seed: int) -> list[Unit]:
@@ -72,17 +69,6 @@ def ordered(units: Sequence[Unit], update: Update, seed: int) -> list[Unit]:
         return list(units)
     permutation = np.random.default_rng(seed).permutation(len(units))
     return [units[unit] for unit in permutation.tolist()]
-
-
-def even_ranges(n_items: int, n_parts: int) -> list[range]:
-    """Cuts items in their order; sizes differ by at most one, the larger ones first.
-
-    >>> even_ranges(5, 2)
-    [range(0, 3), range(3, 5)]
-    """
-    size, rest = divmod(n_items, n_parts)
-    ends = [part * size + min(part, rest) for part in range(n_parts + 1)]
-    return [range(start, end) for start, end in pairwise(ends)]
 
 
 def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
@@ -108,7 +94,7 @@ def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
     """
     # Prompts of 1, 1, 9 and 9 rows in two groups: in order 2 against 18. Either side has two
     # prompts, so a small one is swapped for a large one: 10 against 10.
-    groups = [list(prompts) for prompts in even_ranges(len(n_rows_P), n_groups)]
+    groups = [part.tolist() for part in np.array_split(np.arange(len(n_rows_P)), n_groups)]
     n_rows_M = [sum(n_rows_P[prompt] for prompt in group) for group in groups]
     while (exchange := _find_exchange(groups, n_rows_M, n_rows_P)) is not None:
         giver, prompt, taker, returned = exchange

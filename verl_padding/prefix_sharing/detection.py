@@ -28,7 +28,13 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_fields
 from verl_padding.pads.upsampling import EXTRA_FIELDS, images_of_rows
 from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key, uid_of_key
+from verl_padding.plan.row_keys import (
+    index_of_key,
+    rows_by_name,
+    rows_of_sessions,
+    session_of_key,
+    uid_of_key,
+)
 from verl_padding.prefix_sharing.row_inputs import (
     IMAGES,
     RECORDED,
@@ -80,12 +86,9 @@ class PrefixDetection:
         # Sessions meet images of their own: rows of two sessions that look at different ones may
         # have the same tokens.
         group_R = list(map(session_of_key if self.has_images else uid_of_key, self._keys))
-        rows_of: dict[str, list[int]] = {}
-        for row, group in enumerate(group_R):
-            rows_of.setdefault(group, []).append(row)
         order: list[int] = []
         shared_R = np.zeros(len(group_R), dtype=np.int64)
-        for part in self._parts(rows_of.values(), MAX_TOKENS_READ):
+        for part in self._parts(rows_by_name(group_R).values(), MAX_TOKENS_READ):
             ids_R = RowInputs(self._read(part, [TOKENS])).ids_R
             tries = PrefixTries.from_tokens(ids_R, [group_R[row] for row in part])
             order += [part[place] for place in np.argsort(tries.dfs_position_R)]

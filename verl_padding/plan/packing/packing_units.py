@@ -63,8 +63,8 @@ def candidate_groupings(
     numbers, n_ranks = np.array(rows, dtype=np.int64), costs.call.dp_size
     order, shared_I = costs.tries.shared_among(numbers)
     in_order = numbers[order]
-    tokens_I, cost_I = costs.computed(numbers)
-    n_bins = n_ranks * -(-int(tokens_I.sum()) // (costs.call.token_budget * n_ranks))
+    tokens, cost = (int(load.sum()) for load in costs.micro_batch_loads([[rows]]))
+    n_bins = n_ranks * -(-tokens // (costs.call.token_budget * n_ranks))
     branches_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
     # A row and its full prefixes cost what it costs alone: such a run is never too costly.
     min_limit = int(costs.cost_R[numbers].max())
@@ -74,7 +74,7 @@ def candidate_groupings(
             in_order,
             shared_I,
             max_rows=max_rows or len(rows),
-            max_cost=max(int(goal * cost_I.sum() / n_bins), min_limit),
+            max_cost=max(int(goal * cost / n_bins), min_limit),
         )
         for goal in (GOALS if branches_I.any() else GOALS[:1])
     ]
