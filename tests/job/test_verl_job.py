@@ -106,7 +106,7 @@ def test_a_model_whose_rows_cannot_branch_shares_whole_rows_said_once(tmp_path, 
         assert reader.may_branch == branches
         keeps_states = "linear_attention" in kinds_of_layers(config.to_dict()) and branches
         pieces = reader.planner_job().updates["actor"].min_branch_tokens
-        assert pieces == (MIN_BRANCH_TOKENS if keeps_states else 0)
+        assert pieces == (MIN_BRANCH_TOKENS if keeps_states else 1)
         kind = config.get_text_config().model_type
         assert caplog.text.count(f"model_type={kind}") == (not branches)
     shared = (*SHARED, f"{MODEL}.path={make_tiny_model('qwen2', tmp_path / 'actor')}")

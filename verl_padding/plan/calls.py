@@ -1,5 +1,7 @@
 """The worker calls of a training step, and what each requires of the rows that it gets."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -40,22 +42,14 @@ class Call:
     token_multiple: int = 1
     """An engine that packs rows rounds the length of each, or of its segment, up to a multiple of
     this many tokens, as ranks that share a row require."""
-    min_branch_tokens: int = 0
+    min_branch_tokens: int = 1
     """Least tokens of the budget that each row of a trie that branches takes, however few of its
     tokens are computed: linear attention keeps a state between two branches."""
     budget_setting: str = "token_budget"
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
-        check_at_least_one(
-            self,
-            "dp_size",
-            "token_budget",
-            "micro_batch_rows",
-            "micro_batch_multiple",
-            "bucket_tokens",
-            "token_multiple",
-        )
+        check_sizes(self)
 
     @property
     def local_batch_multiple(self) -> int:
@@ -95,10 +89,6 @@ class Update(Call):
     these are cut."""
     mini_batch_setting: str = "prompts_per_mini_batch"
     """Setting of ``prompts_per_mini_batch``, for messages."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least_one(self, "prompts_per_mini_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +139,9 @@ SETTING_FIELDS = {
 """Field -> the one with the name of its setting."""
 
 
-def check_at_least_one(values: object, *names: str) -> None:
-    """Raises a PlanError if an attribute of one of these names is below 1."""
-    for name in names:
-        if (value := getattr(values, name)) is not None and value < 1:
+def check_sizes(values: Call | StepShape) -> None:
+    """Raises a PlanError if a number is below 1, unless it is the seed."""
+    for name, value in vars(values).items():
+        if type(value) is int and value < 1 and name != "seed":
             setting = getattr(values, SETTING_FIELDS.get(name, ""), name)
             raise PlanError(f"{setting}={value}: must be at least 1")

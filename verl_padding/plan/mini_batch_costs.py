@@ -1,7 +1,7 @@
 """What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied
 and scored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
@@ -35,19 +35,20 @@ class MiniBatchCost:
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     """The figures of a layout."""
     steps = mini_batch_costs(layout.rows_MDK, costs)
-    cost = sum(step.cost for step in steps)
-    n_ranks, budget = layout.dp_size, costs.call.token_budget
-    slowest = sum(step.mini_slowest for step in steps)
-    micro_slowest = sum(step.micro_slowest for step in steps)
-    n_micro = None if layout.cut_by == "verl" else sum(step.micro_batches for step in steps)
-    computed = sum(step.computed_tokens for step in steps)
+    total = {
+        field.name: sum(getattr(step, field.name) for step in steps)
+        for field in fields(MiniBatchCost)
+    }
+    n_micro = None if layout.cut_by == "verl" else total["micro_batches"]
+    mean, computed = total["cost"] / layout.dp_size, total["computed_tokens"]
+    room = (n_micro or 0) * layout.dp_size * (costs.call.token_budget or 0)
     return LayoutFigures(
-        imbalance=slowest * n_ranks / cost,
+        imbalance=total["mini_slowest"] / mean,
         micro_batches=n_micro,
-        packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
+        packing_efficiency=computed / room if room else None,
         computed_tokens=computed,
-        sharing_factor=sum(step.real_tokens for step in steps) / computed,
-        micro_imbalance=micro_slowest * n_ranks / cost if n_micro else None,
+        sharing_factor=total["real_tokens"] / computed,
+        micro_imbalance=total["micro_slowest"] / mean if n_micro else None,
         optimizer_steps=layout.n_mini_batches,
         pads=layout.n_pads,
         real_rows_min=min(layout.real_rows_M),

@@ -103,12 +103,11 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        query_length: int,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
         if (followed := kwargs.pop(TRIE, None)) is None:
-            return attend(query, key, value, attention_mask, query_length, *args, **kwargs)
+            return attend(query, key, value, attention_mask, *args, **kwargs)
         # The segments [5, 6, 7, 9, 9] and [7, 8] have the queries 0 .. 4 and 5 6, and the keys
         # 0 .. 4 and 0 1 5 6.
         trie, layer = followed
@@ -122,6 +121,6 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
             "max_length_k": max(paths.path_lengths_L),
         }
         key, value = (GatherTokens.apply(states, 1, paths.places) for states in (key, value))
-        return attend(query, key, value, None, query_length, *args, **kwargs)
+        return attend(query, key, value, None, *args, **kwargs)
 
     return attend_to_paths
