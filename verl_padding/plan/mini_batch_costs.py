@@ -40,15 +40,15 @@ def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
         for field in fields(MiniBatchCost)
     }
     n_micro = None if layout.cut_by == "verl" else total["micro_batches"]
-    mean, computed = total["cost"] / layout.dp_size, total["computed_tokens"]
-    room = (n_micro or 0) * layout.dp_size * (costs.call.token_budget or 0)
+    n_ranks, computed = layout.dp_size, total["computed_tokens"]
+    room = (n_micro or 0) * n_ranks * (costs.call.token_budget or 0)
     return LayoutFigures(
-        imbalance=total["mini_slowest"] / mean,
+        imbalance=total["mini_slowest"] * n_ranks / total["cost"],
         micro_batches=n_micro,
         packing_efficiency=computed / room if room else None,
         computed_tokens=computed,
         sharing_factor=total["real_tokens"] / computed,
-        micro_imbalance=total["micro_slowest"] / mean if n_micro else None,
+        micro_imbalance=total["micro_slowest"] * n_ranks / total["cost"] if n_micro else None,
         optimizer_steps=layout.n_mini_batches,
         pads=layout.n_pads,
         real_rows_min=min(layout.real_rows_M),
