@@ -113,11 +113,11 @@ def reduced(
 
 def _check_data_is_here(config: DictConfig) -> None:
     """Refuses files of data that verl would fetch, those of ``hdfs://`` by a shell command."""
-    for setting in ("data.train_files", "data.val_files"):
-        files = OmegaConf.select(config, setting)
+    for name in ("train_files", "val_files"):
+        files = config.data.get(name)
         for file in [files] if isinstance(files, str) else files or ():
             if "://" in file:
-                refuse(f"{setting}={file}", "a dry run fetches no data", "Name a file here.")
+                refuse(f"data.{name}={file}", "a dry run fetches no data", "Name a file here.")
 
 
 def _changes(config: DictConfig, folder: Path) -> dict[str, Any]:
