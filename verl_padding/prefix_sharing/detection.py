@@ -140,17 +140,22 @@ class PrefixDetection:
         """
         continued_R: list[int | None] = [None] * len(self._keys)
         sessions, declared = self._sessions_of_rows, self._declared
-        for part in self._parts(
-            sessions, MAX_LARGE_TOKENS_READ if self.has_images else MAX_TOKENS_READ
-        ):
+        at_once = MAX_LARGE_TOKENS_READ if self.has_images else MAX_TOKENS_READ
+        for part in self._parts(sessions, at_once):
             images_R = {}
             if self.has_images:
                 images_R = dict(zip(part, tu.get(self._read(part, [IMAGES]), IMAGES), strict=True))
-            for row, earlier in continued_rows(
-                self.by_tokens, self._keys, part, declared, images_R
-            ).items():
+            found = continued_rows(self.by_tokens, self._keys, part, declared, images_R)
+            for row, earlier in found.items():
                 continued_R[row] = earlier
-        self._warn_of_mistaken(declared, continued_R)
+        said = declared.items()
+        mistaken = [self._keys[row] for row, earlier in said if continued_R[row] != earlier]
+        if mistaken:
+            logger.warning(
+                f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} "
+                f"({len(mistaken)} in all) names no earlier row of the session that they begin "
+                "with. They continue no row. Correct it in the agent loop."
+            )
         return continued_R
 
     @cached_property
@@ -188,19 +193,6 @@ class PrefixDetection:
             # A row that is not in the batch has been left out of it.
             declared[row] = None if place is None else number.get(f"{session_of_key(key)}_{place}")
         return declared
-
-    def _warn_of_mistaken(
-        self, declared: Mapping[int, int | None], continued_R: Sequence[int | None]
-    ) -> None:
-        mistaken = [
-            self._keys[row] for row, earlier in declared.items() if continued_R[row] != earlier
-        ]
-        if mistaken:
-            logger.warning(
-                f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} "
-                f"({len(mistaken)} in all) names no earlier row of the session that they begin "
-                "with. They continue no row. Correct it in the agent loop."
-            )
 
     def _read(self, rows: Sequence[int], names: Sequence[str]) -> TensorDict:
         return read_fields([self._keys[row] for row in rows], self._partition, names)
