@@ -27,10 +27,10 @@ SHORT_RESPONSE = 2048
 LEFT_OUT = (
     "reward.reward_model.enable",
     "distillation.enabled",
-    "algorithm.filter_groups.enable",  # of a random model, all groups earn the same
+    "algorithm.filter_groups.enable",
     f"{ROLLOUT}.enable_rollout_routing_replay",
 )
-"""What takes models that are not here, and is reported where the job asks for it."""
+"""What the dry run turns off, and reports where the job asks for it."""
 
 HEADS, HEAD = 2, 32
 WIDTH = HEADS * HEAD
@@ -87,16 +87,7 @@ def reduced(
     if tokenizer and not folder_here(tokenizer):
         left_out.append(f"{MODEL}.tokenizer_path ({tokenizer}): the model's own takes its place")
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
-    changes = _changes(config, folder) | dict.fromkeys(LEFT_OUT, False)
-    # What the paths name is in the small model's folder.
-    small_model = {
-        "path": str(model),
-        "hf_config_path": None,
-        "tokenizer_path": None,
-        "override_config": {"attn_implementation": attention},
-    }
-    for section in (MODEL, "critic.model"):
-        changes |= {f"{section}.{name}": value for name, value in small_model.items()}
+    changes = _changes(config)
     with read_write(config), open_dict(config):
         if (strategy := config.actor_rollout_ref.actor.strategy) not in ("fsdp", "fsdp2"):
             _put_fsdp2(config)
@@ -105,9 +96,12 @@ def reduced(
         for name in ON_A_CPU:
             config.merge_with(OmegaConf.load(Path(configs.__file__).parent / name))
         config.pop("defaults", None)
+        for section in (config.actor_rollout_ref.model, config.critic.model):
+            section.path = str(model)
+            section.override_config.attn_implementation = attention
+        config.trainer.rollout_data_dir = str(folder / ROLLOUTS)
         for setting, value in changes.items():
-            OmegaConf.update(config, setting, value, force_add=True)
-        config.ray_kwargs.ray_init.pop("address", None)
+            OmegaConf.update(config, setting, value)
     return config, left_out
 
 
@@ -120,14 +114,10 @@ def _check_data_is_here(config: DictConfig) -> None:
                 refuse(f"data.{name}={file}", "a dry run fetches no data", "Name a file here.")
 
 
-def _changes(config: DictConfig, folder: Path) -> dict[str, Any]:
+def _changes(config: DictConfig) -> dict[str, Any]:
     """Setting -> its value in the dry run, where that depends on the job."""
     validates = config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0
-    changes = {
-        "trainer.test_freq": 1 if validates else -1,
-        "trainer.default_local_dir": str(folder / "checkpoints"),
-        "trainer.rollout_data_dir": str(folder / ROLLOUTS),
-    }
+    changes = {"trainer.test_freq": 1 if validates else -1}
     limits = {
         "max_token_len_per_gpu": config.data.max_prompt_length + SHORT_RESPONSE,
         "micro_batch_size_per_gpu": 1,
