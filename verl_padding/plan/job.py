@@ -40,7 +40,7 @@ class Job(StepShape):
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
                 f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows "
-                "that share in one micro-batch; choose packer='plan'"
+                "that share together; choose packer='plan'"
             )
         assert self.updates.keys().isdisjoint(self.inference), "each call has a name of its own"
         for name in self.updates:

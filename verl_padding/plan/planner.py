@@ -43,9 +43,8 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     """
     if not len(rows):
         raise NoRealRowError(
-            "no real row in the batch: every session failed or came back empty. Look for errors "
-            "of the agent loop, or let verl replace failed groups "
-            "(trainer.v1.sampler.sync_refill_failed_groups=True)"
+            "no real row in the batch: every session failed or came back empty. See the errors of "
+            "the agent loop, or set trainer.v1.sampler.sync_refill_failed_groups=True"
         )
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
@@ -184,16 +183,18 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
     """Refuses rows that do not fit into a micro-batch."""
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
     key, tokens = rows.key_R[longest], rows.tokens_R[longest]
-    if call.token_budget is not None and tokens > call.token_budget:
-        raise RowTooLongError(
-            f"row {key!r} has {tokens} tokens, prompt and response, more than the "
-            f"{call.token_budget} that a micro-batch of {name!r} may hold: raise "
-            f"{call.budget_setting} until it holds {tokens}, or keep rows shorter "
-            "(data.max_prompt_length, data.max_response_length)",
-        )
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    if int(job.row_cost(np.array([tokens]))[0]) * len(rows) > MAX_COST:
-        raise RowTooLongError(
-            f"row {key!r} has {tokens} tokens, too many to plan {len(rows)} rows together: keep "
-            "rows shorter (data.max_prompt_length, data.max_response_length)",
+    cost = int(job.row_cost(np.array([tokens]))[0]) * len(rows)
+    if call.token_budget is not None and tokens > call.token_budget:
+        why = (
+            f"more than the {call.token_budget} that a micro-batch of {name!r} may hold: raise "
+            f"{call.budget_setting} until it holds {tokens}, or"
         )
+    elif cost > MAX_COST:
+        why = f"too many to plan {len(rows)} rows together:"
+    else:
+        return
+    raise RowTooLongError(
+        f"row {key!r} has {tokens} tokens, prompt and response, {why} keep rows shorter "
+        "(data.max_prompt_length, data.max_response_length)"
+    )
