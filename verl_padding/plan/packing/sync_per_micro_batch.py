@@ -136,9 +136,5 @@ class MicroStepPacker:
             n_light -= 1
         goal_B = [rest // (n_light * self.n_ranks)] * (n_light * self.n_ranks)
         light_bins = spread(left[::-1], self.tokens_I, self.cost_I, goal_B, self.token_budget)
-        if light_bins is not None:
-            return self.group_into_micro_steps(heavy_bins + light_bins)
         # Long rows that fill heavy bins to the brim may leave the others too little room.
-        goal_B = [0] * (n_steps * self.n_ranks)
-        all_bins = spread(units, self.tokens_I, self.cost_I, goal_B, self.token_budget)
-        return None if all_bins is None else self.group_into_micro_steps(all_bins)
+        return None if light_bins is None else self.group_into_micro_steps(heavy_bins + light_bins)
