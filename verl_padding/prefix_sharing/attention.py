@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie
+from verl_padding.prefix_sharing.prefix_trie import TRIE, Paths, PrefixTrie, make_paths
 
 ENTRIES = ("flash_attention_2", "flash_attention_3")
 """Attentions of transformers that follow a trie, as ours does (``worker/packed_attention.py``)."""
@@ -112,7 +112,7 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
         # 0 .. 4 and 0 1 5 6.
         trie, layer = followed
         trie.attended.add(layer)
-        paths = trie.paths(query.shape[1], query.device)
+        paths: Paths = trie.once(make_paths, query.shape[1], query.device)
         kwargs |= {
             "position_ids": None,
             "cu_seq_lens_q": paths.ends_L,

@@ -101,12 +101,6 @@ class PrefixTrie:
             self.cache[make, *of] = make(self, *of)
         return self.cache[make, *of]
 
-    def paths(self, tokens: int, device: torch.device) -> Paths:
-        """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the trie
-        fill up Ulysses ranks."""
-        paths: Paths = self.once(_make_paths, tokens, device)
-        return paths
-
     @cached_property
     def row_places(self) -> torch.Tensor:
         """Where the tokens of the rows are computed, one row after the other."""
@@ -119,7 +113,9 @@ class PrefixTrie:
         return any(self.start_L)
 
 
-def _make_paths(trie: PrefixTrie, tokens: int, device: torch.device) -> Paths:
+def make_paths(trie: PrefixTrie, tokens: int, device: torch.device) -> Paths:
+    """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the trie fill
+    up Ulysses ranks."""
     segments = segments_with_rest(trie, tokens)
     return Paths(
         places=torch.from_numpy(np.concatenate([path for path, _ in segments])).to(device),
