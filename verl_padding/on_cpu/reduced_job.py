@@ -39,6 +39,7 @@ SIZES = {
     "embed_dim": WIDTH,
     "intermediate_size": 2 * WIDTH,
     "_heads": HEADS,
+    "qk_head_dim": 2 * HEAD,  # turned by positions, and not
     "head_dim": HEAD,
     "lora_rank": HEAD,
     "experts": 4,
@@ -159,7 +160,7 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
         if size is not None and type(value) is int:
             small[key] = min(value, size)
     # Grouped heads stay grouped: 8 of 32 become 1 of 2, and 32 of 32 become 2 of 2.
-    if heads := small.get("num_key_value_heads"):
+    if heads := config.get("num_key_value_heads"):
         small["num_key_value_heads"] = HEADS if heads == config.get("num_attention_heads") else 1
     if kinds := small.get("layer_types"):  # one of each kind, if there are two
         small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
