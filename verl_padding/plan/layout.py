@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count
+from itertools import chain
 from typing import Literal
 
 CutBy = Literal["rows", "tokens", "verl"]
@@ -44,22 +44,6 @@ class Layout:
             # Workers count micro-batches by their rows: one without any would be on other ranks
             # alone, and these would wait for it.
             assert min(map(min, n_rows_DK)) >= 1, f"micro-batches of {n_rows_DK} rows"
-
-    @classmethod
-    def with_pads_numbered(
-        cls, n_rows: int, rows_MDK: RowsMDK, cut_by: CutBy, dropped: tuple[RowNumbers, ...] = ()
-    ) -> Layout:
-        """A layout in which any number from ``n_rows`` on is a pad: they are numbered in their
-        order, by mini-batch, rank and micro-batch."""
-        pads = count(n_rows)
-
-        def numbered(rows: Sequence[int]) -> RowNumbers:
-            return tuple(row if row < n_rows else next(pads) for row in sorted(rows))
-
-        numbered_MDK = tuple(
-            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
-        )
-        return cls(n_rows=n_rows, rows_MDK=numbered_MDK, cut_by=cut_by, dropped=dropped)
 
     @property
     def n_mini_batches(self) -> int:

@@ -127,9 +127,10 @@ def _layout_as_in(update: Layout, costs: CallCosts, packer: Packer) -> Layout:
     # (2) (5).
     rows_MDK = update.rows_MDK
     if rest := sorted(row for rows in update.dropped for row in rows):
-        rows_MDK += fill_local_batches(costs, packer, MiniBatches(rows_M=[rest])).rows_MDK
-    rows_DK = [[*chain.from_iterable(rows_MK)] for rows_MK in zip(*rows_MDK, strict=True)]
-    return Layout.with_pads_numbered(costs.n_rows, [rows_DK], update.cut_by)
+        mini_batch, first_pad = MiniBatches(rows_M=[rest]), costs.n_rows + update.n_pads
+        rows_MDK += fill_local_batches(costs, packer, mini_batch, first_pad).rows_MDK
+    rows_DK = tuple(tuple(chain.from_iterable(rows_MK)) for rows_MK in zip(*rows_MDK, strict=True))
+    return replace(update, rows_MDK=(rows_DK,), dropped=())
 
 
 def reuses_layout_of(job: Job, call: Call) -> str | None:

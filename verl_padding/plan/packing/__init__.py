@@ -3,6 +3,7 @@ it below."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
@@ -24,12 +25,15 @@ MicroBatchCutter = Callable[[CallCosts, Sequence[int], int | None], RowsDK]
 left of local mini-batches of a given size, or of the size that takes the least time."""
 
 
-def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
-    """The layout of a call.
+def fill_local_batches(
+    costs: CallCosts, packer: Packer, mini_batches: MiniBatches, first_pad: int | None = None
+) -> Layout:
+    """The layout of a call: pads are numbered by mini-batch, rank and micro-batch.
 
     Args:
         packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
         mini_batches: the call's, none empty; an inference pass has one.
+        first_pad: number of the first pad; that behind the real rows by default.
     """
     fixed = mini_batches.mini_batch_rows
     size = None if fixed is None else costs.call.min_local_batch_rows(fixed)
@@ -38,7 +42,19 @@ def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatch
     cut_by = "rows" if costs.call.token_budget is None else by_tokens
     if cut_by != "verl":
         rows_MDK = [_in_order(costs, rows_DK) for rows_DK in rows_MDK]
-    return Layout.with_pads_numbered(costs.n_rows, rows_MDK, cut_by, mini_batches.dropped_M)
+    pads = count(first_pad or costs.n_rows)
+
+    def numbered(rows: Sequence[int]) -> tuple[int, ...]:
+        return tuple(row if row < costs.n_rows else next(pads) for row in sorted(rows))
+
+    return Layout(
+        n_rows=costs.n_rows,
+        rows_MDK=tuple(
+            tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
+        ),
+        cut_by=cut_by,
+        dropped=mini_batches.dropped_M,
+    )
 
 
 def _local_batches(
