@@ -4,16 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from textwrap import shorten
 
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from verl_padding.errors import PaddingDataError
 
-FOREIGN = (
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    *(YAMLError, OmegaConfBaseException),
-)
-"""What reading a text of another kind raises."""
 MAX_CAUSE = 300
 """Characters of a cause, which may quote the file."""
 
@@ -25,8 +17,6 @@ def as_data_error(name: str, expected: str, fix: str) -> Iterator[None]:
         yield
     except PaddingDataError:
         raise
-    except FOREIGN as error:
+    except Exception as error:  # of any kind, by what is in the file
         why = shorten(f"{type(error).__name__}: {error}", MAX_CAUSE, placeholder=" ..")
         raise PaddingDataError(f"{name}: not {expected} ({why}). {fix}.") from error
-    except RecursionError as error:  # "[[[[.."
-        raise PaddingDataError(f"{name}: not {expected} (too deep). {fix}.") from error

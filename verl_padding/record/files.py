@@ -4,14 +4,13 @@ where."""
 import json
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import yaml
 from omegaconf import OmegaConf
+from pydantic import Field
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.record.data_errors import as_data_error
@@ -21,6 +20,9 @@ MAX_BYTES, MAX_LINE_BYTES, MAX_TEXT_BYTES = 1 << 32, 1 << 26, 1 << 22
 MAX_DIGITS, MAX_NUMBER = 18, 1e300
 """Of an integer, which so fits int64, and of any number, so that sums of them are finite."""
 SHORTEN = "Give a shorter one"
+Count = Annotated[int, Field(strict=True, ge=0, lt=10**MAX_DIGITS)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""Types of what a line of JSON may have."""
 
 
 def read_lines(path: Path, *, may_be_pipe: bool = False) -> Iterator[bytes]:
@@ -96,34 +98,5 @@ def read_objects(
     for number, line in enumerate(lines, start=1):
         place = f"{name}, line {number}"
         with as_data_error(place, expected, fix):
-            values = load_json(line)
-            if not isinstance(values, dict):
-                raise TypeError(f"a {type(values).__name__}")
+            values = dict(load_json(line))
         yield place, values
-
-
-def check_fields(kind: type, values: Mapping[str, Any]) -> None:
-    """Raises a TypeError if a value of a data class's field is not of its type."""
-    hints = _hints(kind)
-    for name, value in values.items():
-        if name in hints and not is_a(value, hints[name]):
-            raise TypeError(f"{name}={value!r}")
-
-
-_hints = cache(get_type_hints)
-
-
-def is_a(value: object, kind: Any) -> bool:
-    """Whether a value of JSON is of a type: whole numbers are counts, from 0, and others finite."""
-    of = get_args(kind)
-    if isinstance(kind, UnionType):
-        return any(is_a(value, each) for each in of)
-    if isinstance(value, list) and get_origin(kind) in (Sequence, tuple):
-        return all(is_a(each, of[0]) for each in value)
-    if isinstance(value, dict) and get_origin(kind) is Mapping:
-        return all(is_a(each, of[1]) for each in value.values())
-    if kind is int:
-        return type(value) is int and value >= 0
-    if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-    return type(value) is kind

@@ -8,12 +8,13 @@ from statistics import fmean
 from typing import Any
 
 from omegaconf import DictConfig
+from pydantic import TypeAdapter
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import MAX_DIGITS, is_a, read_lines, read_objects, read_yaml
+from verl_padding.record.files import MAX_DIGITS, Count, read_lines, read_objects, read_yaml
 
 ROW_REWARD = "critic/score/mean"
 """A metric of each training step."""
@@ -51,14 +52,13 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
     """
     path = folder / METRICS
     what, fix = "metrics of verl's file logger", "Move it elsewhere"
+    step_number = TypeAdapter(Count)
     # The last line may be half written.
     lines = (line for line in read_lines(path) if line.endswith(b"\n")) if path.exists() else ()
     logged = []
     for place, entry in read_objects(lines, str(path), what, fix):
         with as_data_error(place, what, fix):
-            if not is_a(entry["step"], int):
-                raise TypeError(f"step={entry['step']!r}")
-            logged.append((entry["step"], dict(entry["data"])))
+            logged.append((step_number.validate_python(entry["step"]), dict(entry["data"])))
     return [(step, _numbers(data)) for step, data in logged if ROW_REWARD in data]
 
 
