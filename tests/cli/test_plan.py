@@ -52,7 +52,7 @@ def test_a_plan_needs_no_word_on_the_platform(path):
     code = "from verl_padding.cli.app import app; app()"
     done = run_fresh(code, "plan", str(path), *SHAPE, platform=None)
     assert done.returncode == 0, done.stderr
-    assert "optimizer steps" in done.stdout
+    assert "optimizer_steps" in done.stdout
 
 
 def dump_line(uid, output):

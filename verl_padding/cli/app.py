@@ -111,9 +111,7 @@ def demo(
 def plan(
     rows: Annotated[
         Path,
-        typer.Argument(
-            help="A file of rows, a recorded step, a rollout dump, or a folder of them."
-        ),
+        typer.Argument(help="A file of rows, a recorded step, or a rollout dump."),
     ],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel ranks.")] = None,
@@ -148,16 +146,8 @@ def plan(
     from verl_padding.cli.plan import job_to_plan, show_plan
 
     sizes = {"dp": dp, "mini_batch": mini_batch, "n": n, "budget": budget}
-    job, run_config = job_to_plan(rows, job_arguments(overrides), **sizes)
-    show_plan(
-        rows,
-        job,
-        run_config=run_config,
-        tokenizer=tokenizer,
-        compare=compare,
-        as_json=json,
-        page=page,
-    )
+    job = job_to_plan(rows, job_arguments(overrides), **sizes)
+    show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
 
 
 @app.command()

@@ -53,7 +53,7 @@ class ShownStep:
     """The rows of a batch, and the charts of what computed them."""
 
     name: str
-    run: str
+    run: str = ""
     keys: Sequence[str]
     columns: Mapping[str, Sequence[Any]] = field(repr=False)
     """Those of :data:`COLUMNS` that are known; none where rows are not recorded."""

@@ -2,23 +2,22 @@
 with."""
 
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from verl_padding.cli.batch_reader import FileBatch
 from verl_padding.cli.charts import planned_chart
-from verl_padding.cli.page import ShownStep, recorded_step
+from verl_padding.cli.page import ShownStep
 from verl_padding.cli.stock_layout import pack_as_verl, pad_tokens_of_verl, verl_layout
-from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
-from verl_padding.plan import BatchPlan, Job, PlanError, plan_batch
+from verl_padding.plan import BatchPlan, Job, plan_batch
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.layout import Layout, RowsMDK
 from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs
 from verl_padding.plan.planner import costs_of
+from verl_padding.record.data_errors import as_data_error
 
 VERL, PLAN = "verl", "plan"
 """Layouts that are compared."""
@@ -42,6 +41,24 @@ class CutLayout:
     def steps(self) -> list[MiniBatchCost]:
         return mini_batch_costs(self.rows_MDK, self.costs)
 
+    def figures(self, steps: Sequence[MiniBatchCost]) -> dict[str, float]:
+        """Some steps, or all, in numbers, which docs/reference.md explains."""
+        # Ranks that cost 4 + 2 and 1 + 3 in two micro-batches take 4 + 3 where they wait for each
+        # other at each, and 6 where they do so once: 1.4 or 1.2 times the mean rank.
+        slowest = sum(step.micro_slowest if self.by_micro else step.mini_slowest for step in steps)
+        time = slowest * steps[0].ranks
+        return {
+            "optimizer_steps": len(steps),
+            "rows": sum(step.real_rows for step in steps),
+            "pads": sum(step.pads for step in steps),
+            "tokens": sum(step.real_tokens for step in steps),
+            "pad_tokens": sum(step.tokens - step.real_tokens for step in steps),
+            "computed_tokens": sum(step.computed_tokens for step in steps),
+            "micro_batches": sum(step.micro_batches for step in steps),
+            "imbalance": time / sum(step.cost for step in steps),
+            "over_perfect": time / int(self.costs.cost_R.sum()),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatch:
@@ -50,8 +67,6 @@ class PlannedBatch:
     batch: FileBatch
     job: Job
     plan: BatchPlan
-    seconds: float
-    """Of planning."""
     layouts: Mapping[str, CutLayout]
     """The layout of each worker call, and those that are compared."""
 
@@ -61,15 +76,12 @@ class PlannedBatch:
             name: planned_chart(layout.rows_MDK, layout.costs, is_cut=layout.is_cut)
             for name, layout in self.layouts.items()
         }
-        rows, name = self.batch.rows, self.batch.name
-        if self.batch.recorded is not None:
-            step = recorded_step(self.batch.recorded, run="", texts={})
-            return replace(step, name=name, charts=charts)
+        rows = self.batch.rows
         columns = {"tokens": rows.tokens_R}
         if rows.tries is not None:
             columns["shared_tokens"] = tuple(rows.tries.shared_R.tolist())
         return ShownStep(
-            name=name, run="", keys=rows.key_R, columns=columns, charts=charts, tries=rows.tries
+            name=self.batch.name, keys=rows.key_R, columns=columns, charts=charts, tries=rows.tries
         )
 
 
@@ -85,14 +97,9 @@ def plan_file_batch(batch: FileBatch, job: Job, *, compare: bool) -> PlannedBatc
         PlanError: it cannot be planned.
     """
     # 15 prompts with mini-batches of 4 are planned as 16, one of which has no rows.
-    started = time.perf_counter()
     multiple = math.lcm(*(update.prompts_per_mini_batch for update in job.updates.values()))
     job = replace(job, prompts=up_to_multiple(len(set(batch.rows.prompt_R)), multiple))
-    try:
-        plan = plan_batch(batch.rows, job)
-    except PlanError as refusal:
-        raise PlanError(f"{batch.name}: {refusal}") from refusal
-    seconds = time.perf_counter() - started
+    plan = plan_batch(batch.rows, job)
     layouts = {
         name: CutLayout(
             rows_MDK=plan.layouts[name].rows_MDK,
@@ -102,21 +109,16 @@ def plan_file_batch(batch: FileBatch, job: Job, *, compare: bool) -> PlannedBatc
         for name, call in job.calls()
     }
     if compare:
-        layouts |= _compared(plan.layouts[ACTOR], layouts[ACTOR].costs, job)
-    return PlannedBatch(batch=batch, job=job, plan=plan, seconds=seconds, layouts=layouts)
+        with as_data_error("--compare", "a batch that stock verl takes", "Leave --compare out"):
+            layouts |= _compared(plan.layouts[ACTOR], layouts[ACTOR].costs, job)
+    return PlannedBatch(batch=batch, job=job, plan=plan, layouts=layouts)
 
 
 def _compared(layout: Layout, costs: CallCosts, job: Job) -> dict[str, CutLayout]:
-    """Stock verl's layout of the actor's update, and the plan's, cut into micro-batches.
-
-    Raises:
-        PaddingDataError: stock verl would stop at this batch, or micro-batches are not cut by
-            their tokens.
-    """
+    """Stock verl's layout of the actor's update, and the plan's, cut into micro-batches."""
     budget = costs.call.token_budget
     if budget is None or costs.call.padded_to != "row":
-        why = "stock verl's layout is known for packed rows with a token budget"
-        raise PaddingDataError(f"--compare: {why}. Leave --compare out.")
+        raise ValueError("its layout is known for packed rows with a token budget")
     tokens_R = costs.tokens_R.tolist()
     stock_MDK = verl_layout(
         tokens_R,
