@@ -1,9 +1,7 @@
 """The command ``verl-padding``."""
 
 import os
-import platform
 import sys
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,12 +51,9 @@ def job_arguments(arguments: list[str] | None) -> JobArguments:
     )
 
 
-def _show_versions(asked_for: bool) -> None:
+def _show_version(asked_for: bool) -> None:
     if asked_for:
-        others = ", ".join(
-            f"{name} {version_of(name)}" for name in ("verl", "TransferQueue", "torch")
-        )
-        typer.echo(f"verl_padding {__version__} ({others}, Python {platform.python_version()})")
+        typer.echo(f"verl_padding {__version__}")
         raise typer.Exit
 
 
@@ -67,7 +62,7 @@ def main(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_versions, is_eager=True, help="Show versions and exit."
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -168,7 +163,7 @@ def report(
 
     for note in write_report(runs, out, steps=steps):
         typer.echo(note, err=True)
-    typer.echo(f"The page is {out}, {out.stat().st_size / 1e6:.1f} MB.")
+    typer.echo(f"The page is {out}.")
 
 
 @app.command()

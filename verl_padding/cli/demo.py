@@ -8,7 +8,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from verl_padding.cli.curves import ACTOR_STEPS
 from verl_padding.cli.report import savings_of_run, write_report
@@ -67,37 +66,27 @@ def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: 
         f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
     ]
-    started = time.monotonic()
-    with Progress(console=console) as progress:
-        task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
-        shown = 0
+    started, shown = time.monotonic(), 0
+    with console.status("training by Ray, TransferQueue and two FSDP2 ranks"):
 
         def show_steps(_line: str = "") -> None:
             nonlocal shown
             for line in step_lines(out, after=shown):
-                progress.console.print(line)
+                console.print(line)
                 shown += 1
-                progress.update(task, description="training", completed=shown)
 
         # Whenever the job prints something, a step may have come to its metrics.
         code = run_local_job(overrides, folder=out, on_line=show_steps)
         show_steps()
     if code:
-        console.print(
-            f"The job ended with code {code}; its output is in {out / LOG}.",
-            style="red",
-            markup=False,
-        )
+        ended = f"The job ended with code {code}; its output is in {out / LOG}."
+        console.print(ended, style="red", markup=False)
         return code
     write_report([out], out / PAGE)
-    for line in savings_of_run(out):
-        console.print(line, markup=False)
     minutes = (time.monotonic() - started) / 60
-    console.print(
-        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}; metrics, "
-        "rollouts, recorded steps and the job's output are beside it.",
-        markup=False,
-    )
+    took = f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}."
+    for line in (*savings_of_run(out), took):
+        console.print(line, markup=False)
     return 0
 
 

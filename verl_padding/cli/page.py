@@ -177,9 +177,7 @@ def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -
         run=run,
         keys=update.keys,
         columns={
-            name: [or_null(getattr(row, name)) for row in update.rows]
-            for name in COLUMNS
-            if update.rows
+            name: [getattr(row, name) for row in update.rows] for name in COLUMNS if update.rows
         },
         charts=charts,
         tries=update.tries() if update.rows else None,
