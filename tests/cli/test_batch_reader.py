@@ -43,7 +43,6 @@ def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
     batch = read(ROW, "", PAD, row, {**ROW, "tokens": 9}, tokenize=list_of_bytes)
     assert batch.lines_R == (0, 3, 4)
     assert batch.rows.key_R == ("a_0_0", "b_0_0", "a_0_4")
-    assert batch.is_dump
     assert refusal(ROW, "", {}).startswith("rows.jsonl, line 3 (row number 2): ")
 
 

@@ -84,12 +84,6 @@ def demo(
     stock: Annotated[
         bool, typer.Option("--stock", help="Use verl's own trainer and padding.")
     ] = False,
-    images: Annotated[
-        bool,
-        typer.Option(
-            "--images", help="Train a vision model: sessions start with an image (extra: vision)."
-        ),
-    ] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two
     FSDP2 ranks.
@@ -99,7 +93,7 @@ def demo(
     """
     from verl_padding.cli.demo import run_demo
 
-    sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
+    sys.exit(run_demo(steps=steps, out=out, stock=stock, seed=seed))
 
 
 @app.command()
@@ -140,8 +134,8 @@ def plan(
     """
     from verl_padding.cli.plan import job_to_plan, show_plan
 
-    sizes = {"dp": dp, "mini_batch": mini_batch, "n": n, "budget": budget}
-    job = job_to_plan(rows, job_arguments(overrides), **sizes)
+    given = job_arguments(overrides)
+    job = job_to_plan(rows, given, dp=dp, mini_batch=mini_batch, n=n, budget=budget)
     show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
 
 

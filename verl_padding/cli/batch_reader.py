@@ -31,8 +31,6 @@ class FileBatch:
     lines_R: tuple[int, ...]
     """Line of each row, from 0: blank lines and pads of stock verl are counted, though they are no
     rows."""
-    is_dump: bool = False
-    """Whether the lengths are an estimate: a tokenizer's counts of a dump's texts."""
 
 
 class _Row(NamedTuple):
@@ -91,7 +89,6 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
         PaddingDataError: a line is not a row, or the rows are not a batch.
     """
     found: dict[int, _Row] = {}
-    is_dump = False
     for number, line in enumerate(lines):
         if not line.strip():
             continue
@@ -99,14 +96,13 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
         place = f"{name}, line {number + 1} (row number {number})"
         with as_data_error(place, "a row", FORMS):
             entry = dict(load_json(line))
-            is_dump = is_dump or "input" in entry
             if "input" not in entry:
                 found[number] = _row_of_lengths(entry, number)
             elif not entry["uid"].startswith(PAD_UID_PREFIX):
                 found[number] = _dumped_row(entry, tokenize)
     with as_data_error(name, "a batch", FORMS):
         rows = _batch(list(found.values()))
-    return FileBatch(name=name, rows=rows, lines_R=tuple(found), is_dump=is_dump)
+    return FileBatch(name=name, rows=rows, lines_R=tuple(found))
 
 
 def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.layout import RowsMDK
+from verl_padding.plan.layout import Layout
 from verl_padding.record.step_file import Place, RecordedStep
 from verl_padding.record.timings import MicroBatchTiming
 
@@ -70,23 +70,19 @@ def token_chart(update: RecordedStep, call: str) -> Chart:
     return Chart(unit="tokens of rows", bars=one_after_the_other(bars))
 
 
-def planned_chart(rows_MDK: RowsMDK, costs: CallCosts, *, is_cut: bool = True) -> Chart:
-    """A layout, by what its rows and pads cost.
-
-    Args:
-        is_cut: False if verl's packer cuts the micro-batches, in the workers.
-    """
+def planned_chart(layout: Layout, costs: CallCosts) -> Chart:
+    """A layout, by what its rows and pads cost."""
     # Costs are large integers without a unit; a row of 1000 tokens makes them readable.
     unit = costs.row_cost(1000)
     bars = []
-    for mini_batch, rows_DK in enumerate(rows_MDK):
+    for mini_batch, rows_DK in enumerate(layout.rows_MDK):
         _, load_DK = costs.micro_batch_loads(rows_DK)
         for rank, (rows_K, load_K) in enumerate(zip(rows_DK, load_DK.tolist(), strict=True)):
             for micro_batch, (rows, load) in enumerate(zip(rows_K, load_K, strict=True)):
                 real = [row for row in rows if row < costs.n_rows]
                 pads = len(rows) - len(real)
                 tokens = int(costs.tokens_R[real].sum()) + pads * costs.pad_tokens
-                number = micro_batch if is_cut else None
+                number = None if layout.cut_by == "verl" else micro_batch
                 bars.append(Bar(rank, mini_batch, number, 0, load / unit, 0, real, pads, tokens))
     return Chart(unit="cost, in rows of 1000 tokens", bars=one_after_the_other(bars))
 

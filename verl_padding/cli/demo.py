@@ -40,12 +40,12 @@ def empty_folder(out: Path) -> Path:
     return out.resolve()
 
 
-def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> list[str]:
+def demo_job(out: Path, *, stock: bool, seed: int = 0) -> list[str]:
     """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps
     and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
-    job = [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES]
+    job = [*tiny_job(out / ASSETS, seed=seed), *FOR_TWO_CORES]
     if not stock:
         # Timed and recorded, so that the page has bars and rows.
         job += ["+padding=fast", "padding.optimizer_steps=configured", f"padding.seed={seed}"]
@@ -53,14 +53,14 @@ def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> 
     return job
 
 
-def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
+def run_demo(*, steps: int, out: Path, stock: bool, seed: int = 0) -> int:
     """Runs the job, prints its steps, writes the page of the run, and returns the job's exit
     code."""
     out = empty_folder(out)
     console = Console(soft_wrap=True, highlight=False)
     # Progress bars and warnings of libraries.
     with (out / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
-        overrides = demo_job(out, stock=stock, images=images, seed=seed)
+        overrides = demo_job(out, stock=stock, seed=seed)
     overrides += [
         f"trainer.total_training_steps={steps}",
         f"trainer.rollout_data_dir={out / ROLLOUTS}",

@@ -3,20 +3,20 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas
+import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from verl_padding.cli.batch_reader import Tokenize, read_batches
 from verl_padding.cli.job_config import compose_or_refuse, quiet_imports
 from verl_padding.cli.page import write_page
-from verl_padding.cli.planned_batch import PLAN, VERL, PlannedBatch, plan_file_batch
+from verl_padding.cli.planned_batch import PlannedBatch, plan_file_batch
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.composition import JobArguments, as_recorded
@@ -142,8 +142,6 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
     job, update, rows = planned.job, planned.job.updates[ACTOR], planned.batch.rows
     if job.sharing != "off" and rows.tries is None:
         yield "padding.sharing=on: nothing is shared. Give rows token_ids, or take recorded steps."
-    if planned.batch.is_dump:
-        yield "Lengths are estimates: a tokenizer has counted the texts of a rollout dump."
     prompts = len(set(rows.prompt_R))
     if job.prompts != prompts:
         yield (
@@ -160,33 +158,24 @@ def plan_notes(planned: PlannedBatch) -> Iterator[str]:
 
 
 def _print_tables(planned: PlannedBatch) -> None:
-    console, job, actor = Console(), planned.job, planned.layouts[ACTOR]
+    job, actor = planned.job, planned.layouts[ACTOR]
     settings = ", ".join(f"{name} {getattr(job, name)}" for name in SETTINGS)
-    ranks = plural(job.updates[ACTOR].dp_size, "rank")
-    title = f"{Path(planned.batch.name).name}: {ranks}, {settings}"
-    columns = {"rows": "rows", "pads": "pads", "tokens": "tokens\nof rows"}
-    if any(step.computed_tokens < step.real_tokens for step in actor.steps):
-        columns["computed_tokens"] = "computed\ntokens"
-    if actor.by_micro:
-        columns["micro_batches"] = "micro-\nbatches"
-    columns["imbalance"] = "slowest /\nmean rank"
-    lines = []
-    numbered = {str(number): [step] for number, step in enumerate(actor.steps)}
-    for name, steps in (numbered | {"all": actor.steps}).items():
-        figures = actor.figures(steps)
-        lines.append([name, *(_shown(figures[figure]) for figure in columns)])
-    console.print(_table(title, ["step", *columns.values()], lines))
-    if totals := _comparison(planned):
-        lines = [
-            [figure, *(_shown(totals[name][figure]) for name in totals)] for figure in totals[PLAN]
-        ]
-        console.print(_table("Stock verl and the plan", ["", *totals], lines))
+    ranks = plural(actor.layout.dp_size, "rank")
+    typer.echo(f"{Path(planned.batch.name).name}: {ranks}, {settings}")
+    table = pandas.DataFrame(map(vars, actor.steps))
+    table.loc["all"] = table.sum()
+    table["imbalance"] = table[actor.time_of_a_step] * actor.layout.dp_size / table["cost"]
+    shown = ["real_rows", "pads", "real_tokens", "computed_tokens", "micro_batches", "imbalance"]
+    if actor.layout.cut_by == "verl":
+        shown.remove("micro_batches")
+    _print_table(table[shown])
+    if comparison := planned.comparison():
+        typer.echo("\nStock verl and the plan:")
+        _print_table(pandas.DataFrame([*comparison.values()], index=[*comparison]))
 
 
-def _comparison(planned: PlannedBatch) -> dict[str, dict[str, float]]:
-    """Figures of each layout that is compared; nothing if none is."""
-    compared = {name: planned.layouts[name] for name in (VERL, PLAN) if name in planned.layouts}
-    return {name: layout.figures(layout.steps) for name, layout in compared.items()}
+def _print_table(table: pandas.DataFrame) -> None:
+    typer.echo(table.to_string(float_format="{:.3f}".format, line_width=100))
 
 
 def _as_json(planned: PlannedBatch) -> dict[str, Any]:
@@ -194,20 +183,6 @@ def _as_json(planned: PlannedBatch) -> dict[str, Any]:
     shown = {name: getattr(planned.job, name) for name in SETTINGS} | {"file": batch.name}
     shown |= layout_as_json(plan.layouts[ACTOR], plan.figures[ACTOR], batch.lines_R)
     shown["notes"] = list(plan_notes(planned))
-    if comparison := _comparison(planned):
+    if comparison := planned.comparison():
         shown["comparison"] = comparison
     return shown
-
-
-def _table(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=escape(title), title_justify="left")
-    for column in columns:
-        # Not wrapped: rich would cut digits off in narrow columns.
-        table.add_column(column, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
-def _shown(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:.3f}"

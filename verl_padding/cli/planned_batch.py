@@ -2,9 +2,9 @@
 with."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from verl_padding.cli.batch_reader import FileBatch
 from verl_padding.cli.charts import planned_chart
@@ -15,7 +15,7 @@ from verl_padding.plan import BatchPlan, Job, plan_batch
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.layout import Layout, RowsMDK
-from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs
+from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs, score_layout
 from verl_padding.plan.planner import costs_of
 from verl_padding.record.data_errors import as_data_error
 
@@ -24,40 +24,29 @@ VERL, PLAN = "verl", "plan"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutLayout:
-    """A layout of a batch, cut into micro-batches, and the costs of its rows and pads."""
+class CostedLayout:
+    """A layout of a batch, and the costs of its rows and pads."""
 
-    rows_MDK: RowsMDK
+    layout: Layout
     costs: CallCosts
-    is_cut: bool = True
-    """False if the workers cut the micro-batches: each local mini-batch is one here."""
 
     @property
-    def by_micro(self) -> bool:
-        """Whether ranks wait for each other at each of these micro-batches, not once a step."""
-        return self.is_cut and self.costs.call.sync_point == "micro_batch"
-
-    @cached_property
     def steps(self) -> list[MiniBatchCost]:
-        return mini_batch_costs(self.rows_MDK, self.costs)
+        return mini_batch_costs(self.layout.rows_MDK, self.costs)
 
-    def figures(self, steps: Sequence[MiniBatchCost]) -> dict[str, float]:
-        """Some steps, or all, in numbers, which docs/reference.md explains."""
-        # Ranks that cost 4 + 2 and 1 + 3 in two micro-batches take 4 + 3 where they wait for each
-        # other at each, and 6 where they do so once: 1.4 or 1.2 times the mean rank.
-        slowest = sum(step.micro_slowest if self.by_micro else step.mini_slowest for step in steps)
-        time = slowest * steps[0].ranks
-        return {
-            "optimizer_steps": len(steps),
-            "rows": sum(step.real_rows for step in steps),
-            "pads": sum(step.pads for step in steps),
-            "tokens": sum(step.real_tokens for step in steps),
-            "pad_tokens": sum(step.tokens - step.real_tokens for step in steps),
-            "computed_tokens": sum(step.computed_tokens for step in steps),
-            "micro_batches": sum(step.micro_batches for step in steps),
-            "imbalance": time / sum(step.cost for step in steps),
-            "over_perfect": time / int(self.costs.cost_R.sum()),
-        }
+    @property
+    def time_of_a_step(self) -> str:
+        """Which cost of a step its time is: ranks wait for each other at each micro-batch, or once
+        a step; so they do here if the workers cut the micro-batches."""
+        waits = self.costs.call.sync_point == "micro_batch" and self.layout.cut_by != "verl"
+        return "micro_slowest" if waits else "mini_slowest"
+
+    def compared(self) -> dict[str, Any]:
+        """Its figures, and its time over that of ranks that never wait, and compute each real row
+        and no pad."""
+        time = sum(getattr(step, self.time_of_a_step) for step in self.steps)
+        over_perfect = time * self.layout.dp_size / int(self.costs.cost_R.sum())
+        return asdict(score_layout(self.layout, self.costs)) | {"over_perfect": over_perfect}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +56,18 @@ class PlannedBatch:
     batch: FileBatch
     job: Job
     plan: BatchPlan
-    layouts: Mapping[str, CutLayout]
+    layouts: Mapping[str, CostedLayout]
     """The layout of each worker call, and those that are compared."""
+
+    def comparison(self) -> dict[str, dict[str, Any]]:
+        """Figures of each layout that is compared; nothing if none is."""
+        names = [name for name in (VERL, PLAN) if name in self.layouts]
+        return {name: self.layouts[name].compared() for name in names}
 
     def shown_step(self) -> ShownStep:
         """What a page shows of it."""
         charts = {
-            name: planned_chart(layout.rows_MDK, layout.costs, is_cut=layout.is_cut)
-            for name, layout in self.layouts.items()
+            name: planned_chart(each.layout, each.costs) for name, each in self.layouts.items()
         }
         rows = self.batch.rows
         columns = {"tokens": rows.tokens_R}
@@ -101,40 +94,39 @@ def plan_file_batch(batch: FileBatch, job: Job, *, compare: bool) -> PlannedBatc
     job = replace(job, prompts=up_to_multiple(len(set(batch.rows.prompt_R)), multiple))
     plan = plan_batch(batch.rows, job)
     layouts = {
-        name: CutLayout(
-            rows_MDK=plan.layouts[name].rows_MDK,
-            costs=costs_of(batch.rows, job, call),
-            is_cut=plan.layouts[name].cut_by != "verl",
-        )
+        name: CostedLayout(layout=plan.layouts[name], costs=costs_of(batch.rows, job, call))
         for name, call in job.calls()
     }
     if compare:
         with as_data_error("--compare", "a batch that stock verl takes", "Leave --compare out"):
-            layouts |= _compared(plan.layouts[ACTOR], layouts[ACTOR].costs, job)
+            layouts |= _compared(layouts[ACTOR], job)
     return PlannedBatch(batch=batch, job=job, plan=plan, layouts=layouts)
 
 
-def _compared(layout: Layout, costs: CallCosts, job: Job) -> dict[str, CutLayout]:
+def _compared(planned: CostedLayout, job: Job) -> dict[str, CostedLayout]:
     """Stock verl's layout of the actor's update, and the plan's, cut into micro-batches."""
-    budget = costs.call.token_budget
+    layout, costs = planned.layout, planned.costs
+    budget, tokens_R = costs.call.token_budget, costs.tokens_R.tolist()
     if budget is None or costs.call.padded_to != "row":
         raise ValueError("its layout is known for packed rows with a token budget")
-    tokens_R = costs.tokens_R.tolist()
+
+    def cut(rows_MDK: RowsMDK) -> Layout:
+        as_tuples = tuple(
+            tuple(tuple(map(tuple, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
+        )
+        return Layout(n_rows=layout.n_rows, rows_MDK=as_tuples, cut_by="tokens")
+
     stock_MDK = verl_layout(
         tokens_R,
         dp_size=layout.dp_size,
         mini_batch_rows=job.updates[ACTOR].prompts_per_mini_batch * job.sessions_per_prompt,
         token_budget=budget,
     )
-    plan_MDK: RowsMDK = layout.rows_MDK
+    stock_costs = replace(costs, tries=None, pad_tokens=pad_tokens_of_verl())
     if layout.cut_by == "verl":  # verl's packer cuts them, in the workers
         padded_R = [*tokens_R, *[job.pad_tokens] * layout.n_pads]
-        plan_MDK = [
-            pack_as_verl(local_batches_D, padded_R, budget)
-            for local_batches_D in layout.local_batches
-        ]
-    stock_costs = replace(costs, tries=None, pad_tokens=pad_tokens_of_verl())
+        layout = cut([pack_as_verl(each, padded_R, budget) for each in layout.local_batches])
     return {
-        VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs),
-        PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs),
+        VERL: CostedLayout(layout=cut(stock_MDK), costs=stock_costs),
+        PLAN: CostedLayout(layout=layout, costs=costs),
     }

@@ -4,9 +4,9 @@ where."""
 import json
 import math
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -19,6 +19,7 @@ MAX_BYTES, MAX_LINE_BYTES, MAX_TEXT_BYTES = 1 << 32, 1 << 26, 1 << 22
 """Most bytes of a file of lines, of one of its lines, and of a file that is read as a whole."""
 MAX_DIGITS, MAX_NUMBER = 18, 1e300
 """Of an integer, which so fits int64, and of any number, so that sums of them are finite."""
+T = TypeVar("T")
 SHORTEN = "Give a shorter one"
 Count = Annotated[int, Field(strict=True, ge=0, lt=10**MAX_DIGITS)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -91,12 +92,11 @@ def _float(digits: str) -> float:
 
 
 def read_objects(
-    lines: Iterable[bytes], name: str, expected: str, fix: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of JSON lines, each after its place, ``steps/3.jsonl, line 7``; a
-    PaddingDataError if a line has none."""
+    lines: Iterable[bytes], name: str, expected: str, fix: str, parse: Callable[[dict[str, Any]], T]
+) -> Iterator[T]:
+    """What is parsed of the objects of JSON lines; a PaddingDataError names the line that has none,
+    ``steps/3.jsonl, line 7``, or that the parser raises for."""
     for number, line in enumerate(lines, start=1):
-        place = f"{name}, line {number}"
-        with as_data_error(place, expected, fix):
-            values = dict(load_json(line))
-        yield place, values
+        with as_data_error(f"{name}, line {number}", expected, fix):
+            parsed = parse(dict(load_json(line)))
+        yield parsed

@@ -160,21 +160,26 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     expected = f"the file of a step in form {RecordedStep.form}"
     fix = "Name one that padding.record=true has written in this version"
     steps: list[RecordedStep] = []
-    for place, values in read_objects(lines, name, expected, fix):
-        with as_data_error(place, expected, fix):
-            # A line of an update's keys, or of a timing (it has a call), or else of a row.
-            if "keys" in values:
-                steps.append(STEP.validate_python({"form": None} | values))
-            elif "call" in values:
-                steps[-1].timings.append(TIMING.validate_python(values))
-            else:
-                steps[-1].rows.append(ROW.validate_python(values))
     with as_data_error(name, expected, fix):
+        for line in read_objects(lines, name, expected, fix, _parse):
+            if isinstance(line, RecordedStep):
+                steps.append(line)
+            elif isinstance(line, RecordedRow):
+                steps[-1].rows.append(line)
+            else:
+                steps[-1].timings.append(line)
         if not steps:
             raise LookupError("it holds no step")
         for step in steps:
             _check_rows(step)
     return steps
+
+
+def _parse(values: dict[str, Any]) -> RecordedStep | RecordedRow | MicroBatchTiming:
+    # A line of an update's keys, or of a timing (it has a call), or else of a row.
+    if "keys" in values:
+        return STEP.validate_python({"form": None} | values)
+    return TIMING.validate_python(values) if "call" in values else ROW.validate_python(values)
 
 
 def _check_rows(step: RecordedStep) -> None:

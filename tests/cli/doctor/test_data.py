@@ -9,7 +9,7 @@ from tests.support.doctored_job import REWARD, TRAIN, mistakes
     ({TRAIN: []}, "no file"),
     ({TRAIN: "broken.parquet"}, "broken.parquet"),
     ({TRAIN: "rows.csv"}, "rows.csv"),
-    ({TRAIN: "few.parquet"}, "data.train_batch_size=8"),
+    ({TRAIN: "few.parquet"}, "data.train_batch_size"),
     ({TRAIN: "no_prompt.parquet"}, "data.prompt_key"),
     ({TRAIN: "no_source.parquet"}, "data_source"),
     ({TRAIN: "own_source.parquet"}, "mine", f"{REWARD}.path"),

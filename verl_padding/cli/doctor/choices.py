@@ -1,7 +1,6 @@
 """Names that a job chooses by, asked of verl's own registries and code."""
 
 import inspect
-import os
 import re
 from collections.abc import Collection, Iterator
 
@@ -9,7 +8,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_padding.cli.doctor.files import AGENT, EXTERNAL_LIB, FIX_MODULE, own_agent_loops
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
-from verl_padding.cli.doctor.keys import verls_code
 from verl_padding.errors import meant
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -49,10 +47,8 @@ def choices(config: DictConfig) -> dict[str, Collection[str]]:
     penalties = [name + plus for name in kl_names if name != "full" for plus in ("", "+")]
     found = {
         "trainer.logger": Tracking.supported_backend,
-        "trainer.resume_mode": re.findall(r'resume_mode == "(\w+)"', verls_code()),
         "algorithm.adv_estimator": [str(name) for name in core_algos.ADV_ESTIMATOR_REGISTRY],
         "algorithm.kl_penalty": penalties,
-        "algorithm.kl_ctrl.type": re.findall(r'kl_ctrl\.type == "(\w+)"', verls_code()),
         "actor_rollout_ref.actor.kl_loss_type": penalties,
         "actor_rollout_ref.actor.policy_loss.loss_mode": core_algos.POLICY_LOSS_REGISTRY,
         f"{AGENT}.default_agent_loop": agent_loops(config),
@@ -66,10 +62,9 @@ def choices(config: DictConfig) -> dict[str, Collection[str]]:
 
 def unknown_choices(config: DictConfig) -> Iterator[Finding]:
     """Names that verl does not know, and would find out only in the first step."""
-    # Modules that only the job's workers import may register a parser.
-    has_modules = bool(own_agent_loops(config) or os.getenv("VERL_USE_EXTERNAL_MODULES"))
     for setting, names in choices(config).items():
-        say = warning if setting == PARSER and has_modules else wrong
+        # A module that only the job's workers import may register a parser.
+        say = warning if setting == PARSER else wrong
         value = OmegaConf.select(config, setting, throw_on_missing=False)
         for name in value if isinstance(value, ListConfig) else [value]:
             if name is not None and name not in names:

@@ -23,15 +23,14 @@ def versions() -> Iterator[Finding]:
     """Versions of Python and of the packages that the plug-in needs."""
     yield ok("Python", platform.python_version())  # pip has refused others
     for requirement in map(Requirement, requires(PACKAGE) or []):
-        name, installed = requirement.name, _installed(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        if installed is None or not requirement.specifier.contains(installed, prereleases=True):
-            yield wrong(
-                name, f"{installed or 'missing'}, but this is needed: pip install '{requirement}'"
-            )
-        else:
+        name, installed = requirement.name, _installed(requirement.name)
+        if installed and requirement.specifier.contains(installed, prereleases=True):
             yield ok(name, installed)
+        else:
+            fix = f"pip install '{requirement}'"
+            yield wrong(name, f"{installed or 'missing'}, but this is needed: {fix}")
 
 
 def verl() -> Iterator[Finding]:
@@ -50,10 +49,8 @@ def verl() -> Iterator[Finding]:
             yield wrong("verl", f"{line}. No padded job runs.")
     if untried := untried_verl():
         yield warning("verl", untried)
-    subject = f"verl {installed_verl().version}"
-    yield ok(
-        subject, f"has {len(FACTS) - len(missing)} of {len(FACTS)} definitions that padding needs"
-    )
+    has = f"has {len(FACTS) - len(missing)} of {len(FACTS)} definitions that padding needs"
+    yield ok(f"verl {installed_verl().version}", has)
 
 
 def _installed(name: str) -> str | None:

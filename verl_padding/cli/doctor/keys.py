@@ -3,7 +3,6 @@
 Hydra takes any key behind a +, so a flag that is misspelt changes nothing, in silence.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -78,22 +77,15 @@ def unread_keys(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
 
 
 def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
-    """Texts and nulls where verl has a number, or a truth value: ``no`` is a text to Hydra, and
-    true to Python. Numbers that are none, and learning rates below zero."""
+    """Texts, nulls and numbers that are none where verl has a number, or a truth value: ``no`` is a
+    text to Hydra, and true to Python."""
     own = leaves(verls)
     for key, value in leaves(config).items():
         kind = KINDS.get(type(own.get(key)))
-        if kind is None:
-            continue
-        if isinstance(value, str):
-            yield wrong(key, f"{value}: a string, where verl has {own[key]}. Set it to {kind}.")
-        elif value is None and not _takes_none(key, verls):
-            yield wrong(key, f"null, where verl has {own[key]}. Set it to {kind}.")
-        elif isinstance(value, float) and math.isnan(value):
-            yield wrong(key, f"{value}: not a number. Set it to {kind}.")
-        # Some switch a clip off by infinity.
-        elif key.endswith((".lr", "_lr")) and not (value is None or 0 <= value < math.inf):
-            yield wrong(key, f"{value}: not a learning rate. Set it to a number of at least 0.")
+        is_other = isinstance(value, str) or value != value  # only NaN is not itself
+        if kind and (is_other or (value is None and not _takes_none(key, verls))):
+            shown = "null" if value is None else value
+            yield wrong(key, f"{shown}: verl has {own[key]} there. Set it to {kind}.")
 
 
 def _takes_none(key: str, verls: DictConfig) -> bool:
