@@ -45,9 +45,7 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     assert [Path(each["file"]).name for each in both] == ["3.jsonl, update 0", "3.jsonl, update 1"]
     assert [each["steps"] for each in both] == [plan["steps"]] * 2
     write_steps([made_step(rows=[])], path)
-    assert "3.jsonl: holds only timings. Record steps with padding.record=true." in refused(
-        path, *SHARING, *SHARED
-    )
+    assert "Record steps with padding.record=true." in refused(path, *SHARING, *SHARED)
 
 
 def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):

@@ -81,9 +81,6 @@ def demo(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws.")
     ] = 0,
-    stock: Annotated[
-        bool, typer.Option("--stock", help="Use verl's own trainer and padding.")
-    ] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two
     FSDP2 ranks.
@@ -93,7 +90,7 @@ def demo(
     """
     from verl_padding.cli.demo import run_demo
 
-    sys.exit(run_demo(steps=steps, out=out, stock=stock, seed=seed))
+    sys.exit(run_demo(steps=steps, out=out, seed=seed))
 
 
 @app.command()

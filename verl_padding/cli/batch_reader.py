@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import row_key
-from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import load_json, read_lines
+from verl_padding.record.files import as_data_error, load_json, read_lines
 from verl_padding.record.step_file import RecordedStep, begins_step, parse_steps
 
 FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/reference.md has all forms'
@@ -59,22 +57,19 @@ def read_batches(path: Path, tokenize: Tokenize | None) -> list[FileBatch]:
 
 
 def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
-    if not update.rows:
-        raise PaddingDataError(
-            f"{name}: holds only timings. Record steps with padding.record=true."
-        )
     # The update computes the first of the zero-advantage rows where a mini-batch has no others: a
     # short one with trained tokens.
     dropped = sorted(
         (row for row in update.rows if row.zero_advantage),
         key=lambda row: (not row.trained_tokens, row.tokens),
     )
-    rows = Rows.from_keys(
-        update.keys,
-        [row.tokens for row in update.rows],
-        tries=update.tries(),
-        zero_advantage=[row.row for row in dropped],
-    )
+    with as_data_error(name, "a step with its rows", "Record steps with padding.record=true"):
+        rows = Rows.from_keys(
+            update.keys,
+            [row.tokens for row in update.rows],
+            tries=update.tries(),
+            zero_advantage=[row.row for row in dropped],
+        )
     return FileBatch(name=name, rows=rows, lines_R=tuple(range(len(rows))))
 
 

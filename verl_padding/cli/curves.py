@@ -18,7 +18,7 @@ from verl_padding.job.metric_names import (
 )
 from verl_padding.job.role_engine import has_critic
 from verl_padding.plan import padded_rows
-from verl_padding.record.data_errors import as_data_error
+from verl_padding.record.files import as_data_error
 from verl_padding.record.run_files import (
     CONFIG,
     ROLLOUTS,

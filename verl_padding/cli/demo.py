@@ -2,7 +2,6 @@
 the end."""
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -40,33 +39,32 @@ def empty_folder(out: Path) -> Path:
     return out.resolve()
 
 
-def demo_job(out: Path, *, stock: bool, seed: int = 0) -> list[str]:
+def demo_job(out: Path, *, seed: int = 0) -> list[str]:
     """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps
     and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
-    job = [*tiny_job(out / ASSETS, seed=seed), *FOR_TWO_CORES]
-    if not stock:
-        # Timed and recorded, so that the page has bars and rows.
-        job += ["+padding=fast", "padding.optimizer_steps=configured", f"padding.seed={seed}"]
-        job += ["padding.timing=true", "padding.record=true"]
-    return job
+    # Timed and recorded, so that the page has bars and rows.
+    recorded = ("padding.timing=true", "padding.record=true")
+    flag = ("+padding=fast", "padding.optimizer_steps=configured", f"padding.seed={seed}")
+    return [*tiny_job(out / ASSETS, seed=seed), *FOR_TWO_CORES, *flag, *recorded]
 
 
-def run_demo(*, steps: int, out: Path, stock: bool, seed: int = 0) -> int:
+def run_demo(*, steps: int, out: Path, seed: int = 0) -> int:
     """Runs the job, prints its steps, writes the page of the run, and returns the job's exit
     code."""
     out = empty_folder(out)
     console = Console(soft_wrap=True, highlight=False)
     # Progress bars and warnings of libraries.
     with (out / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
-        overrides = demo_job(out, stock=stock, seed=seed)
+        overrides = demo_job(out, seed=seed)
     overrides += [
         f"trainer.total_training_steps={steps}",
         f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
     ]
-    started, shown = time.monotonic(), 0
+    shown = 0
+    console.print("  ".join(["step", *COLUMNS]))
     with console.status("training by Ray, TransferQueue and two FSDP2 ranks"):
 
         def show_steps(_line: str = "") -> None:
@@ -83,20 +81,16 @@ def run_demo(*, steps: int, out: Path, stock: bool, seed: int = 0) -> int:
         console.print(ended, style="red", markup=False)
         return code
     write_report([out], out / PAGE)
-    minutes = (time.monotonic() - started) / 60
-    took = f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}."
-    for line in (*savings_of_run(out), took):
+    for line in (*savings_of_run(out), f"The page of the run is {out / PAGE}."):
         console.print(line, markup=False)
     return 0
 
 
 def step_lines(folder: Path, *, after: int) -> Iterator[str]:
-    """A line for each step that verl has logged in a folder but the first ``after``; a heading
-    comes with the first."""
-    for number, (step, data) in enumerate(read_metrics(folder)[after:], start=after):
-        heading = "  ".join(["step", *COLUMNS]) + "\n" if number == 0 else ""
+    """A line for each step that verl has logged in a folder but the first ``after``."""
+    for step, data in read_metrics(folder)[after:]:
         cells = [f"{step:>4}"]
         for name, (metric, form) in COLUMNS.items():
             value = data.get(metric, math.nan)
             cells.append(("-" if math.isnan(value) else format(value, form)).rjust(len(name)))
-        yield heading + "  ".join(cells)
+        yield "  ".join(cells)

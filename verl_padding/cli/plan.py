@@ -1,8 +1,6 @@
 """The command ``verl-padding plan``: shows the plan of batches without training on them."""
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,7 +9,6 @@ from typing import Any
 
 import pandas
 import typer
-from rich.console import Console
 
 from verl_padding.cli.batch_reader import Tokenize, read_batches
 from verl_padding.cli.job_config import compose_or_refuse, quiet_imports
@@ -24,12 +21,9 @@ from verl_padding.job.model_config import disable_remote_code_prompt
 from verl_padding.plan import Job
 from verl_padding.plan.batch_plan import layout_as_json
 from verl_padding.plan.plural import plural
-from verl_padding.record.data_errors import as_data_error
+from verl_padding.record.files import as_data_error
 from verl_padding.record.run_files import CONFIG, ROLLOUTS, read_config
 from verl_padding.record.step_file import FOLDER
-
-EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
-"""verl's environment variable: modules that it imports."""
 
 DEFAULTS = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=true")
 SIZES = {
@@ -63,11 +57,11 @@ def job_to_plan(path: Path, arguments: JobArguments, **sizes: int | None) -> Job
     # The user's own overrides come last, and win.
     arguments = replace(arguments, overrides=(*short, *overrides))
     if run_config is None:
-        return _planned_job(arguments, has_job=has_job)
+        return _planned_job(arguments)
     fix = "Give the overrides of the job after --"
     with as_data_error(str(run_config), "a job that can be planned", fix):
-        job = _planned_job(as_recorded(arguments, read_config(run_config)), has_job=False)
-    sys.stderr.write(f"The job is that of {run_config}.\n")
+        job = _planned_job(as_recorded(arguments, read_config(run_config)))
+    typer.echo(f"The job is that of {run_config}.", err=True)
     return job
 
 
@@ -79,11 +73,9 @@ def config_of_run(path: Path) -> Path | None:
     return run / CONFIG if (run / CONFIG).exists() else None
 
 
-def _planned_job(arguments: JobArguments, *, has_job: bool) -> Job:
-    # A plan needs no module of the job's but that of a trainer, which the environment names.
-    finds_modules = has_job and EXTERNAL_MODULES in os.environ
-    config = compose_or_refuse(arguments, finds_modules=finds_modules)
-    with quiet_imports(finds_modules=finds_modules):
+def _planned_job(arguments: JobArguments) -> Job:
+    config = compose_or_refuse(arguments, finds_modules=False)
+    with quiet_imports(finds_modules=False):
         from verl_padding.driver.job_check import check_job
 
         if config.get("padding") is None:
@@ -105,25 +97,23 @@ def show_plan(
         PaddingDataError: a file or an option is refused.
         PlanError: a batch cannot be planned.
     """
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
     tokenize = None if tokenizer is None else _load_tokenizer(tokenizer)
-    with errors.status("planning"):
-        # All before anything is printed: a refused command prints only its refusal.
-        batches = read_batches(path, tokenize)
-        planned = [plan_file_batch(batch, job, compare=compare) for batch in batches]
+    # All before anything is printed: a refused command prints only its refusal.
+    batches = read_batches(path, tokenize)
+    planned = [plan_file_batch(batch, job, compare=compare) for batch in batches]
     # Once, where many batches have it.
     notes = list(dict.fromkeys(note for each in planned for note in plan_notes(each)))
     for note in notes:
-        errors.print(note, markup=False)
+        typer.echo(note, err=True)
     for each in planned:
         if as_json:
-            sys.stdout.write(json.dumps(_as_json(each)) + "\n")
+            typer.echo(json.dumps(_as_json(each)))
         else:
             _print_tables(each)
     if page is not None:
         steps = [each.shown_step() for each in planned]
         write_page(page, title=path.name, curves={}, steps=steps, notes=notes)
-        errors.print(f"The page is in {page}.", markup=False)
+        typer.echo(f"The page is in {page}.", err=True)
 
 
 def _load_tokenizer(name: str) -> Tokenize:

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from verl_padding.cli.batch_reader import FileBatch
-from verl_padding.cli.charts import planned_chart
-from verl_padding.cli.page import ShownStep
+from verl_padding.cli.page import ShownStep, planned_chart
 from verl_padding.cli.stock_layout import pack_as_verl, pad_tokens_of_verl, verl_layout
 from verl_padding.job.calls import ACTOR
 from verl_padding.plan import BatchPlan, Job, plan_batch
@@ -17,7 +16,7 @@ from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.layout import Layout, RowsMDK
 from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs, score_layout
 from verl_padding.plan.planner import costs_of
-from verl_padding.record.data_errors import as_data_error
+from verl_padding.record.files import as_data_error
 
 VERL, PLAN = "verl", "plan"
 """Layouts that are compared."""

@@ -1,6 +1,5 @@
 """The command ``verl-padding report``: runs as one page."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -11,7 +10,6 @@ from verl_padding.cli.curves import Curves, noted, read_curves
 from verl_padding.cli.page import ShownStep, cut_text, recorded_step, write_page
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.savings import saved_line
-from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump, read_metrics
 from verl_padding.record.step_file import FOLDER, RecordedStep, read_savings, read_steps
 
@@ -58,8 +56,8 @@ def savings_of_run(folder: Path) -> list[str]:
     """Which savings the job of a folder has had, and what they have left out."""
     totals = Counter[str]()
     for _, metrics in read_metrics(folder):
-        known = {name: value for name, value in metrics.items() if 0 <= value < math.inf}
-        totals.update({name: value for name, value in known.items() if name.endswith("/total")})
+        sums = {name: value for name, value in metrics.items() if name.endswith("/total")}
+        totals.update({name: value for name, value in sums.items() if value >= 0})
     lines = [*read_savings(folder / FOLDER), saved_line(totals)]
     return [line for line in lines if line]
 
@@ -71,19 +69,10 @@ def _shown_steps(run: str, path: Path, notes: list[str]) -> Iterator[ShownStep]:
     dump = Path(run) / ROLLOUTS / path.name
     with noted(notes):
         updates = read_steps(path)
-        texts = _read_texts(dump) if dump.exists() else {}
+        rows = read_dump(dump, uid=str, input=str, output=str) if dump.exists() else []
+        texts = {row["uid"]: (row["input"], row["output"]) for row in rows}
     for update in updates:
         yield recorded_step(update, run=run, texts=_shown_texts(update, texts))
-
-
-def _read_texts(dump: Path) -> dict[str, tuple[str, str]]:
-    """Input and output of the rows of a rollout dump by their keys, without stock verl's pads."""
-    rows = read_dump(dump, uid=str, input=str, output=str)
-    return {
-        row["uid"]: (row["input"], row["output"])
-        for row in rows
-        if not row["uid"].startswith(PAD_UID_PREFIX)
-    }
 
 
 def _shown_texts(

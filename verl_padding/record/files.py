@@ -5,7 +5,9 @@ import json
 import math
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any, TypeVar
 
 import yaml
@@ -13,17 +15,30 @@ from omegaconf import OmegaConf
 from pydantic import Field
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.record.data_errors import as_data_error
 
 MAX_BYTES, MAX_LINE_BYTES, MAX_TEXT_BYTES = 1 << 32, 1 << 26, 1 << 22
 """Most bytes of a file of lines, of one of its lines, and of a file that is read as a whole."""
 MAX_DIGITS, MAX_NUMBER = 18, 1e300
 """Of an integer, which so fits int64, and of any number, so that sums of them are finite."""
 T = TypeVar("T")
+MAX_CAUSE = 300
+"""Characters of a cause of a refusal, which may quote the file."""
 SHORTEN = "Give a shorter one"
 Count = Annotated[int, Field(strict=True, ge=0, lt=10**MAX_DIGITS)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """Types of what a line of JSON may have."""
+
+
+@contextmanager
+def as_data_error(name: str, expected: str, fix: str) -> Iterator[None]:
+    """Turns what reading a file of another kind raises into a PaddingDataError of one line."""
+    try:
+        yield
+    except PaddingDataError:
+        raise
+    except Exception as error:  # of any kind, by what is in the file
+        why = shorten(f"{type(error).__name__}: {error}", MAX_CAUSE, placeholder=" ..")
+        raise PaddingDataError(f"{name}: not {expected} ({why}). {fix}.") from error
 
 
 def read_lines(path: Path, *, may_be_pipe: bool = False) -> Iterator[bytes]:

@@ -13,8 +13,14 @@ from pydantic import TypeAdapter
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import MAX_DIGITS, Count, read_lines, read_objects, read_yaml
+from verl_padding.record.files import (
+    MAX_DIGITS,
+    Count,
+    as_data_error,
+    read_lines,
+    read_objects,
+    read_yaml,
+)
 
 ROW_REWARD = "critic/score/mean"
 """A metric of each training step."""
@@ -54,10 +60,12 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
     step_number = TypeAdapter(Count)
 
     def parse(entry: dict[str, Any]) -> tuple[int, dict[str, float]]:
-        data = dict(entry["data"]).items()
-        numbers = {name: value for name, value in data if isinstance(value, int | float | None)}
-        known = {name: known_or_nan(value) for name, value in numbers.items()}
-        return step_number.validate_python(entry["step"]), known
+        numbers = {
+            name: known_or_nan(value)
+            for name, value in dict(entry["data"]).items()
+            if isinstance(value, int | float | None)
+        }
+        return step_number.validate_python(entry["step"]), numbers
 
     # The last line may be half written.
     lines = (line for line in read_lines(path) if line.endswith(b"\n")) if path.exists() else ()

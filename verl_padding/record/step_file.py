@@ -17,8 +17,14 @@ from pydantic import StrictBool, TypeAdapter
 
 from verl_padding.plan import Rows
 from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import Count, Number, read_lines, read_objects, read_text
+from verl_padding.record.files import (
+    Count,
+    Number,
+    as_data_error,
+    read_lines,
+    read_objects,
+    read_text,
+)
 from verl_padding.record.timings import MicroBatchTiming
 
 FOLDER = "steps"

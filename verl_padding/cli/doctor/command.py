@@ -26,8 +26,8 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     findings = sorted(dict.fromkeys(findings), key=lambda each: each.verdict == "hint")
     for each in findings:
         verdict = Text(f"{each.verdict:9}", style=STYLES[each.verdict])
-        text = f"{each.subject}: {each.message}\n{each.details}".rstrip()
-        console.print(verdict, Text(text), sep="", soft_wrap=True)
+        said = Text(f"{each.subject}: {each.message}")
+        console.print(verdict, said, sep="", soft_wrap=True)
     if wrong := sum(each.verdict == "wrong" for each in findings):
         console.print(f"{wrong} wrong.", style="red")
     elif arguments is None:

@@ -114,15 +114,12 @@ def _prompts(
         return
     options = dict(config.data.get("apply_chat_template_kwargs") or {})
     options |= {"add_generation_prompt": True, "return_dict": False}
-    kinds = [config.data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio")]
-    texts = [row[column] for row in rows if not any(row.get(key) for key in kinds)]
-    try:
-        lengths = [len(tokenizer.apply_chat_template(text, **options)) for text in texts]
+    try:  # of text alone: images and sounds make a prompt longer
+        lengths = [len(tokenizer.apply_chat_template(row[column], **options)) for row in rows]
     except Exception as error:  # of the template, or of a tokenizer without one
         why = " ".join(str(error).split())
         yield wrong(setting, f"the model's chat template rejects a prompt ({why}). Correct it.")
         return
     if long := sum(length > longest for length in lengths):
         why = f"{long} of {plural(len(lengths), 'prompt')} are longer, up to {max(lengths)} tokens"
-        say = wrong if long == len(lengths) and config.data.filter_overlong_prompts else warning
-        yield say("data.max_prompt_length", f"{longest}: {why}. Raise it, or drop them.")
+        yield warning("data.max_prompt_length", f"{longest}: {why}. Raise it, or drop them.")

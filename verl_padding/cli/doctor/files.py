@@ -17,13 +17,11 @@ from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import leaves
 from verl_padding.errors import meant
 from verl_padding.job.model_config import OF_HUB
-from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import read_text, read_yaml
+from verl_padding.record.files import as_data_error, read_text, read_yaml
 
 AGENT = "actor_rollout_ref.rollout.agent"
 WRITTEN = "save_path"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
-CONFIG_FILES = (".yaml", ".yml", ".json", ".py")
 
 
 def files_and_modules(config: DictConfig) -> Iterator[Finding]:
@@ -64,10 +62,7 @@ def _path(key: str, value: str) -> Iterator[Finding]:
 
     if "://" in value or _here(value).exists():
         return
-    is_model = "model" in key and not value.endswith(CONFIG_FILES)
-    owner = Path(value).parent
-    is_here = owner != Path() and owner.is_dir()
-    if not is_model or is_here or not OF_HUB.fullmatch(value):
+    if "model" not in key or not OF_HUB.fullmatch(value):
         yield wrong(key, f"{value}: no such file or folder. Correct the path.")
     elif not isinstance(try_to_load_from_cache(value, "config.json"), str):
         why = "neither a local folder nor in this machine's cache of the hub"

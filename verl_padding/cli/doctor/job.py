@@ -3,9 +3,7 @@
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_padding.cli.doctor.choices import import_external_lib, unknown_choices
 from verl_padding.cli.doctor.data import data_findings
@@ -80,7 +78,7 @@ def verls_own_check(config: DictConfig) -> Iterator[Finding]:
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # by the workers' constructors
     except PaddingError:
         raise
-    except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
+    except Exception as error:
         yield wrong("verl", f"its check of the config: {error}. Correct the settings.")
 
 
