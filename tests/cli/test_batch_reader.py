@@ -52,6 +52,7 @@ def test_row_numbers_are_lines_from_0_with_blank_ones_and_pads():
         ("{", "JSONDecodeError"),
         ("[1]", "TypeError"),
         ({"prompt": "a", "session": 0}, "KeyError: 'tokens'"),
+        ({"prompt": "a", "session": 0, "prompt_tokens": 4}, "KeyError: 'response_tokens'"),
         ({"messages": []}, "KeyError: 'prompt'.* docs/reference"),
     ],
 )

@@ -34,8 +34,8 @@ def test_the_rows_of_the_page_are_read_as_it_says():
         )
         for text in TEXTS[:2]
     )
-    assert lengths.rows.tokens_R == (512, 5, 7)
-    assert lengths.rows.tries.shared_R.tolist() == [0, 5, 0]
+    assert lengths.rows.tokens_R == (512, 400, 5, 7)
+    assert lengths.rows.tries.shared_R.tolist() == [0, 0, 5, 0]
     assert dump.rows.prompt_R == ("7f3a",)
     shown = {key for line in TEXTS[0].splitlines() for key in json.loads(line)}
     assert first_column("A row by its length") == shown

@@ -105,6 +105,8 @@ def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
         raise TypeError(f"prompt={prompt!r}: a text or a whole number names it")
     # The number of the line makes the key unique.
     key = row_key(prompt, entry["session"], line)
+    if "prompt_tokens" in entry:
+        return _Row(key, entry["prompt_tokens"] + entry["response_tokens"])
     if "token_ids" not in entry:
         return _Row(key, entry["tokens"])
     ids = np.array(entry["token_ids"])

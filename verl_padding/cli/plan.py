@@ -161,11 +161,11 @@ def _print_tables(planned: PlannedBatch) -> None:
     _print_table(table[shown])
     if comparison := planned.comparison():
         typer.echo("\nStock verl and the plan:")
-        _print_table(pandas.DataFrame([*comparison.values()], index=[*comparison]))
+        _print_table(pandas.DataFrame(comparison))
 
 
 def _print_table(table: pandas.DataFrame) -> None:
-    typer.echo(table.to_string(float_format="{:.3f}".format, line_width=100))
+    typer.echo(table.to_string(float_format=lambda number: f"{number:.3f}".removesuffix(".000")))
 
 
 def _as_json(planned: PlannedBatch) -> dict[str, Any]:
