@@ -45,8 +45,8 @@ def test_the_demo_shows_its_steps_and_ends_with_its_page(monkeypatch, tmp_path, 
     assert f"{tmp_path}/report.html" in output
     steps = [line.split() for line in output.split("\n") if re.match(r" +\d  ", line)]
     assert steps == [
-        ["1", "0.500", "-", "1", "1", "0.100", "-"],
-        ["2", "0.500", "-", "1", "1", "0.200", "-"],
+        ["1", "0.5", "nan", "1", "1", "0.1", "nan"],
+        ["2", "0.5", "nan", "1", "1", "0.2", "nan"],
     ]
     rewards = parsed(tmp_path / "report.html").packed["curves"]["curves"][
         "mean reward of a session"

@@ -22,9 +22,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (PaddingError, OSError) as refusal:
-            Console(stderr=True, soft_wrap=True).print(
-                str(refusal), style="red", markup=False, highlight=False
-            )
+            typer.secho(str(refusal), fg="red", err=True)
             raise typer.Exit(1) from refusal
 
 

@@ -20,14 +20,14 @@ HYDRA = CONFIG.parts[0]
 # Sessions are played by two processes, and earn their rewards there.
 FOR_TWO_CORES = ("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=0")
 COLUMNS = {
-    "row reward": (ROW_REWARD, ".3f"),
-    "rows": (metric_names.REAL_ROWS_TOTAL, ".0f"),
-    "pads": (metric_names.PAD_ROWS_TOTAL, ".0f"),
-    "optimizer steps": (ACTOR_STEPS, ".0f"),
-    "grad norm": (metric_names.GRAD_NORM, ".3f"),
-    "seconds": ("timing_s/step", ".1f"),
+    "row reward": ROW_REWARD,
+    "rows": metric_names.REAL_ROWS_TOTAL,
+    "pads": metric_names.PAD_ROWS_TOTAL,
+    "optimizer steps": ACTOR_STEPS,
+    "grad norm": metric_names.GRAD_NORM,
+    "seconds": "timing_s/step",
 }
-"""Heading -> (metric, format) in the line of a step."""
+"""Heading -> metric in the line of a step."""
 
 
 def empty_folder(out: Path) -> Path:
@@ -89,8 +89,7 @@ def run_demo(*, steps: int, out: Path, seed: int = 0) -> int:
 def step_lines(folder: Path, *, after: int) -> Iterator[str]:
     """A line for each step that verl has logged in a folder but the first ``after``."""
     for step, data in read_metrics(folder)[after:]:
-        cells = [f"{step:>4}"]
-        for name, (metric, form) in COLUMNS.items():
-            value = data.get(metric, math.nan)
-            cells.append(("-" if math.isnan(value) else format(value, form)).rjust(len(name)))
-        yield "  ".join(cells)
+        cells = [
+            f"{data.get(metric, math.nan):.4g}".rjust(len(name)) for name, metric in COLUMNS.items()
+        ]
+        yield "  ".join([f"{step:>4}", *cells])

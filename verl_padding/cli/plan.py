@@ -52,8 +52,9 @@ def job_to_plan(path: Path, arguments: JobArguments, **sizes: int | None) -> Job
     has_job = has_job or replace(arguments, overrides=()) != JobArguments()
     run_config = None if has_job else config_of_run(path)
     if run_config is None and not has_job:
-        is_padded = any(each.startswith("+padding=") for each in overrides)
-        short += [*DEFAULTS, *([] if is_padded else ["+padding=fast"])]
+        short += DEFAULTS
+        if not any(each.startswith("+padding=") for each in overrides):
+            short.append("+padding=fast")
     # The user's own overrides come last, and win.
     arguments = replace(arguments, overrides=(*short, *overrides))
     if run_config is None:

@@ -98,7 +98,7 @@ def load_json(text: bytes) -> Any:
 
 
 def _integer(digits: str) -> float:
-    return int(digits) if len(digits.lstrip("-")) <= MAX_DIGITS else _float(digits)
+    return int(digits) if len(digits) <= MAX_DIGITS else _float(digits)
 
 
 def _float(digits: str) -> float:

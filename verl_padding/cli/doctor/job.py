@@ -40,7 +40,6 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
         why = "not asked for: the job trains without padding"
         yield hint("padding", f"{why}. Add +padding=fast.")
         return
-    yield ok("trainer", config.trainer.v1.trainer_mode)
     yield from _summary(verl_job)
     yield from _budgets(config, verl_job.planner_job())
     yield from _ulysses(verl_job)
