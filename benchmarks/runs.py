@@ -145,7 +145,7 @@ CASES = {
     "demo": Case(
         recipe="context_reset_tiny",
         goal=CONTEXT_RESET,
-        make_job=lambda folder, seed: demo_job(folder, stock=False, seed=seed),
+        make_job=lambda folder, seed: demo_job(folder, seed=seed),
         sides={"padded": ()},
         seeds=10,
     ),

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args, get_origin
+from itertools import chain
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from verl_padding.errors import PaddingConfigError, meant
 from verl_padding.pads.field_kinds import FieldFormat, Fill, Kind
@@ -23,7 +24,7 @@ it."""
 class PaddingConfig:
     """The settings of ``padding``: how batches are cut, and what pads look like."""
 
-    strategy: str = dataclasses.field(default="prompt", metadata={"choices": tuple(STRATEGIES)})
+    strategy: str = "prompt"
     """What a mini-batch is made of. ``prompt``: an even share of the prompts, with all their rows.
     ``rows``: an even share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x
     rollout.n rows, pads included, in as many optimizer steps as verl takes."""
@@ -63,20 +64,14 @@ class PaddingConfig:
     fields: Mapping[str, FieldFormat] = dataclasses.field(default_factory=dict)
     """Kinds of your own fields, where neither verl nor their shapes make them clear: name -> kind,
     or name -> ``{kind: .., fill: ..}``."""
-    cost_model: str = dataclasses.field(
-        default="attention", metadata={"choices": tuple(COST_MODELS)}
-    )
+    cost_model: str = "attention"
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L.
     ``attention``: 24576 L + L^2, as in verl."""
-    packer: Packer | Literal["auto"] = dataclasses.field(
-        default="verl", metadata={"choices": (*get_args(Packer), AUTO)}
-    )
+    packer: Packer | Literal["auto"] = "verl"
     """What cuts micro-batches by tokens, with dynamic batch sizes. ``verl``: verl's packer, in each
     worker separately. ``plan``: the plan, so that micro-batches cost about the same on all ranks.
     ``auto``: the plan where the job allows it."""
-    sharing: Sharing | Literal["auto"] = dataclasses.field(
-        default="off", metadata={"choices": (*get_args(Sharing), AUTO)}
-    )
+    sharing: Sharing | Literal["auto"] = "off"
     """Whether prefixes that rows of a prompt have in common are computed once. With images, or a
     model whose layers do not allow branches, a row shares all of its tokens or none. ``on`` needs
     ``packer=plan``, dynamic batch sizes and packed rows. ``auto``: on where the job allows it."""
@@ -142,12 +137,17 @@ class PaddingConfig:
 
 def choices_by_setting() -> dict[str, tuple[str, ...]]:
     """Choices of each setting that takes one of several names and nothing else."""
-    found = {}
-    for field in dataclasses.fields(PaddingConfig):
-        literals = get_args(field.type) if get_origin(field.type) is Literal else ()
-        if choices := field.metadata.get("choices", literals):
-            found[field.name] = choices
-    return found
+    found = {name: _names(kind) for name, kind in get_type_hints(PaddingConfig).items()}
+    found |= {"strategy": tuple(STRATEGIES), "cost_model": tuple(COST_MODELS)}
+    return {name: choices for name, choices in found.items() if choices}
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    """What a Literal takes, or a union of them; nothing for another type."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    parts = [_names(part) for part in get_args(kind)]
+    return tuple(chain.from_iterable(parts)) if all(parts) else ()
 
 
 def _read_fields(section: Any) -> dict[str, FieldFormat]:
@@ -158,9 +158,9 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
     # my_weights: response, or my_weights: {kind: response, fill: one}
     fields = {}
     for name, value in section.items():
-        parts = dict(value) if isinstance(value, Mapping) else {"kind": value}
-        key, kind = f"fields.{name}", parts.pop("kind", None)
-        fill = parts.pop("fill", Fill.ZERO.value)
+        parts = {"kind": None, "fill": Fill.ZERO.value}
+        parts |= value if isinstance(value, Mapping) else {"kind": value}
+        key, kind, fill = f"fields.{name}", parts.pop("kind"), parts.pop("fill")
         for part, given in parts.items():
             raise PaddingConfigError(
                 f"padding.{key}.{part}={given!r}: unknown key. Choices: kind, fill."

@@ -16,7 +16,7 @@ FLAG = "+padding=prompt"
         (("padding.strategy=rows",), r"\+padding=prompt"),
         (("paddng=fast",), r"\+padding"),
         (("padding=fast",), r"\+padding"),
-        (("++padding=fast",), r"Set \+padding=fast"),
+        (("++padding=fast",), "force-add"),
         ((FLAG, "+padding=fast"), r"\+padding=prompt, \+padding=fast"),
         (("data.max_prompt_lenght=64",), "data.max_prompt_length"),
         (("ppo_mini_batch_size=4",), "actor_rollout_ref.actor.ppo_mini_batch_size"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_padding.plan.cost import CostModel
+from verl_padding.record.files import Count, Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,23 +19,23 @@ class MicroBatchTiming:
     """
 
     call: str
-    rank: int
+    rank: Count
     """Data-parallel rank."""
-    mini_batch: int
+    mini_batch: Count
     """Its number in the call, from 0, continuing over epochs."""
-    micro_batch: int
+    micro_batch: Count
     """Its number in the mini-batch, from 0."""
-    start_s: float
+    start_s: Number
     """When it began, in seconds since the epoch, by the clock of the rank's node."""
-    seconds: float
+    seconds: Number
     """How long it took, waiting for other ranks included."""
-    rows: tuple[int, ...]
+    rows: tuple[Count, ...]
     """Numbers of its real rows in the batch."""
-    pads: int
-    computed_tokens: tuple[int, ...]
+    pads: Count
+    computed_tokens: tuple[Count, ...]
     """Tokens of each computed row, pads included; of rows that extend each other, only the longest
     is computed."""
-    shared_tokens: tuple[int, ...] = ()
+    shared_tokens: tuple[Count, ...] = ()
     """How many of each computed row's tokens were computed in another row; empty if no rows
     branch."""
 

@@ -5,9 +5,7 @@ from tests.support.doctored_job import A, mistakes
 
 @mistakes(
     ({f"{A}.optim.lr": "fast"}, "1e-06"),
-    ({f"{A}.optim.lr": -1}, "-1"),
     ({f"{A}.optim.weight_decay": float("nan")}, "nan"),
-    ({f"{A}.entropy_coeff": None}, "null"),
     ({"actor_rollout_ref.rollout.n": "eight"}, "eight"),
     ({"trainer.val_before_train": "no"}, "false"),
     ({"paddng": "fast"}, "+padding=fast"),
