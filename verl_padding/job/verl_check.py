@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.savings import SAVINGS
-from verl_padding.job.verl_facts import FACTS, VISION, Fact
+from verl_padding.job.verl_facts import FACTS, Fact
 from verl_padding.job.verl_source import VerlSource, installed_verl
 
 TRIED = ("0.9.1",)
@@ -47,13 +47,6 @@ def check_verl(config: DictConfig, strategies: Collection[str] = ()) -> None:
         value = OmegaConf.select(config, fact.needed_by)
         if value and fact.needed_by.removeprefix("padding.") not in SAVINGS:
             refuse(f"{fact.needed_by}={value}", line, f"Set another value. {FIX}")
-
-
-def check_vision(model: str) -> None:
-    """Refuses a model with a vision tower if what it needs of verl is not there."""
-    for fact, line in _missing(()):
-        if fact.needed_by == VISION:
-            refuse(model, line, FIX)
 
 
 def saving_incompatibilities(saving: str, strategies: Collection[str]) -> Iterator[Incompatibility]:

@@ -40,7 +40,6 @@ from verl_padding.job.role_engine import (
     role_engines,
 )
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Savings
-from verl_padding.job.verl_check import check_vision
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import Job, Pass, PlanError, Update
 from verl_padding.plan.cost import up_to_multiple
@@ -152,7 +151,6 @@ class VerlJob:
             # The actor's first, whose sizes its reference takes where it has none of its own.
             check_model(named, model, self._engines_of(section)[::-1])
         if self.has_vision:
-            check_vision(f"{ACTOR_MODEL}.path={self.config.actor_rollout_ref.model.path}")
             image_maker(self.padding.multimodal, self.model_config)
         self._with_states = {name for name, model in models.items() if has_linear_attention(model)}
         for section, model in models.items():
