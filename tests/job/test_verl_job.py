@@ -91,28 +91,26 @@ SHARED = ("padding.packer=plan", "padding.sharing=on")
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 
 
-def test_a_model_whose_rows_cannot_branch_shares_whole_rows_said_once(tmp_path, caplog):
-    for config, branches in (
-        (transformers.Qwen2Config(), True),
-        (transformers.Qwen3NextConfig(**HYBRID), True),
-        (transformers.Qwen3_5TextConfig(**HYBRID), True),
-        (transformers.Qwen3_5Config(text_config=HYBRID), True),
-        (transformers.OlmoHybridConfig(**HYBRID), False),
-        (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv"] * 2), False),
+def test_rows_that_branch_in_a_model_with_states_take_more_tokens(tmp_path):
+    for config in (
+        transformers.Qwen2Config(),
+        transformers.Qwen3NextConfig(**HYBRID),
+        transformers.Qwen3_5Config(text_config=HYBRID),
     ):
-        caplog.clear()
         config.save_pretrained(tmp_path)
-        reader = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED))
-        assert reader.may_branch == branches
-        keeps_states = "linear_attention" in kinds_of_layers(config.to_dict()) and branches
-        pieces = reader.planner_job().updates["actor"].min_branch_tokens
-        assert pieces == (MIN_BRANCH_TOKENS if keeps_states else 0)
-        kind = config.get_text_config().model_type
-        assert caplog.text.count(f"model_type={kind}") == (not branches)
-    shared = (*SHARED, f"{MODEL}.path={make_tiny_model('qwen2', tmp_path / 'actor')}")
-    assert (
-        check_job(compose_padded(*shared, GAE, f"critic.model.path={tmp_path}")).may_branch is False
-    )
+        job = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED))
+        keeps_states = "linear_attention" in kinds_of_layers(config.to_dict())
+        tokens = job.planner_job().updates["actor"].min_branch_tokens
+        assert tokens == (MIN_BRANCH_TOKENS if keeps_states else 0)
+
+
+def test_why_rows_that_branch_may_not_share_is_said_once(caplog):
+    job = check_job(compose_padded(*SHARED))
+    for _ in range(2):
+        job.forbid_branches("they mix")
+    assert not job.planner_job().may_branch
+    assert caplog.text.count("they mix") == 1
+    assert "they mix" in "".join(job.savings.lines())
 
 
 ULYSSES = (
@@ -123,10 +121,11 @@ ULYSSES = (
 
 def test_linear_attention_over_ulysses_ranks_is_verls_or_refused(tmp_path):
     transformers.Qwen3_5Config(text_config=HYBRID).save_pretrained(tmp_path)
-    assert not check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED, *ULYSSES)).may_branch
+    check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED, *ULYSSES))
     for config in (
         transformers.Qwen3NextConfig(**HYBRID),
         transformers.Qwen3_5TextConfig(**HYBRID),
+        transformers.OlmoHybridConfig(**HYBRID),
     ):
         config.save_pretrained(tmp_path)
         with pytest.raises(PaddingConfigError, match=f"{config.model_type} does not support Ulys"):
@@ -191,7 +190,6 @@ def with_engines(pad_length, *configs) -> VerlJob:
         "settings": {},
         "n_gpus": 8,
         "attention": None,
-        "trains_mtp": False,
     }
     reader.engines = {
         str(place): RoleEngine(config=config, **rest) for place, config in enumerate(configs)

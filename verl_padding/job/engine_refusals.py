@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.attention import FLASH_ATTN, FSDP
 from verl_padding.job.incompatibility import Incompatibility, refuse
-from verl_padding.job.model_config import has_linear_attention, n_routed_experts, rope_by_length
+from verl_padding.job.model_config import LINEAR, kinds_of_layers, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
-from verl_padding.job.role_engine import PARALLEL_SIZES, REF_SECTION, RoleEngine, is_lora
+from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, is_lora
 from verl_padding.job.savings import PACKER, SHARING, Savings
 from verl_padding.job.verl_check import saving_incompatibilities
 from verl_padding.plan.cost import up_to_multiple
@@ -32,14 +32,6 @@ CHUNK = "attention_chunk_size"
 DEPENDS_ON_ALL = (CHUNK, "index_topk", "keep_window_size")
 """Settings of models in which what a token attends to depends on all that is computed beside it,
 once that is longer than this many tokens, which the probe is not."""
-
-CAPACITY = "moe_expert_capacity_factor"
-LEARNT_FROM_ALL = ("moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_z_loss_coeff")
-"""Settings by which Megatron's routers learn from tokens that have no loss, too (its
-``router.py``)."""
-BIAS, BIAS_RATE = "moe_router_enable_expert_bias", "moe_router_bias_update_rate"
-BIASES_FOLLOW = {"deepseek_v3", "glm4v_moe", "kimi_k2", "nemotron_h"}
-"""Types of models whose experts Megatron's bridges give biases that follow tokens."""
 
 LORA_MERGE = "actor_rollout_ref.model.lora.merge"
 ADAPTERS = {
@@ -135,9 +127,9 @@ def _check_attention(engine: RoleEngine) -> None:
 
 
 def _check_megatron(engine: RoleEngine) -> None:
-    """Refuses settings with which Megatron would not compute the plan, or pads would count."""
+    """Refuses settings with which Megatron would not compute the plan."""
     section = f"{engine.section}.megatron"
-    config, override = engine.config, engine.megatron_override
+    config = engine.config
     if config.dynamic_context_parallel:
         refuse(
             f"{section}.dynamic_context_parallel=True",
@@ -152,25 +144,6 @@ def _check_megatron(engine: RoleEngine) -> None:
             f"{section}.pad_to_length_bucket={bucket}",
             f"context and tensor parallel ranks take lengths in multiples of {multiple}",
             f"Set it to {up_to_multiple(bucket, multiple)}.",
-        )
-    trains = engine.section != REF_SECTION
-    # With a factor of 1.25, 8 experts and 64 tokens, an expert takes its first 10 and drops the
-    # rest, in passes as well: a pad may take a real token's place.
-    for name in (CAPACITY, *(LEARNT_FROM_ALL if trains else ())):
-        value = override.get(name)
-        # Megatron takes a capacity below 0 for none.
-        if value in (None, "none", 0) or (name == CAPACITY and value < 0):
-            continue
-        refuse(
-            f"{section}.override_transformer_config.{name}={value}",
-            "routers would count all tokens of a micro-batch, including those of pads",
-            "Leave it out, as verl does.",
-        )
-    if trains and engine.trains_mtp:
-        refuse(
-            f"{engine.model_section}.mtp.enable_train=True",
-            "Megatron averages this loss over all micro-batches, and those of pads would shrink it",
-            "Set it to False.",
         )
 
 
@@ -190,8 +163,7 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
     compute it."""
     text = model.get("text_config") or model
     for engine in engines:
-        if engine.strategy == "megatron":
-            _check_expert_biases(engine, model)
+        if engine.strategy == "megatron":  # whose code is not transformers'
             continue
         for key in DEPENDS_ON_ALL:
             # Unpacked, a chunk is of a row's tokens.
@@ -211,26 +183,13 @@ def _check_linear_attention(engine: RoleEngine, model: Mapping[str, Any], named:
     exchanges states for Qwen3.5's language models with a tower alone (its ``qwen3_5.py``)."""
     ranks, kind = engine.size("Ulysses"), model.get("model_type")
     exchanges = kind in ("qwen3_5", "qwen3_5_moe") and engine.section != "critic"
-    if engine.strategy in FSDP and ranks > 1 and has_linear_attention(model) and not exchanges:
+    has_states = LINEAR in kinds_of_layers(model)
+    if engine.strategy in FSDP and ranks > 1 and has_states and not exchanges:
         why = (
             f"linear attention of model_type={kind} does not support Ulysses: each of {ranks} "
             f"ranks of {engine.section} would start its part of a row without the state before it"
         )
         refuse(named, why, "Set the Ulysses size to 1.")
-
-
-def _check_expert_biases(engine: RoleEngine, model: Mapping[str, Any]) -> None:
-    override, kind = engine.megatron_override, model.get("model_type")
-    by_bridge = kind in BIASES_FOLLOW and n_routed_experts(model) > 0
-    follows = override.get(BIAS, by_bridge) and override.get(BIAS_RATE) != 0
-    if engine.section != REF_SECTION and follows:
-        refuse(
-            f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}="
-            f"{override.get(BIAS_RATE)}",
-            f"in models of type {kind}, expert biases follow the tokens that experts get, "
-            "including those of pads",
-            "Set it to 0.",
-        )
 
 
 def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:

@@ -30,6 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
 from verl_padding.prefix_sharing.attention import attention_layers, pass_trie
+from verl_padding.prefix_sharing.linear_attention import linear_layers
 from verl_padding.worker.varlen_attention import flash_attn_func, flash_attn_varlen_func
 
 CAUSAL_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
@@ -51,6 +52,8 @@ def pack_rows(engine: Any) -> None:
     # exchange, or see each other, as the probe finds.
     if config.ulysses_sequence_parallel_size == 1:
         engine.keep_rows_apart()
+    elif any(linear_layers(engine.module)):
+        engine.branch_limit = "Ulysses ranks exchange states of linear attention between rows"
 
 
 def pack_attention(model: nn.Module, engine_config: Any) -> None:
