@@ -32,8 +32,8 @@ from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL
 from verl_padding.job.savings import SHARING
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
-from verl_padding.worker.incompatibilities import answer_of
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
+from verl_padding.worker.training_workers import answer, training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
@@ -72,7 +72,7 @@ def check_cross_contamination(axes: Sequence[int], *, shares: bool) -> Callable[
                     found.append((SHARING, outcome))
                 else:
                     limit = limit or outcome
-        return answer_of(found, **{BRANCH_LIMIT: limit})
+        return answer(**{INCOMPATIBILITIES: found, BRANCH_LIMIT: limit})
 
     return probe
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from verl_padding.job.incompatibility import Incompatibility
@@ -13,10 +12,10 @@ from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANT
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.prefix_sharing.engine import engine_incompatibilities
 from verl_padding.worker.plan_packer import PATCHED, module_of
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import answer, training_workers
 
 INCOMPATIBILITIES = "incompatibilities"
-"""Name of what workers answer: of each rank a tuple of (saving, incompatibility)."""
+"""Name of what workers answer: of each rank a list of (saving, incompatibility)."""
 NamedIncompatibilities = Iterator[tuple[str, Incompatibility]]
 
 
@@ -32,20 +31,9 @@ def find_incompatibilities(savings: Collection[str]) -> Callable[[Any], Any]:
                 found += _loss_incompatibilities(training_worker.loss_fn, savings)
                 if OLD_LOG_PROBS in savings:
                     found += _noise_incompatibilities(training_worker.engine.module)
-        return answer_of(found)
+        return answer(**{INCOMPATIBILITIES: found})
 
     return find
-
-
-def answer_of(found: Collection[tuple[str, Incompatibility]], **others: Any) -> Any:
-    """A rank's answer, of a class that verl can concatenate over ranks, with these values beside
-    it."""
-    from verl.protocol import DataProto
-
-    answer = np.empty(1, dtype=object)
-    answer[0] = tuple(found)
-    beside = {name: np.array([value]) for name, value in others.items()}
-    return DataProto(non_tensor_batch={INCOMPATIBILITIES: answer, **beside})
 
 
 def _engine_incompatibilities(engine: Any, savings: Collection[str]) -> NamedIncompatibilities:

@@ -23,7 +23,7 @@ from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.vendor import FOR_WORKERS, VARIABLE, VENDOR
 from verl_padding.worker.losses import normalize_over_mini_batch
 from verl_padding.worker.padded_engine import PaddedEngine
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import answer, training_workers
 
 ALONE = {"dp_size": 1, "global_batch_size": 2, "batch_num_tokens": 5}
 """Ranks, rows and trained tokens of a mini-batch that is two responses of 2 and 3 tokens."""
@@ -39,13 +39,11 @@ def check_in_worker(worker: Any) -> Any:
         PaddingConfigError: an engine is not a padded one, or has such a setting.
         PaddingError: a loss of verl's reads other names.
     """
-    from verl.protocol import DataProto
-
     for role, training_worker in training_workers(worker).items():
         check_is_padded(training_worker.engine)
         check_megatron(role, training_worker)
         check_loss_scaling(role, training_worker.loss_fn)
-    return DataProto()
+    return answer()
 
 
 def check_is_padded(engine: Any) -> None:
@@ -70,8 +68,8 @@ def check_megatron(role: str, training_worker: Any) -> None:
     counts = {"moe_expert_capacity_factor": (config.moe_expert_capacity_factor or -1) > 0}
     if role != "ref":
         kinds, has_loss = config.moe_router_load_balancing_type, np.any(config.moe_aux_loss_coeff)
-        counts["moe_router_load_balancing_type"] = (
-            "sinkhorn" in kinds or (has_loss and kinds not in ("none", ["none"]))
+        counts["moe_router_load_balancing_type"] = "sinkhorn" in kinds or (
+            has_loss and kinds not in ("none", ["none"])
         )
         counts["moe_z_loss_coeff"] = config.moe_z_loss_coeff
         rate = config.moe_router_bias_update_rate
