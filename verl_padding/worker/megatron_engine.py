@@ -132,13 +132,8 @@ def language_model(model: nn.Module) -> Any:
 
 
 def core_attentions(model: nn.Module) -> list[Any]:
-    """The core attention of each layer of a stage; None for a layer that has none as Megatron's
-    are."""
-    gpt = language_model(model)
-    layers = [None] if gpt is None else gpt.decoder.layers
-    attentions = (getattr(layer, "self_attention", None) for layer in layers)
-    cores = [getattr(attention, "core_attention", None) for attention in attentions]
-    return [core if hasattr(core, "config") else None for core in cores]
+    """The core attention of each layer of a stage whose layers follow tries."""
+    return [layer.self_attention.core_attention for layer in language_model(model).decoder.layers]
 
 
 def limit_of_settings(config: Any) -> str | None:
@@ -162,18 +157,18 @@ def limit_of_stage(model: nn.Module) -> str | None:
     turns = getattr(gpt, "rotary_pos_emb", None)
     if type(turns) not in (type(None), RotaryEmbedding, YarnRotaryEmbedding):
         return f"{DOES_NOT} rotary_pos_emb={type(turns).__name__}"
-    for layer, core in zip(gpt.decoder.layers, core_attentions(model), strict=True):
-        if core is None or type(layer.self_attention) is not SelfAttention:
-            return f"{DOES_NOT} {type(getattr(layer, 'self_attention', layer)).__name__}"
+    for layer in gpt.decoder.layers:
+        attention = getattr(layer, "self_attention", layer)
+        core = getattr(attention, "core_attention", None)
+        if type(attention) is not SelfAttention or not hasattr(core, "config"):
+            return f"{DOES_NOT} {type(attention).__name__}"
         attend = type(core).forward
         name = f"{attend.__module__}.{attend.__qualname__}"
         if name not in FOLLOWED or hasattr(attend, "__wrapped__") or "forward" in vars(core):
             return f"{DOES_NOT} core_attention={type(core).__name__} and another forward"
         # Transformer Engine's has a text of its own, and gets that of the layer.
-        mask = layer.self_attention.attn_mask_type.name
-        if "causal" not in mask or "causal" not in getattr(
-            core.attn_mask_type, "name", core.attn_mask_type
-        ):
+        mask, own = attention.attn_mask_type.name, core.attn_mask_type
+        if "causal" not in mask or "causal" not in getattr(own, "name", own):
             return f"{DOES_NOT} attn_mask_type={mask}"
         if limit := limit_of_settings(core.config):
             return limit
@@ -182,7 +177,7 @@ def limit_of_stage(model: nn.Module) -> str | None:
 
 def follow_paths(model: nn.Module) -> None:
     """Has the attention of a stage's layers follow tries that it gets."""
-    for core in filter(None, core_attentions(model)):
+    for core in core_attentions(model):
         core.forward = along_paths(core, core.forward)
 
 
@@ -190,8 +185,6 @@ def trie_hook(model: nn.Module, trie: PrefixTrie) -> AbstractContextManager[Any]
     """A with-block in which the layers of a stage get a trie with the micro-batch that it
     computes."""
     gpt = language_model(model)
-    if gpt is None:
-        return nullcontext()
     hook = functools.partial(with_trie, gpt, trie)
     handle: AbstractContextManager[Any]
     handle = gpt.decoder.register_forward_pre_hook(hook, with_kwargs=True)
