@@ -159,7 +159,7 @@ def limit_of_stage(model: nn.Module) -> str | None:
         return f"{DOES_NOT} rotary_pos_emb={type(turns).__name__}"
     for layer in gpt.decoder.layers:
         attention = getattr(layer, "self_attention", layer)
-        core = getattr(attention, "core_attention", None)
+        core: Any = getattr(attention, "core_attention", None)
         if type(attention) is not SelfAttention or not hasattr(core, "config"):
             return f"{DOES_NOT} {type(attention).__name__}"
         attend = type(core).forward
