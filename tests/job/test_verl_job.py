@@ -128,7 +128,7 @@ def test_linear_attention_over_ulysses_ranks_is_verls_or_refused(tmp_path):
         transformers.OlmoHybridConfig(**HYBRID),
     ):
         config.save_pretrained(tmp_path)
-        with pytest.raises(PaddingConfigError, match=f"{config.model_type} does not support Ulys"):
+        with pytest.raises(PaddingConfigError, match=f"{config.model_type}: .* Ulysses"):
             check_job(compose_padded(f"{MODEL}.path={tmp_path}", *ULYSSES))
 
 
@@ -150,7 +150,7 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
         (
             "hdfs://models/critic",
             SHARING,
-            r"critic.model.path=.* rotary embeddings.*rope_type='dynamic'",
+            r"critic.model.path=.*rope_type='dynamic'",
         ),
         (
             "hdfs://models/nothing",
@@ -168,7 +168,7 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
 
 def test_what_a_job_saves_is_known_when_it_is_made():
     autos = ("algorithm.adv_estimator=grpo", "padding.packer=auto", "padding.sharing=auto")
-    for overrides, saved in (((), ["packer", "sharing"]), (FIXED, [])):
+    for overrides, saved in (((), ["packer", "sharing"]), (FIXED, ["packer"])):
         config = compose_padded(*autos, *overrides)
         job = VerlJob(config, PaddingConfig.from_section(config.padding), "sync")
         assert job.savings.on == saved

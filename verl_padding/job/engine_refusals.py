@@ -8,6 +8,7 @@ has the setting, its value and the fix.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -16,7 +17,7 @@ from verl_padding.job.attention import FLASH_ATTN, FSDP
 from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.model_config import LINEAR, kinds_of_layers, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
-from verl_padding.job.role_engine import PARALLEL_SIZES, RoleEngine, is_lora
+from verl_padding.job.role_engine import RoleEngine, is_lora
 from verl_padding.job.savings import PACKER, SHARING, Savings
 from verl_padding.job.verl_check import saving_incompatibilities
 from verl_padding.plan.cost import up_to_multiple
@@ -35,8 +36,7 @@ once that is longer than this many tokens, which the probe is not."""
 
 LORA_MERGE = "actor_rollout_ref.model.lora.merge"
 ADAPTERS = {
-    "fsdp": ("lora_rank", "lora_adapter_path"),
-    "fsdp2": ("lora_rank", "lora_adapter_path"),
+    **dict.fromkeys(FSDP, ("lora_rank", "lora_adapter_path")),
     "megatron": ("lora.rank", "lora.adapter_path"),
     "veomni": (),
 }
@@ -48,12 +48,8 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
     strategies = {engine.strategy for engine in engines}
     for saving in (PACKER, SHARING):
         savings.block(saving, saving_incompatibilities(saving, strategies))
-    if not any(engine.config.use_dynamic_bsz for engine in engines):
-        savings.block_unless_explicit(PACKER, _has_fixed_sizes(engines[-1]))
     savings.block(SHARING, sharing_incompatibilities(engines, savings))
     for engine in engines:
-        first = next(each for each in engines if each.strategy == engine.strategy)
-        _check_groups_are_equal(first, engine)
         if engine.strategy == "megatron":
             _check_megatron(engine)
         _check_attention(engine)
@@ -61,8 +57,7 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
         if engine.padded_to != "row" and is_cut_by_verl:
             refuse(
                 f"{engine.model_section}.use_remove_padding=False",
-                f"rows of {engine.section} are padded to the longest of their micro-batch, which "
-                "verl's packer does not count",
+                "verl's packer does not count what pads rows to the longest of a micro-batch",
                 "Set it to True, or padding.packer=plan.",
             )
 
@@ -85,27 +80,8 @@ def sharing_incompatibilities(
             setting = f"{engine.model_section}.use_remove_padding=False"
             yield Incompatibility(setting, "only packed rows can share", "Set it to True.")
         if not engine.config.use_dynamic_bsz:
-            yield _has_fixed_sizes(engine)
-
-
-def _has_fixed_sizes(engine: RoleEngine) -> Incompatibility:
-    setting = f"{engine.settings['use_dynamic_bsz']}=False"
-    return Incompatibility(setting, "micro-batches are not cut by tokens", "Set it to True.")
-
-
-def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
-    """Roles share their processes, and Megatron and VeOmni make groups once a process, by the
-    engine that starts first (verl's ``MegatronEngine._init_device_mesh``, VeOmni's
-    ``init_parallel_state``)."""
-    for word, name in PARALLEL_SIZES[other.strategy].items():
-        size, first_size = other.size(word), first.size(word)
-        if size != first_size and other.strategy not in FSDP:  # which makes groups of its own
-            refuse(
-                f"{other.section}.{other.strategy}.{name}={size}",
-                f"differs from {first.section}.{first.strategy}.{name}={first_size}, but they "
-                "share process groups",
-                "Set both to the same value.",
-            )
+            setting = f"{engine.settings['use_dynamic_bsz']}=False"
+            yield Incompatibility(setting, "micro-batches are not cut by tokens", "Set it to True.")
 
 
 def _check_attention(engine: RoleEngine) -> None:
@@ -120,20 +96,18 @@ def _check_attention(engine: RoleEngine) -> None:
     if ranks > 1 and not (isinstance(attention, str) and re.fullmatch(known, attention)):
         refuse(
             f"{section}.attn_implementation={attention}",
-            f"does not support Ulysses: each of {ranks} sequence-parallel ranks of "
-            f"{engine.section} would attend only to its own part of a row",
+            f"each of {ranks} Ulysses ranks would attend to its own part of a row",
             f"Set it to {FLASH_ATTN}, or the Ulysses size to 1.",
         )
 
 
 def _check_megatron(engine: RoleEngine) -> None:
     """Refuses settings with which Megatron would not compute the plan."""
-    section = f"{engine.section}.megatron"
-    config = engine.config
+    section, config = f"{engine.section}.megatron", engine.config
     if config.dynamic_context_parallel:
         refuse(
             f"{section}.dynamic_context_parallel=True",
-            "verl's scheduler would cut the micro-batches of all ranks, not the plan",
+            "verl's scheduler would cut micro-batches, not the plan",
             "Set it to False.",
         )
     # verl makes the last row longer, and of two chunks for context parallel ranks that differ in
@@ -142,7 +116,7 @@ def _check_megatron(engine: RoleEngine) -> None:
     if config.pad_to_length and config.use_remove_padding and bucket % multiple:
         refuse(
             f"{section}.pad_to_length_bucket={bucket}",
-            f"context and tensor parallel ranks take lengths in multiples of {multiple}",
+            f"ranks that share rows take lengths in multiples of {multiple}",
             f"Set it to {up_to_multiple(bucket, multiple)}.",
         )
 
@@ -150,10 +124,7 @@ def _check_megatron(engine: RoleEngine) -> None:
 def length_incompatibilities(named: str, model: Mapping[str, Any]) -> Iterator[Incompatibility]:
     """What in a model, by its Hugging Face config, keeps a row from sharing with a longer one."""
     if rope := rope_by_length(model):
-        why = (
-            f"this model's rotary embeddings depend on the length of its input ({rope}), so a "
-            "prefix differs between rows"
-        )
+        why = f"{rope}, so prefixes of rows of other lengths differ"
         yield Incompatibility(named, why, "Choose another model, or padding.sharing=off.")
 
 
@@ -171,8 +142,7 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
                 unpack = f", or set {engine.model_section}.use_remove_padding=False."
                 refuse(
                     named,
-                    f"in this model, what a token attends to depends on all that is packed with it "
-                    f"({key}={text[key]}), so pads would change real rows",
+                    f"{key}={text[key]} has tokens attend by all that is packed with them",
                     "Choose another model" + (unpack if key == CHUNK else "."),
                 )
         _check_linear_attention(engine, model, named)
@@ -181,15 +151,11 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
 def _check_linear_attention(engine: RoleEngine, model: Mapping[str, Any], named: str) -> None:
     """Refuses Ulysses ranks whose linear attention would not go on from the rank before: verl
     exchanges states for Qwen3.5's language models with a tower alone (its ``qwen3_5.py``)."""
-    ranks, kind = engine.size("Ulysses"), model.get("model_type")
+    kind, ranks = model.get("model_type"), engine.size("Ulysses")
     exchanges = kind in ("qwen3_5", "qwen3_5_moe") and engine.section != "critic"
-    has_states = LINEAR in kinds_of_layers(model)
-    if engine.strategy in FSDP and ranks > 1 and has_states and not exchanges:
-        why = (
-            f"linear attention of model_type={kind} does not support Ulysses: each of {ranks} "
-            f"ranks of {engine.section} would start its part of a row without the state before it"
-        )
-        refuse(named, why, "Set the Ulysses size to 1.")
+    if engine.strategy in FSDP and ranks > 1 and not exchanges and LINEAR in kinds_of_layers(model):
+        why = f"each of {ranks} Ulysses ranks would miss the state before its part of a row"
+        refuse(f"{named}, model_type={kind}", why, "Set the Ulysses size to 1.")
 
 
 def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
@@ -197,10 +163,11 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
     instead, or that never reaches the rollout."""
     for engine in engines:
         section, own = engine.model_section, ADAPTERS[engine.strategy]
-        model = OmegaConf.select(config, section)
-        names = [name for each in ADAPTERS.values() for name in each]
-        given = {name: OmegaConf.select(model, name) for name in dict.fromkeys(names)}
-        given = {name: value for name, value in given.items() if value not in (None, "", 0, -1)}
+        given = {
+            name: value
+            for name in dict.fromkeys(chain(*ADAPTERS.values()))
+            if (value := OmegaConf.select(config, f"{section}.{name}")) not in (None, "", 0, -1)
+        }
         has_rank = bool(own) and own[0] in given
         for name, value in given.items():
             if not has_rank or not (name in own or name.endswith("rank")):
@@ -215,5 +182,5 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
     if is_lora(config) and not merges and gets_base:
         # That rollout gets what get_per_tensor_param() of an engine gives at first, without what
         # comes beside it.
-        why = f"in {SEPARATE_ASYNC} and on a CPU, the rollout gets the base model's weights"
-        refuse(f"{LORA_MERGE}={merges}", f"{why} without the adapter", "Set it to True.")
+        why = f"in {SEPARATE_ASYNC} and on a CPU, the adapter does not reach the rollout"
+        refuse(f"{LORA_MERGE}={merges}", why, "Set it to True.")

@@ -225,8 +225,6 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     is_known = engine.strategy in PARALLEL_SIZES
     if not is_known or not strategy.startswith(type(engine).strategy):
         why = f"the section's engine is a {type(engine).__name__}"
-        if not is_known:
-            why = "only the engines of FSDP, Megatron and VeOmni were tried with pads"
         fix = "Choose both by verl's config group model_engine: dp, megatron or veomni."
         refuse(f"{section}.strategy={strategy}", why, fix)
     model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)

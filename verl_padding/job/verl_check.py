@@ -22,10 +22,8 @@ FIX = f"Install verl=={TRIED[-1]}, or leave +padding out."
 
 @cache
 def missing_facts(source: VerlSource) -> dict[Fact, str]:
-    """The facts that do not hold in verl's source, each with a line that says what is missing, and
-    what would happen."""
-    missing = {fact: fact.what_is_missing(source) for fact in FACTS}
-    return {fact: f"{what}: {fact.without}" for fact, what in missing.items() if what}
+    """The facts that do not hold in verl's source, each with a line that says what is missing."""
+    return {fact: what for fact in FACTS if (what := fact.what_is_missing(source))}
 
 
 def _missing(strategies: Collection[str]) -> list[tuple[Fact, str]]:
@@ -60,7 +58,5 @@ def untried_verl() -> str:
     """What is to be said of a release of verl that was not tried; empty of one that was."""
     if (version := installed_verl().version) in TRIED:
         return ""
-    return (
-        f"verl=={version} was not tried (tried: {', '.join(TRIED)}). Its source has what the "
-        "plug-in relies on; compare the first steps with those under a tried release."
-    )
+    tried = f"verl=={version} was not tried (tried: {', '.join(TRIED)})"
+    return f"{tried}. Compare the first steps with those under a tried release."

@@ -120,10 +120,9 @@ def _probe(
     if not leak <= min(rounding, leak_limit):  # nor where it is no number
         section = CRITIC_MODEL if role == "critic" else ACTOR_MODEL
         raise PaddingConfigError(
-            f"{section}.use_remove_padding=True: packed rows see each other in the {role}, so pads "
-            f"would change real rows ({model}: other neighbours change a row's outputs by "
-            f"{leak:.2g}, its own first token by {own:.2g}). Set it to False, or choose another "
-            "model or attention."
+            f"{section}.use_remove_padding=True: packed rows see each other in the {role} ({model}:"
+            f" other neighbours change a row's outputs by {leak:.2g}, its own first token by "
+            f"{own:.2g}). Set it to False, or choose another model or attention."
         )
     if not shares:
         return ""
@@ -131,8 +130,8 @@ def _probe(
     beginning = _distance(one[1], one[3][: len(one[1])])
     if not beginning <= leak_limit:
         why = (
-            f"in the {role}, a row's outputs differ from those of a longer row that begins with it "
-            f"(by {beginning:.2g}; its own first token changes them by {own:.2g})"
+            f"in the {role}, a longer row that begins with a row has other outputs (by "
+            f"{beginning:.2g}; its first token changes them by {own:.2g})"
         )
         return Incompatibility(model, why, "Set padding.sharing=off, or choose another model.")
     if in_trie is None:

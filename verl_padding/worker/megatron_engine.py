@@ -95,8 +95,8 @@ class MegatronSharingEngine(VerlEngine):
         # Not before: the other ranks of a pipeline would wait for this one.
         if self._mixes_branches:
             raise BranchesMixedError(
-                f"padding.sharing='on': layers of {self.stock.__name__} have not followed the "
-                "paths of rows that branch, so they mix branches. Set padding.sharing=off."
+                f"padding.sharing='on': layers of {self.stock.__name__} have mixed rows that "
+                "branch. Set padding.sharing=off."
             )
         return answer
 

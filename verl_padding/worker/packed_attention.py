@@ -72,9 +72,8 @@ def pack_attention(model: nn.Module, engine_config: Any) -> None:
         and (ranks := engine_config.ulysses_sequence_parallel_size) > 1
     ):
         raise PaddingConfigError(
-            f"ulysses_sequence_parallel_size={ranks}: verl exchanges tokens around flash "
-            f"attention, which {type(model).__name__} cannot run by torch alone. Install "
-            "flash-attn, or set it to 1."
+            f"ulysses_sequence_parallel_size={ranks}: {type(model).__name__} has no attention "
+            "around which verl exchanges tokens. Install flash-attn, or set it to 1."
         )
 
 
@@ -211,8 +210,7 @@ def attend(
     if "sliding_window" not in kwargs and _has_window(module):
         raise PaddingError(
             f"attn_implementation=sdpa: {type(module).__name__} has its sliding window only in a "
-            "mask, which torch's kernels do not take. Set "
-            "override_config.attn_implementation=eager, with padding.sharing=off."
+            "mask. Set override_config.attn_implementation=eager, with padding.sharing=off."
         )
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         if kwargs.get("position_ids") is None:  # some layers do not hand them on

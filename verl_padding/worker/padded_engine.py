@@ -75,8 +75,7 @@ class PaddedEngine(VerlEngine):
             if not call.mini_batches or rows not in call.mini_batches[0].local_batches:
                 raise PaddingDataError(  # verl would train on wrong rows
                     f"an optimizer step has {len(rows)} rows that are not the plan's next "
-                    "mini-batch: verl's workers do not cut a batch as in verl 0.9.1. Train with "
-                    "that, or without +padding."
+                    "mini-batch. Train with verl 0.9.1, or without +padding."
                 )
             tu.assign_non_tensor_data(data, MINI_BATCH, call.mini_batches.popleft())
             tu.assign_non_tensor(data, update_lr_scheduler=not call.mini_batches)

@@ -50,8 +50,7 @@ def flash_attn_varlen_func(
     if softcap or s_aux is not None:
         raise PaddingError(
             f"attn_implementation=sdpa: softcap={softcap}, sinks={s_aux is not None}: torch's "
-            "kernels support neither. Install flash-attn, or set "
-            "override_config.attn_implementation=eager."
+            "kernels support neither. Install flash-attn, or set it to eager."
         )
     window = (window_size[0], 0) if causal else window_size
     if has_kernel(q) and not dropout_p:

@@ -103,8 +103,7 @@ def check_loss_scaling(role: str, loss: Any) -> None:
             names = ", ".join(f"{name}={value}" for name, value in said.items())
             raise PaddingError(
                 f"the {role}'s loss={loss.func.__name__}: with {names} it is {found:.6g}, not "
-                f"{right:.6g}. It does not read these names as in verl 0.9.1: train with that, or "
-                "without +padding."
+                f"{right:.6g}. Train with verl 0.9.1, or without +padding."
             )
 
 
