@@ -40,41 +40,29 @@ BY_VERL = ("verl.models.transformers.qwen2_vl", "verl.models.transformers.glm4v"
 
 
 def pack_rows(engine: Any) -> None:
-    """:data:`PACKED`, and linear attention that keeps rows apart, for FSDP engines that pack
-    rows."""
-    config = engine.engine_config
-    if not (config.strategy.startswith("fsdp") and config.use_remove_padding):
-        return
-    pack_attention(engine.module, config)
-    # verl 0.9 and transformers 5 tell linear layers where rows begin for Qwen3.5's language models
-    # with a vision tower, on GPUs with fla; in Qwen3-Next, in a Qwen3.5 of text alone, in critics
-    # and on CPUs, a row goes on from the row before it. Ulysses ranks share rows by fla's own
-    # exchange, or see each other, as the probe finds.
-    if config.ulysses_sequence_parallel_size == 1:
-        engine.keep_rows_apart()
-    elif any(linear_layers(engine.module)):
-        engine.branch_limit = "Ulysses ranks exchange states of linear attention between rows"
-
-
-def pack_attention(model: nn.Module, engine_config: Any) -> None:
-    """Puts :data:`PACKED` in the place of a model's sdpa, if its engine packs rows.
+    """:data:`PACKED`, and linear attention that keeps rows apart, for FSDP engines that pack rows.
 
     Raises:
         PaddingConfigError: Ulysses ranks share rows, and the model's attention does not exchange
             their tokens.
     """
-    if not engine_config.use_remove_padding:
+    config, model = engine.engine_config, engine.module
+    if not (config.strategy.startswith("fsdp") and config.use_remove_padding):
         return
     use_packed_attention(model)
-    text = model.config.get_text_config()
-    if (
-        text._attn_implementation == "sdpa"
-        and (ranks := engine_config.ulysses_sequence_parallel_size) > 1
-    ):
+    # verl 0.9 and transformers 5 tell linear layers where rows begin for Qwen3.5's language models
+    # with a vision tower, on GPUs with fla; in Qwen3-Next, in a Qwen3.5 of text alone, in critics
+    # and on CPUs, a row goes on from the row before it. Ulysses ranks share rows by fla's own
+    # exchange, or see each other, as the probe finds.
+    if (ranks := config.ulysses_sequence_parallel_size) == 1:
+        engine.keep_rows_apart()
+    elif model.config.get_text_config()._attn_implementation == "sdpa":
         raise PaddingConfigError(
             f"ulysses_sequence_parallel_size={ranks}: {type(model).__name__} has no attention "
             "around which verl exchanges tokens. Install flash-attn, or set it to 1."
         )
+    elif any(linear_layers(model)):
+        engine.branch_limit = "Ulysses ranks exchange states of linear attention between rows"
 
 
 def use_packed_attention(model: nn.Module) -> None:
@@ -87,8 +75,8 @@ def use_packed_attention(model: nn.Module) -> None:
     layers = list(attention_layers(model))
     verl_modules = [
         module
-        for name in BY_VERL
-        if (module := sys.modules.get(name)) and _attend_by(layers, module)
+        for module in map(sys.modules.get, BY_VERL)
+        if module and any(_names(layer) is vars(module) for layer in layers)
     ]
     if (
         text._attn_implementation == "sdpa"
@@ -107,10 +95,6 @@ def _names(layer: nn.Module) -> dict[str, Any]:
     """What a layer's forward pass knows by name: transformers' table of attentions, if it attends
     by that."""
     return inspect.unwrap(layer.forward).__globals__
-
-
-def _attend_by(layers: list[nn.Module], module: Any) -> bool:
-    return any(_names(layer) is vars(module) for layer in layers)
 
 
 def _bring_kernels(module: Any) -> None:
