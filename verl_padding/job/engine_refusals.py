@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.attention import FLASH_ATTN, FSDP
 from verl_padding.job.incompatibility import Incompatibility, refuse
-from verl_padding.job.model_config import LINEAR, kinds_of_layers, rope_by_length
+from verl_padding.job.model_config import has_linear_attention, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import RoleEngine, is_lora
 from verl_padding.job.savings import PACKER, SHARING, Savings
@@ -153,7 +153,7 @@ def _check_linear_attention(engine: RoleEngine, model: Mapping[str, Any], named:
     exchanges states for Qwen3.5's language models with a tower alone (its ``qwen3_5.py``)."""
     kind, ranks = model.get("model_type"), engine.size("Ulysses")
     exchanges = kind in ("qwen3_5", "qwen3_5_moe") and engine.section != "critic"
-    if engine.strategy in FSDP and ranks > 1 and not exchanges and LINEAR in kinds_of_layers(model):
+    if engine.strategy in FSDP and ranks > 1 and has_linear_attention(model) and not exchanges:
         why = f"each of {ranks} Ulysses ranks would miss the state before its part of a row"
         refuse(f"{named}, model_type={kind}", why, "Set the Ulysses size to 1.")
 

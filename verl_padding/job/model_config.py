@@ -19,7 +19,6 @@ of ``longrope``."""
 TOWERS = ("vision", "visual", "audio")
 """What the names of those parts of a model's config have in them that see one image or sound, and
 no text."""
-LINEAR = "linear_attention"
 
 
 def folder_here(path: Any) -> Path | None:
@@ -91,10 +90,9 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def kinds_of_layers(config: Mapping[str, Any]) -> set[str]:
-    """The kinds of attention, or of what is in its place, in a model's layers; none where its
-    config does not say."""
-    return {str(kind) for part in _parts(config) for kind in part.get("layer_types") or ()}
+def has_linear_attention(config: Mapping[str, Any]) -> bool:
+    """Whether a model has layers of linear attention, by its config."""
+    return any("linear_attention" in (part.get("layer_types") or ()) for part in _parts(config))
 
 
 def has_tower(config: Mapping[str, Any]) -> bool:

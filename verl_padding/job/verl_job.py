@@ -21,11 +21,10 @@ from verl_padding.job.incompatibilities import (
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.loss_weightings import packing_incompatibility
 from verl_padding.job.model_config import (
-    LINEAR,
     config_path,
     folder_here,
+    has_linear_attention,
     has_tower,
-    kinds_of_layers,
     read_model_config,
 )
 from verl_padding.job.role_engine import (
@@ -147,7 +146,7 @@ class VerlJob:
             check_model(named, model, self._engines_of(section)[::-1])
         if self.has_vision:
             image_maker(self.padding.multimodal, self.model_config)
-        self._with_states = {name for name in models if LINEAR in kinds_of_layers(models[name])}
+        self._with_states = {name for name in models if has_linear_attention(models[name])}
 
     def _engines_of(self, section: str) -> list[RoleEngine]:
         """The engines that compute a section's model."""

@@ -27,7 +27,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.incompatibility import Incompatibility
-from verl_padding.job.model_config import LINEAR
+from verl_padding.job.model_config import has_linear_attention
 from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL
 from verl_padding.job.savings import SHARING
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
@@ -157,8 +157,8 @@ def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
 
 def _rounds_more(text: Any) -> bool:
     """Whether a model's outputs depend on more than the rounding of sums."""
-    has_linear_layers = LINEAR in (getattr(text, "layer_types", None) or ())
-    return has_linear_layers or any(getattr(text, name, None) for name in EXPERTS)
+    has_experts = any(getattr(text, name, None) for name in EXPERTS)
+    return has_experts or has_linear_attention(text.to_dict())
 
 
 def _outputs(

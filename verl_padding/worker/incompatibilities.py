@@ -68,15 +68,8 @@ def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompa
             yield saving, Incompatibility(f"the actor's loss={mode or loss!r}", why, fix)
 
 
-def _noise_incompatibilities(module: Any) -> NamedIncompatibilities:
-    if where := _noise(module):
-        why = "the actor is random in training, so an update's log-probs differ from a pass's"
-        yield OLD_LOG_PROBS, Incompatibility(where, why, "Set it to 0.")
-
-
-def _noise(modules: Any) -> str | None:
-    """A module of a model, or of the parts of one, that draws something while it trains; None if
-    there is none."""
+def _noise_incompatibilities(modules: Any) -> NamedIncompatibilities:
+    """What of a model, or of the parts of one, draws something while it trains."""
     for part in modules if isinstance(modules, list | tuple) else [modules]:
         for name, module in part.named_modules():
             rates = {
@@ -88,5 +81,9 @@ def _noise(modules: Any) -> str | None:
                 rates["p"] = module.p
             for each, rate in rates.items():
                 if isinstance(rate, float) and rate > 0:
-                    return f"{name}.{each}={rate}"
-    return None
+                    why = (
+                        "the actor is random in training, so a pass has other log-probs"
+                    )
+                    setting = f"{name}.{each}={rate}"
+                    yield OLD_LOG_PROBS, Incompatibility(setting, why, "Set it to 0.")
+                    return
