@@ -81,9 +81,7 @@ def _noise_incompatibilities(modules: Any) -> NamedIncompatibilities:
                 rates["p"] = module.p
             for each, rate in rates.items():
                 if isinstance(rate, float) and rate > 0:
-                    why = (
-                        "the actor is random in training, so a pass has other log-probs"
-                    )
+                    why = "the actor is random in training, so a pass has other log-probs"
                     setting = f"{name}.{each}={rate}"
                     yield OLD_LOG_PROBS, Incompatibility(setting, why, "Set it to 0.")
                     return
