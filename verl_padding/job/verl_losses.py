@@ -16,14 +16,12 @@ BYPASS = "bypass_mode"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """Properties of a policy loss of verl; ``tests/job/test_verl_losses.py`` computes each of
-    them."""
+    """Properties of a policy loss of verl, which ``tests/equivalence`` computes; none reads more of
+    the pass before the update than old log-probs."""
 
     is_zero_without_advantage: bool = True
     """Whether it is a sum of terms which the advantage multiplies: a row without one has no
     gradient."""
-    reads_old_log_probs_alone: bool = True
-    """Whether it reads nothing of the pass before the update but old log-probs."""
     is_sum: bool = True
     """Whether it is a sum over rows or tokens, so that rows can weigh differently; not if it
     chooses tokens among those of all rows of a micro-batch."""
