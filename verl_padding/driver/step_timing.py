@@ -5,17 +5,18 @@ from typing import Any
 
 from verl_padding.plan.cost import CostModel
 from verl_padding.record.timings import MicroBatchTiming, prediction_error, timings_by_call
-from verl_padding.worker.micro_batch_clock import TIMINGS, read_in_worker
+from verl_padding.worker import micro_batch_clock
 
 
 def read_timings(worker_groups: Sequence[Any]) -> list[MicroBatchTiming]:
     """Reads the workers' clocks after a local update."""
-    answers = [each.execute_with_func_generator(read_in_worker) for each in worker_groups]
+    answers = [
+        each.execute_with_func_generator(micro_batch_clock.read_in_worker) for each in worker_groups
+    ]
     return [
         timing
         for answer in answers
-        for timings in answer.non_tensor_batch[TIMINGS]
-        for timing in timings
+        for timing in answer.non_tensor_batch[micro_batch_clock.TIMINGS]
     ]
 
 
