@@ -42,7 +42,7 @@ FIXED_REF = [
         ),
         (
             ["model_engine=torchtitan"],
-            rf"{A}.strategy=torchtitan: only the engines of FSDP, Megatron and VeOmni ",
+            rf"{A}.strategy=torchtitan: the section.s engine is a ",
         ),
         ([MEGATRON, f"{A}.strategy=fsdp2"], rf"{A}.strategy=fsdp2: .* is a McoreEngineConfig\. "),
         (["trainer.use_v1=false"], r"trainer.use_v1=False: .*Set it to True"),

@@ -77,7 +77,7 @@ def no_files(monkeypatch):
 
 def renamed(method):
     """verl's caller of a method, changed, and the method by its other name."""
-    caller, other = OVERRIDDEN[method][0], f"{method}_of_verl"
+    caller, other = OVERRIDDEN[method], f"{method}_of_verl"
     source = textwrap.dedent(inspect.getsource(getattr(PPOTrainer, caller)))
     assert f"self.{method}(" in source
     made = {}

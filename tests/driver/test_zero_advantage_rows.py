@@ -77,9 +77,9 @@ def test_an_update_gets_the_rows_that_have_an_advantage(workers):
     assert not passed.extra_info[CALL].mini_batches
     # Tokens of prompts a and b: 3 + 1 + 2 + 2 + 1; of c and d: 4 + 1 + 1 + 1.
     assert [
-        (step.all_loss_tokens, step.all_trained_tokens, step.rows_with_loss)
+        (step.all_loss_tokens, step.rows_with_loss)
         for step in updated.extra_info[CALL].mini_batches
-    ] == [(9, 9, 5), (7, 7, 4)]
+    ] == [(9, 5), (7, 4)]
 
 
 def test_a_step_without_advantages_computes_its_shortest_trained_row(workers):

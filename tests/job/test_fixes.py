@@ -39,10 +39,6 @@ REFUSED = [
     (*SHARING, f"{A}.use_dynamic_bsz=false", f"{A}.ppo_micro_batch_size_per_gpu=1"),
     (f"{M}.use_remove_padding=false",),
     (f"{A}.ulysses_sequence_parallel_size=2", f"+{M}.override_config.attn_implementation=eager"),
-    (
-        "model_engine=megatron",
-        f"+{A}.megatron.override_transformer_config.moe_expert_capacity_factor=1.25",
-    ),
     (f"{M}.lora_rank=8", "trainer.device=cpu"),
     ("padding.pad_length=7", "model_engine=megatron", f"{A}.megatron.context_parallel_size=2"),
     ("trainer.use_v1=false",),

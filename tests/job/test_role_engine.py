@@ -234,18 +234,6 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
     ("overrides", "message"),
     [
         (
-            (MEGATRON, f"{CRITIC}.megatron.tensor_model_parallel_size=2"),
-            rf"{REF}.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2,",
-        ),
-        (
-            (MEGATRON, f"{CRITIC}.megatron.expert_tensor_parallel_size=2"),
-            rf"{REF}.megatron.expert_tensor_parallel_size=1: differs from critic.megatron.*=2,",
-        ),
-        (
-            (VEOMNI, f"{CRITIC}.veomni.ulysses_parallel_size=2"),
-            rf"{REF}.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2,",
-        ),
-        (
             NOT_PACKED[:1],
             r"actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan",
         ),

@@ -21,7 +21,7 @@ from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import verl_check
 from verl_padding.job.verl_check import check_verl, untried_verl
-from verl_padding.job.verl_facts import BASE, ENGINES, FILTER, REPLAY
+from verl_padding.job.verl_facts import BASE, ENGINES, FACTS, FILTER, REPLAY
 
 
 @pytest.fixture
@@ -84,7 +84,6 @@ def test_main_ppo_ends_before_ray_on_a_verl_that_has_changed(tmp_path):
     ("name", "file", "overrides"),
     [
         ("_dapo_filtered_keys", REPLAY, [f"{FILTER}=true"]),
-        ("forward_step", f"{ENGINES}/fsdp/transformer_impl.py", ["padding.timing=true"]),
         ("batch_num_tokens", f"{ENGINES}/megatron/transformer_impl.py", ["model_engine=megatron"]),
     ],
 )
@@ -111,15 +110,6 @@ def test_what_is_missed_of_a_saving_turns_it_off(name, saving, value, installed)
         check_job(compose_padded(*auto, f"padding.{saving}={value}"))
     job = check_job(compose_padded("model_engine=megatron", *auto))
     assert name not in "".join(map(str, job.savings.incompatibilities[saving])), "of another engine"
-
-
-def test_a_vision_model_is_refused_if_its_position_ids_are_read_otherwise(installed):
-    installed({})
-    verl_check.check_vision("path=model")
-    installed({"maybe_fix_3d_position_ids": "fix_ids"}, "utils/tensordict_utils.py")
-    check_verl(compose_padded())
-    with pytest.raises(PaddingConfigError, match=r"path=model: .*maybe_fix_3d_position_ids"):
-        verl_check.check_vision("path=model")
 
 
 def test_a_release_that_was_not_tried_is_said_and_not_refused(installed):

@@ -30,7 +30,7 @@ def test_code_is_missed_once_what_it_names_has_another_name(fact, piece, tmp_pat
         changed = VerlSource(verl.root)
         assert rename(changed, {name: name + NEW}, fact.file) > 0
         missing = fact.what_is_missing(changed)
-        assert piece in missing or missing == f"{fact.file} has no {fact.name}"
+        assert piece in missing or missing == f"{fact.name} in {fact.file} is not there"
 
 
 def test_each_method_that_the_padded_trainers_override_has_a_fact():

@@ -75,9 +75,9 @@ def test_rows_that_no_plan_has_cut_go_to_verls_packer():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (local_batch(budget=12), r"micro-batch of 13 tokens, more than the 12"),
-        (local_batch(rows=[0, 1, 2, 4, 3, 5]), r"not in the plan's order"),
-        (local_batch(rows=[0, 1, 2, 3, 4, 10]), r"not in the plan's order"),
+        (local_batch(budget=12), r"micro-batch of 13 tokens, more than its budget of 12"),
+        (local_batch(rows=[0, 1, 2, 4, 3, 5]), r"not those of the plan"),
+        (local_batch(rows=[0, 1, 2, 3, 4, 10]), r"not those of the plan"),
     ],
 )
 def test_rows_that_are_not_as_planned_are_refused(data, message):

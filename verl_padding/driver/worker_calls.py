@@ -195,14 +195,7 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
     Returns: why rows that branch share nothing; empty if they may share what is before.
     """
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
-    engines = job.engines.items()
-    fixes = {role: f"{engine.model_section}.use_remove_padding=False" for role, engine in engines}
-    probe = check_cross_contamination(
-        row["position_ids"].shape[:-1],
-        shares=job.shares,
-        fixes=fixes,
-        multiples={role: engine.micro_batch_multiple for role, engine in engines},
-    )
+    probe = check_cross_contamination(row["position_ids"].shape[:-1], shares=job.shares)
     answers = [worker_group.execute_with_func_generator(probe) for worker_group in worker_groups]
     for answer in answers:
         block_savings(job, answer)

@@ -55,10 +55,11 @@ class _OnCpu:
     engine_config: Any
 
     def _build_module(self) -> Any:
-        from verl_padding.worker.packed_attention import pack_attention
+        from verl_padding.worker.packed_attention import use_packed_attention
 
         module = super()._build_module()  # type: ignore[misc]
-        pack_attention(module, self.engine_config)
+        if self.engine_config.use_remove_padding:
+            use_packed_attention(module)
         return module
 
 
