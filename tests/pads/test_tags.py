@@ -7,7 +7,7 @@ import torch
 
 from tests.support.rows_in_queue import row_tag
 from verl_padding.errors import PaddingDataError
-from verl_padding.pads.tags import is_padding, tokens_of_tags
+from verl_padding.pads.tags import tokens_of_tags
 
 
 def test_tokens_are_those_of_seq_len_in_whole_numbers_of_any_kind():
@@ -25,9 +25,3 @@ def test_a_length_that_is_no_number_of_tokens_is_refused(tag):
         PaddingDataError, match=r"^row 'b_0_0': tag seq_len=.*, but a whole number .*Tag each row"
     ):
         tokens_of_tags(["a_0_0", "b_0_0"], [row_tag(5, 3), tag])
-
-
-@pytest.mark.parametrize("mark", [float("nan"), np.float32("nan"), torch.ones(2)], ids=repr)
-def test_a_mark_that_does_not_say_whether_a_row_is_a_pad_is_refused(mark):
-    with pytest.raises(PaddingDataError, match="is_padding"):
-        is_padding({"is_padding": mark})

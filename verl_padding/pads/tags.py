@@ -17,25 +17,8 @@ LENGTH_TAGS = ("prompt_len", "response_len", "seq_len")
 
 
 def is_padding(tag: Mapping[str, Any]) -> bool:
-    """Whether a row with this tag is a pad.
-
-    Raises:
-        TypeError: the tag is no mapping.
-        PaddingDataError: it says neither.
-    """
-    if not isinstance(tag, Mapping):
-        raise TypeError(f"{tag!r}: not the tag of a row. Give a dict.")
-    try:
-        return truth(tag.get(PADDING_TAG, False))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise PaddingDataError(f"tag {PADDING_TAG}: {error}. Give true or false.") from error
-
-
-def truth(mark: Any) -> bool:
-    """A mark of one value, with a ValueError for NaN, which is true to Python."""
-    if mark != mark:
-        raise ValueError("NaN is neither true nor false")
-    return bool(mark)
+    """Whether a row with this tag is a pad."""
+    return bool(tag.get(PADDING_TAG, False))
 
 
 def check_no_pads(names: Iterable[str | int], is_pad_R: Iterable[object]) -> None:
