@@ -2,7 +2,6 @@
 TransferQueue."""
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
@@ -141,8 +140,6 @@ class Listing(NamedTuple):
     """Field that all rows have -> row -> shape, None of a value that is no tensor."""
     dtypes: dict[str, torch.dtype]
     """Tensor field of the partition -> dtype of its first put, which all others must have."""
-    sizes: dict[str, set[int]]
-    """Tensor field -> numbers of values in one of the rows."""
 
 
 def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
@@ -168,13 +165,11 @@ def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
         shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
         shapes[name] = dict(zip(keys, shape_R, strict=True))
     dtypes = {name: field.dtype for name, field in fields.items() if field.dtype is not None}
-    sizes = {name: field.sizes for name, field in fields.items()}
-    return Listing(keys_by_fields, shapes, dtypes, sizes)
+    return Listing(keys_by_fields, shapes, dtypes)
 
 
 class _Field(NamedTuple):
     dtype: torch.dtype | None
-    sizes: set[int]
     has_R: list[bool]
     unlisted_R: list[bool]
 
@@ -189,11 +184,7 @@ def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Fie
         meta = partition.field_metadata.get(name)
         listed = meta.global_indexes if meta else ()
         unlisted_R = [has and row not in listed for row, has in zip(rows, has_R, strict=True)]
-        # One shape of all rows, or one of each; None of values that are no tensors.
-        held = list(compress(rows, has_R)) if meta else []
-        shapes = [meta.per_sample_shapes.get(row, meta.shape) for row in held]
-        sizes = {math.prod(shape) for shape in shapes if shape is not None}
-        fields[name] = _Field(meta.dtype if meta else None, sizes, has_R, unlisted_R)
+        fields[name] = _Field(meta.dtype if meta else None, has_R, unlisted_R)
     return fields
 
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
 from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding, wrong_tag
-from verl_padding.plan.plural import plural
 
 TOKEN_FIELDS = "prompts", "responses"
 """Fields of every row, (tokens,) each, from whose lengths those of other fields follow."""
@@ -33,8 +34,7 @@ class SourceRows:
         check_no_pads(batch.keys, map(is_padding, batch.tags))
         listing = list_rows(batch.keys, batch.partition_id)
         self._keys_by_fields = listing.keys_by_fields
-        _check_column_names(listing)
-        check_no_pads(*self._column(IS_PADDING))
+        self._check_columns(listing.dtypes)
         for names, keys in listing.keys_by_fields.items():
             for name in TOKEN_FIELDS:
                 if name not in names:
@@ -55,6 +55,19 @@ class SourceRows:
         keys = self.keys_with(name)
         rows = read_rows(keys, self._batch.partition_id, [name]) if keys else []
         return keys, [row[name] for row in rows]
+
+    def _check_columns(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        for name, dtype in COLUMN_DTYPES.items():
+            keys, values = self._column(name)
+            fits = all(isinstance(value, torch.Tensor) and value.numel() == 1 for value in values)
+            # A column has one dtype in the partition, whichever rows have it.
+            if not fits or dtypes.get(name, dtype) != dtype:
+                raise PaddingDataError(
+                    f"field {name!r}: the padding sends workers a column of this name, one {dtype} "
+                    "per row. Give the rows' field another name."
+                )
+            if name == IS_PADDING:
+                check_no_pads(keys, values)
 
     def weights(self) -> list[float]:
         """The weight of each row of the batch; rows without the field weigh 1, and one that is no
@@ -80,21 +93,6 @@ def _weight(key: str, value: object) -> float:
             "agent loop give the row such a weight, or none, which is a weight of 1."
         )
     return weight
-
-
-def _check_column_names(listing: Listing) -> None:
-    names = frozenset[str]().union(*listing.keys_by_fields)
-    # Rows may have the columns of an earlier call: one value each, in the column's dtype.
-    for name, dtype in COLUMN_DTYPES.items():
-        # A column has one dtype in the partition, whichever rows have it.
-        found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
-        most = max(listing.sizes.get(name, ()), default=1)
-        if found != dtype or most != 1:
-            kind = str(found) if most == 1 else f"{found} of up to {plural(most, 'value')}"
-            raise PaddingDataError(
-                f"field {name!r}: rows have it, as {kind}, but the padding sends workers a column "
-                f"of this name, one {dtype} per row. Give the rows' field another name."
-            )
 
 
 def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]:
