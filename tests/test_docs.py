@@ -149,12 +149,12 @@ def logged_metrics() -> set[str]:
     timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]
     told = planned_metrics().union(
         step_metrics.worker_metrics(named, {}, {call.timer: 1.0 for call in CALLS}),
-        batch_metrics.row_metrics(trained),
-        batch_metrics.session_counts(trained, prompts=1, sessions=1, failed=[]),
-        batch_metrics.staleness_metrics(trained, 1),
+        batch_metrics.session_metrics(trained),
+        batch_metrics.advantage_metrics(trained),
         batch_metrics.role_metrics(trained, [["lead"]]),
         timing_metrics(timings, token_cost),
         (f"padding/{update}/idle_steps/total" for update in UPDATES),
+        (f"padding/{update}/left_out_rows/total" for update in UPDATES),
     )
     modules = [*(ROOT / "verl_padding/driver").glob("*.py"), Path(metric_names.__file__)]
     texts = {text for module in modules for text in METRIC.findall(module.read_text())}
@@ -175,11 +175,10 @@ def test_each_metric_has_one_line_and_each_line_a_metric():
     calls = {
         "<update>": "(actor|critic)",
         "<call>": "(actor|critic|log_prob|ref|values)",
-        "<percent>": "[0-9]+",
         "<role>": "[a-z]+",
     }
     patterns = {
-        line: re.sub("<(update|call|percent|role)>", lambda named: calls[named[0]], re.escape(line))
+        line: re.sub("<(update|call|role)>", lambda named: calls[named[0]], re.escape(line))
         for line in lines
     }
     of_metric = {

@@ -94,11 +94,6 @@ REFUSED = {
     "no prompt token": (lambda: without(), {"length": 1}, "^length=1: "),
     "no token": (lambda: without(), {"length": 0}, "^length=0: "),
     "multiple": (lambda: without(), {"multiple": 0}, "^multiple=0: "),
-    "a token beyond all numbers": (
-        lambda: without(),
-        {"eos_token_id": 2**70},
-        f"^eos_token_id={2**70}: ",
-    ),
     "masks of other lengths": (
         lambda: without().set("response_mask", torch.ones(5, 1, dtype=torch.int64)),
         {},

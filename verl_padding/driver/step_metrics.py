@@ -2,7 +2,7 @@
 step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,10 @@ REPORTED = (
 def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:
     """Metrics of a plan, of real rows with these tokens (prompt and response) and pads of
     ``pad_length``."""
-    n_rows, pad_tokens = len(tokens_R), plan.n_pads * pad_length
+    pad_tokens = plan.n_pads * pad_length
     metrics: dict[str, float] = {
-        names.REAL_ROWS_TOTAL: n_rows,
+        names.REAL_ROWS_TOTAL: len(tokens_R),
         names.PAD_ROWS_TOTAL: plan.n_pads,
-        "padding/pad_rows/share": plan.n_pads / n_rows,
         "padding/pad_tokens/total": pad_tokens,
         "padding/pad_tokens/share": pad_tokens / sum(tokens_R),
     }
@@ -48,8 +47,6 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
                 f"padding/{call}/pad_rows/total": layout.n_pads,
                 f"padding/{call}/imbalance": figures.imbalance,
             }
-            if layout.dropped:
-                metrics[names.DROPPED_ROWS.format(update=call)] = sum(map(len, layout.dropped))
         if plan.packer == "plan":
             call_metrics = {"micro_batch_imbalance": figures.micro_imbalance}
             if plan.sharing != "off":
@@ -67,37 +64,28 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
 
 
 @dataclass
-class CallTokens:
-    """Tokens of real rows in a worker call, over all times that a step has made it."""
+class WorkDone:
+    """What worker calls have done for real rows, over all times that a step has made them."""
 
+    calls: set[str] = field(default_factory=set)
     computed: int = 0
-    """Those that reached the models, as workers have counted them."""
-    row_tokens: int = 0
-    """Those of the rows, each with all of its own, in each epoch."""
-    all_row_tokens: int = 0
-    """As ``row_tokens``, with rows that an update leaves out."""
+    """Tokens that reached the models, as workers have counted them."""
+    shared: int = 0
+    """Those that did not, as other rows have them."""
+    zero_advantage: int = 0
+    """Those that did not, as their rows were left out."""
 
 
-def saved_metrics(
-    calls: Mapping[str, CallTokens], *, step_tokens: int, has_pass: bool
-) -> dict[str, float]:
-    """Tokens of real rows that the calls of a step have computed, and those that they need not.
-
-    Args:
-        step_tokens: tokens of all rows of the step, those that an update leaves out among them.
-        has_pass: whether a pass has computed old log-probs, or none could be left out.
-    """
+def saved_metrics(work: WorkDone, pass_tokens: int) -> dict[str, float]:
+    """Tokens of real rows that the calls of a step have computed, and those that they need not,
+    ``pass_tokens`` of them in a pass for old log-probs."""
     # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100 are
     # computed, 60 and 40 saved.
-    computed = sum(each.computed for each in calls.values())
-    shared = sum(each.row_tokens for each in calls.values()) - computed
-    update = calls.get(ACTOR, CallTokens())
-    zero_advantage = update.all_row_tokens - update.row_tokens
-    pass_tokens = 0 if has_pass else step_tokens
+    saved = (work.shared, work.zero_advantage, pass_tokens)
     return {
-        names.ALL_COMPUTED_TOKENS: computed,
-        **dict(zip(names.SAVED_TOKENS, (shared, zero_advantage, pass_tokens), strict=True)),
-        names.SAVED_PASSES: int(not has_pass),
+        names.ALL_COMPUTED_TOKENS: work.computed,
+        **dict(zip(names.SAVED_TOKENS, saved, strict=True)),
+        names.SAVED_PASSES: int(pass_tokens > 0),
     }
 
 
@@ -132,14 +120,14 @@ def performance_metrics(
 
 
 def rank_token_metrics(
-    plan: BatchPlan, tokens_R: Sequence[int], pad_length: int, prefix: str
+    plan: BatchPlan, tokens_R: Sequence[int], pad_length: int
 ) -> dict[str, float]:
     """verl's metrics of what a rank gets."""
     if (layout := layout_of_ranks(plan)) is None:
         return {}
     lengths = [tokens_R[row] if row < len(tokens_R) else pad_length for row in layout.order]
     partitions = np.arange(len(lengths)).reshape(layout.dp_size, -1).tolist()
-    return dict(log_seqlen_unbalance(lengths, partitions, prefix=prefix))
+    return dict(log_seqlen_unbalance(lengths, partitions, prefix="global_seqlen"))
 
 
 def worker_metrics(

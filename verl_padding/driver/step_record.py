@@ -61,7 +61,7 @@ def write_record(
 def recorded_rows(step: int, update: PlannedUpdate, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
-    tries, weight_R = update.prefixes.by_tokens, update.padded[ACTOR].weights(ACTOR)
+    tries, weight_R = update.prefixes.by_tokens, update.weights(ACTOR)
     # In depth-first order a row shares with the one before it.
     order = np.argsort(tries.dfs_position_R)
     for row, key in enumerate(rows.keys):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from verl_padding.pads.queue import KVBatchMeta, read_fields
+from verl_padding.pads.queue import KVBatchMeta
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.cost import Int64s
 
@@ -30,53 +30,31 @@ class TrainedRows:
     """Tokens of prompt and response."""
     response_R: Int64s
     """Tokens of the response."""
-    mask_R: Sequence[torch.Tensor]
-    """(response,) each: which tokens are trained."""
     trained_R: Int64s
-    """How many these are."""
+    """Tokens that are trained."""
     advantage_R: Floats
     """Mean over these; NaN where there are none."""
     has_advantage_R: npt.NDArray[np.bool_]
     """Whether the advantage of one of these is not exactly 0."""
     reward_R: Floats
     """Score, summed over the tokens."""
-    turns_R: Floats | None
-    """Turns of the conversation, where agent loops count them."""
+    turns_R: Floats
+    """Turns of the conversation."""
     continued_R: Sequence[int | None]
     """Number of the row of its session that each continues; None for none."""
     weights_step_R: Sequence[int | None]
     """Global step that has made the oldest weights that sampled each row."""
 
     @classmethod
-    def read(
-        cls,
-        batch: KVBatchMeta,
-        mask_R: Sequence[torch.Tensor],
-        continued_R: Sequence[int | None],
-    ) -> Self:
-        """Reads the rows of a batch from TransferQueue; ``mask_R``, (response,) each, says which
-        tokens are trained, and ``continued_R`` which row each continues."""
-        return cls.from_fields(
-            batch.keys,
-            tokens_of_tags(batch.keys, batch.tags),
-            mask_R,
-            read_fields(batch.keys, batch.partition_id, FIELDS),
-            continued_R=continued_R,
-            weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
-        )
-
-    @classmethod
     def from_fields(
         cls,
-        keys: Sequence[str],
-        tokens_R: Sequence[int],
-        mask_R: Sequence[torch.Tensor],
+        batch: KVBatchMeta,
         fields: TensorDict,
-        *,
+        mask_R: Sequence[torch.Tensor],
         continued_R: Sequence[int | None],
-        weights_step_R: Sequence[int | None],
     ) -> Self:
-        """What the :data:`FIELDS` of rows with these keys, tokens and masks say."""
+        """What the :data:`FIELDS` of a batch's rows say; ``mask_R``, (response,) each, says which
+        tokens are trained, and ``continued_R`` which row each continues."""
         lengths = torch.tensor([len(mask) for mask in mask_R])
 
         def per_row(values: torch.Tensor) -> Floats:
@@ -92,17 +70,14 @@ class TrainedRows:
         with np.errstate(invalid="ignore"):
             advantage_R = per_row(advantages) / trained_R
         return cls(
-            keys=keys,
-            tokens_R=np.array(tokens_R, dtype=np.int64),
+            keys=batch.keys,
+            tokens_R=np.array(tokens_of_tags(batch.keys, batch.tags), dtype=np.int64),
             response_R=lengths.numpy(),
-            mask_R=mask_R,
             trained_R=trained_R,
             advantage_R=advantage_R,
             has_advantage_R=per_row(advantages != 0) > 0,
             reward_R=per_row(torch.cat(fields[SCORES].unbind())),
-            turns_R=np.array([float(turns) for turns in fields[TURNS]])
-            if TURNS in fields
-            else None,
+            turns_R=np.array([float(turns) for turns in fields[TURNS]]),
             continued_R=continued_R,
-            weights_step_R=weights_step_R,
+            weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],
         )

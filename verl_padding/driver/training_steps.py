@@ -20,10 +20,8 @@ from verl_padding.driver.samples import (
 )
 from verl_padding.driver.step_record import write_record
 from verl_padding.driver.step_timing import read_timings, timing_metrics
-from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
-from verl_padding.job import metric_names as names
-from verl_padding.job.calls import ACTOR, CALLS, LOG_PROB
+from verl_padding.job.calls import CALLS
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
@@ -75,7 +73,6 @@ class TrainingSteps:
         self._said: set[str] = set()  # in the log
         self._by_role = job.padding.baseline == "role"
         self._updates: list[PlannedUpdate] = []  # of the global step
-        self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
         self._saved: Counter[str] = Counter()
         self._show_savings()
         self.has_probed = False
@@ -84,7 +81,6 @@ class TrainingSteps:
     def start(self) -> None:
         """Begins a global step."""
         self._updates = []
-        self._failed.clear()
 
     def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
@@ -93,11 +89,8 @@ class TrainingSteps:
             if why := probe_models(self._worker_groups, self._job, batch):
                 self._job.forbid_branches(why)
             self.has_probed = True
-        # verl's replay buffer has just given this batch, and still has what it knew of its prompts.
-        self._failed |= getattr(self._trainer.replay_buffer, "failure_keys", {}).get(TRAIN, set())
         update = self._plan_update(batch)
         self._show_savings()
-        update.check_declared()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
         self.current = update
@@ -128,20 +121,17 @@ class TrainingSteps:
         """A with-block that plans and makes a local update; its pads are taken out at the end,
         whatever happens."""
         # verl's timers run on over the local updates of a step.
-        seconds_before = dict(timing_raw)
+        seconds_before, failed = dict(timing_raw), True
         try:
             yield
-            update = self.current
-            assert update is not None, "a local update without a plan"
-            update.close()
-            metrics.update(made := update.final_metrics())
-            self._saved.update(made)
-        except BaseException:
-            if self.current is not None:
-                self.current.close(failed=True)
-            raise
+            failed = False
         finally:
-            self.current = None
+            update, self.current = self.current, None
+            if update is not None:
+                update.close(failed=failed)
+        assert update is not None, "a local update without a plan"
+        metrics.update(made := update.final_metrics())
+        self._saved.update(made)
         metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
         self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
@@ -154,9 +144,11 @@ class TrainingSteps:
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
         """Marks the rows of the local update that verl's means over rows are to leave out as verl
         marks its pads, in this batch alone."""
-        assert self.current is not None, "a local update without a plan"
-        planned, with_loss = self.current.batch, self.current.rows_with_loss
-        samples = {planned.keys[row] for row in rows_counted_as_samples(planned.keys, with_loss)}
+        update = self.current
+        assert update is not None, "a local update without a plan"
+        keys, tokens_R = update.batch.keys, update.loss_tokens_R
+        with_loss = [row for row, tokens in enumerate(tokens_R) if tokens]
+        samples = {keys[row] for row in rows_counted_as_samples(keys, with_loss)}
         for key, tag in zip(batch.keys, batch.tags, strict=True):
             if key not in samples:
                 tag[PADDING_TAG] = True
@@ -168,8 +160,8 @@ class TrainingSteps:
         roles, where they are asked for, and of sessions whose last row is not trained."""
         by_session, algorithm = self._job.padding.advantages == "session", self._config.algorithm
         trained = rows_that_train(batch)
-        uses_stock = not by_session and not self._by_role and len(trained) == len(batch)
-        if uses_stock:
+        is_stock = not by_session and not self._by_role and len(trained) == len(batch)
+        if is_stock:
             batch = by_verl(batch, metrics)
         elif trained:
             # All of its results but advantages are kept: KL penalties, weights, what is rejected.
@@ -177,64 +169,49 @@ class TrainingSteps:
                 computed = by_verl(select_rows(batch, trained), metrics)
             batch = rows_like(computed, batch.keys, batch.tags)
         put_results_of_untrained(batch, trained)
-        trained_keys = {batch.keys[row] for row in trained}
+        # The update that runs, if it has these rows.
+        update = self.current
+        if update is not None and update.batch.keys != batch.keys:
+            update = None
         continued_R: list[int | None] = [None] * len(batch)
         if by_session:
-            continued_R = self._prefixes_of(batch).continued_R
+            tokens_R, images = tokens_of_tags(batch.keys, batch.tags), self._job.has_images
+            found = (
+                update.prefixes
+                if update
+                else PrefixDetection(batch, tokens_R, may_have_images=images)
+            )
+            continued_R = found.continued_R
         parts = [(batch, continued_R)]
         if self._by_role:
-            update = self._update_of(batch)
-            role_R = read_roles(batch.keys, batch.partition_id) if update is None else update.role_R
+            role_R = update.role_R if update else read_roles(batch.keys, batch.partition_id)
             parts = list(parts_by_role(batch, role_R, continued_R))
+        trained_keys = {batch.keys[row] for row in trained}
         for part, continued in parts:
             if by_session:
                 advantages.compute_session_advantages(part, algorithm, continued)
                 continue
-            if not uses_stock:
+            if not is_stock:
                 trained_rows = [row for row, key in enumerate(part.keys) if key in trained_keys]
                 samples = select_rows(part, rows_counted_as_samples(part.keys, trained_rows))
                 advantages.compute_row_advantages(samples, algorithm)
             advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
         return batch
 
-    def _update_of(self, batch: KVBatchMeta) -> PlannedUpdate | None:
-        """The update that runs, if it has these rows."""
-        update = self.current
-        return update if update is not None and update.batch.keys == batch.keys else None
-
-    def _prefixes_of(self, batch: KVBatchMeta) -> PrefixDetection:
-        if (update := self._update_of(batch)) is not None:
-            return update.prefixes
-        tokens_R = tokens_of_tags(batch.keys, batch.tags)
-        return PrefixDetection(batch, tokens_R, may_have_images=self._job.has_images)
-
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         with simple_timer("timing_s/padding/rows", metrics):
-            rows_of = [
-                TrainedRows.read(
-                    update.batch, update.padded[ACTOR].mask_R, update.prefixes.continued_R
-                )
-                for update in self._updates
-            ]
-            metrics.update(batch_metrics.row_metrics(rows_of))
+            rows_of = [update.trained_rows() for update in self._updates]
+            metrics.update(batch_metrics.session_metrics(rows_of))
+            metrics.update(batch_metrics.advantage_metrics(rows_of))
             # In the place of what verl's trainer has computed just before, of real rows alone.
             pad_tags = [tag for update in self._updates for tag in update.counted_pad_tags]
             n_gpus = self._trainer._get_n_gpus_for_throughput()
             metrics.update(step_metrics.performance_metrics(rows_of, pad_tags, timing_raw, n_gpus))
-            counts = batch_metrics.session_counts(
-                rows_of,
-                prompts=self._config.data.train_batch_size,
-                sessions=self._config.actor_rollout_ref.rollout.n,
-                failed=self._failed,
-            )
-            metrics.update(counts)
             if self._by_role:
                 roles_of = [update.role_R for update in self._updates]
                 metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
-            if self._job.mode != SYNC:
-                metrics.update(batch_metrics.staleness_metrics(rows_of, step))
             write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
@@ -248,7 +225,7 @@ class TrainingSteps:
         """
         batches = [update.batch for update in self._updates]
         if self.current is not None:
-            batches += [self.current.batch, *self.current.pads]
+            batches += [self.current.batch, self.current.pads]
         return set_aside(batches if self._job.mode != SYNC else [])
 
     def _log_once(self, message: str, about: str = "") -> None:
@@ -310,8 +287,6 @@ class TrainingSteps:
         """What verl logs of the pass for old log-probs, where there is none."""
         if not self._job.skips_old_log_probs:
             return
-        # verl times the pass that is not made.
-        metrics.pop(names.CALL_SECONDS.format(call=LOG_PROB), None)
         # The update's entropy is the pass's, unless a mean over rows has a configured denominator.
         by_tokens = self._config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
         is_mean = by_tokens or self._job.padding.denominator == "rows"

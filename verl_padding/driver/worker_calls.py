@@ -76,9 +76,9 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
         with self._update_for(call.name, batch) as update:
-            padded = update.prepare_call(call.name)
+            update.prepare_call(call.name)
             self._worker_group.execute_with_func_generator(start_call)
-            make = padded.update_rows if call.trains else padded.call_rows
+            make = update.update_rows if call.trains else update.call_rows
             sent = make(call.name, batch)
             output = target(sent, *args, **kwargs)
             # The critic's calls answer with a future of each rank's answer, for which verl waits
@@ -86,15 +86,20 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
             answers = ray.get(getattr(output, "futures", []))
             work = self._worker_group.execute_with_func_generator(read_work).non_tensor_batch[WORK]
             epochs = sent.extra_info.get("epochs", 1) if call.trains else 1
-            tokens = check_work(call, padded.plan.layouts[call.name], epochs, work)
+            tokens = check_work(call, update.plan.layouts[call.name], epochs, work)
             update.note_work(call.name, tokens, epochs)
             if call.trains:
                 return output
-            is_batch = isinstance(output, KVBatchMeta)
-            _check_answers(call.name, [output] if is_batch else answers, sent)
-            if is_batch:
+            if isinstance(output, KVBatchMeta):
+                answers = [output]
                 output = rows_like(output, batch.keys, batch.tags)
                 output.extra_info.pop(CALL, None)
+            if (came := sum(map(n_rows, answers))) != len(sent):
+                raise PaddingDataError(
+                    f"worker call {call.name!r}: outputs of {came} came back for "
+                    f"{plural(len(sent), 'row')} sent. None is used. See the workers' logs for the "
+                    "reason."
+                )
             return output
 
 
@@ -117,15 +122,6 @@ def _refuse_rows(target: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, A
             "Send it the rows' data as a TensorDict, or train without +padding."
         )
     return target(*args, **kwargs)
-
-
-def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None:
-    """Refuses a pass whose workers have not answered for all rows that were sent."""
-    if (came := sum(map(n_rows, answers))) != len(sent):
-        raise PaddingDataError(
-            f"worker call {call!r}: outputs of {came} came back for {plural(len(sent), 'row')} "
-            "sent. None is used. See the workers' logs for the reason."
-        )
 
 
 def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Counter[str]]) -> int:
@@ -163,16 +159,16 @@ def wrap_worker_groups(
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
-    named = {name: getattr(trainer, name, None) for name in WORKER_GROUPS.values()}
-    groups = {name: group for name, group in named.items() if group is not None}
     wrapped: dict[int, PaddedWorkerGroup] = {}
-    for group in {id(group): group for group in groups.values()}.values():
-        group.execute_with_func_generator(check_in_worker)
-        block_savings(
-            job, group.execute_with_func_generator(find_incompatibilities(job.savings.on))
-        )
-        wrapped[id(group)] = PaddedWorkerGroup(group, update_for)
-    for name, group in groups.items():
+    for name in WORKER_GROUPS.values():
+        group = getattr(trainer, name, None)
+        if group is None:
+            continue
+        if id(group) not in wrapped:
+            group.execute_with_func_generator(check_in_worker)
+            answer = group.execute_with_func_generator(find_incompatibilities(job.savings.on))
+            block_savings(job, answer)
+            wrapped[id(group)] = PaddedWorkerGroup(group, update_for)
         setattr(trainer, name, wrapped[id(group)])
     for name, value in [*vars(trainer).items()]:
         if isinstance(value, WorkerGroup):
@@ -195,17 +191,16 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
     Returns: why rows that branch share nothing; empty if they may share what is before.
     """
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
-    engines = job.engines.items()
-    fixes = {role: f"{engine.model_section}.use_remove_padding=False" for role, engine in engines}
-    probe = check_cross_contamination(
-        row["position_ids"].shape[:-1],
-        shares=job.shares,
-        fixes=fixes,
-        multiples={role: engine.micro_batch_multiple for role, engine in engines},
-    )
+    fixes, multiples = {}, {}
+    for role, engine in job.engines.items():
+        fixes[role] = f"{engine.model_section}.use_remove_padding=False"
+        multiples[role] = engine.micro_batch_multiple
+    shape = row["position_ids"].shape[:-1]
+    probe = check_cross_contamination(shape, shares=job.shares, fixes=fixes, multiples=multiples)
     answers = [worker_group.execute_with_func_generator(probe) for worker_group in worker_groups]
     for answer in answers:
         block_savings(job, answer)
-    return next(
-        (str(why) for answer in answers for why in answer.non_tensor_batch[BRANCH_LIMIT] if why), ""
-    )
+    limits = [
+        str(why) for answer in answers for why in answer.non_tensor_batch[BRANCH_LIMIT] if why
+    ]
+    return limits[0] if limits else ""

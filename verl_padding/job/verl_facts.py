@@ -213,11 +213,6 @@ FACTS: tuple[Fact, ...] = (
         needed_by=VISION,
     ),
     *_facts(
-        "sessions that failed would not be counted",
-        REPLAY,
-        {"ReplayBuffer.__init__": ("self.failure_keys",)},
-    ),
-    *_facts(
         NO_FILTER,
         REPLAY,
         {

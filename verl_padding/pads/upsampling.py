@@ -23,7 +23,7 @@ from verl_padding.pads.queue import (
 )
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding
-from verl_padding.pads.template import PadTemplate, Schema, shortest_pad
+from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.tensordict_rows import append, restore, row_dicts, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
 from verl_padding.plan.row_keys import row_key
@@ -82,12 +82,11 @@ def upsample(
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
     inputs = find_images(batch) if image else None
-    shown = image(inputs) if image and inputs else None
     template = PadTemplate(
         eos_token_id=eos_token_id,
-        length=shortest_pad(shown) if length is None else length,
+        length=length,
         schema=Schema(fields),
-        image=shown,
+        image=image(inputs) if image and inputs else None,
     )
     n_pads = -len(batch) % multiple
     rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
@@ -99,7 +98,7 @@ def upsample(
     put_columns(marked, {IS_PADDING: torch.zeros(len(batch), dtype=torch.bool)})
     if not n_pads:
         return marked
-    pads = new_pads(batch, n_pads, template)
+    pads: KVBatchMeta = new_pads(batch, n_pads, template)
     put_new_rows(pads, columns | {IS_PADDING: torch.ones(n_pads, dtype=torch.bool)})
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
 
@@ -115,7 +114,7 @@ def strip(batch: Batch) -> Batch:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
         True
     """
-    rows = real_rows(batch)
+    rows: Batch = real_rows(batch)
     if isinstance(batch, TensorDict):
         return restore(rows)
     clear(sorted({*batch.keys} - {*rows.keys}), batch.partition_id)
