@@ -27,9 +27,8 @@ from tests.support.trained_rows import MadeRow, trained_rows
 from verl_padding import plan
 from verl_padding.driver import batch_metrics, step_metrics, trainers
 from verl_padding.driver.mixin import PaddedTrainer
-from verl_padding.driver.step_timing import timing_metrics
 from verl_padding.job import metric_names
-from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 from verl_padding.plan.cost import token_cost
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
@@ -148,11 +147,11 @@ def logged_metrics() -> set[str]:
     trained = [trained_rows({"p_0_0": MadeRow()})]
     timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]
     told = planned_metrics().union(
-        step_metrics.worker_metrics(named, {}, {call.timer: 1.0 for call in CALLS}),
+        step_metrics.worker_metrics(named),
         batch_metrics.session_metrics(trained),
         batch_metrics.advantage_metrics(trained),
         batch_metrics.role_metrics(trained, [["lead"]]),
-        timing_metrics(timings, token_cost),
+        step_metrics.timing_metrics(timings, token_cost),
         (f"padding/{update}/idle_steps/total" for update in UPDATES),
         (f"padding/{update}/left_out_rows/total" for update in UPDATES),
     )

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from benchmarks.one_gpu.rows import nested
-from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.driver.batch_metrics import TrainedRows
 
 
 def test_a_row_has_the_mean_advantage_of_its_trained_tokens_and_all_of_its_score():

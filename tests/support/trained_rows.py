@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from tests.support.losses_on_rows import nested
-from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.driver.batch_metrics import TrainedRows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.detection import continued_rows

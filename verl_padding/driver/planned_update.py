@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from verl.utils.profiler import simple_timer
 
+from verl_padding.config import PaddingConfig
+from verl_padding.driver.advantages import MASK
 from verl_padding.driver.agent_roles import read_roles
-from verl_padding.driver.samples import sample_unit
+from verl_padding.driver.batch_metrics import FIELDS, TrainedRows
 from verl_padding.driver.step_metrics import (
     WorkDone,
     layout_of_ranks,
@@ -18,8 +20,6 @@ from verl_padding.driver.step_metrics import (
     rank_token_metrics,
     saved_metrics,
 )
-from verl_padding.driver.trained_rows import FIELDS, TrainedRows
-from verl_padding.driver.zero_advantage_rows import find_zero_advantage_rows
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, LOG_PROB
@@ -34,6 +34,7 @@ from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
 from verl_padding.plan.plural import plural
+from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
 from verl_padding.record.timings import MicroBatchTiming
@@ -301,4 +302,33 @@ class PlannedUpdate(PaddedBatch):
         except Exception:
             if not failed:
                 raise
-            logger.exception("verl_padding: %s were not cleared", first_few(self.pads.keys))
+            logger.exception(
+                "verl_padding: pads could not be cleared, as the next job will: %s",
+                first_few(self.pads.keys),
+            )
+
+
+def find_zero_advantage_rows(batch: KVBatchMeta) -> list[int]:
+    """Numbers of the rows without a trained token, or with an advantage of exactly 0 on each.
+
+    Those with a trained token come first, the shortest first: an update of such rows alone computes
+    the first.
+    """
+    rows = read_fields(batch.keys, batch.partition_id, ("advantages", MASK))
+    mask_R = rows[MASK].unbind()
+    pairs = enumerate(zip(rows["advantages"].unbind(), mask_R, strict=True))
+    found = [row for row, (advantage, mask) in pairs if not (advantage * mask).any()]
+    return sorted(found, key=lambda row: (not mask_R[row].any(), batch.tags[row]["seq_len"], row))
+
+
+def sample_unit(keys: Sequence[str], padding: PaddingConfig) -> str:
+    """Says of sessions with several rows that each row is a sample to the job; "" where none is,
+    or sessions have one row."""
+    by_row = [name for name in ("advantages", "weighting") if getattr(padding, name) == "row"]
+    if not by_row or len(rows_of_sessions(keys)) == len(keys):
+        return ""
+    session = " and ".join(f"padding.{name}=session" for name in by_row)
+    return (
+        "sessions have several rows, and each row counts as a sample. Where the rows of a session "
+        f"are one rollout with one reward, set {session} (docs/sessions.md)."
+    )

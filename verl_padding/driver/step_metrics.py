@@ -12,10 +12,12 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
-from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.driver.batch_metrics import TrainedRows
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CRITIC
 from verl_padding.plan import BatchPlan, Layout
+from verl_padding.plan.cost import CostModel
+from verl_padding.record.timings import MicroBatchTiming, prediction_error, timings_by_call
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 REPORTED = (
@@ -38,28 +40,25 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
         "padding/pad_tokens/share": pad_tokens / sum(tokens_R),
     }
     for call, layout in plan.layouts.items():
-        figures, trains = plan.figures[call], CALL_BY_NAME[call].trains
-        if trains:
-            metrics |= {
-                names.OPTIMIZER_STEPS.format(update=call): layout.n_mini_batches,
-                f"padding/{call}/mini_batch_real_rows/min": min(layout.real_rows_M),
-                f"padding/{call}/mini_batch_real_rows/max": max(layout.real_rows_M),
-                f"padding/{call}/pad_rows/total": layout.n_pads,
-                f"padding/{call}/imbalance": figures.imbalance,
-            }
+        figures, logged = plan.figures[call], dict[str, float | None]()
         if plan.packer == "plan":
-            call_metrics = {"micro_batch_imbalance": figures.micro_imbalance}
+            logged["micro_batch_imbalance"] = figures.micro_imbalance
             if plan.sharing != "off":
-                call_metrics["computed_tokens/total"] = figures.computed_tokens
-                call_metrics["sharing_factor"] = figures.sharing_factor
-            if not trains:  # of updates the workers report these, whoever cut the micro-batches
-                call_metrics["micro_batches"] = figures.micro_batches
-                call_metrics["packing_efficiency"] = figures.packing_efficiency
-            metrics |= {
-                f"padding/{call}/{name}": value
-                for name, value in call_metrics.items()
-                if value is not None
-            }
+                logged["computed_tokens/total"] = figures.computed_tokens
+                logged["sharing_factor"] = figures.sharing_factor
+        if CALL_BY_NAME[call].trains:
+            logged["optimizer_steps/total"] = layout.n_mini_batches
+            logged["mini_batch_real_rows/min"] = min(layout.real_rows_M)
+            logged["mini_batch_real_rows/max"] = max(layout.real_rows_M)
+            logged["pad_rows/total"] = layout.n_pads
+            logged["imbalance"] = figures.imbalance
+        else:  # of updates the workers report these, whoever cut the micro-batches
+            logged["micro_batches"] = figures.micro_batches
+            logged["packing_efficiency"] = figures.packing_efficiency
+        # None of what only verl's packer knows.
+        metrics |= {
+            f"padding/{call}/{name}": value for name, value in logged.items() if value is not None
+        }
     return metrics
 
 
@@ -130,27 +129,22 @@ def rank_token_metrics(
     return dict(log_seqlen_unbalance(lengths, partitions, prefix="global_seqlen"))
 
 
-def worker_metrics(
-    metrics: dict[str, Any], seconds_before: Mapping[str, float], seconds_after: Mapping[str, float]
-) -> dict[str, float]:
-    """What the workers have reported about the calls of a step, renamed; their ``padding/`` metrics
-    leave ``metrics``.
-
-    Args:
-        metrics: verl's metrics of the step, in which an update's are under ``actor/`` and
-            ``critic/``.
-        seconds_before, seconds_after: verl's timers, which run on over the local updates of a
-            global step.
-    """
+def worker_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """What the workers have reported about the updates of a step, under ``actor/`` and ``critic/``
+    in verl's ``metrics``, renamed; their ``padding/`` metrics leave these."""
     reported: dict[str, float] = {}
-    for call in CALLS:
+    for update in (ACTOR, CRITIC):
         for theirs in REPORTED:
-            if call.trains and (name := f"{call.name}/{theirs}") in metrics:
-                ours = theirs.rpartition("/")[2]
-                reported[f"padding/{call.name}/{ours}"] = metrics[name]
+            if (name := f"{update}/{theirs}") in metrics:
+                reported[f"padding/{update}/{theirs.rpartition('/')[2]}"] = metrics[name]
                 if theirs in (MICRO_BATCHES, PACKING_EFFICIENCY):
                     del metrics[name]
-        if call.timer in seconds_after:
-            seconds = seconds_after[call.timer] - seconds_before.get(call.timer, 0.0)
-            reported[names.CALL_SECONDS.format(call=call.name)] = seconds
     return reported
+
+
+def timing_metrics(timings: Sequence[MicroBatchTiming], row_cost: CostModel) -> dict[str, float]:
+    """Metrics of the calls that have timings, by the cost that their plan reckoned with."""
+    return {
+        f"padding/{call}/prediction_error": prediction_error(call_timings, row_cost)
+        for call, call_timings in timings_by_call(timings).items()
+    }

@@ -3,41 +3,37 @@ verl calls them."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from verl.utils.profiler import simple_timer
 
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver import advantages, batch_metrics, step_metrics
-from verl_padding.driver.agent_roles import parts_by_role, read_roles
+from verl_padding.driver import batch_metrics, step_metrics
 from verl_padding.driver.planned_update import PlannedUpdate, update_seed
-from verl_padding.driver.samples import (
-    put_results_of_untrained,
-    rows_counted_as_samples,
-    rows_that_train,
-)
+from verl_padding.driver.samples import rows_counted_as_samples
 from verl_padding.driver.step_record import write_record
-from verl_padding.driver.step_timing import read_timings, timing_metrics
-from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
+from verl_padding.driver.worker_calls import (
+    dp_size,
+    probe_models,
+    read_timings,
+    wrap_worker_groups,
+)
 from verl_padding.job.calls import CALLS
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
-from verl_padding.pads.queue import KVBatchMeta, rows_like, select_rows, set_aside
-from verl_padding.pads.tags import PADDING_TAG, tokens_of_tags
+from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
+from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import find_images
 from verl_padding.pads.vision_families import image_maker
-from verl_padding.prefix_sharing.detection import PrefixDetection
 
 logger = logging.getLogger(__name__)
 
-ComputeAdvantage = Callable[[KVBatchMeta, dict[str, Any]], KVBatchMeta]
-"""verl's ``_compute_advantage`` of a trainer."""
 TRAIN = "train"
 """verl's name for the queue's partition of training rows."""
 
@@ -71,7 +67,6 @@ class TrainingSteps:
         self._worker_groups = wrap_worker_groups(trainer, job, self.update_for)
         self._schema = Schema(job.padding.fields)
         self._said: set[str] = set()  # in the log
-        self._by_role = job.padding.baseline == "role"
         self._updates: list[PlannedUpdate] = []  # of the global step
         self._saved: Counter[str] = Counter()
         self._show_savings()
@@ -117,11 +112,10 @@ class TrainingSteps:
         update.close()
 
     @contextmanager
-    def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
+    def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
         """A with-block that plans and makes a local update; its pads are taken out at the end,
         whatever happens."""
-        # verl's timers run on over the local updates of a step.
-        seconds_before, failed = dict(timing_raw), True
+        failed = True
         try:
             yield
             failed = False
@@ -132,13 +126,13 @@ class TrainingSteps:
         assert update is not None, "a local update without a plan"
         metrics.update(made := update.final_metrics())
         self._saved.update(made)
-        metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
+        metrics.update(step_metrics.worker_metrics(metrics))
         self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
             with simple_timer("timing_s/padding/timing", metrics):
                 update.timings = read_timings(self._worker_groups)
             cost = self._job.planner_job().row_cost
-            metrics.update(timing_metrics(update.timings, cost))
+            metrics.update(step_metrics.timing_metrics(update.timings, cost))
         self._updates.append(update)
 
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
@@ -153,51 +147,6 @@ class TrainingSteps:
             if key not in samples:
                 tag[PADDING_TAG] = True
 
-    def compute_advantages(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], by_verl: ComputeAdvantage
-    ) -> KVBatchMeta:
-        """Advantages by verl's method, of rows that have a trained token; those of sessions and of
-        roles, where they are asked for, and of sessions whose last row is not trained."""
-        by_session, algorithm = self._job.padding.advantages == "session", self._config.algorithm
-        trained = rows_that_train(batch)
-        is_stock = not by_session and not self._by_role and len(trained) == len(batch)
-        if is_stock:
-            batch = by_verl(batch, metrics)
-        elif trained:
-            # All of its results but advantages are kept: KL penalties, weights, what is rejected.
-            with advantages.estimator_for_any_rows(algorithm):
-                computed = by_verl(select_rows(batch, trained), metrics)
-            batch = rows_like(computed, batch.keys, batch.tags)
-        put_results_of_untrained(batch, trained)
-        # The update that runs, if it has these rows.
-        update = self.current
-        if update is not None and update.batch.keys != batch.keys:
-            update = None
-        continued_R: list[int | None] = [None] * len(batch)
-        if by_session:
-            tokens_R, images = tokens_of_tags(batch.keys, batch.tags), self._job.has_images
-            found = (
-                update.prefixes
-                if update
-                else PrefixDetection(batch, tokens_R, may_have_images=images)
-            )
-            continued_R = found.continued_R
-        parts = [(batch, continued_R)]
-        if self._by_role:
-            role_R = update.role_R if update else read_roles(batch.keys, batch.partition_id)
-            parts = list(parts_by_role(batch, role_R, continued_R))
-        trained_keys = {batch.keys[row] for row in trained}
-        for part, continued in parts:
-            if by_session:
-                advantages.compute_session_advantages(part, algorithm, continued)
-                continue
-            if not is_stock:
-                trained_rows = [row for row, key in enumerate(part.keys) if key in trained_keys]
-                samples = select_rows(part, rows_counted_as_samples(part.keys, trained_rows))
-                advantages.compute_row_advantages(samples, algorithm)
-            advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
-        return batch
-
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
@@ -209,7 +158,7 @@ class TrainingSteps:
             pad_tags = [tag for update in self._updates for tag in update.counted_pad_tags]
             n_gpus = self._trainer._get_n_gpus_for_throughput()
             metrics.update(step_metrics.performance_metrics(rows_of, pad_tags, timing_raw, n_gpus))
-            if self._by_role:
+            if self._job.padding.baseline == "role":
                 roles_of = [update.role_R for update in self._updates]
                 metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
             write_record(self._job, step, self._updates, rows_of)

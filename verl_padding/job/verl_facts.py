@@ -101,11 +101,6 @@ FACTS: tuple[Fact, ...] = (
         {"PPOTrainer": tuple(f"self.{call.worker_group}.{call.method}(" for call in CALLS)},
     ),
     *_facts(
-        "seconds of worker calls would be missing",
-        BASE,
-        {"PPOTrainer._step_once": tuple(f"'{call.timer}'" for call in CALLS)},
-    ),
-    *_facts(
         "steps that skip a method would not be noticed",
         BASE,
         {"PPOTrainer.fit": ("'save_checkpoint'", "self.global_steps")},

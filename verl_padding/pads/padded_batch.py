@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import torch
+from tensordict import TensorDict
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, row_columns
@@ -118,7 +119,7 @@ class PaddedBatch:
             self._fields_put = self._fields_put or set(fields)
             # They are known before they are put: whatever happens, they are taken out again.
             self.pads = rows_like(pads, self.pads.keys + pads.keys, self.pads.tags + pads.tags)
-            put_new_rows(pads, fields)
+            put_new_rows(pads, TensorDict(fields, batch_size=n_pads))
 
     def replace_layout(self, call: str, plan: BatchPlan) -> None:
         """Has a call follow another plan of the same mini-batches, whose pads :meth:`put_pads`

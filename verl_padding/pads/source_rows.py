@@ -9,7 +9,7 @@ import torch
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
-from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
+from verl_padding.pads.queue import KVBatchMeta, list_rows, read_rows
 from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding, wrong_tag
 
 TOKEN_FIELDS = "prompts", "responses"
@@ -32,16 +32,15 @@ class SourceRows:
     def __init__(self, batch: KVBatchMeta):
         self._batch = batch
         check_no_pads(batch.keys, map(is_padding, batch.tags))
-        listing = list_rows(batch.keys, batch.partition_id)
-        self._keys_by_fields = listing.keys_by_fields
-        self._check_columns(listing.dtypes)
-        for names, keys in listing.keys_by_fields.items():
+        self._keys_by_fields, shapes, dtypes = list_rows(batch.keys, batch.partition_id)
+        self._check_columns(dtypes)
+        for names, keys in self._keys_by_fields.items():
             for name in TOKEN_FIELDS:
                 if name not in names:
                     raise missing_field(keys[0], name)
-        lengths = _lengths(batch, listing)
+        lengths = _lengths(batch, shapes)
         self._keys = [
-            _of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()
+            _of_different_lengths(keys, lengths) for keys in self._keys_by_fields.values()
         ]
 
     def keys_with(self, name: str) -> list[str]:
@@ -95,11 +94,13 @@ def _weight(key: str, value: object) -> float:
     return weight
 
 
-def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]:
+def _lengths(
+    batch: KVBatchMeta, shapes: Mapping[str, Mapping[str, tuple[int, ...] | None]]
+) -> dict[str, tuple[int, int]]:
     """Prompt and response tokens of each row, which its tags have to agree with."""
     lengths = {}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        prompts, responses = (listing.shapes[name][key] for name in TOKEN_FIELDS)
+        prompts, responses = (shapes[name][key] for name in TOKEN_FIELDS)
         if not prompts or not responses:
             raise missing_field(key, "responses" if prompts else "prompts")
         prompt, response = lengths[key] = prompts[0], responses[0]

@@ -99,7 +99,8 @@ def upsample(
     if not n_pads:
         return marked
     pads: KVBatchMeta = new_pads(batch, n_pads, template)
-    put_new_rows(pads, columns | {IS_PADDING: torch.ones(n_pads, dtype=torch.bool)})
+    columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
+    put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
 
 
