@@ -43,17 +43,16 @@ def trajectory_places(
     keys: Sequence[str],
     prompt_R: Sequence[int],
     response_R: Sequence[int],
-    continued_R: Sequence[int | None] | None = None,
+    continued_R: Sequence[int | None],
 ) -> list[torch.Tensor]:
     """Of each row: the place of each response token in the trajectory of its session, where each
     token is once.
 
     Args:
         prompt_R, response_R: tokens of each row's prompt and response.
-        continued_R: number of the earlier row of its session that each row continues; None if no
-            row does.
+        continued_R: number of the earlier row of its session that each row continues; None for
+            none.
     """
-    continued_R = continued_R or [None] * len(keys)
     lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
     # A row that another one extends is shorter.
     by_length = sorted(range(len(lengths)), key=lambda row: (lengths[row], index_of_key(keys[row])))
@@ -72,7 +71,10 @@ def trajectory_places(
         length = 0
         for row in rows:
             # The tokens of a row come after those that it begins with.
-            for begins in _beginnings(row, continued_R):
+            chain = [row]
+            while (earlier := continued_R[chain[-1]]) is not None:
+                chain.append(earlier)
+            for begins in reversed(chain):
                 tokens = token_R[begins][prompt_R[begins] :]
                 new = tokens[place_of_token[tokens] < 0]
                 place_of_token[new] = np.arange(length, length + len(new))
@@ -81,14 +83,6 @@ def trajectory_places(
         torch.from_numpy(place_of_token[tokens[n:]])
         for tokens, n in zip(token_R, prompt_R, strict=True)
     ]
-
-
-def _beginnings(row: int, continued_R: Sequence[int | None]) -> list[int]:
-    """The rows that a row begins with, the shortest first, and the row itself."""
-    chain = [row]
-    while (earlier := continued_R[chain[-1]]) is not None:
-        chain.append(earlier)
-    return chain[::-1]
 
 
 def compute_session_advantages(
@@ -101,7 +95,7 @@ def compute_session_advantages(
         continued_R: number of the row that each row continues; None for none.
     """
     rows = read_fields(batch.keys, batch.partition_id, READ)
-    tokens_R = tokens_of_tags(batch.keys, batch.tags)
+    tokens_R = tokens_of_tags(batch.tags)
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
     places_R = trajectory_places(batch.keys, prompt_R, response_R, continued_R)
@@ -305,7 +299,7 @@ def check_advantages_stay_with_rows(config: DictConfig) -> None:
     if config.algorithm.get("use_pf_ppo") and config.algorithm.adv_estimator == "gae":
         refuse(
             "algorithm.use_pf_ppo=True",
-            "verl resamples the rows of a batch, and its v1 trainer stores their advantages under "
-            "the old rows' keys, so rows would train with the advantages of other rows",
+            "verl resamples the rows and stores their advantages under the old rows' keys, so rows "
+            "would train with the advantages of other rows",
             "Set it to False.",
         )

@@ -42,9 +42,8 @@ def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
         role = extra.get(ROLE) if isinstance(extra, Mapping) else None
         if not isinstance(role, str) or not role:
             raise PaddingDataError(
-                f"row {key!r}: extra_fields[{ROLE!r}] is {role!r}, but padding.baseline=role needs "
-                "the name of a role. Have the agent loop give each row one, or set "
-                "padding.baseline=prompt."
+                f"row {key!r}: extra_fields[{ROLE!r}] is {role!r}, not the name of a role. Have "
+                "the agent loop give each row one, or set padding.baseline=prompt."
             )
         role_R.append(role)
     return role_R

@@ -71,7 +71,7 @@ class TrainedRows:
             advantage_R = per_row(advantages) / trained_R
         return cls(
             keys=batch.keys,
-            tokens_R=np.array(tokens_of_tags(batch.keys, batch.tags), dtype=np.int64),
+            tokens_R=np.array(tokens_of_tags(batch.tags), dtype=np.int64),
             response_R=lengths.numpy(),
             trained_R=trained_R,
             advantage_R=advantage_R,

@@ -49,8 +49,8 @@ def check_job(config: DictConfig) -> VerlJob:
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
         refuse(
             f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}",
-            "in this mode the rollout sleeps after a step's first local update, and the next "
-            "update would wait for it forever",
+            "in this mode the rollout sleeps after a step's first local update, for which the next "
+            "would wait forever",
             f"Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.",
         )
     check_verl(config, {engine.strategy for engine in job.engines.values()})

@@ -93,7 +93,7 @@ class PlannedUpdate(PaddedBatch):
         """What the calls that were made have computed for rows of the update."""
         with simple_timer(PLAN_SECONDS, self.seconds):
             batch.reorder(data_order(batch.keys))
-            self._tokens_R = tokens_of_tags(batch.keys, batch.tags)
+            self._tokens_R = tokens_of_tags(batch.tags)
             self.prefixes = PrefixDetection(batch, self._tokens_R, may_have_images=job.has_images)
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys and calls is None:
@@ -135,8 +135,7 @@ class PlannedUpdate(PaddedBatch):
         if self.repeated_tokens:
             self._log(
                 f"{plural(self.repeated_tokens, 'sampled token')} repeated from earlier rows of "
-                "their sessions, masked because of padding.repeated_tokens=once. "
-                f"{names.REPEATED_TOKENS} counts them.",
+                "their sessions, masked because of padding.repeated_tokens=once",
                 "repeated tokens",
             )
 
@@ -225,8 +224,7 @@ class PlannedUpdate(PaddedBatch):
             if self._has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
-                    "the actor is updated more than once in a step, or on part of its rows, and "
-                    "later updates compare with log-probs from before the first one",
+                    "the actor is updated more than once in a step, or on part of its rows",
                     "Set it to True.",
                 )
             self._has_updated = True
@@ -256,7 +254,7 @@ class PlannedUpdate(PaddedBatch):
         if computed > (planned := epochs * figures.computed_tokens):
             self._log(
                 f"{computed:,} tokens reached the models in worker call {call!r}, more than the "
-                f"{planned:,} of the plan. Metrics of savings count the former.",
+                f"{planned:,} of the plan",
                 "computed tokens",
             )
 

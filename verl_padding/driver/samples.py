@@ -54,7 +54,7 @@ def compute_advantages(
     """
     algorithm, by_role = job.config.algorithm, job.padding.baseline == "role"
     by_session = job.padding.advantages == "session"
-    trained = rows_that_train(batch)
+    trained = [row for row, tokens in enumerate(tokens_of_masks(batch, MASK)) if tokens]
     is_stock = not by_session and not by_role and len(trained) == len(batch)
     if is_stock:
         batch = by_verl(batch, metrics)
@@ -70,7 +70,7 @@ def compute_advantages(
     if by_session and update is not None:
         continued_R = update.prefixes.continued_R
     elif by_session:
-        tokens_R = tokens_of_tags(batch.keys, batch.tags)
+        tokens_R = tokens_of_tags(batch.tags)
         prefixes = PrefixDetection(batch, tokens_R, may_have_images=job.has_images)
         continued_R = prefixes.continued_R
     parts = [(batch, continued_R)]
@@ -88,11 +88,6 @@ def compute_advantages(
             compute_row_advantages(samples, algorithm)
         fix_sessions_ending_untrained(part, algorithm, trained_keys)
     return batch
-
-
-def rows_that_train(batch: KVBatchMeta) -> list[int]:
-    """Numbers of the rows that have a trained token."""
-    return [row for row, tokens in enumerate(tokens_of_masks(batch, MASK)) if tokens]
 
 
 def rows_counted_as_samples(keys: Sequence[str], trained: Collection[int]) -> list[int]:

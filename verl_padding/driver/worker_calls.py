@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 from verl.single_controller.base.worker_group import WorkerGroup
-from wrapt import FunctionWrapper
 
 from verl_padding.driver.planned_update import PlannedUpdate
 from verl_padding.errors import PaddingDataError, PaddingError
@@ -51,7 +50,7 @@ class UnplannedWorkerGroup:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._worker_group, name)
-        return FunctionWrapper(target, _refuse_rows) if callable(target) else target
+        return partial(_refuse_rows, target) if callable(target) else target
 
 
 class PaddedWorkerGroup(UnplannedWorkerGroup):
@@ -99,8 +98,7 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
             if (came := sum(map(n_rows, answers))) != len(sent):
                 raise PaddingDataError(
                     f"worker call {call.name!r}: outputs of {came} came back for "
-                    f"{plural(len(sent), 'row')} sent. None is used. See the workers' logs for the "
-                    "reason."
+                    f"{plural(len(sent), 'row')} sent. See the workers' logs."
                 )
             return output
 
@@ -114,14 +112,14 @@ def _batches(given: Any) -> Iterator[KVBatchMeta]:
             yield from _batches(each)
 
 
-def _refuse_rows(target: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _refuse_rows(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Makes a call that is not planned, unless it brings rows in TransferQueue."""
     if rows := list(_batches([*args, *kwargs.values()])):
         name = getattr(target, "__name__", type(target).__name__)
         raise PaddingDataError(
             f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would reach "
-            f"workers without pads, as this call is not planned ({', '.join(CALL_OF_METHOD)} are). "
-            "Send it the rows' data as a TensorDict, or train without +padding."
+            "workers without pads, as this call is not planned. Send it the rows' data as a "
+            "TensorDict, or train without +padding."
         )
     return target(*args, **kwargs)
 
@@ -140,8 +138,7 @@ def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Cou
         if (found := (done[STEPS], done[SCHEDULER_STEPS])) != wanted:
             raise PaddingError(
                 f"worker call {call.name!r}: rank {rank} took {found} (optimizer, scheduler) "
-                f"steps, but {wanted} are planned: verl's workers do not train as in verl 0.9.1. "
-                "Train with that, or without +padding."
+                f"steps, but {wanted} are planned. Use verl 0.9.1, or train without +padding."
             )
     return sum(done[TOKENS] for done in work)
 

@@ -156,9 +156,8 @@ class PaddedBatch:
         takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
         if takes_own and len(steps) > 1:
             raise PaddingDataError(
-                f"worker call {call!r}: the second of {len(steps)} optimizer steps needs "
-                "log-probs of the old policy, but no pass has computed them. Make the pass first, "
-                "or set padding.recompute_old_log_probs=true."
+                f"worker call {call!r}: the second of {len(steps)} optimizer steps needs old "
+                "log-probs. Make their pass first, or set padding.recompute_old_log_probs=true."
             )
         rows = self.call_rows(call, batch, steps, takes_own_log_probs=takes_own)
         rows.extra_info |= cut_into(layout)

@@ -124,8 +124,8 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
         there = tags_of(partition_id)
         first = next((key for key in keys if key not in there), keys[0])
         raise PaddingDataError(
-            f"row {first!r}: not in TransferQueue ({lost} of {len(keys)} rows of the batch are "
-            f"not). Leave the rows of a step in partition {partition_id!r} until it has ended."
+            f"row {first!r}: not in TransferQueue ({lost} of {len(keys)} rows are not). Leave a "
+            f"step's rows in partition {partition_id!r} until it has ended."
         )
     meta.custom_meta = []  # a put then leaves those in the controller as they are
     return meta
@@ -156,9 +156,8 @@ def list_rows(
         for key in compress(keys, unlisted_R):
             raise PaddingDataError(
                 f"field {name!r}: TransferQueue has stored it for row {key!r} without listing it, "
-                f"as with any field whose dtype differs from that of the first put "
-                f"({dtype or 'no tensor'}), and all fields after it. Have all rows put {name} and "
-                "the fields before it in one dtype."
+                f"as its dtype, or that of a field before it, is not that of the first put "
+                f"({dtype or 'no tensor'}). Have all rows put each field in one dtype."
             )
     keys_by_fields: dict[frozenset[str], list[str]] = {}
     has_RF = zip(*(has_R for _, has_R, _ in fields.values()), strict=True)
@@ -248,8 +247,7 @@ def clear_leftovers(partition_id: str) -> None:
     if left:
         logger.warning(
             f"verl_padding: cleared {plural(len(left), 'key')} that an earlier trainer left in "
-            f"TransferQueue's partition {partition_id!r} (pads, and rows whose prompt has been "
-            f"sampled already): {first_few(left)}"
+            f"TransferQueue (pads, and rows whose prompt was sampled): {first_few(left)}"
         )
         clear(left, partition_id)
 

@@ -10,7 +10,7 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import KVBatchMeta, list_rows, read_rows
-from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding, wrong_tag
+from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding
 
 TOKEN_FIELDS = "prompts", "responses"
 """Fields of every row, (tokens,) each, from whose lengths those of other fields follow."""
@@ -88,8 +88,8 @@ def _weight(key: str, value: object) -> float:
         weight = math.nan
     if not math.isfinite(weight) or weight < 0:
         raise PaddingDataError(
-            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not a finite number of at least 0. Have the "
-            "agent loop give the row such a weight, or none, which is a weight of 1."
+            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not a finite number of at least 0. Correct it "
+            "in the agent loop."
         )
     return weight
 
@@ -107,8 +107,10 @@ def _lengths(
         check_prompt(key, prompt)
         for name, tokens in zip(LENGTH_TAGS, (prompt, response, prompt + response), strict=True):
             if tag.get(name, tokens) != tokens:
-                what = f"its fields have {prompt} prompt and {response} response tokens"
-                raise wrong_tag(key, tag, name, what)
+                raise PaddingDataError(
+                    f"row {key!r}: tag {name}={tag[name]!r}, but its fields have {prompt} prompt "
+                    f"and {response} response tokens. Tag it with these and their sum."
+                )
     return lengths
 
 
@@ -127,13 +129,12 @@ def check_prompt(key: str | int, tokens: int) -> None:
     if tokens == 0:
         raise PaddingDataError(
             f"row {key!r}: its prompt has no token. verl takes the log-prob of the first response "
-            "token from the last token of the prompt: put a token there, such as that of the "
-            "beginning."
+            "token from the last of the prompt. Put one there."
         )
 
 
 def missing_field(key: str | int, name: str) -> PaddingDataError:
     return PaddingDataError(
-        f"row {key!r}: has no field {name!r} of tokens. The lengths of other fields follow from "
-        "prompts and responses: put both into each row, without padding tokens."
+        f"row {key!r}: has no field {name!r} of tokens, from which the lengths of other fields "
+        "follow. Put it into each row."
     )

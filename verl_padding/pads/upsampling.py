@@ -206,6 +206,5 @@ def check_weight_is_a_field(rows: Iterable[Mapping[str, object]]) -> None:
         if isinstance(extra, Mapping) and LOSS_WEIGHT in extra:
             raise PaddingDataError(
                 f"field {EXTRA_FIELDS!r}: {LOSS_WEIGHT}={extra[LOSS_WEIGHT]!r} is in it, but a "
-                "weight is a field of its own. Give the agent loop's output a class with the "
-                f"field {LOSS_WEIGHT}."
+                f"weight is a field of its own: {LOSS_WEIGHT} of the agent loop's output."
             )
