@@ -10,7 +10,6 @@ response, may have its response tokens among their own: such a token is one toke
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -170,11 +169,10 @@ def _estimated(
 ) -> TensorDict:
     """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each:
     (samples, longest)."""
+    fields = {name: jagged(column[name] for column in columns) for name in columns[0]}
     # verl's estimators take samples padded to the longest.
-    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
-    padded = {name: pad([column[name] for column in columns]) for name in columns[0]}
+    batch = TensorDict(fields, batch_size=len(keys)).to_padded_tensor()
     uids = np.array([uid_of_key(key) for key in keys], dtype=object)
-    batch = TensorDict(padded, batch_size=len(keys))
     return estimate(DataProto(batch=batch, non_tensor_batch={"uid": uids}), algorithm)
 
 

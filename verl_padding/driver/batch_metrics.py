@@ -55,28 +55,16 @@ class TrainedRows:
     ) -> Self:
         """What the :data:`FIELDS` of a batch's rows say; ``mask_R``, (response,) each, says which
         tokens are trained, and ``continued_R`` which row each continues."""
-        lengths = torch.tensor([len(mask) for mask in mask_R])
-
-        def per_row(values: torch.Tensor) -> Floats:
-            summed: Floats = torch.segment_reduce(
-                values.to(torch.float64), "sum", lengths=lengths
-            ).numpy()
-            return summed
-
-        # All rows behind each other: per_row sums the tokens of each.
-        trained = torch.cat(list(mask_R)).bool()
-        advantages = torch.cat(fields[ADVANTAGES].unbind()) * trained
-        trained_R = per_row(trained).astype(np.int64)
-        with np.errstate(invalid="ignore"):
-            advantage_R = per_row(advantages) / trained_R
+        pairs = zip(fields[ADVANTAGES].unbind(), mask_R, strict=True)
+        trained = [values[mask.bool()].double() for values, mask in pairs]
         return cls(
             keys=batch.keys,
-            tokens_R=np.array(tokens_of_tags(batch.tags), dtype=np.int64),
-            response_R=lengths.numpy(),
-            trained_R=trained_R,
-            advantage_R=advantage_R,
-            has_advantage_R=per_row(advantages != 0) > 0,
-            reward_R=per_row(torch.cat(fields[SCORES].unbind())),
+            tokens_R=np.array(tokens_of_tags(batch.tags)),
+            response_R=np.array([len(mask) for mask in mask_R]),
+            trained_R=np.array([len(values) for values in trained]),
+            advantage_R=np.array([float(values.mean()) for values in trained]),
+            has_advantage_R=np.array([bool(values.any()) for values in trained]),
+            reward_R=np.array([float(score.double().sum()) for score in fields[SCORES].unbind()]),
             turns_R=np.array([float(turns) for turns in fields[TURNS]]),
             continued_R=continued_R,
             weights_step_R=[tag.get("min_global_steps") for tag in batch.tags],

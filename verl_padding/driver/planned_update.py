@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from verl.utils.profiler import simple_timer
@@ -283,10 +282,10 @@ class PlannedUpdate(PaddedBatch):
         return self.metrics() | saved_metrics(self.work, pass_tokens) | idle_steps
 
     @property
-    def counted_pad_tags(self) -> list[dict[str, Any]]:
-        """Tags of the pads that ``global_seqlen/*`` counts: by the plan of all rows."""
+    def n_counted_pads(self) -> int:
+        """Pads that ``global_seqlen/*`` counts: by the plan of all rows."""
         layout = layout_of_ranks(self.first_plan)
-        return list(self.pads.tags[: layout.n_pads if layout else 0])
+        return layout.n_pads if layout else 0
 
     def trained_rows(self) -> TrainedRows:
         """The rows after the update, read from TransferQueue."""

@@ -1,7 +1,7 @@
 """What pads cost, what the plan does and what the workers say, logged under ``padding/`` each
 step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
-from verl_padding.driver.batch_metrics import TrainedRows
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CRITIC
 from verl_padding.plan import BatchPlan, Layout
@@ -95,25 +94,15 @@ def layout_of_ranks(plan: BatchPlan) -> Layout | None:
 
 
 def performance_metrics(
-    rows_of: Sequence[TrainedRows],
-    pad_tags: Sequence[Mapping[str, Any]],
-    timing_raw: dict[str, float],
-    n_gpus: int,
+    tokens: int, response_tokens: int, timing_raw: dict[str, float], n_gpus: int
 ) -> dict[str, float]:
-    """verl's metrics of throughput and of time per token: of the rows of each local update, and of
-    pads with these tags.
-
-    Args:
-        timing_raw: verl's timers of the global step.
-    """
-    tokens_R = [n for rows in rows_of for n in rows.tokens_R.tolist()]
-    response_R = [n for rows in rows_of for n in rows.response_R.tolist()]
-    tokens = torch.tensor([*tokens_R, *(tag["seq_len"] for tag in pad_tags)])
-    response = torch.tensor([*response_R, *(tag["response_len"] for tag in pad_tags)])
-    lengths = {"prompt_length": tokens - response, "response_length": response}
-    batch = DataProto(
-        batch=TensorDict(lengths, len(tokens)), meta_info={"global_token_num": tokens.tolist()}
-    )
+    """verl's metrics of throughput and of time per token, by verl's timers of the global step."""
+    # verl sums these over rows.
+    lengths = {
+        "prompt_length": torch.tensor([tokens - response_tokens]),
+        "response_length": torch.tensor([response_tokens]),
+    }
+    batch = DataProto(batch=TensorDict(lengths, 1), meta_info={"global_token_num": [tokens]})
     per_token = compute_timing_metrics(batch, timing_raw)
     return {**per_token, **compute_throughout_metrics(batch, timing_raw, n_gpus)}
 

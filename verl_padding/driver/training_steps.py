@@ -155,9 +155,13 @@ class TrainingSteps:
             metrics.update(batch_metrics.session_metrics(rows_of))
             metrics.update(batch_metrics.advantage_metrics(rows_of))
             # In the place of what verl's trainer has computed just before, of real rows alone.
-            pad_tags = [tag for update in self._updates for tag in update.counted_pad_tags]
+            tokens = sum(int(rows.tokens_R.sum()) for rows in rows_of)
+            tokens += sum(update.n_counted_pads * update.pad_length for update in self._updates)
+            response = sum(int(rows.response_R.sum()) for rows in rows_of)
+            response += sum(update.n_counted_pads for update in self._updates)  # a token each
             n_gpus = self._trainer._get_n_gpus_for_throughput()
-            metrics.update(step_metrics.performance_metrics(rows_of, pad_tags, timing_raw, n_gpus))
+            performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
+            metrics.update(performance)
             if self._job.padding.baseline == "role":
                 roles_of = [update.role_R for update in self._updates]
                 metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
