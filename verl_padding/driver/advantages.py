@@ -10,14 +10,12 @@ response, may have its response tokens among their own: such a token is one toke
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.utils.padding import response_to_nested
 
@@ -183,7 +181,9 @@ def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
     A token that no other is compared with is its own mean, so its advantage is 0. A sample without
     another of its prompt has no baseline, and what ``grpo`` gives it: its reward.
     """
-    settings = estimator_settings(algorithm)
+    # What verl's trainer hands its estimators.
+    settings = {name: algorithm[name] for name in ("gamma", "lam")} | {"config": algorithm}
+    settings["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
     estimator = ESTIMATORS.get(algorithm.adv_estimator, Estimator())
     mask = samples.batch[MASK]
     found = {name: torch.zeros_like(samples.batch[REWARDS]) for name in RESULTS}
@@ -199,8 +199,8 @@ def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
     for some_S, name in parts:
         if not some_S.any():
             continue
-        settings["adv_estimator"] = name
-        estimated = compute_advantage(samples.select_idxs(some_S), **settings).batch
+        some = samples.select_idxs(some_S)
+        estimated = compute_advantage(some, adv_estimator=name, **settings).batch
         trains = estimated[MASK].any(-1, keepdim=True)
         for result, values in found.items():
             # Such as a mean over the trained tokens of a prompt that has none.
@@ -220,39 +220,23 @@ def estimator_for_any_rows(algorithm: DictConfig) -> Iterator[None]:
         algorithm.adv_estimator = name
 
 
-def estimator_settings(algorithm: Any) -> dict[str, Any]:
-    """What verl's trainer hands its estimators from the job's section ``algorithm``."""
-    settings = {name: algorithm[name] for name in ("adv_estimator", "gamma", "lam")}
-    settings["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
-    return settings | {"config": algorithm}
-
-
 def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
-    """Puts what verl's trainer would compute of these rows if there were no others."""
-    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this
-    # module.
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-
+    """Puts what verl's trainer would compute of these rows if there were no others, by another
+    estimator than ``grpo``."""
     rows = read_fields(batch.keys, batch.partition_id, READ_BY_VERL)
     data = DataProto(batch=rows.to_padded_tensor())
     data.batch["token_level_scores"] = data.batch[SCORES]
     if REWARDS not in rows:
         data.batch[REWARDS] = data.batch[SCORES]
     data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
-    if algorithm.adv_estimator == AdvantageEstimator.GRPO:
-        computed = compute_advantage_for_multi_trajectories(
-            data, batch_keys=list(batch.keys), **estimator_settings(algorithm)
-        ).batch
-    else:
-        computed = estimate(data, algorithm)
+    computed = estimate(data, algorithm)
     put_columns(batch, {name: response_to_nested(computed[name], rows[MASK]) for name in RESULTS})
 
 
-def fix_sessions_ending_untrained(
-    batch: KVBatchMeta, algorithm: DictConfig, trained: Collection[str]
+def compute_grpo_advantages(
+    batch: KVBatchMeta, algorithm: DictConfig, trained: Collection[str], *, has_verls: bool
 ) -> None:
-    """Gives rows the advantages that verl's GRPO takes from sessions, where the last row of one has
-    no trained token.
+    """Puts the advantages that verl's GRPO takes from sessions.
 
     verl gives all rows of a session the advantage of the last one, from its first trained token;
     without one, that is 0. Here its function sees, of each session, the reward of its last row,
@@ -260,13 +244,12 @@ def fix_sessions_ending_untrained(
 
     Args:
         trained: keys of the rows that had a trained token before any was rejected.
+        has_verls: whether verl's are there, which stay where each session ends in a trained row.
     """
-    sessions = rows_of_sessions(batch.keys)
-    if algorithm.adv_estimator != AdvantageEstimator.GRPO:
-        return
     rows = read_fields(batch.keys, batch.partition_id, READ)
+    sessions = rows_of_sessions(batch.keys)
     mask_R = rows[MASK].unbind()
-    if all(mask_R[session[-1]].any() for session in sessions):
+    if has_verls and all(mask_R[session[-1]].any() for session in sessions):
         return
     score_R, reward_R = (
         [values.sum() for values in rows[name if name in rows else SCORES].unbind()]
@@ -284,8 +267,8 @@ def fix_sessions_ending_untrained(
     first_S = [batch.keys[session[0]] for session in sessions]
     estimated = _estimated(samples, first_S, algorithm)["advantages"]
     session_of = {row: number for number, session in enumerate(sessions) for row in session}
-    fixed = jagged(estimated[session_of[row], 0] * mask for row, mask in enumerate(mask_R))
-    put_columns(batch, dict.fromkeys(RESULTS, fixed))
+    advantages = jagged(estimated[session_of[row], 0] * mask for row, mask in enumerate(mask_R))
+    put_columns(batch, dict.fromkeys(RESULTS, advantages))
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:

@@ -35,9 +35,11 @@ def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
 
 def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
     """The role of each row; a PaddingDataError if one has none."""
-    fields = read_fields(keys, partition_id, [EXTRA_FIELDS]) if keys else {}
-    extra_R = tu.get(fields, EXTRA_FIELDS) if EXTRA_FIELDS in fields else [{}] * len(keys)
-    role_R = []
+    role_R: list[str] = []
+    if not keys:
+        return role_R
+    fields = read_fields(keys, partition_id, [EXTRA_FIELDS])
+    extra_R = tu.get(fields, EXTRA_FIELDS, [{}] * len(keys))
     for key, extra in zip(keys, extra_R, strict=True):
         role = extra.get(ROLE) if isinstance(extra, Mapping) else None
         if not isinstance(role, str) or not role:

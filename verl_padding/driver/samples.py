@@ -14,10 +14,10 @@ from verl_padding.driver.advantages import (
     RESULTS,
     REWARDS,
     SCORES,
+    compute_grpo_advantages,
     compute_row_advantages,
     compute_session_advantages,
     estimator_for_any_rows,
-    fix_sessions_ending_untrained,
 )
 from verl_padding.driver.agent_roles import parts_by_role, read_roles
 from verl_padding.driver.planned_update import PlannedUpdate
@@ -82,11 +82,12 @@ def compute_advantages(
         if by_session:
             compute_session_advantages(part, algorithm, continued)
             continue
-        if not is_stock:
+        if algorithm.adv_estimator == "grpo":
+            compute_grpo_advantages(part, algorithm, trained_keys, has_verls=is_stock)
+        elif not is_stock:
             trained_rows = [row for row, key in enumerate(part.keys) if key in trained_keys]
             samples = select_rows(part, rows_counted_as_samples(part.keys, trained_rows))
             compute_row_advantages(samples, algorithm)
-        fix_sessions_ending_untrained(part, algorithm, trained_keys)
     return batch
 
 

@@ -103,13 +103,13 @@ class TrainingSteps:
         update = self._plan_update(rows, [call])
         if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
             update.join(self.current)
+        failed = True
         try:
             update.put_pads()
             yield update
-        except BaseException:
-            update.close(failed=True)
-            raise
-        update.close()
+            failed = False
+        finally:
+            update.close(failed=failed)
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
