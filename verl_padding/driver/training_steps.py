@@ -81,8 +81,7 @@ class TrainingSteps:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
         # The planner refuses a batch without a row.
         if batch.keys and not self.has_probed:
-            if why := probe_models(self._worker_groups, self._job, batch):
-                self._job.forbid_branches(why)
+            probe_models(self._worker_groups, self._job, batch)
             self.has_probed = True
         update = self._plan_update(batch)
         self._show_savings()

@@ -184,11 +184,9 @@ def block_savings(job: VerlJob, answer: Any) -> None:
         job.savings.block(SHARING, job.savings.incompatibilities[PACKER])
 
 
-def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> str:
-    """Has each model show, on the position ids of a batch, that it keeps packed rows apart.
-
-    Returns: why rows that branch share nothing; empty if they may share what is before.
-    """
+def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> None:
+    """Has each model show, on the position ids of a batch, that it keeps packed rows apart, and
+    whether rows that branch may share what is before."""
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
     fixes, multiples = {}, {}
     for role, engine in job.engines.items():
@@ -196,13 +194,11 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
         multiples[role] = engine.micro_batch_multiple
     shape = row["position_ids"].shape[:-1]
     probe = check_cross_contamination(shape, shares=job.shares, fixes=fixes, multiples=multiples)
-    answers = [worker_group.execute_with_func_generator(probe) for worker_group in worker_groups]
-    for answer in answers:
+    for worker_group in worker_groups:
+        answer = worker_group.execute_with_func_generator(probe)
         block_savings(job, answer)
-    limits = [
-        str(why) for answer in answers for why in answer.non_tensor_batch[BRANCH_LIMIT] if why
-    ]
-    return limits[0] if limits else ""
+        for why in filter(None, answer.non_tensor_batch[BRANCH_LIMIT]):
+            job.forbid_branches(str(why))
 
 
 def read_timings(worker_groups: list[PaddedWorkerGroup]) -> list[MicroBatchTiming]:

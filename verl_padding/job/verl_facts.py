@@ -35,8 +35,8 @@ OVERRIDDEN = {
     "_compute_metrics": ("fit", "metrics and records would be missing"),
     "_save_checkpoint": ("fit", "a snapshot of TransferQueue would hold trained rows"),
 }
-"""Method of verl's trainer that the padded ones override -> the method that calls it, and what
-would happen otherwise."""
+"""Method of verl's trainer that the padded ones override, or rely on -> the method that calls it,
+and what would happen otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
