@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 from verl.utils.profiler import simple_timer
 
-from verl_padding.config import PaddingConfig
 from verl_padding.driver.advantages import MASK
 from verl_padding.driver.agent_roles import read_roles
 from verl_padding.driver.batch_metrics import FIELDS, TrainedRows
@@ -78,7 +77,8 @@ class PlannedUpdate(PaddedBatch):
         calls: Collection[str] | None = None,
     ):
         self._job, self._step, self._seed, self._calls = job, step, seed, calls
-        self._dp_sizes, self._log_once = dp_sizes, log_once
+        self._dp_sizes, self._log_once, self._template = dp_sizes, log_once, template
+        self.may_branch: bool | None = None
         self.seconds: dict[str, float] = {}
         """Metric -> seconds that planning and its parts took."""
         self.repeated_tokens: int | None = None
@@ -97,23 +97,19 @@ class PlannedUpdate(PaddedBatch):
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
             if batch.keys and calls is None:
                 self._prepare_rows(batch)
-            may_branch = None
             if job.shares and batch.keys:
-                may_branch = job.may_branch and not self.prefixes.has_images
-                if may_branch != job.may_branch:
-                    # What sees an image may see more than what is before it, by a mask of the
-                    # model's.
-                    self._log(
-                        "full-prefix sharing only in batches whose rows have images", "images"
-                    )
-            self.first_plan = self._plan_calls(batch.keys, template.length, may_branch)
+                self.may_branch = job.may_branch and not self.prefixes.has_images
+                # What sees an image may see more than what is before it, by a mask of the model's.
+                if self.may_branch != job.may_branch:
+                    self._log("full-prefix sharing only, as rows have images", "images")
+            self.first_plan = self._plan_calls(batch.keys)
             """The plan of all rows, before any is left out."""
             super().__init__(
                 batch,
                 self.first_plan,
                 template,
                 weighting=loss_weighting(job.config, job.padding),
-                may_branch=may_branch,
+                may_branch=self.may_branch,
                 # Rows of a single call have other numbers than those of the update.
                 timed=job.padding.timing and calls is None,
                 own_old_log_probs=job.skips_old_log_probs,
@@ -127,9 +123,16 @@ class PlannedUpdate(PaddedBatch):
 
     def _prepare_rows(self, batch: KVBatchMeta) -> None:
         self._keep_pass_that_rows_need(batch)
-        if unit := sample_unit(batch.keys, self._job.padding):
-            self._log(unit, "rows of sessions")
-        if self._job.padding.repeated_tokens == "once":
+        padding = self._job.padding
+        by_row = [name for name in ("advantages", "weighting") if getattr(padding, name) == "row"]
+        if by_row and len(rows_of_sessions(batch.keys)) < len(batch):
+            session = " and ".join(f"padding.{name}=session" for name in by_row)
+            self._log(
+                "sessions have several rows, and each row counts as a sample. Where the rows of a "
+                f"session are one rollout with one reward, set {session} (docs/sessions.md).",
+                "rows of sessions",
+            )
+        if padding.repeated_tokens == "once":
             self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
         if self.repeated_tokens:
             self._log(
@@ -156,13 +159,7 @@ class PlannedUpdate(PaddedBatch):
             incompatibilities.append(Incompatibility("field rollout_log_probs", why, fix))
         self._job.savings.block(OLD_LOG_PROBS, incompatibilities)
 
-    def _plan_calls(
-        self,
-        keys: Sequence[str],
-        pad_length: int,
-        may_branch: bool | None,
-        dropped: Sequence[int] = (),
-    ) -> BatchPlan:
+    def _plan_calls(self, keys: Sequence[str], dropped: Sequence[int] = ()) -> BatchPlan:
         """The plan of the calls.
 
         With rows ``dropped``, the actor's update leaves those out. All calls are planned even so:
@@ -173,11 +170,11 @@ class PlannedUpdate(PaddedBatch):
             dp_sizes=self._dp_sizes,
             updates_actor=self._job.updates_actor(self._step),
             seed=self._seed,
-            pad_tokens=pad_length,
+            pad_tokens=self._template.length,
         )
         tries = None
-        if may_branch is not None:
-            shape, tries = replace(shape, may_branch=may_branch), self.prefixes.by_outputs
+        if self.may_branch is not None:
+            shape, tries = replace(shape, may_branch=self.may_branch), self.prefixes.by_outputs
         # Planned before a pad is put: what is refused leaves the queue as it was.
         try:
             plan = plan_batch(Rows.from_keys(keys, self._tokens_R, tries, dropped), shape)
@@ -232,9 +229,7 @@ class PlannedUpdate(PaddedBatch):
             # It may be called twice, and a trainer of one's own may change advantages between.
             if dropped != self._dropped:
                 with simple_timer(PLAN_SECONDS, self.seconds):
-                    plan = self._plan_calls(
-                        self.batch.keys, self.pad_length, self.may_branch, dropped
-                    )
+                    plan = self._plan_calls(self.batch.keys, dropped)
                 self._dropped = dropped
                 self.replace_layout(ACTOR, plan)
                 self.put_pads()
@@ -299,10 +294,8 @@ class PlannedUpdate(PaddedBatch):
         except Exception:
             if not failed:
                 raise
-            logger.exception(
-                "verl_padding: pads could not be cleared, as the next job will: %s",
-                first_few(self.pads.keys),
-            )
+            left = first_few(self.pads.keys)
+            logger.exception("verl_padding: pads could not be cleared: %s", left)
 
 
 def find_zero_advantage_rows(batch: KVBatchMeta) -> list[int]:
@@ -316,16 +309,3 @@ def find_zero_advantage_rows(batch: KVBatchMeta) -> list[int]:
     pairs = enumerate(zip(rows["advantages"].unbind(), mask_R, strict=True))
     found = [row for row, (advantage, mask) in pairs if not (advantage * mask).any()]
     return sorted(found, key=lambda row: (not mask_R[row].any(), batch.tags[row]["seq_len"], row))
-
-
-def sample_unit(keys: Sequence[str], padding: PaddingConfig) -> str:
-    """Says of sessions with several rows that each row is a sample to the job; "" where none is,
-    or sessions have one row."""
-    by_row = [name for name in ("advantages", "weighting") if getattr(padding, name) == "row"]
-    if not by_row or len(rows_of_sessions(keys)) == len(keys):
-        return ""
-    session = " and ".join(f"padding.{name}=session" for name in by_row)
-    return (
-        "sessions have several rows, and each row counts as a sample. Where the rows of a session "
-        f"are one rollout with one reward, set {session} (docs/sessions.md)."
-    )
