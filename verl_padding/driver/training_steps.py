@@ -29,7 +29,7 @@ from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
 from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
-from verl_padding.pads.upsampling import find_images
+from verl_padding.pads.upsampling import image_of_pads
 from verl_padding.pads.vision_families import image_maker
 
 logger = logging.getLogger(__name__)
@@ -214,11 +214,11 @@ class TrainingSteps:
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
-        job, tokenizer, image = self._job, self._trainer.tokenizer, None
+        job, tokenizer, make = self._job, self._trainer.tokenizer, None
+        if job.has_vision:
+            make = image_maker(job.padding.multimodal, job.model_config)
         # With a vision model, only the rows say whether this batch shows it anything.
-        if job.has_vision and (images := find_images(batch)) is not None:
-            maker = image_maker(job.padding.multimodal, job.model_config)
-            image = maker(images) if maker is not None else None
+        image = image_of_pads(batch, make)
         # Only the model reads it.
         tokens = [tokenizer.eos_token_id, tokenizer.pad_token_id, 0]
         return PadTemplate(

@@ -41,42 +41,38 @@ UpdateFor = Callable[[str, KVBatchMeta], AbstractContextManager[PlannedUpdate]]
 """A with-block that has the plan and pads of a call, by its name in the plan and its rows."""
 
 
-class UnplannedWorkerGroup:
-    """Wraps a worker group that no plan knows: calls go through, but those that bring rows in
-    TransferQueue are refused."""
-
-    def __init__(self, worker_group: Any):
-        self._worker_group = worker_group
-
-    def __getattr__(self, name: str) -> Any:
-        target = getattr(self._worker_group, name)
-        return partial(_refuse_rows, target) if callable(target) else target
-
-
-class PaddedWorkerGroup(UnplannedWorkerGroup):
+class PaddedWorkerGroup:
     """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
     So verl's trainer methods run as they are, and only a worker call can see a pad. A batch that is
     not in TransferQueue goes through. A call outside of an update, or with other rows than that
     has planned for it, gets a plan and pads of its own, which are gone when it returns. After each
-    call, workers tell what they have done.
+    call, workers tell what they have done. Other calls that bring rows in TransferQueue are
+    refused, and so is each one where ``update_for`` is None.
     """
 
-    def __init__(self, worker_group: Any, update_for: UpdateFor):
-        super().__init__(worker_group)
-        self._update_for = update_for
+    def __init__(self, worker_group: Any, update_for: UpdateFor | None = None):
+        self._worker_group, self._update_for = worker_group, update_for
 
     def __getattr__(self, name: str) -> Any:
-        if name in CALL_OF_METHOD:
-            return partial(self._call, CALL_OF_METHOD[name], getattr(self._worker_group, name))
-        return super().__getattr__(name)
+        target = getattr(self._worker_group, name)
+        if name in CALL_OF_METHOD and self._update_for is not None:
+            return partial(self._call, self._update_for, CALL_OF_METHOD[name], target)
+        return partial(_refuse_rows, target) if callable(target) else target
 
     def _call(
-        self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any
+        self,
+        update_for: UpdateFor,
+        call: WorkerCall,
+        target: Callable[..., Any],
+        batch: Any,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-        with self._update_for(call.name, batch) as update:
+        with update_for(call.name, batch) as update:
             update.prepare_call(call.name)
             self._worker_group.execute_with_func_generator(start_call)
             make = update.update_rows if call.trains else update.call_rows
@@ -171,7 +167,7 @@ def wrap_worker_groups(
         setattr(trainer, name, wrapped[id(group)])
     for name, value in [*vars(trainer).items()]:
         if isinstance(value, WorkerGroup):
-            setattr(trainer, name, UnplannedWorkerGroup(value))
+            setattr(trainer, name, PaddedWorkerGroup(value))
     return list(wrapped.values())
 
 

@@ -81,12 +81,11 @@ def upsample(
     check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
-    inputs = find_images(batch) if image else None
     template = PadTemplate(
         eos_token_id=eos_token_id,
         length=length,
         schema=Schema(fields),
-        image=image(inputs) if image and inputs else None,
+        image=image_of_pads(batch, image),
     )
     n_pads = -len(batch) % multiple
     rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
@@ -177,12 +176,16 @@ def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchM
     return KVBatchMeta(keys=keys, tags=[tag] * n_pads, partition_id=batch.partition_id)
 
 
-def find_images(batch: KVBatchMeta | TensorDict) -> Inputs | None:
-    """``multi_modal_inputs`` of a row that has an image or a video; None if no row of the batch has
-    one."""
+def image_of_pads(
+    batch: KVBatchMeta | TensorDict, make: Callable[[Inputs], SmallestImage] | None
+) -> SmallestImage | None:
+    """What is made from ``multi_modal_inputs`` of a row that has an image or a video; None if no
+    row of the batch has one."""
+    if make is None:
+        return None
     for inputs in images_of_rows(batch):
-        if any(name.startswith("pixel_values") for name in inputs or {}):
-            return inputs
+        if inputs and any(name.startswith("pixel_values") for name in inputs):
+            return make(inputs)
     return None
 
 
