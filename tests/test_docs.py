@@ -5,7 +5,6 @@ import re
 import runpy
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 
@@ -13,7 +12,6 @@ import pytest
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from benchmarks.results_page import part_of
-from tests.record.test_timings import two_ranks
 from tests.support.pages import (
     DOCS,
     FENCE,
@@ -28,9 +26,8 @@ from verl_padding import plan
 from verl_padding.driver import batch_metrics, step_metrics, trainers
 from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.job import metric_names
-from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CRITIC, LOG_PROB, REF, VALUES
+from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
-from verl_padding.plan.cost import token_cost
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
@@ -145,13 +142,11 @@ def logged_metrics() -> set[str]:
     )
     named = {f"{update}/{name}": 1.0 for update in UPDATES for name in of_workers}
     trained = [trained_rows({"p_0_0": MadeRow()})]
-    timings = [replace(timing, call=call) for timing in two_ranks() for call in CALL_BY_NAME]
     told = planned_metrics().union(
         step_metrics.worker_metrics(named),
         batch_metrics.session_metrics(trained),
         batch_metrics.advantage_metrics(trained),
         batch_metrics.role_metrics(trained, [["lead"]]),
-        step_metrics.timing_metrics(timings, token_cost),
         (f"padding/{update}/idle_steps/total" for update in UPDATES),
         (f"padding/{update}/left_out_rows/total" for update in UPDATES),
     )

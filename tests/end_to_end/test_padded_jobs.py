@@ -178,7 +178,6 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(lcm):
             for rank in (0, 1):
                 seconds = sum(timing.seconds for timing in timings if timing.rank == rank)
                 assert seconds < metrics[f"timing_s/{TIMERS[call]}"]
-            assert metrics[f"padding/{call}/prediction_error"] >= 0
         pads = sum(timing.pads for timing in by_call[ACTOR_CALL])
         assert pads == metrics["padding/actor/pad_rows/total"]
         assert metrics["timing_s/padding/timing"] > 0

@@ -15,8 +15,6 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl_padding.job import metric_names as names
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CRITIC
 from verl_padding.plan import BatchPlan, Layout
-from verl_padding.plan.cost import CostModel
-from verl_padding.record.timings import MicroBatchTiming, prediction_error, timings_by_call
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
 REPORTED = (
@@ -129,11 +127,3 @@ def worker_metrics(metrics: dict[str, Any]) -> dict[str, float]:
                 if theirs in (MICRO_BATCHES, PACKING_EFFICIENCY):
                     del metrics[name]
     return reported
-
-
-def timing_metrics(timings: Sequence[MicroBatchTiming], row_cost: CostModel) -> dict[str, float]:
-    """Metrics of the calls that have timings, by the cost that their plan reckoned with."""
-    return {
-        f"padding/{call}/prediction_error": prediction_error(call_timings, row_cost)
-        for call, call_timings in timings_by_call(timings).items()
-    }

@@ -130,8 +130,6 @@ class TrainingSteps:
         if self._job.padding.timing:
             with simple_timer("timing_s/padding/timing", metrics):
                 update.timings = read_timings(self._worker_groups)
-            cost = self._job.planner_job().row_cost
-            metrics.update(step_metrics.timing_metrics(update.timings, cost))
         self._updates.append(update)
 
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
