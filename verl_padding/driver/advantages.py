@@ -110,16 +110,9 @@ def session_advantages(
         places_R: their :func:`trajectory_places`.
     """
     fields = {name: rows[name].unbind() for name in READ if name in rows}
-    sessions = rows_of_sessions(keys)
-    columns = [_columns(fields, session, places_R) for session in sessions]
-    estimated = _estimated(columns, [keys[session[0]] for session in sessions], algorithm)
-    session_of = {row: number for number, session in enumerate(sessions) for row in session}
-    return {
-        name: jagged(
-            estimated[name][session_of[row], places] for row, places in enumerate(places_R)
-        )
-        for name in RESULTS
-    }
+    columns = [_columns(fields, session, places_R) for session in rows_of_sessions(keys)]
+    estimated = _estimate_sessions(keys, columns, places_R, algorithm)
+    return {name: jagged(value_R) for name, value_R in estimated.items()}
 
 
 def _columns(
@@ -162,16 +155,25 @@ def _columns(
     return columns | {REWARDS: rewards}
 
 
-def _estimated(
-    columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str], algorithm: DictConfig
-) -> TensorDict:
-    """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each:
-    (samples, longest)."""
+def _estimate_sessions(
+    keys: Sequence[str],
+    columns: Sequence[Mapping[str, torch.Tensor]],
+    places_R: Sequence[torch.Tensor],
+    algorithm: DictConfig,
+) -> dict[str, list[torch.Tensor]]:
+    """Of rows with these keys, what verl's estimator makes of the :func:`_columns` of each session,
+    at the places of their tokens."""
+    sessions = rows_of_sessions(keys)
     fields = {name: jagged(column[name] for column in columns) for name in columns[0]}
     # verl's estimators take samples padded to the longest.
-    batch = TensorDict(fields, batch_size=len(keys)).to_padded_tensor()
-    uids = np.array([uid_of_key(key) for key in keys], dtype=object)
-    return estimate(DataProto(batch=batch, non_tensor_batch={"uid": uids}), algorithm)
+    batch = TensorDict(fields, batch_size=len(sessions)).to_padded_tensor()
+    uids = np.array([uid_of_key(keys[session[0]]) for session in sessions], dtype=object)
+    found = estimate(DataProto(batch=batch, non_tensor_batch={"uid": uids}), algorithm)
+    session_of = {row: number for number, session in enumerate(sessions) for row in session}
+    return {
+        name: [found[name][session_of[row], places] for row, places in enumerate(places_R)]
+        for name in RESULTS
+    }
 
 
 def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
@@ -264,10 +266,9 @@ def compute_grpo_advantages(
         )
         # One trained token stands for all of a session's: GRPO reads but the sum of rewards.
         samples.append({MASK: mask_R[0].new_ones(1), REWARDS: reward[None]})
-    first_S = [batch.keys[session[0]] for session in sessions]
-    estimated = _estimated(samples, first_S, algorithm)["advantages"]
-    session_of = {row: number for number, session in enumerate(sessions) for row in session}
-    advantages = jagged(estimated[session_of[row], 0] * mask for row, mask in enumerate(mask_R))
+    places_R = [torch.zeros_like(mask, dtype=torch.int64) for mask in mask_R]
+    estimated_R = _estimate_sessions(batch.keys, samples, places_R, algorithm)["advantages"]
+    advantages = jagged(map(torch.mul, estimated_R, mask_R))
     put_columns(batch, dict.fromkeys(RESULTS, advantages))
 
 
