@@ -2,12 +2,13 @@
 rows."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import ray
+from torch.utils._pytree import tree_leaves
 from verl.single_controller.base.worker_group import WorkerGroup
 
 from verl_padding.driver.planned_update import PlannedUpdate
@@ -99,18 +100,10 @@ class PaddedWorkerGroup:
             return output
 
 
-def _batches(given: Any) -> Iterator[KVBatchMeta]:
-    """The batches in TransferQueue among arguments, and in lists and dictionaries of them."""
-    if isinstance(given, KVBatchMeta):
-        yield given
-    elif isinstance(given, list | tuple | dict):
-        for each in given.values() if isinstance(given, dict) else given:
-            yield from _batches(each)
-
-
-def _refuse_rows(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _refuse_rows(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Makes a call that is not planned, unless it brings rows in TransferQueue."""
-    if rows := list(_batches([*args, *kwargs.values()])):
+    given = tree_leaves((args, kwargs))
+    if rows := [each for each in given if isinstance(each, KVBatchMeta)]:
         name = getattr(target, "__name__", type(target).__name__)
         raise PaddingDataError(
             f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would reach "
