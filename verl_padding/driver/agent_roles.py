@@ -24,13 +24,8 @@ def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
     """Refuses a baseline of roles for an estimator that has none."""
     name = config.algorithm.adv_estimator
     if padding.baseline == "role" and name in ESTIMATORS and not ESTIMATORS[name].has_groups:
-        grouping = [other for other, each in ESTIMATORS.items() if each.has_groups]
-        refuse(
-            "padding.baseline='role'",
-            f"algorithm.adv_estimator={name} does not compare the sessions of a prompt, so "
-            "there is no baseline per role",
-            f"Set padding.baseline=prompt, or choose one of {', '.join(grouping)}.",
-        )
+        why = f"algorithm.adv_estimator={name} does not compare the sessions of a prompt"
+        refuse("padding.baseline='role'", why, "Set it to prompt, or use such an estimator (grpo).")
 
 
 def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
