@@ -45,11 +45,9 @@ def upsample(
 ) -> Batch:
     """Appends pads to a batch until ``multiple`` divides its number of rows.
 
-    The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows
-    themselves. A pad is what a padded trainer makes: it has all fields of the batch's rows, with
-    the same dtypes and ranks, masks of zero and neutral values. Pads are marked in the column
-    ``is_padding`` and, in TransferQueue, by a tag of that name. :func:`strip` takes them out
-    again.
+    The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows. A pad
+    has all of their fields, with the same dtypes and ranks and neutral values. The column
+    ``is_padding`` marks it, and a tag of that name in TransferQueue. :func:`strip` takes it out.
 
     Example:
         >>> padded = upsample(batch, multiple=8)
@@ -59,20 +57,15 @@ def upsample(
     Args:
         multiple: of rows, such as the lcm of data-parallel size and mini-batches.
         eos_token_id: the token that fills a pad.
-        length: tokens of a pad, at least 2; engines that round rows up may need more. None for the
-            fewest.
+        length: tokens of a pad; None for the fewest, 2 without an image.
         fields: formats of fields whose kind does not follow from the rows (``padding.fields``).
-        image: makes the image of pads from ``multi_modal_inputs`` of a row with images;
-            :func:`~verl_padding.pads.vision_families.image_maker` returns it for a model. None
-            for no image.
+        image: :func:`~verl_padding.pads.vision_families.image_maker` of a model; None for no image.
 
-    Returns: a new batch of the same type: the batch's rows, then the pads. A plain tensor becomes a
-        jagged one where rows and pads differ in length.
+    Returns: the batch's rows, then the pads, in jagged tensors where their lengths differ.
 
     Raises:
         PaddingDataError: no pad can be made: the batch has no row, already a pad, a row without
-            prompt or response, or a field of unclear kind, or ``length`` leaves no prompt token.
-            Batch and queue are unchanged.
+            prompt or response, or a field of unclear kind. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
     if multiple < 1:
