@@ -81,8 +81,7 @@ def compute_advantages(
     for part, continued in parts:
         if by_session:
             compute_session_advantages(part, algorithm, continued)
-            continue
-        if algorithm.adv_estimator == "grpo":
+        elif algorithm.adv_estimator == "grpo":
             compute_grpo_advantages(part, algorithm, trained_keys, has_verls=is_stock)
         elif not is_stock:
             trained_rows = [row for row, key in enumerate(part.keys) if key in trained_keys]
