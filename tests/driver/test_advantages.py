@@ -53,7 +53,7 @@ def algorithm_of(estimator: str):
 def computed(estimator: str, fields, keys=KEYS, continued_R=None, prompts=5):
     responses = [len(mask) for mask in fields["response_mask"]]
     prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
-    places_R = trajectory_places(keys, prompt_R, responses, continued_R)
+    places_R = trajectory_places(keys, prompt_R, responses, continued_R or [None] * len(keys))
     return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
 
 

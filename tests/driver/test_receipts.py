@@ -12,6 +12,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerSeparateAsync, trainer_base
 
 from tests.support.verl_config import compose_job
+from verl_padding.driver import mixin
 from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.receipts import Receipts
 from verl_padding.errors import PaddingConfigError
@@ -73,6 +74,7 @@ def no_files(monkeypatch):
     for name in ("Tracking", "ValidationGenerationsLogger", "DapoFilteredRewardTableLogger"):
         monkeypatch.setattr(trainer_base, name, lambda **_: quiet)
     monkeypatch.setattr(trainer_base, "tq", SimpleNamespace(kv_clear=lambda **_: None))
+    monkeypatch.setattr(mixin, "compute_advantages", lambda batch, *_: batch)
 
 
 def renamed(method):

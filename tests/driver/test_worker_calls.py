@@ -19,7 +19,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, wrap_worker_groups
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
-from verl_padding.job.calls import ACTOR, CALLS
+from verl_padding.job.calls import CALLS
 from verl_padding.job.savings import Savings
 from verl_padding.pads.columns import IS_PADDING, read_column
 from verl_padding.pads.planned_call import CALL
@@ -172,7 +172,7 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     answers = [torch.zeros(prompt + response) for prompt, response in LENGTHS]
     batch = put_rows(LENGTHS, log_probs=answers, values=answers)
     trainer._balance_batch(batch, {})
-    trainer.steps.current.prepare_call("actor")._timed = True
+    trainer.steps.current._timed = True
     trainer._compute_values(trainer._compute_ref_log_prob(batch, {}), {})
     reference, values = (sent.extra_info for sent in workers.sent)
     assert (reference["no_lora_adapter"], reference[CALL].timed_as) == (True, "ref")
@@ -240,7 +240,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     trainer = padded_trainer()
     trainer._balance_batch(batch, {})
-    padded = trainer.steps.current.prepare_call(ACTOR)
+    padded = trainer.steps.current
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
     sent = len(padded.call_rows(name, batch))
 

@@ -111,9 +111,6 @@ def test_the_update_is_planned_by_the_advantages_at_its_call(workers):
         assert changed in real_keys(sent)
         dropped = len(ROWS) - len(real_keys(sent))
         assert metrics["padding/actor/left_out_rows/total"] == dropped
-        assert metrics["global_seqlen_computed/mean"] * 2 == sum(
-            tag["seq_len"] for tag in sent.tags
-        )
     assert dropped == len(IDLE) - 2
     put_columns(batch, advantages=[torch.ones(len(mask)) for mask, _ in ROWS.values()])
     put_columns(
@@ -162,9 +159,7 @@ def test_a_trainer_that_updates_in_its_own_way_keeps_the_pass(method):
 def test_rollout_log_probs_that_verl_would_compare_are_refused(workers):
     trainer, _ = trainer_with(workers, "padding.recompute_old_log_probs=false", *ONE_STEP[:2])
     content = queue_content()
-    with pytest.raises(
-        PaddingConfigError, match=r"rollout_log_probs of a_0_0.*rollout_correction=null"
-    ):
+    with pytest.raises(PaddingConfigError, match=r"rollout_log_probs: .*rollout_correction=null"):
         trainer._balance_batch(put(), {})
     assert queue_content().keys() - content.keys() == set(ROWS)
 

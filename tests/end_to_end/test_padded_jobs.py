@@ -158,6 +158,10 @@ def test_a_mixture_of_experts_trains_with_recorded_routes(tmp_path):
     assert max(load) - min(load) <= len(facts.optimizer_steps[ACTOR]) * 2
 
 
+TIMERS = {LOG_PROB: "old_log_prob", REF: "ref", ACTOR_CALL: "update_actor"}
+"""Names that verl gives them."""
+
+
 def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(lcm):
     keys = {note["step"]: note["keys"] for note in lcm.batches}
     for step, metrics in lcm.metrics.items():
@@ -173,8 +177,7 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(lcm):
             assert all(timing.seconds > 0 for timing in timings)
             for rank in (0, 1):
                 seconds = sum(timing.seconds for timing in timings if timing.rank == rank)
-                assert seconds < metrics[f"padding/{call}/seconds"]
-            assert metrics[f"padding/{call}/prediction_error"] >= 0
+                assert seconds < metrics[f"timing_s/{TIMERS[call]}"]
         pads = sum(timing.pads for timing in by_call[ACTOR_CALL])
         assert pads == metrics["padding/actor/pad_rows/total"]
         assert metrics["timing_s/padding/timing"] > 0

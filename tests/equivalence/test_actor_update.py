@@ -131,12 +131,11 @@ def test_ranks_without_zero_advantage_rows_end_with_the_weights_of_all_rows(cut,
     plan = plan_of(batch, "plan", zero_advantage=zero_advantage, **cut)
     dropped = [len(rows) for rows in plan.layouts["actor"].dropped]
     assert dropped == [1, len(rows_M[1]) - 1, len(rows_M[2]) - 2]
-    weighting = LossWeighting(mode=mode) if weighs else None
     padded = PaddedBatch(
         batch,
         plan,
         TEMPLATE,
-        weighting=weighting,
+        weighting=LossWeighting(mode=mode),
         may_branch=BRANCHES[sharing],
         drops_zero_advantage=True,
     )

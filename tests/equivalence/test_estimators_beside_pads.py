@@ -186,9 +186,7 @@ def test_a_session_whose_last_row_is_not_trained_has_verls_reward():
         assert all(map(torch.equal, advantages, returns))
         found[kind] = [row.tolist() for row in advantages]
     verls, ours = found.values()
-    assert verls[0] == [0, 0], (
-        "verl looks for a trained token now: fix_sessions_ending_untrained may go"
-    )
+    assert verls[0] == [0, 0], "verl looks for a trained token now: compute_grpo_advantages may go"
     half = 0.5**0.5  # (x - mean) / std of two, with Bessel's correction
     assert ours[0] == pytest.approx([half] * 2, abs=1e-4)
     assert ours[2] == pytest.approx([-half], abs=1e-4)

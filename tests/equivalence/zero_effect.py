@@ -157,7 +157,9 @@ def pad_as_we_do(estimator: str, n_rows: int) -> Side:
     batch = side.trainer._balance_batch(put_rows_without_pads(n_rows), {})
     torch.manual_seed(0)
     batch = side.trainer._compute_advantage(batch, side.metrics)
-    rows = side.trainer.steps.current.prepare_call("actor").update_rows("actor", batch)
+    update = side.trainer.steps.current
+    update.prepare_call("actor")
+    rows = update.update_rows("actor", batch)
     side.keys, side.pads = list(rows.keys), [bool(tag.get("is_padding")) for tag in rows.tags]
     side.call = rows.extra_info[CALL]
     assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + n_rows

@@ -145,7 +145,7 @@ WEIGHED_LENGTHS = [(5, 3), (7, 2), (4, 9), (6, 1), (20, 9)]
 BY_ROWS = LossWeighting(mode="seq-mean-token-mean")
 
 
-def sent(batch, weighting=None):
+def sent(batch, weighting=BY_ROWS):
     """Factor of each real row, none if the loss is to read none; and all that an update sends."""
     padded = PaddedBatch(batch, plan_for(batch, mini=3), TEMPLATE, weighting=weighting)
     padded.put_pads()

@@ -73,14 +73,14 @@ def test_a_declared_kind_goes_before_what_shapes_say():
     )
     prompt = FieldFormat(Kind.PROMPT, Fill.EOS)
     assert pad_of(shared_prompt, declared={"custom": prompt})["custom"].tolist() == [EOS] * 3
-    with pytest.raises(PaddingDataError, match=r"are not those of its declared kind, response\."):
+    with pytest.raises(PaddingDataError, match=r"are not those of kind response\."):
         pad_of(shared_prompt, declared={"custom": FieldFormat(Kind.RESPONSE)})
 
 
 def test_a_list_has_no_value_a_token():
     rows = rows_with(custom=lambda p, r: [1.5] * r, tools=lambda p, r: [{"name": "search"}])
     assert pad_of(rows)["custom"] == pad_of(rows)["tools"] == []
-    declared_kind = r"^field 'custom': .* declared kind, response\. Store it as a tensor"
+    declared_kind = r"^field 'custom': .* kind response\. Store it as a tensor"
     with pytest.raises(PaddingDataError, match=declared_kind):
         pad_of(rows, declared={"custom": FieldFormat(Kind.RESPONSE)})
 
