@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any, NamedTuple
@@ -24,12 +23,17 @@ import numpy as np
 import typer
 
 from benchmarks.results import kept
-from benchmarks.runs import CRITIC, LAST, SOURCE_JOB, runs_of
+from benchmarks.runs import LAST, SOURCE_JOB, runs_of
 from verl_padding.recipes.context_reset.job import tiny_job
 
 FILE = Path(__file__).with_suffix(".jsonl")
 BATCHES, SEEDS = 24, 16
 TASKS = ("two symbols", "one symbol")
+CRITIC = (
+    "algorithm.adv_estimator=gae",
+    "critic.ppo_mini_batch_size=15",
+    "critic.optim.lr=4e-3",
+)
 ESTIMATORS = {"grpo": (), "gae": CRITIC}
 RATES = (1.0, 2.0, 0.5)
 """Factors of the learning rate, the first one first."""
@@ -39,10 +43,6 @@ SIDES = {
     "prompt": ("+padding=prompt",),
     "prompt, by rows": ("+padding=prompt", "padding.optimizer_steps=by_rows"),
 }
-EQUAL_STEPS = 3 * BATCHES
-"""Optimizer steps of a run with the configured number."""
-TRAP = (0.34, 0.48)
-"""Reward of an agent that gives both symbols one reply, about."""
 
 
 class Kind(NamedTuple):
@@ -108,23 +108,6 @@ def last(found: dict[str, Any]) -> float:
     return fmean(found["reward"][-LAST:]) / 1000
 
 
-def is_caught(found: dict[str, Any]) -> bool:
-    """Whether a run ends with one reply to both symbols, in each of the last batches."""
-    return all(TRAP[0] <= reward / 1000 <= TRAP[1] for reward in found["reward"][-LAST:])
-
-
-def batches_to(found: dict[str, Any], reward: float) -> int:
-    """Batches until one earns as much; one more than there are if none does."""
-    reached = (n for n, each in enumerate(found["reward"], 1) if each >= 1000 * reward)
-    return next(reached, BATCHES + 1)
-
-
-def reward_after(found: dict[str, Any], name: str, total: int) -> float:
-    """Reward of the last batch that was sampled after at most so many ``steps`` or ``rows``."""
-    before = [0, *accumulate(found[name][:-1])]
-    return float(found["reward"][bisect_right(before, total) - 1]) / 1000
-
-
 def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     """How often the means of two sides differ as much if each seed's two values are exchanged or
     not, over all 2^seeds ways: a permutation test in pairs.
@@ -139,22 +122,16 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def compared(runs: dict[Kind, dict[int, dict[str, Any]]], kind: Kind) -> dict[str, Any]:
-    """Figures of a side, each a median over the seeds, and whether it differs from stock verl at
-    the same rate, in the seeds that both have."""
-    stock = runs[kind._replace(side="stock verl")]
-    of = runs[kind]
-    both = sorted(of.keys() & stock.keys())
-    values = list(of.values())
-    equal_rows = min(sum(each["rows"]) for each in [*values, *stock.values()])
+    """Medians of a side over the seeds, and whether it differs from stock verl at the same rate, in
+    the seeds that both have."""
+    stock, own = runs[kind._replace(side="stock verl")], runs[kind]
+    both = sorted(own.keys() & stock.keys())
     return {
-        "seeds": len(values),
-        "last": median(map(last, values)),
-        "mean": fmean(map(last, values)),
-        "caught": sum(map(is_caught, values)),
-        "to_half": median(batches_to(each, 0.5) for each in values),
-        "after_steps": median(reward_after(each, "steps", EQUAL_STEPS) for each in values),
-        "after_rows": median(reward_after(each, "rows", equal_rows) for each in values),
-        "p": p_value([last(of[seed]) for seed in both], [last(stock[seed]) for seed in both]),
+        "seeds": len(own),
+        "last": median(map(last, own.values())),
+        "mean": fmean(map(last, own.values())),
+        "steps": median(sum(each["steps"]) for each in own.values()),
+        "p": p_value([last(own[seed]) for seed in both], [last(stock[seed]) for seed in both]),
     }
 
 
@@ -170,13 +147,13 @@ def cases_behind(runs: dict[Kind, dict[int, dict[str, Any]]], side: str) -> int:
 
 def beside_whole_jobs(runs: dict[Kind, dict[int, dict[str, Any]]]) -> float:
     """Largest difference between a run and a whole job of its settings and seed, in the reward of
-    the last batches: with GRPO, since critics begin with other numbers, and without the side of
-    stock verl, whose jobs draw the names of their prompts."""
+    the last batches. Stock verl, whose jobs draw the names of their prompts, and jobs with a
+    critic, which begins with other numbers, have no run of their seed."""
     jobs = kept("runs source_job")["runs"]
     return max(
         abs(last(runs[Kind("two symbols", "grpo", 1.0, side)][seed]) - job["last"])
         for side, flag in {"lcm": "lcm", "prompt": "prompt", "prompt, by rows": "fast"}.items()
-        for seed, job in enumerate(runs_of(jobs, f"grpo_{flag}"))
+        for seed, job in enumerate(runs_of(jobs, flag))
     )
 
 
