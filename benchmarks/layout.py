@@ -109,9 +109,7 @@ def turns(rng, rows):
 def two_kinds(rng, rows):
     """Short answers, and one in twenty that reasons for tens of thousands of tokens."""
     long = rng.random(rows) < 0.05
-    return np.where(
-        long, rng.uniform(16384, LONGEST, rows), rng.lognormal(np.log(800), 0.5, rows)
-    )
+    return np.where(long, rng.uniform(16384, LONGEST, rows), rng.lognormal(np.log(800), 0.5, rows))
 
 
 def even(rng, rows):

@@ -54,6 +54,10 @@ class Kind(NamedTuple):
     side: str
 
 
+Runs = dict[Kind, dict[int, dict[str, Any]]]
+"""The runs of each kind, by seed."""
+
+
 def kinds() -> Iterator[Kind]:
     for estimator, rate, task, side in product(ESTIMATORS, RATES, TASKS, SIDES):
         yield Kind(task, estimator, rate, side)
@@ -94,10 +98,10 @@ def run(kind: Kind, seed: int, assets: Path) -> dict[str, Any]:
     }
 
 
-def kept_runs(file: Path = FILE) -> dict[Kind, dict[int, dict[str, Any]]]:
-    """The runs of each kind, by seed."""
-    runs: dict[Kind, dict[int, dict[str, Any]]] = {kind: {} for kind in kinds()}
-    for line in file.read_text().splitlines() if file.exists() else ():
+def kept_runs() -> Runs:
+    """Those that were run so far."""
+    runs: Runs = {kind: {} for kind in kinds()}
+    for line in FILE.read_text().splitlines() if FILE.exists() else ():
         found = json.loads(line)
         runs[Kind(*(found[name] for name in Kind._fields))][found["seed"]] = found
     return runs
@@ -121,7 +125,7 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     return float((sums >= abs(difference.sum()) * (1 - 1e-9)).mean())
 
 
-def compared(runs: dict[Kind, dict[int, dict[str, Any]]], kind: Kind) -> dict[str, Any]:
+def compared(runs: Runs, kind: Kind) -> dict[str, Any]:
     """Medians of a side over the seeds, and whether it differs from stock verl at the same rate, in
     the seeds that both have."""
     stock, own = runs[kind._replace(side="stock verl")], runs[kind]
@@ -135,7 +139,7 @@ def compared(runs: dict[Kind, dict[int, dict[str, Any]]], kind: Kind) -> dict[st
     }
 
 
-def cases_behind(runs: dict[Kind, dict[int, dict[str, Any]]], side: str) -> int:
+def cases_behind(runs: Runs, side: str) -> int:
     """How many cases of task, estimator and rate a side ends behind stock verl, with p < 0.05."""
     own_kinds = [kind for kind in kinds() if kind.side == side]
     found = [
@@ -145,7 +149,7 @@ def cases_behind(runs: dict[Kind, dict[int, dict[str, Any]]], side: str) -> int:
     return sum(each["p"] < 0.05 and each["mean"] < stock["mean"] for each, stock in found)
 
 
-def beside_whole_jobs(runs: dict[Kind, dict[int, dict[str, Any]]]) -> float:
+def beside_whole_jobs(runs: Runs) -> float:
     """Largest difference between a run and a whole job of its settings and seed, in the reward of
     the last batches. Stock verl, whose jobs draw the names of their prompts, and jobs with a
     critic, which begins with other numbers, have no run of their seed."""
@@ -157,7 +161,7 @@ def beside_whole_jobs(runs: dict[Kind, dict[int, dict[str, Any]]]) -> float:
     )
 
 
-def draw(runs: dict[Kind, dict[int, dict[str, Any]]], path: Path) -> None:
+def draw(runs: Runs, path: Path) -> None:
     """Each run as a point, by task, estimator, rate and side; a line for the median of a side."""
     import matplotlib
 
@@ -168,36 +172,35 @@ def draw(runs: dict[Kind, dict[int, dict[str, Any]]], path: Path) -> None:
         len(TASKS), len(ESTIMATORS), figsize=(9, 5), sharex=True, sharey=True, layout="constrained"
     )
     rates = sorted(RATES)
-    for (row, task), (column, estimator) in product(enumerate(TASKS), enumerate(ESTIMATORS)):
-        axis = axes[row][column]
-        axis.set(title=f"{task}, {estimator.upper()}", xlim=(-0.5, 2.5), ylim=(0, 1.02))
+    for axis, (task, estimator) in zip(axes.flat, product(TASKS, ESTIMATORS), strict=True):
+        axis.set(title=f"{task}, {estimator.upper()}", ylim=(0, 1.02))
         axis.set_xticks(range(len(rates)), [f"rate x {rate:g}" for rate in rates])
-        for (place, rate), (number, side) in product(enumerate(rates), enumerate(SIDES)):
-            values = [*map(last, runs[Kind(task, estimator, rate, side)].values())]
-            x = place + (number - 1.5) / 6
-            spread = np.linspace(-0.05, 0.05, len(values))
-            axis.plot(x + spread, values, ".", color=f"C{number}", markersize=4)
-            if values:
-                axis.hlines(median(values), x - 0.07, x + 0.07, color=f"C{number}", label=side)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=len(SIDES))
+        for number, side in enumerate(SIDES):
+            for place, rate in enumerate(rates):
+                values = [*map(last, runs[Kind(task, estimator, rate, side)].values())]
+                x = place + (number - 1.5) / 6
+                spread = np.linspace(-0.05, 0.05, len(values))
+                label = side if place == 0 else None
+                axis.plot(x + spread, values, ".", color=f"C{number}", label=label)
+                axis.hlines(median(values), x - 0.07, x + 0.07, color=f"C{number}")
+    figure.legend(
+        *axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(SIDES)
+    )
     figure.supylabel("mean reward of the last ten batches")
     figure.savefig(path, dpi=110)
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="How many of the seeds to run.")] = SEEDS,
     picture: Annotated[Path | None, typer.Option(help="Draw the kept runs, run none.")] = None,
 ) -> None:
     """Runs what has not been run."""
-    if picture is not None:
-        draw(kept_runs(), picture)
-        return
     done = kept_runs()
+    if picture is not None:
+        draw(done, picture)
+        return
     with tempfile.TemporaryDirectory() as assets, FILE.open("a") as file:
         for kind, seed in all_runs():
-            if seed < seeds and seed not in done[kind]:
+            if seed not in done[kind]:
                 file.write(json.dumps(run(kind, seed, Path(assets)), separators=(",", ":")) + "\n")
                 file.flush()
 

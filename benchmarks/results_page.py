@@ -97,8 +97,7 @@ def gpu_updates(figures):
     rounds: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for line in figures:
         if (line["part"], line["what"]) == ("speed", "update"):
-            model = line["width"] + ("" if line["model"] == "qwen2" else f", {line['model']}")
-            rounds[model, line["batch"], line["side"]].append(line)
+            rounds[line["model"], line["batch"], line["side"]].append(line)
     seconds = {
         key: median(line["update_s"] + line["pass_s"] for line in taken)
         for key, taken in rounds.items()

@@ -27,16 +27,14 @@ SKIPPING = f"{SHARING}, zero-advantage rows skipped, no pass"
 SIDES = (STOCK, SHARING, SKIPPING)
 
 
-def measure(
-    figures: Figures, folder: Path, device: str, width: str, rounds: int, limit_s: float
-) -> None:
+def measure(figures: Figures, folder: Path, device: str, rounds: int, limit_s: float) -> None:
     """Keeps the seconds and the memory of each update; no new round begins after ``limit_s``."""
     cuda = device == "cuda"
-    vocabulary, budget = (300, 512) if width == "small" else (151_936, 16_384)
+    size, vocabulary, budget = ("0.5B", 151_936, 16_384) if cuda else ("small", 300, 512)
     draw = random.Random(0)
     checkpointing = f"actor_rollout_ref.model.enable_gradient_checkpointing={str(cuda).lower()}"
     for number, kind in enumerate(KINDS):
-        model = rank.make_model(folder, width, kind, vocabulary, device)
+        model = rank.make_model(folder, size, kind, vocabulary, device)
         worker = rank.start_worker(model, "bf16" if cuda else "fp32", budget, device, checkpointing)
         shape = {"scale": SHORTER.get(kind, 1.0) if cuda else 0.02, "vocabulary": vocabulary}
         batches = {
@@ -45,7 +43,7 @@ def measure(
         }
         for at, (name, texts) in enumerate(batches.items(), 1):
             batch = Batch(worker, texts, draw, budget, cuda)
-            of = {"model": kind, "batch": name, "width": width}
+            of = {"model": kind, "batch": name}
             figures.keep("batch", **of, row_tokens=batch.tokens)
             for side in SIDES:  # fills caches
                 batch.update(side)
