@@ -187,16 +187,17 @@ def five_figures(job: BatchJob) -> dict[str, Any]:
 
 def main(keep: Keep = False) -> None:
     """Measures the five jobs and the random ones."""
-    gains = []
+    gains: dict[str, list[float]] = {"per_mini_batch": [], "per_micro_batch": []}
     for job in track(list(random_jobs())):
-        stock = verl(job)
-        gains.append([stock[0] / planned(job, "verl")[0], stock[1] / planned(job, "plan")[1]])
+        per_mini, per_micro = verl(job)
+        gains["per_mini_batch"].append(per_mini / planned(job, "verl")[0])
+        gains["per_micro_batch"].append(per_micro / planned(job, "plan")[1])
     record = {
         clock: {
             "verl_over_plan": {"least": min(gain), "median": median(gain), "most": max(gain)},
             "plan_is_slower": sum(each < 1 - ROUNDING for each in gain),
         }
-        for clock, gain in zip(("per_mini_batch", "per_micro_batch"), zip(*gains), strict=True)
+        for clock, gain in gains.items()
     }
     figures = {"five": [*map(five_figures, five_jobs())], "random": record}
     report("layout", figures, keep=keep)
