@@ -11,7 +11,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from benchmarks.one_step import padded_group
+from tests.support.padded_group import padded_group
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.ranks_in_process import ANSWER, SHAPES, RanksInProcess
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content

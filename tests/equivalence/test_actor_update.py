@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.one_step import padded_group
 from tests.support.engine_shapes import Shape, started
 from tests.support.fsdp2_workers import moments_of, start_over, weights_of
+from tests.support.padded_group import padded_group
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC

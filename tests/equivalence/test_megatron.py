@@ -11,9 +11,9 @@ import pytest
 import torch
 from verl.protocol import DataProto
 
-from benchmarks.one_step import padded_group
 from tests.support.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started
 from tests.support.fsdp2_workers import start_over
+from tests.support.padded_group import padded_group
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
 from tests.support.trained_batches import (

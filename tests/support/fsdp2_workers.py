@@ -14,7 +14,7 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from benchmarks.actor_workers import on_a_cpu, start, start_actor, stop
+from tests.support.actor_workers import on_a_cpu, start, start_actor, stop
 from tests.support.verl_config import compose_job
 
 __all__ = ["start_actor", "stop"]

@@ -16,8 +16,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_from_nested
 
-from benchmarks.one_step import padded_group
 from tests.support.fsdp2_workers import start_over, weights_of
+from tests.support.padded_group import padded_group
 from tests.support.padded_rows import upsample
 from tests.support.plan_oracles import reporting_ranks
 from tests.support.rows_in_queue import PARTITION, read_columns
