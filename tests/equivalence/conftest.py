@@ -45,7 +45,7 @@ def model_of(tmp_path_factory):
     def model(shape):
         if shape.kind not in found:
             found[shape.kind] = with_shared_heads(make_tiny_model(shape.kind, folder))
-        if shape.update == "actor" or shape.engine == "megatron":
+        if shape.update == "actor":
             return found[shape.kind]
         values = folder / f"{shape.kind} values"
         return values if values.is_dir() else make_value_model(found[shape.kind], values)

@@ -1,21 +1,16 @@
 """Zero effect on each engine in each shape: padded ranks end with the weights of one rank that
 never saw a pad."""
 
-from functools import partial
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from verl.protocol import DataProto
 
-from tests.support.engine_shapes import SHAPES, Shape, after_start_over, started
+from tests.support.engine_shapes import SHAPES, Shape, started
 from tests.support.fsdp2_workers import start_over
 from tests.support.rows_in_queue import put_columns
 from tests.support.trained_batches import put_trained_rows
 from tests.support.updates import (
     EACH_CUT,
-    PAD_TOKENS,
     assert_metrics_agree,
     assert_updates_agree,
     plan_of,
@@ -28,18 +23,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.usefixtures("transfer_queue"),
 ]
-
-
-@pytest.mark.megatron
-def test_pads_of_megatron_are_as_long_as_its_ranks_of_a_row_ask():
-    for name, shape in SHAPES.items():
-        if shape.engine == "megatron":
-            asked = (
-                4 * (shape.tensor if shape.kind == "qwen2" else 1)
-                if shape.ranks_of_row > 1
-                else PAD_TOKENS
-            )
-            assert shape.planned["template"].length == asked, name
 
 
 @pytest.fixture(
@@ -58,9 +41,7 @@ def test_padded_ranks_end_with_the_weights_of_one_rank_without_pads(cut, shape_a
     shape, *both = shape_and_both
     if cut not in shape.cuts:
         pytest.skip("its ranks share every row")
-    assert_updates_agree(
-        *both, **cut, **shape.planned, update=shape.update, started=partial(after_start_over, shape)
-    )
+    assert_updates_agree(*both, **cut, **shape.planned, update=shape.update)
 
 
 def test_rows_that_are_padded_to_the_longest_train_as_packed_ones(model_of, one_rank_of):
@@ -113,20 +94,3 @@ def test_ranks_that_distill_end_with_the_weights_of_one_rank_without_pads(transf
     names = ("distillation/loss", "actor/pg_loss", "grad_norm", "distillation/student_mass")
     assert_metrics_agree(both, names=names)
     assert min(np.ravel(step["distillation/loss"])[0] for step in both.plain) > 0
-
-
-def _names_of_weights(worker: Any) -> DataProto:
-    # As its update_weights() asks for them where the rollout is another process, as in
-    # separate_async.
-    weights, _ = worker.actor.engine.get_per_tensor_param()
-    return DataProto(
-        non_tensor_batch={"names": np.array([name for name, _ in weights], dtype=object)}
-    )
-
-
-def test_verl_still_sends_other_processes_no_adapter(one_rank_of):
-    # When this fails, verl sends it: check_unmerged_adapter() may let separate_async pass.
-    one_rank = one_rank_of(SHAPES["FSDP2: adapters"])
-    names = one_rank.execute_with_func_generator(_names_of_weights).non_tensor_batch["names"]
-    assert len(names) > 10
-    assert not [name for name in names if "lora_" in name]

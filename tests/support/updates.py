@@ -178,7 +178,6 @@ def assert_updates_agree(
     sharing="off",
     put=None,
     template=TEMPLATE,
-    started=lambda padded_ranks, one_rank: None,
     **planned,
 ):
     """Trains both on the same rows from the same start, and asserts that they end with the same
@@ -188,7 +187,6 @@ def assert_updates_agree(
         mode: None for one that divides by rows where micro-batches are cut by rows, and by tokens
             otherwise.
         put: puts the rows; None for those that the plan is made for.
-        started: what else both are given for their new start.
         planned: what else :func:`plan_of` takes.
     """
     if mode is None:
@@ -200,7 +198,6 @@ def assert_updates_agree(
         )
     start_over([one_rank], mode, policy_loss=policy_loss)
     start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
-    started(padded_ranks, one_rank)
     rows = put_trained_rows if sharing == "off" else put_branching_rows
     batch = (put or (put_few_rows if few else rows))()
     cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
