@@ -25,7 +25,6 @@ from tests.support.trained_batches import (
 )
 from tests.support.updates import (
     CUTS,
-    PACKERS,
     assert_metrics_agree,
     assert_updates_agree,
     call,
@@ -96,7 +95,7 @@ def with_routes(batch, routes):
 def test_so_do_ranks_that_replay_routes(name, transfer_queue, model_of):
     shape = SHAPES[f"Megatron: experts, {name}"]
     with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode=R3") as both:
-        for packer in PACKERS:
+        for packer in ("verl", "plan"):
             update = assert_updates_agree(
                 *both, packer, put=lambda: with_drawn_routes(put_trained_rows()), **shape.planned
             )
@@ -115,7 +114,7 @@ def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(
 ):
     shape = SHAPES[f"Megatron: experts, {name}"]
     with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode=R2") as both:
-        for packer, layer in zip(PACKERS, (0, LAYERS - 1), strict=True):
+        for packer, layer in (("verl", 0), ("plan", LAYERS - 1)):
             assert_replays_what_was_recorded(*both, packer, shape, layer)
             empty_queue()
 
