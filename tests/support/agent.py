@@ -44,12 +44,11 @@ class VaryingTurns(AgentLoopBase):
 
     Args:
         mishaps: whether the lonely and the failing step are as their names say.
-        routes: (layers, top-k, experts) of a mixture whose routes each row records; None for none.
     """
 
-    def __init__(self, *args, mishaps, routes=None, **kwargs):
+    def __init__(self, *args, mishaps, **kwargs):
         super().__init__(*args, **kwargs)
-        self.mishaps, self.routes = mishaps, routes
+        self.mishaps = mishaps
 
     async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -62,9 +61,6 @@ class VaryingTurns(AgentLoopBase):
         outputs = await self._play(
             [self._turn(sampling_params, self._message(first, turn)) for turn in range(turns)]
         )
-        for turn, output in enumerate(outputs):
-            tokens = len(output.prompt_ids) + len(output.response_ids)
-            output.routed_experts = self._draw_routes(tokens, index, session, turn)
         if outputs:
             reward_letters(self.tokenizer, outputs[-1])
         return outputs
@@ -86,13 +82,6 @@ class VaryingTurns(AgentLoopBase):
         )
         ids = answer.token_ids[: self.rollout_config.response_length]
         return AgentLoopOutput(**fields_of(prompt_ids, ids, answer), multi_modal_data=media)
-
-    def _draw_routes(self, tokens, *seed):
-        if self.routes is None:
-            return None
-        layers, top_k, experts = self.routes
-        draw = random.Random(_hash("routes", *seed))
-        return [[draw.sample(range(experts), top_k) for _ in range(layers)] for _ in range(tokens)]
 
     def first_prompts_of(self, step):
         """Indices of the prompts of a training step (no shuffle; validation does not get here at
@@ -116,24 +105,18 @@ class SubagentsInAnyOrder(VaryingTurns):
         return await super()._turn(sampling_params, message)
 
 
-def rows_of_step(step, most=500):
-    """Rows of a training step of the soak: anything from 1 to ``most``, the smallest and the
-    largest among them."""
-    return {1: 1, 2: most}.get(step, 1 + _hash("soak", step) % most)
+FEW = 30
 
 
-class ManyRows(AgentLoopBase):
-    """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not asked.
+def rows_of_step(step):
+    """Rows of a training step: anything from 1 to :data:`FEW`, the smallest and the largest among
+    them."""
+    return {1: 1, 2: FEW}.get(step, 1 + _hash("rows", step) % FEW)
 
-    Args:
-        most: largest number of rows of a step.
-        fewest: of a session. With 0, a step whose prompts come from several steps may meet only
-            empty sessions.
-    """
 
-    def __init__(self, *args, most=500, fewest=0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.most, self.fewest = most, fewest
+class FewRows(AgentLoopBase):
+    """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not
+    asked."""
 
     async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -142,10 +125,10 @@ class ManyRows(AgentLoopBase):
             self.config.actor_rollout_ref.rollout.n,
         )
         place = index % prompts * sessions + session
-        whole, left = divmod(rows_of_step(step, self.most), prompts * sessions)
+        whole, left = divmod(rows_of_step(step), prompts * sessions)
         draw = random.Random(_hash(index, session, step))
         outputs = []
-        for _ in range(max(self.fewest, whole + (place < left))):
+        for _ in range(whole + (place < left)):
             prompt_ids = [draw.randrange(200) for _ in range(draw.randint(1, 60))]
             ids = [
                 draw.randrange(200)
