@@ -28,8 +28,13 @@ from tests.support.engine_in_process import (
     trained_rows,
 )
 from tests.support.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, seeded
-from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
-from tests.support.sessions_that_grow import grown_sessions
+from tests.support.losses_on_rows import (
+    MODES,
+    QUICK_MODE,
+    critic_loss,
+    distilling_loss,
+    policy_loss,
+)
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
@@ -41,7 +46,6 @@ from verl_padding.prefix_sharing.row_inputs import RowInputs
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
 BUDGET = 48
-SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
 NOMINAL = 7  # rows of a mini-batch as a configuration would say it: not those that are there
 TOP_K = 4
 CALL = "actor"
@@ -164,28 +168,15 @@ def by_real_rows(loss):
     return told
 
 
-def further(cases, quick):
-    """The cases, of which all but the quick ones are slow."""
-    return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in cases]
-
-
 OF_ITS_OWN = ("vanilla", *PACKING_MATTERS, *losses_that(lambda loss: loss.is_mean_over_rows))
 """Losses that take what their rows are divided by in a way of their own, and one of those that do
 not."""
-DENOMINATORS = [(name, "rows") for name in POLICY_LOSSES] + [
-    (name, "nominal") for name in OF_ITS_OWN
+LOSSES = [
+    *[(name, QUICK_MODE, "rows") for name in POLICY_LOSSES],
+    *[(name, QUICK_MODE, "nominal") for name in OF_ITS_OWN],
+    *[("vanilla", mode, "rows") for mode in MODES if mode != QUICK_MODE],
 ]
-LOSSES = further(
-    [
-        (name, mode, denominator)
-        for name, denominator in DENOMINATORS
-        for mode in (MODES if denominator == "rows" else SEQ_MEAN_MODES)
-    ],
-    quick=[
-        *[(name, "seq-mean-token-mean", denominator) for name, denominator in DENOMINATORS],
-        *[("vanilla", mode, "rows") for mode in MODES],
-    ],
-)
+"""test_registered_losses.py has all modes of all losses, without sharing."""
 
 
 @pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
@@ -213,7 +204,6 @@ SESSION_LOSSES = [
     *[("vanilla", mode) for mode in MODES],
     *[("critic", mode) for mode in ("token-mean", "seq-mean-token-mean")],
 ]
-"""test_row_weights.py has all modes of all losses, without sharing."""
 
 
 @pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
@@ -268,20 +258,3 @@ def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(
     got = shared_gradients(engines[0], taught, plan, RealRowsLoss(loss), **said)
     want = plain_gradients(engines[1], taught, plan, loss, **said)
     assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
-    texts = grown_sessions([1] * 13, prompts=4).items()
-    # Each begins with a token of its own.
-    rows = trained_rows(
-        {key: ([5 + number, *ids], response) for number, (key, (ids, response)) in enumerate(texts)}
-    )
-    loss = RealRowsLoss(policy_loss(mode))
-    said = {"token_budget": BUDGET, "global_batch_size": NOMINAL}
-    shared, off = (
-        [*train_as_planned(engines[0], rows, plan_of(rows, sharing=sharing), CALL, loss, **said)]
-        for sharing in ("on", "off")
-    )
-    assert min(gradient.norm() for gradient in off) > 1e-3
-    assert all(map(torch.equal, shared, off))
