@@ -94,47 +94,6 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
             assert torch.equal(got[name].unbind()[row], want[name][row, : len(mask)]), (name, row)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_row_without_a_response_changes_nothing(estimator):
-    def found(masks, keys, scores):
-        fields = {
-            "response_mask": [torch.tensor(mask, dtype=torch.int64) for mask in masks],
-            "rm_scores": [
-                torch.tensor([0.0] * (len(mask) - 1) + [score])[: len(mask)]
-                for mask, score in zip(masks, scores, strict=True)
-            ],
-            "values": [torch.linspace(0.1, 0.4, len(mask)) for mask in masks],
-        }
-        return [row.tolist() for row in computed(estimator, fields, keys)["advantages"].unbind()]
-
-    keys, masks = (
-        ["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0"],
-        [[1, 1], [1, 1, 1], [], [1, 1], [1]],
-    )
-    without = found(masks, keys, [0.7, 0.5, 9.0, 1.0, -1.0])
-    beside = found([*masks, []], [*keys, "a_0_1"], [0.7, 0.5, 9.0, 1.0, -1.0, 9.0])
-    assert beside == [*without, []]
-    assert any(any(row) for row in without)
-    untrained = found([mask or [0] for mask in masks], keys, [0.7, 0.5, 0.0, 1.0, -1.0])
-    for row, mask in enumerate(masks):
-        assert without[row] == pytest.approx(untrained[row][: len(mask)])
-
-
-@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
-def test_the_reward_of_an_untrained_end_reaches_a_session_of_one_row(estimator):
-    keys = ["a_0_0", "b_0_0"]
-    fields = {
-        "response_mask": [torch.tensor([1, 0]), torch.tensor([1, 1])],
-        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.5])],
-        "values": [torch.zeros(2), torch.zeros(2)],
-    }
-    verls = by_verl(estimator, fields, keys)["returns"]
-    assert float(verls[0][0]) == 0, (
-        "verl gives it now: GAE of a row may be as it is, see docs/sessions.md"
-    )
-    assert float(computed(estimator, fields, keys)["returns"].unbind()[0][0]) == 1
-
-
 def continued(rows: list[Row], *, said: bool) -> list[int | None]:
     """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
     keys = [row.key for row in rows]

@@ -58,9 +58,6 @@ OF_THE_WORKERS = {
     "padding/actor/max_memory_allocated_gb": 1.5,
     "padding/actor/max_memory_reserved_gb": 2.5,
     "padding/critic/micro_batches": 4.0,
-    "padding/critic/packing_efficiency": 0.5,
-    "padding/critic/max_memory_allocated_gb": 3.5,
-    "padding/critic/max_memory_reserved_gb": 4.5,
     "padding/log_prob/seconds": 1.25,
     "padding/ref/seconds": 2.25,
     "padding/values/seconds": 4.5,
@@ -144,9 +141,6 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
         "actor/perf/max_memory_reserved_gb": 2.5,
         "actor/lr": 0.1,
         "critic/padding/micro_batches": 4.0,
-        "critic/padding/packing_efficiency": 0.5,
-        "critic/perf/max_memory_allocated_gb": 3.5,
-        "critic/perf/max_memory_reserved_gb": 4.5,
     }
     # A second local update: verl's timers hold the first one's seconds as well.
     before = {"update_actor": 2.0, "old_log_prob": 1.0, "gen": 30.0}
@@ -158,13 +152,5 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
         "update_critic": 0.5,
     }
     assert worker_metrics(metrics, before, after) == pytest.approx(OF_THE_WORKERS, rel=1e-12)
-    assert sorted(metrics) == sorted(
-        [
-            "actor/lr",
-            *(
-                f"{who}/perf/max_memory_{what}_gb"
-                for who in (ACTOR, CRITIC)
-                for what in ("allocated", "reserved")
-            ),
-        ]
-    ), "ours leave verl's metrics, and verl's stay"
+    memory = {f"actor/perf/max_memory_{what}_gb" for what in ("allocated", "reserved")}
+    assert metrics.keys() == {"actor/lr"} | memory, "ours leave verl's metrics, and verl's stay"

@@ -183,15 +183,6 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     assert batch.extra_info["no_lora_adapter"]
 
 
-def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
-    trainer, group = trainer_with(workers, "padding.timing=true", *BYPASS)
-    batch = put_rows(LENGTHS)
-    trainer._balance_batch(batch, {})
-    group.compute_log_prob(batch)
-    group.update_actor(batch)
-    assert [sent.extra_info[CALL].timed_as for sent in workers.sent] == [None, "actor"]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_rank_gets_the_plans_local_batches_and_answers_find_their_rows(shape, empty_queue):
     """Plans for 64 ranks, through verl's own dispatch."""
