@@ -17,7 +17,7 @@ from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
 from tests.support.estimator_formulas import Sample, advantages, returns
 from tests.support.losses_on_rows import MODES, nested
 from tests.support.plan_oracles import layout_of_local_batches
-from tests.support.split_sessions import Row, sessions, split
+from tests.support.split_sessions import sessions, split
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectory_places
 from verl_padding.pads.loss_weighting import (
@@ -36,7 +36,7 @@ KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_0_10", "a_0_2", "b_0_0", "b_1_0", "b_1_1",
 """Two prompts; a session of four rows, which are not in order, one of two, three of one."""
 
 
-def as_rows(fields) -> TensorDict:
+def as_rows(fields):
     return TensorDict(
         {name: nested(values) for name, values in fields.items()},
         batch_size=len(fields["rm_scores"]),
@@ -44,20 +44,20 @@ def as_rows(fields) -> TensorDict:
 
 
 @cache
-def algorithm_of(estimator: str):
+def algorithm_of(estimator):
     critic = ["critic.ppo_mini_batch_size=256"] if estimator == "gae" else []
     discounts = [f"algorithm.gamma={GAMMA}", f"algorithm.lam={LAM}"]
     return compose_job(f"algorithm.adv_estimator={estimator}", *discounts, *critic).algorithm
 
 
-def computed(estimator: str, fields, keys=KEYS, continued_R=None, prompts=5):
+def computed(estimator, fields, keys=KEYS, continued_R=None, prompts=5):
     responses = [len(mask) for mask in fields["response_mask"]]
     prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
     places_R = trajectory_places(keys, prompt_R, responses, continued_R)
     return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
 
 
-def by_verl(estimator: str, fields, keys) -> TensorDict:
+def by_verl(estimator, fields, keys):
     """What verl's trainer computes of these rows."""
     algorithm = algorithm_of(estimator)
     rows = as_rows(fields).to_padded_tensor()
@@ -94,7 +94,7 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
             assert torch.equal(got[name].unbind()[row], want[name][row, : len(mask)]), (name, row)
 
 
-def continued(rows: list[Row], *, said: bool) -> list[int | None]:
+def continued(rows, *, said):
     """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
     keys = [row.key for row in rows]
     number = {row.key: place for place, row in enumerate(rows)}
@@ -111,9 +111,7 @@ def continued(rows: list[Row], *, said: bool) -> list[int | None]:
     return [found.get(row) for row in range(len(keys))]
 
 
-def computed_by_action(
-    estimator: str, rows: list[Row], rewards: dict[str, float], *, said: bool, kl: bool
-):
+def computed_by_action(estimator, rows, rewards, *, said, kl):
     """Advantage and return of each trained token of each row, by session and action."""
     scores = []
     for row in rows:
@@ -196,9 +194,7 @@ def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data
         }
 
 
-def weights_of_tokens(
-    mode: str, rows: list[Row], *, by_rows: bool
-) -> dict[tuple[str, tuple[int, int]], float]:
+def weights_of_tokens(mode, rows, *, by_rows):
     """What the loss of each trained token is multiplied by, but for a number that is configured."""
     layout = layout_of_local_batches(len(rows), [[tuple(range(len(rows)))]])
     tokens_R = [sum(row.mask) for row in rows]

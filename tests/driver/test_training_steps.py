@@ -289,7 +289,7 @@ def test_rows_that_branch_share_as_the_model_has_shown_at_first(family, n_tokens
     trainer = padded_trainer(*ONE_RANK, dp_size=1)
     trainer.actor_rollout_wg._worker_group.execute_with_func_generator = lambda ask: ask(worker)
     trainer.steps.has_probed = False
-    metrics: dict[str, float] = {}
+    metrics = {}
     trainer._balance_batch(
         put_sessions(7, [[[5, 6, 7, 8], [5, 6, 7, 9, 9]], [[5, 6], [5, 6, 4]]]), metrics
     )

@@ -54,7 +54,7 @@ def put(*, old_log_probs=True):
     return put_rows(lengths, list(ROWS), **fields, response_mask=masks, loss_mask=masks)
 
 
-def real_keys(sent) -> list[str]:
+def real_keys(sent):
     return [key for key in sent.keys if not key.startswith("pad")]
 
 

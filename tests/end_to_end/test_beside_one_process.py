@@ -160,7 +160,7 @@ def trajectory_places(rows):
     """Of each row of a session, in order: the place of each response token in what the session has
     said. A row goes on from the longest earlier one that it begins with."""
     said = [row["responses"].tolist() for row in rows]
-    places: list[list[int]] = []
+    places = []
     n_tokens = 0
     for number, row in enumerate(said):
         earlier = [each for each in range(number) if row[: len(said[each])] == said[each] != row]

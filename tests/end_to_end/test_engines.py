@@ -2,13 +2,11 @@
 resumed."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from tests.support.jobs import ACTOR, CRITIC, run_job
 from tests.support.tolerance import LOG_PROB_AGREEMENT, RELATIVE_METRIC
-from verl_padding.on_cpu.tiny_models import TinyModelKind
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -83,7 +81,7 @@ def job(request):
 @pytest.fixture(scope="module")
 def jobs(job, tmp_path_factory):
     """The job, and its last step again from the checkpoint before it."""
-    folder: Path = tmp_path_factory.mktemp("job")
+    folder = tmp_path_factory.mktemp("job")
     checkpoints = folder / "checkpoints"
     common = [
         "+padding=fast",
@@ -94,7 +92,7 @@ def jobs(job, tmp_path_factory):
         *job.shape,
     ]
     saving = (f"trainer.default_local_dir={checkpoints}", f"trainer.save_freq={SAVED}")
-    kind: TinyModelKind = "qwen3_moe" if job.experts else "qwen2"
+    kind = "qwen3_moe" if job.experts else "qwen2"
     on_engine = {
         "local": "cpu" if job.engine == "fsdp" else f"cpu_{job.engine}",
         "model_kind": kind,

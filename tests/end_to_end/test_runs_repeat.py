@@ -13,7 +13,7 @@ import pytest
 from tests.support.fsdp2_workers import make_value_model
 from tests.support.jobs import run_job
 from tests.support.tolerance import ADAM_EPS
-from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.pads.prompt_order import place_of
 from verl_padding.plan.row_keys import parts_of_key
 from verl_padding.record.run_files import ROLLOUTS
@@ -150,7 +150,7 @@ def run_growing(folder, sharing, *overrides, model_kind="qwen2"):
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "grpo of a Qwen3.5"])
 def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path):
     overrides = []
-    kind: TinyModelKind = "qwen3_5" if estimator.endswith("Qwen3.5") else "qwen2"
+    kind = "qwen3_5" if estimator.endswith("Qwen3.5") else "qwen2"
     if estimator == "gae":
         # verl draws the head of a critic anew in each run where the model has none.
         value_model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")

@@ -31,7 +31,7 @@ pytestmark = [
 )
 def shape_and_both(request, model_of, one_rank_of):
     """A shape, its padded ranks, and one rank that does not see a pad."""
-    shape: Shape = request.param
+    shape = request.param
     with started(shape, model_of(shape)) as padded_ranks:
         yield shape, padded_ranks, one_rank_of(shape)
 

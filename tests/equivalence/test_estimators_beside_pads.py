@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import transfer_queue as tq
-from transfer_queue import KVBatchMeta
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdaptiveKLController
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
@@ -50,7 +49,7 @@ class Outcome:
     error: tuple[type, str] | None  # what it ended with, if it raised
 
 
-def put_scored_rows() -> KVBatchMeta:
+def put_scored_rows():
     """Rows as the trainer has them before advantages: each ends with the reward of its session."""
     draw = torch.Generator().manual_seed(0)
     reward = {
@@ -64,9 +63,7 @@ def put_scored_rows() -> KVBatchMeta:
     return put_columns(batch, rm_scores=scores, **columns)
 
 
-def without_and_with_pads(
-    estimator: str, *overrides: str, kl_in_reward: bool = True
-) -> tuple[Outcome, Outcome]:
+def without_and_with_pads(estimator, *overrides, kl_in_reward=True):
     """What verl's method does with the same rows, before a pad is made and while pads wait in the
     queue."""
     settings = (
@@ -86,9 +83,9 @@ def without_and_with_pads(
     return without, with_pads
 
 
-def _computed(trainer, batch: KVBatchMeta) -> Outcome:
+def _computed(trainer, batch):
     trainer.kl_ctrl_in_reward = AdaptiveKLController(init_kl_coef=0.2, target_kl=0.1, horizon=10)
-    metrics: dict[str, Any] = {}
+    metrics = {}
     error = None
     torch.manual_seed(0)
     try:

@@ -31,7 +31,7 @@ EACH_MODE = pytest.mark.parametrize("mode", MODES)
 EACH_LOSS = pytest.mark.parametrize("name", POLICY_LOSSES)
 
 
-def rows_of(*, masked: bool = False, scale: float = 1.0) -> Rows:
+def rows_of(*, masked=False, scale=1.0):
     """Rows of which two have no advantage, or no trained token; ``scale`` makes the others' ratios
     leave the clip."""
     rows = Rows(*(IDLE if masked else ()))
@@ -44,7 +44,7 @@ def rows_of(*, masked: bool = False, scale: float = 1.0) -> Rows:
     return rows
 
 
-def with_and_without(loss, rows: Rows, denominator="rows", *, at_once: bool = False):
+def with_and_without(loss, rows, denominator="rows", *, at_once=False):
     """Gradients and metrics of all rows, and of those that are not idle, in several micro-batches
     or in one."""
     wrapped = RealRowsLoss(loss)
@@ -53,7 +53,7 @@ def with_and_without(loss, rows: Rows, denominator="rows", *, at_once: bool = Fa
     return [run(every, "log_probs"), run(some, "log_probs", dropped=IDLE)]
 
 
-def farthest(all_rows, without, rows: Rows) -> float:
+def farthest(all_rows, without, rows):
     """How far gradients are from each other, relative to the largest; those of rows that are not
     computed are 0."""
     zeros = [torch.zeros_like(row["output"]) for row in rows.fields]

@@ -16,15 +16,13 @@ from verl.workers.utils.padding import response_from_nested
 from tests.equivalence.test_shared_gradients import batch_of
 from tests.support.engine_in_process import (
     Actor,
-    Row,
-    Whole,
     cut_as_planned,
     start_engine,
     trained_rows,
 )
 from tests.support.losses_on_rows import policy_loss
 from tests.support.sessions_that_grow import grown_sessions
-from verl_padding.plan import BatchPlan, Job, Pass, Update, plan_batch
+from verl_padding.plan import Job, Pass, Update, plan_batch
 from verl_padding.worker.losses import RealRowsLoss
 
 UPDATE, TAKEN, OWN = "actor", "log_prob", "own"
@@ -41,7 +39,7 @@ def rows():
     return trained_rows(grown_sessions([9, 2, 7, 3, 12, 2], prompts=4))
 
 
-def planned(rows: dict[str, Row], sharing: str, packer: str = "plan") -> BatchPlan:
+def planned(rows, sharing, packer="plan"):
     """With a pass that takes the update's micro-batches, where they are the plan's, and one that
     has its own."""
     call = {"dp_size": 2, "token_budget": BUDGET}
@@ -63,7 +61,7 @@ def planned(rows: dict[str, Row], sharing: str, packer: str = "plan") -> BatchPl
     return plan
 
 
-def engine_of(dtype: str, sharing: str) -> Whole:
+def engine_of(dtype, sharing):
     # Wide enough that the CPU's kernels add up in an order that depends on the rows beside a row.
     config = Qwen2Config(
         vocab_size=256,
@@ -82,9 +80,7 @@ def engine_of(dtype: str, sharing: str) -> Whole:
     return engine
 
 
-def log_probs_of_a_pass(
-    engine: Whole, rows: dict[str, Row], plan: BatchPlan, call: str
-) -> dict[str, torch.Tensor]:
+def log_probs_of_a_pass(engine, rows, plan, call):
     """Of the responses, by key; as verl's trainer asks for them and cuts them out."""
     engine.module.eval()
     found = {}
@@ -102,12 +98,12 @@ def log_probs_of_a_pass(
 
 
 def metrics_of_an_update(
-    engine: Whole,
-    rows: dict[str, Row],
-    plan: BatchPlan,
-    old: dict[str, torch.Tensor],
-    ref: dict[str, torch.Tensor],
-) -> dict[str, float]:
+    engine,
+    rows,
+    plan,
+    old,
+    ref,
+):
     """Of both mini-batches, before any weight moves, with the log-probs that two passes have found.
 
     All ranks of this process are added up as one.

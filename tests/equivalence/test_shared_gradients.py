@@ -17,8 +17,6 @@ from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     Actor,
     Critic,
-    Row,
-    Whole,
     computed,
     loss_tokens,
     micro_batch_of,
@@ -39,7 +37,7 @@ from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
 from verl_padding.pads.planned_call import MINI_BATCH
-from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
+from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.row_inputs import RowInputs
@@ -51,14 +49,14 @@ TOP_K = 4
 CALL = "actor"
 
 
-def batch_of(rows: dict[str, Row]) -> Rows:
+def batch_of(rows):
     """As the planner gets them, with what rows of a prompt share."""
     inputs = RowInputs(micro_batch_of(list(rows.values())))
     tries = PrefixTries.from_tokens(inputs.ids_R, list(map(uid_of_key, rows)))
     return Rows.from_keys(rows, tries.tokens_R.tolist(), tries)
 
 
-def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "on") -> BatchPlan:
+def plan_of(rows, ranks=2, sharing="on"):
     """Two mini-batches, with pads."""
     job = Job(
         strategy="prompt",
@@ -128,7 +126,7 @@ def blind_to_the_last(loss):
     return told
 
 
-def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
+def shared_gradients(engine, rows, plan, loss, **said):
     """Those of the plan, of a loss that reads no last output of a row; only tips and pads are
     computed."""
     before, figures, blind = engine.tokens, plan.figures[CALL], blind_to_the_last(loss)
@@ -139,7 +137,7 @@ def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
     assert engine.tokens - before == figures.computed_tokens + 2 * plan.layouts[CALL].n_pads
 
 
-def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said) -> Gradients:
+def plain_gradients(engine, rows, plan, loss, denominator="rows", **said):
     """Those of all real rows of each mini-batch at once."""
     fields = list(rows.values())
     for ranks in plan.layouts[CALL].local_batches:
@@ -149,9 +147,7 @@ def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said)
         yield computed(engine, loss, [at_once])[1]
 
 
-def assert_same_gradients(
-    got: Gradients, want: Gradients, tolerance: float = RELATIVE_FLOAT64
-) -> None:
+def assert_same_gradients(got, want, tolerance=RELATIVE_FLOAT64):
     got_MN, want_MN = torch.stack([*got]), torch.stack([*want])
     assert want_MN.norm(dim=1).min() > 1e-3
     assert ((got_MN - want_MN).norm(dim=1) / want_MN.norm(dim=1)).max() <= tolerance
@@ -223,7 +219,7 @@ def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(
     assert_same_gradients(got, train_as_planned(plain, rows, plan, CALL, weighed, **said))
 
 
-def teachers(tokens: int) -> torch.return_types.topk:
+def teachers(tokens):
     # The same for every row of as many tokens, and up to there for a longer one, but for the line
     # that verl fills in.
     draw = torch.Generator().manual_seed(3)
@@ -234,7 +230,7 @@ def teachers(tokens: int) -> torch.return_types.topk:
     )
 
 
-def taught_fields(tokens: int, *, use_topk: bool) -> Row:
+def taught_fields(tokens, *, use_topk):
     """What a teacher says of a row: its top-k, or the log-probs of the tokens alone."""
     values, indices = teachers(tokens)
     return (

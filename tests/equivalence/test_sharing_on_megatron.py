@@ -34,7 +34,7 @@ WINDOW = (
 )
 FILLED = ("{engine}.pad_to_length=true", "{engine}.pad_to_length_bucket=64")
 
-CASES: dict[int, dict[str, Case]] = {
+CASES = {
     1: {
         "one rank": Case(cuts=("prompts", "halves", "all")),
         "awkward cuts": Case(rows="awkward"),

@@ -172,7 +172,7 @@ class GrowingContext(AgentLoopBase):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         draw = random.Random(_hash("grow", index, session, step))
         context = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
-        outputs: list[AgentLoopOutput] = []
+        outputs = []
         for _ in range(draw.randint(1, MAX_TURNS)):
             answer = await self.server_manager.generate(
                 request_id=uuid4().hex, prompt_ids=context, sampling_params=dict(sampling_params)
@@ -209,9 +209,9 @@ class Snapshots(AgentLoopBase):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         draw = random.Random(_hash("snapshots", index, session, step))
         prompt = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
-        said: list[int] = []
-        mask: list[int] = []
-        outputs: list[AgentLoopOutput] = []
+        said = []
+        mask = []
+        outputs = []
         for _ in range(draw.randint(1, 3)):
             answer = await self.server_manager.generate(
                 request_id=uuid4().hex,

@@ -215,7 +215,7 @@ def one_micro_batch(rows, of, *, shared=False, **said):
 def computed(engine, loss, micro_batches):
     """Outputs (T,) of all tokens but for the last of each row, whose output is of no token; and the
     gradient (N,)."""
-    found: dict[str, list[torch.Tensor]] = {}
+    found = {}
     for data in micro_batches:
         value, output = engine.forward_step(data, loss, forward_only=False)
         (value / data["dp_size"]).backward()

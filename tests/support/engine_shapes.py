@@ -1,17 +1,13 @@
 """The shapes in which a CPU runs verl's engines, and what ranks of each are started with."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
-from verl.single_controller.ray import RayWorkerGroup
 
 from tests.support.fsdp2_workers import start_actor, start_critic, stop
 from tests.support.updates import BUDGET, CUTS
@@ -56,15 +52,15 @@ class Shape:
     lora: bool = False
 
     @property
-    def dp_size(self) -> int:
+    def dp_size(self):
         return self.ranks // (self.pipeline * self.tensor * self.ranks_of_row)
 
     @property
-    def marks(self) -> list[pytest.MarkDecorator]:
+    def marks(self):
         return [] if self.engine == "fsdp" else [getattr(pytest.mark, self.engine)]
 
     @property
-    def settings(self) -> list[str]:
+    def settings(self):
         role = ROLES[self.update]
         match self.engine:
             case "fsdp":
@@ -89,7 +85,7 @@ class Shape:
         return [f"{name}={size}" for name, size in sizes.items() if size > 1] + whole_experts
 
     @cached_property
-    def planned(self) -> dict[str, Any]:
+    def planned(self):
         """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of
         its parts."""
         actor_shape = replace(self, update="actor")
@@ -105,7 +101,7 @@ class Shape:
         }
 
     @property
-    def cuts(self) -> list[dict[str, Any]]:
+    def cuts(self):
         """Where its ranks share every row, none of them holds pads alone; what rows share on other
         engines is in test_sharing_on_megatron.py and test_sharing_on_veomni.py."""
         without = {"few"} if self.dp_size == 1 else set()
@@ -113,12 +109,12 @@ class Shape:
         return [cut for cut in CUTS.values() if not without & cut.keys()]
 
     @property
-    def reference(self) -> "Shape":
+    def reference(self):
         """One rank of FSDP2, which computes the model of Hugging Face."""
         return Shape(kind=self.kind, update=self.update, ranks=1, lora=self.lora)
 
 
-def overrides_of(shape: Shape) -> list[str]:
+def overrides_of(shape):
     """Loss, optimizer and engine of a role; a reference has verl's own token budgets."""
     role = ROLES[shape.update]
     eps = {"fsdp": ["eps"], "megatron": ["adam_eps"], "veomni": []}[shape.engine]
@@ -144,9 +140,7 @@ def overrides_of(shape: Shape) -> list[str]:
 
 
 @contextmanager
-def started(
-    shape: Shape, model: Path, *more: str, padded: bool | None = None
-) -> Iterator[RayWorkerGroup]:
+def started(shape, model, *more, padded=None):
     """Workers that are ended with the block; ``model`` is that of ``model_of``.
 
     Args:
@@ -167,12 +161,12 @@ def started(
         stop(workers)
 
 
-def with_shared_heads(folder: Path) -> Path:
+def with_shared_heads(folder):
     """The tiny model of a folder, with layers, heads and a vocabulary that ranks of each shape can
     share."""
     # A mixture of experts has layers of one kind, and does not say so.
     kinds = getattr(AutoConfig.from_pretrained(folder), "layer_types", None)
-    shared: dict[str, Any] = {"num_key_value_heads": 2, "num_hidden_layers": LAYERS}
+    shared = {"num_key_value_heads": 2, "num_hidden_layers": LAYERS}
     if kinds:
         shared["layer_types"] = (kinds * LAYERS)[:LAYERS]
     config = AutoConfig.from_pretrained(folder, vocab_size=320, **shared)
@@ -182,7 +176,7 @@ def with_shared_heads(folder: Path) -> Path:
     return folder
 
 
-def make_adapter(model: Path, folder: Path) -> Path:
+def make_adapter(model, folder):
     """An adapter with weights other than zero, on all linear layers."""
     config = LoraConfig(
         task_type="CAUSAL_LM", r=LORA_RANK, lora_alpha=8, target_modules="all-linear"

@@ -112,7 +112,7 @@ def _watch_calls(module):
 
     What the plug-in has a worker compute beside such calls is not noted.
     """
-    tokens: list[int] = []
+    tokens = []
     counted = weakref.WeakSet()
 
     def count_passes(compute):

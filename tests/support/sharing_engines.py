@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import groupby
-from typing import Any
 from unittest import mock
 
 import torch
@@ -43,7 +42,7 @@ class SharingRanks:
         """Cut -> differences from rows alone: of outputs by their values, of gradients relative to
         their norm; and the tokens of both."""
         alone = self.run("alone", may_branch=None)
-        found: dict[str, dict[str, float]] = {}
+        found = {}
         for branches in (False, True):
             for cut in self.case.cuts:
                 name = f"{'branches' if branches else 'whole'}, {cut}"
@@ -59,7 +58,7 @@ class SharingRanks:
     def batch(self):
         """The rows of this rank as a worker's call has them."""
         data = micro_batch_of(list(self.rows.values()))
-        said: dict[str, Any] = {"use_remove_padding": True, "use_dynamic_bsz": True}
+        said = {"use_remove_padding": True, "use_dynamic_bsz": True}
         said |= {"calculate_entropy": self.case.update == "actor", "use_fused_kernels": False}
         said |= {"global_batch_size": self.n_rows, "temperature": TEMPERATURE}
         if self.case.temperatures:
@@ -99,7 +98,7 @@ class SharingRanks:
             answer = engine.forward_backward_batch(
                 self.batch(), self.loss, forward_only=forward_only
             )
-            found: dict[str, Any] = {"tokens": engine.done["tokens"]}
+            found = {"tokens": engine.done["tokens"]}
             if not forward_only:
                 found["gradient"] = gradients_of(engine)
         if answer:
@@ -183,7 +182,7 @@ def named_parameters(engine):
 
 
 def _whole(weight):
-    whole: torch.Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
     return whole.detach().clone()
 
 

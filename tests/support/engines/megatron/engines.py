@@ -71,7 +71,7 @@ def answer_for_cuda():
     """Changes ``torch.cuda`` and what leads there, in this process, once and for good."""
     if isinstance(torch.cuda.Stream, type) and issubclass(torch.cuda.Stream, NoStream):
         return
-    cuda: Any = torch.cuda
+    cuda = torch.cuda
     cuda.current_device = lambda: CPU
     cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = _nothing
     cuda.Stream = cuda.Event = NoStream
@@ -82,9 +82,9 @@ def answer_for_cuda():
     cuda.nvtx.range_push = cuda.nvtx.range_pop = _nothing
     for name in FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    tensor: Any = torch.Tensor
+    tensor = torch.Tensor
     tensor.cuda = lambda self, *_, **__: self
-    module: Any = nn.Module
+    module = nn.Module
     module.cuda = lambda self, *_, **__: self
     tensor.type = _with_types_of_cuda(tensor.type)
 
