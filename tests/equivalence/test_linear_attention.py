@@ -29,8 +29,6 @@ from verl_padding.prefix_sharing.engine import BranchesMixedError
 from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.losses import normalize_over_mini_batch
 
-Images = dict[str, torch.Tensor]
-
 
 def rows_of(rows, *, axes=0, dtype=torch.float64):
     made = []

@@ -6,12 +6,9 @@ The reference is verl's own engine and loss on all real rows of a mini-batch at 
 plan, pads or sharing.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from transformers import AutoModelForTokenClassification
-from verl.utils import tensordict_utils as tu
 
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
@@ -25,7 +22,7 @@ from tests.support.engine_in_process import (
     train_as_planned,
     trained_rows,
 )
-from tests.support.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, seeded
+from tests.support.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES
 from tests.support.losses_on_rows import (
     MODES,
     QUICK_MODE,
@@ -36,7 +33,6 @@ from tests.support.losses_on_rows import (
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
-from verl_padding.pads.planned_call import MINI_BATCH
 from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import uid_of_key
@@ -97,11 +93,6 @@ def critics(models):
     return start_engine(Critic, sharing, shares=True), Critic(plain)
 
 
-Gradients = Iterator[
-    torch.Tensor
-]  # of each mini-batch, (N,), at the weights that are there when it is asked for
-
-
 def blind_to_the_last(loss):
     """A loss that gets NaN for the last output of each row, which belongs to whatever token is
     packed behind it."""
@@ -153,26 +144,16 @@ def assert_same_gradients(got, want, tolerance=RELATIVE_FLOAT64):
     assert ((got_MN - want_MN).norm(dim=1) / want_MN.norm(dim=1)).max() <= tolerance
 
 
-def by_real_rows(loss):
-    """verl's loss with the number of the mini-batch's real rows as its denominator, and nothing
-    else of ours."""
-
-    def told(model_output, data, dp_group=None):
-        tu.assign_non_tensor(data, global_batch_size=data[MINI_BATCH].rows_with_loss)
-        return loss(model_output=model_output, data=data, dp_group=dp_group)
-
-    return told
-
-
-OF_ITS_OWN = ("vanilla", *PACKING_MATTERS, *losses_that(lambda loss: loss.is_mean_over_rows))
+OF_ITS_OWN = ("vanilla", *losses_that(lambda loss: loss.is_mean_over_rows))
 """Losses that take what their rows are divided by in a way of their own, and one of those that do
 not."""
 LOSSES = [
-    *[(name, QUICK_MODE, "rows") for name in POLICY_LOSSES],
+    *[(name, QUICK_MODE, "rows") for name in POLICY_LOSSES if name not in PACKING_MATTERS],
     *[(name, QUICK_MODE, "nominal") for name in OF_ITS_OWN],
     *[("vanilla", mode, "rows") for mode in MODES if mode != QUICK_MODE],
 ]
-"""test_registered_losses.py has all modes of all losses, without sharing."""
+"""Jobs whose loss depends on the packing share nothing; test_registered_losses.py has all modes of
+all losses, without sharing."""
 
 
 @pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
@@ -180,20 +161,12 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(
     name, mode, denominator, engines, rows, plan
 ):
     sharing, plain = engines
-    loss = policy_loss(mode, name)
-    if name not in PACKING_MATTERS:
-        # verl's means of rows divide by the rows that they get, whatever they are told
-        verls = loss if denominator == "rows" else normalize_over_mini_batch(loss)
-        want = plain_gradients(plain, rows, plan, verls, denominator)
-    else:
-        loss = seeded(loss)
-        verls = by_real_rows(loss) if denominator == "rows" else loss
-        same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
-        want = train_as_planned(plain, rows, plan, CALL, verls, **same)
-    assert_same_gradients(
-        shared_gradients(sharing, rows, plan, RealRowsLoss(loss), by_rows=denominator == "rows"),
-        want,
-    )
+    loss, by_rows = policy_loss(mode, name), denominator == "rows"
+    # verl's means of rows divide by the rows that they get, whatever they are told
+    verls = loss if by_rows else normalize_over_mini_batch(loss)
+    want = plain_gradients(plain, rows, plan, verls, denominator)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss), by_rows=by_rows)
+    assert_same_gradients(got, want)
 
 
 SESSION_LOSSES = [
