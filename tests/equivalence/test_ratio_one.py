@@ -13,7 +13,7 @@ from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
 from verl.workers.utils.padding import response_from_nested
 
-from tests.equivalence.test_shared_gradients import batch_of
+from benchmarks.one_gpu.rows import plan as plan_rows
 from tests.support.engine_in_process import (
     Actor,
     cut_as_planned,
@@ -22,10 +22,9 @@ from tests.support.engine_in_process import (
 )
 from tests.support.losses_on_rows import policy_loss
 from tests.support.sessions_that_grow import grown_sessions
-from verl_padding.plan import Job, Pass, Update, plan_batch
 from verl_padding.worker.losses import RealRowsLoss
 
-UPDATE, TAKEN, OWN = "actor", "log_prob", "own"
+UPDATE, PASS = "actor", "log_prob"
 BUDGET = 64
 AUTOCAST = "float32 weights, bfloat16 autocast"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, AUTOCAST: torch.float32}
@@ -40,19 +39,9 @@ def rows():
 
 
 def planned(rows, sharing, packer="plan"):
-    """With a pass that takes the update's micro-batches, where they are the plan's, and one that
-    has its own."""
-    call = {"dp_size": 2, "token_budget": BUDGET}
-    job = Job(
-        strategy="prompt",
-        prompts=4,
-        sessions_per_prompt=2,
-        updates={UPDATE: Update(**call, prompts_per_mini_batch=2)},
-        inference={TAKEN: Pass(**call, as_update=UPDATE), OWN: Pass(**call)},
-        packer=packer,
-        sharing=sharing,
-    )
-    plan = plan_batch(batch_of(rows), job)
+    """Two mini-batches, and a pass that takes the update's micro-batches if they are the plan's."""
+    shape = {"ranks": 2, "mini_prompts": 2, "has_pass": True}
+    plan = plan_rows(rows, BUDGET, sharing=sharing, packer=packer, **shape)
     figures = plan.figures[UPDATE]
     assert figures.optimizer_steps == 2
     assert figures.pads > 0
@@ -80,11 +69,11 @@ def engine_of(dtype, sharing):
     return engine
 
 
-def log_probs_of_a_pass(engine, rows, plan, call):
+def log_probs_of_a_pass(engine, rows, plan):
     """Of the responses, by key; as verl's trainer asks for them and cuts them out."""
     engine.module.eval()
     found = {}
-    for keys, micro_batch in cut_as_planned(rows, plan, call, 0, token_budget=BUDGET):
+    for keys, micro_batch in cut_as_planned(rows, plan, PASS, 0, token_budget=BUDGET):
         with torch.no_grad():
             _, output = engine.forward_step(micro_batch, None, forward_only=True)
         cut = response_from_nested(
@@ -135,7 +124,7 @@ def metrics_of_an_update(
 )
 def test_the_ratio_is_one_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
     plan, engine = planned(rows, sharing), engine_of(dtype, sharing)
-    old, of_reference = (log_probs_of_a_pass(engine, rows, plan, TAKEN) for _ in range(2))
+    old, of_reference = (log_probs_of_a_pass(engine, rows, plan) for _ in range(2))
     metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)
     exact = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
     assert {name: metrics[name] for name in exact} == dict.fromkeys(exact, 0.0)
@@ -145,7 +134,8 @@ def test_the_ratio_is_one_where_a_pass_has_the_updates_micro_batches(dtype, shar
 def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(rows):
     # Or the test above would show nothing about micro-batches.
     plan, engine = planned(rows, "off"), engine_of("float32", "off")
-    old, of_reference = (log_probs_of_a_pass(engine, rows, plan, call) for call in (TAKEN, OWN))
+    by_verl = planned(rows, "off", packer="verl")
+    old, of_reference = (log_probs_of_a_pass(engine, rows, each) for each in (plan, by_verl))
     metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)
     assert metrics["actor/ppo_kl"] == 0.0
     assert metrics["kl_loss"] != 0.0
@@ -158,7 +148,7 @@ def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(rows):
 def test_with_the_default_packer_the_ratio_is_one_but_for_rounding(dtype, rows):
     # verl's packer cuts a pass into other micro-batches than the update.
     plan, engine = planned(rows, "off", packer="verl"), engine_of(dtype, "off")
-    old = log_probs_of_a_pass(engine, rows, plan, TAKEN)
+    old = log_probs_of_a_pass(engine, rows, plan)
     metrics = metrics_of_an_update(engine, rows, plan, old, old)
     assert 0.0 < abs(metrics["actor/ppo_kl"]) < ROUNDING[dtype]
     assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0.0

