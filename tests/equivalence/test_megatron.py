@@ -100,9 +100,7 @@ def test_so_do_ranks_that_replay_routes(name, transfer_queue, model_of):
                 *both, packer, put=lambda: with_drawn_routes(put_trained_rows()), **shape.planned
             )
         batch = with_drawn_routes(put_trained_rows())
-        assert_other_experts_give_another_update(
-            LAYERS - 1, *both, shape, update, batch, plan_for(batch, "plan", shape)
-        )
+        assert_other_experts_give_another_update(both, shape, update, batch)
         if shape.dp_size > 1:
             few = {"few": True, "put": lambda: with_drawn_routes(put_few_rows())}
             assert_updates_agree(*both, "plan", **few, **shape.planned)
@@ -113,35 +111,26 @@ def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(
     name, transfer_queue, model_of
 ):
     shape = SHAPES[f"Megatron: experts, {name}"]
+    template = shape.planned["template"]
     with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode=R2") as both:
-        for packer, layer in (("verl", 0), ("plan", LAYERS - 1)):
-            assert_replays_what_was_recorded(*both, packer, shape, layer)
+        padded_ranks, one_rank = both
+        for packer in ("verl", "plan"):
+            start_over(both, "token-mean")
+            want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
             empty_queue()
 
-
-def assert_replays_what_was_recorded(padded_ranks, one_rank, packer, shape, layer):
-    start_over((padded_ranks, one_rank), "token-mean")
-    want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
-    empty_queue()
-
-    batch = put_trained_rows()
-    plan = plan_for(batch, packer, shape)
-    assert plan.layouts["log_prob"].n_pads > 0 or shape.dp_size == 1, (
-        "the pass was meant to have pads"
-    )
-    template = shape.planned["template"]
-    with_pads = upsample(batch, plan, template)
-    batch = after_pass(padded_group(padded_ranks, with_pads), batch)
-    (recorded,) = read_columns(batch, "routed_experts")
-    assert all(map(torch.equal, recorded, want))
-    update = update_both(padded_ranks, one_rank, batch, plan, template=template, padded=with_pads)
-    assert_metrics_agree(update)
-    assert update.padded["actor/ppo_kl"][0] == pytest.approx(0, abs=1e-6), (
-        "of the pass and the first step"
-    )
-    assert_other_experts_give_another_update(
-        layer, padded_ranks, one_rank, shape, update, batch, plan
-    )
+            batch = put_trained_rows()
+            plan = plan_for(batch, packer, shape)
+            assert plan.layouts["log_prob"].n_pads > 0 or shape.dp_size == 1
+            with_pads = upsample(batch, plan, template)
+            batch = after_pass(padded_group(padded_ranks, with_pads), batch)
+            (recorded,) = read_columns(batch, "routed_experts")
+            assert all(map(torch.equal, recorded, want))
+            update = update_both(*both, batch, plan, template=template, padded=with_pads)
+            assert_metrics_agree(update)
+            of_first_step = update.padded["actor/ppo_kl"][0]
+            assert of_first_step == pytest.approx(0, abs=1e-6)
+            empty_queue()
 
 
 def plan_for(batch, packer, shape):
@@ -149,24 +138,16 @@ def plan_for(batch, packer, shape):
     return plan_of(batch, packer, pad_tokens=sizes.pop("template").length, **sizes)
 
 
-def assert_other_experts_give_another_update(
-    layer,
-    padded_ranks,
-    one_rank,
-    shape,
-    update,
-    batch,
-    plan,
-):
-    """What is replayed is what rows have: with other experts in the layer, the first step has other
-    log-probs."""
+def assert_other_experts_give_another_update(both, shape, update, batch):
+    """What is replayed is what rows have: with other experts in the last layer, the first step has
+    other log-probs."""
+    plan = plan_for(batch, "plan", shape)
     (others,) = read_columns(batch, "routed_experts")
     for of_row in others:
-        of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
-    start_over((padded_ranks, one_rank), "token-mean")
-    other = update_both(
-        padded_ranks, one_rank, with_routes(batch, others), plan, template=shape.planned["template"]
-    )
+        of_row[:, -1] = (of_row[:, -1] + 1) % EXPERTS
+    start_over(both, "token-mean")
+    template = shape.planned["template"]
+    other = update_both(*both, with_routes(batch, others), plan, template=template)
     assert_metrics_agree(other)
     first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))
     assert abs(changed - first) > 1e-4
