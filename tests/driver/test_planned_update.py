@@ -131,13 +131,6 @@ def test_fields_of_several_dtypes_and_the_plug_ins_own_names_are_refused(rows, m
     refused(padded_trainer(), put_some_fields([(5, 3), (6, 5)], rows), f"^field {message}")
 
 
-def test_values_of_other_rows_keep_no_column_from_a_row():
-    put_some_fields([(5, 3)], [{"batch_row": torch.ones(8).long()}])
-    batch = put_rows([(5, 3), (7, 2)], ["b_0_0", "b_1_0"])
-    put_columns(batch, batch_row=[torch.ones(1).long()] * 2)
-    padded_trainer()._balance_batch(batch, {})
-
-
 def test_a_field_without_a_kind_is_refused_though_no_pad_is_needed():
     trainer = padded_trainer("trainer.n_gpus_per_node=1", dp_size=1)
     batch = put_rows([(5, 3), (4, 2)] * 2)

@@ -60,9 +60,6 @@ JOBS = {
         engine="megatron", ranks=2, shape=EXPERTS, experts=True
     ),
     "VeOmni, two ranks to a row": JobOnEngine(engine="veomni", shape=VEOMNI, critic=True),
-    "VeOmni, two ranks, GRPO": JobOnEngine(
-        engine="veomni", ranks=2, shape=[CONSTANT.format("actor_rollout_ref.actor")]
-    ),
 }
 
 

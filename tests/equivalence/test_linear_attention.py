@@ -189,18 +189,6 @@ def test_a_bucket_that_is_filled_up_changes_nothing():
     pair.assert_exact(random_tries(4))
 
 
-@pytest.mark.slow
-def test_adapters_have_the_gradients_of_rows_alone():
-    peft = pytest.importorskip("peft")
-    pair = Pair("qwen3_next")
-    for name, shares in (("sharing", True), ("plain", False)):
-        torch.manual_seed(1)
-        config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
-        model = peft.get_peft_model(hybrid_model("qwen3_next"), config).double()
-        setattr(pair, name, started(Actor, model, shares=shares))
-    pair.assert_exact(random_tries(2))
-
-
 def test_a_layer_that_does_not_follow_ends_the_job():
     pair = Pair("qwen3_next")
     layer = next(linear_attention.linear_layers(pair.sharing.module))
