@@ -46,7 +46,6 @@ CUTS = {
 """Arguments of :func:`assert_updates_agree`: micro-batches by a token budget or a number of rows,
 whoever cuts them; batches of which all ranks but one get pads alone; and prefixes that are computed
 once."""
-EACH_CUT = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 BUDGET = 32
 
 
