@@ -147,7 +147,7 @@ def run_growing(folder, sharing, *overrides, model_kind="qwen2"):
     )
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "grpo of a Qwen3.5"])
+@pytest.mark.parametrize("estimator", ["gae", "grpo of a Qwen3.5"])
 def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path):
     overrides = []
     kind = "qwen3_5" if estimator.endswith("Qwen3.5") else "qwen2"

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.one_step import padded_group
 from tests.support.engine_shapes import Shape, started
-from tests.support.fsdp2_workers import moments_of, start_over, weights_of
+from tests.support.fsdp2_workers import moments_of, start_over
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, read_columns
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_METRIC
@@ -123,32 +123,6 @@ def test_ranks_without_zero_advantage_rows_end_with_the_weights_of_all_rows(weig
     assert len(both.padded["actor/ppo_kl_computed"]) == 3 * EPOCHS
     moments, want = map(moments_of, actors)
     assert (moments - want).norm() <= RELATIVE_FLOAT32 * want.norm()
-
-
-def test_ranks_with_the_updates_own_log_probs_end_as_with_a_pass(actors):
-    """One optimizer step, of an update that the pass is cut as: the same to the bit."""
-    ranks, _ = actors
-    outcomes = []
-    for own in (False, True):
-        start_over([ranks], "token-mean")
-        batch = put_trained_rows()
-        plan = plan_of(batch, "plan", mini_batch=6)
-        padded = upsample(batch, plan, TEMPLATE, own_old_log_probs=own)
-        padded.has_old_log_probs = lambda: False
-        group = padded_group(ranks, padded)
-        if not own:
-            group.compute_log_prob(call(batch, batch.keys, compute_loss=False))
-            put_columns(batch, old_log_probs=read_log_probs(batch))
-        said = {"global_batch_size": 7, "epochs": 1}
-        metrics = group.update_actor(call(batch, batch.keys, **said))["metrics"]
-        strip(padded.pads)
-        outcomes.append((weights_of(ranks), moments_of(ranks), metrics))
-    (weights, moments, want), (own_weights, own_moments, got) = outcomes
-    assert torch.equal(own_weights, weights)
-    assert torch.equal(own_moments, moments)
-    compared = [name for name in want if "perf" not in name and name != "mfu"]
-    assert {name: got[name] for name in compared} == {name: want[name] for name in compared}
-    assert want["actor/ppo_kl"] == [0.0]
 
 
 EXACT = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
