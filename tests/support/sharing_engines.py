@@ -124,14 +124,11 @@ def start_engine(case, model):
         f"+local=cpu_{case.engine}",
         f"actor_rollout_ref.model.path={model}",
         *TERMS[case.update],
-        f"{role}.optim.lr=1e-3",
-        f"{role}.optim.weight_decay=0",
         f"{role}.optim.total_training_steps=100",
         *(f"{section}.{name}={size}" for name, size in case.sizes.items()),
         *(each.format(**sections) for each in case.overrides),
     ]
     if case.engine == "megatron":
-        overrides.append(f"+{role}.optim.override_optimizer_config.adam_eps=1e-5")
         destroy_groups()
     else:
         overrides.append(f"{role}.optim.lr_scheduler_type=constant")

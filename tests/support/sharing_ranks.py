@@ -89,8 +89,7 @@ def run_cases(
     if any(process.returncode for process in processes):
         tails = [(folder / f"{rank}.log").read_text()[-4000:] for rank in range(ranks)]
         raise ChildProcessError("\n\n".join(tails))
-    found = json.loads((folder / "found.json").read_text())
-    return found
+    return json.loads((folder / "found.json").read_text())
 
 
 def assert_exact(found, tolerance):
@@ -125,16 +124,13 @@ def compute_in_float64():
         )
     torch_dtypes.FLOAT_LIST.append(torch.float64)
     in_float64()
-    tensor = torch.Tensor
-    tensor.type = type_as_float
+    torch.Tensor.type = type_as_float
 
 
 def in_float64():
     torch.set_default_dtype(torch.float64)
-    names = torch
-    names.float32 = names.float = torch.float64
-    tensor = torch.Tensor
-    tensor.float = torch.Tensor.double
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
 
 
 def main(folder):
