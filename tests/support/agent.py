@@ -184,26 +184,22 @@ class GrowingContext(AgentLoopBase):
                 )
             )
             context = context + ids + [draw.randrange(5, 200) for _ in range(draw.randint(1, 3))]
+        return self._rewarded(outputs, index)
+
+    def _rewarded(self, outputs, index):
         reward_letters(self.tokenizer, outputs[-1])
         if index % 3 < self.equal_of_three:
             outputs[-1].reward_score = 1.0
         return outputs
 
 
-class Snapshots(AgentLoopBase):
+class Snapshots(GrowingContext):
     """Each model call leaves a row with all that its session has said so far as the response, in
     which what the environment says has no loss.
 
     Of a session's first row only the first token trains: it was cut off there. A session of two
     calls or more ends with its first answer again, without its last token, if that has several.
-
-    Args:
-        equal_of_three: as :class:`GrowingContext` has it.
     """
-
-    def __init__(self, *args, equal_of_three=0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.equal_of_three = equal_of_three
 
     async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -228,7 +224,4 @@ class Snapshots(AgentLoopBase):
         outputs[0].response_mask = [1] + [0] * (len(first) - 1)
         if len(outputs) > 1 and len(first) > 1:
             outputs.append(AgentLoopOutput(**fields_of(prompt, first[:-1], answer)))
-        reward_letters(self.tokenizer, outputs[-1])
-        if index % 3 < self.equal_of_three:
-            outputs[-1].reward_score = 1.0
-        return outputs
+        return self._rewarded(outputs, index)
