@@ -1,5 +1,4 @@
-"""Zero effect on what verl's Megatron engine alone does: denominators and lengths of its own,
-routes.
+"""Zero effect on what verl's Megatron engine alone does: denominators of its own, routes.
 
 test_engine_shapes.py has its updates in each shape. The rank without pads is one of FSDP2, which
 computes the model of Hugging Face; it is one of Megatron where routes are replayed.
