@@ -53,13 +53,9 @@ CASES = {
         "tp2, buckets": Case(sizes={TENSOR: 2}, overrides=FILLED),
         "tp2, critic": Case(sizes={TENSOR: 2}, update="critic"),
         "pp2, full recomputation": Case(sizes={PIPELINE: 2}, overrides=FULL),
-        "pp2": Case(sizes={PIPELINE: 2}),
         "dp2": Case(),
         "pp2 vpp2": Case(sizes={PIPELINE: 2, VIRTUAL: 2}, cuts=("prompts", "halves")),
-        "pp2, experts": Case(sizes={PIPELINE: 2}, **EXPERTS),
-        "ep2": Case(sizes=WHOLE_EXPERTS, **EXPERTS),
         "tp2 with ep2": Case(sizes=WHOLE_EXPERTS | {TENSOR: 2}, **EXPERTS),
-        "cp2": Case(sizes={CONTEXT: 2}, overrides=WHOLE_GRADIENTS),
         "cp2, awkward cuts": Case(
             sizes={CONTEXT: 2}, overrides=(*WHOLE_GRADIENTS, *FULL), rows="awkward"
         ),
