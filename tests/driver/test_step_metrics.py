@@ -57,9 +57,6 @@ OF_THE_WORKERS = {
     "padding/actor/max_memory_allocated_gb": 1.5,
     "padding/actor/max_memory_reserved_gb": 2.5,
     "padding/critic/micro_batches": 4.0,
-    "padding/critic/packing_efficiency": 0.5,
-    "padding/critic/max_memory_allocated_gb": 3.5,
-    "padding/critic/max_memory_reserved_gb": 4.5,
 }
 
 
@@ -120,18 +117,7 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
         "actor/perf/max_memory_reserved_gb": 2.5,
         "actor/lr": 0.1,
         "critic/padding/micro_batches": 4.0,
-        "critic/padding/packing_efficiency": 0.5,
-        "critic/perf/max_memory_allocated_gb": 3.5,
-        "critic/perf/max_memory_reserved_gb": 4.5,
     }
     assert worker_metrics(metrics) == pytest.approx(OF_THE_WORKERS, rel=1e-12)
-    assert sorted(metrics) == sorted(
-        [
-            "actor/lr",
-            *(
-                f"{who}/perf/max_memory_{what}_gb"
-                for who in (ACTOR, CRITIC)
-                for what in ("allocated", "reserved")
-            ),
-        ]
-    ), "ours leave verl's metrics, and verl's stay"
+    memory = {f"actor/perf/max_memory_{what}_gb" for what in ("allocated", "reserved")}
+    assert metrics.keys() == {"actor/lr"} | memory, "ours leave verl's metrics, and verl's stay"

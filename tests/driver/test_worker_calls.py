@@ -3,7 +3,6 @@ batch call."""
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -35,7 +34,7 @@ CRITIC = ["algorithm.adv_estimator=gae"]
 BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
 
 
-def work_of(ranks: list[dict[str, int]]) -> Any:
+def work_of(ranks):
     """What workers answer that have done this."""
     return SimpleNamespace(non_tensor_batch={WORK: list(map(Counter, ranks))})
 
@@ -84,11 +83,11 @@ def trainer_with(workers, *overrides):
     return trainer, group
 
 
-def pads_of(data) -> list[bool]:
+def pads_of(data):
     return [key.startswith("pad") for key in data.keys]
 
 
-def assert_padded(data, batch) -> None:
+def assert_padded(data, batch):
     """Each row once, and as many pads as make the ranks' shares equal."""
     assert Counter(key for key in data.keys if not key.startswith("pad")) == Counter(batch.keys)
     assert len(data) % 2 == 0
@@ -183,15 +182,6 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     assert batch.extra_info["no_lora_adapter"]
 
 
-def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
-    trainer, group = trainer_with(workers, "padding.timing=true", *BYPASS)
-    batch = put_rows(LENGTHS)
-    trainer._balance_batch(batch, {})
-    group.compute_log_prob(batch)
-    group.update_actor(batch)
-    assert [sent.extra_info[CALL].timed_as for sent in workers.sent] == [None, "actor"]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_rank_gets_the_plans_local_batches_and_answers_find_their_rows(shape, empty_queue):
     """Plans for 64 ranks, through verl's own dispatch."""
@@ -244,7 +234,7 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
     sent = len(padded.call_rows(name, batch))
 
-    def answer_with(change: int):
+    def answer_with(change):
         def answer(rows):
             n = len(rows) + change
             keys, tags = [*rows.keys, "of_another"][:n], [*rows.tags, {}][:n]

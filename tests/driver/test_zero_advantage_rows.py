@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from tests.driver.test_worker_calls import CRITIC, Workers, trainer_with
+from tests.driver.test_worker_calls import Workers, trainer_with
 from tests.support.rows_in_queue import put_columns, put_rows, queue_content, read_columns
-from tests.support.sessions_that_grow import grown_sessions, put_grown_sessions
 from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.driver.training_steps import TrainingSteps
-from verl_padding.errors import PaddingConfigError, PaddingDataError
+from verl_padding.errors import PaddingConfigError
 from verl_padding.pads.planned_call import CALL
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("transfer_queue")]
@@ -55,7 +54,7 @@ def put(*, old_log_probs=True):
     return put_rows(lengths, list(ROWS), **fields, response_mask=masks, loss_mask=masks)
 
 
-def real_keys(sent) -> list[str]:
+def real_keys(sent):
     return [key for key in sent.keys if not key.startswith("pad")]
 
 
@@ -170,36 +169,3 @@ def test_with_auto_such_rows_keep_the_pass_and_are_planned_with_it(workers):
     trainer._balance_batch(put(), {})
     assert not trainer._job.skips_old_log_probs
     assert "log_prob" in trainer.steps.current.plan.layouts
-
-
-def test_an_update_with_lcm_keeps_its_steps_beside_a_critic(workers):
-    sizes = (
-        "critic.ppo_mini_batch_size=4",
-        "critic.use_dynamic_bsz=true",
-        "critic.ppo_max_token_len_per_gpu=64",
-    )
-    trainer, group = trainer_with(workers, SKIP, "padding.strategy=lcm", *CRITIC, *sizes)
-    batch = put()
-    trainer._balance_batch(batch, {})
-    planned = trainer.steps.current.plan.layouts["actor"].n_mini_batches
-    put_columns(
-        batch,
-        advantages=[
-            torch.full((len(mask),), float(key not in IDLE)) for key, (mask, _) in ROWS.items()
-        ],
-    )
-    group.update_actor(batch)
-    sent = workers.sent[-1]
-    # Eleven rows, the actor's mini-batches of 4 and the critic's of 8: 16 rows, so four steps, and
-    # not three.
-    assert planned == len(sent.extra_info[CALL].mini_batches) == 4
-    assert len(ROWS) > len(real_keys(sent)) >= len(ROWS.keys() - IDLE)
-
-
-def test_what_an_agent_loop_cannot_say_is_refused_before_any_call(workers):
-    trainer, _ = trainer_with(workers, "padding.advantages=session")
-    batch = put_grown_sessions(grown_sessions([2], prompts=1), extra_fields=[{}, {"extends": "0"}])
-    content = queue_content()
-    with pytest.raises(PaddingDataError, match="must be the position of a row in its session"):
-        trainer._balance_batch(batch, {})
-    assert queue_content().keys() == content.keys()

@@ -17,7 +17,7 @@ from tests.end_to_end.test_beside_one_process import (
     run,
 )
 from tests.support.agent import FAILING_STEP, LONELY_STEP
-from tests.support.jobs import ACTOR, run_job
+from tests.support.jobs import ACTOR
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
 from verl_padding.job.calls import LOG_PROB, REF
@@ -120,42 +120,6 @@ def test_nothing_but_a_worker_call_sees_a_pad(lcm):
 
 def test_no_metric_is_nan_and_rollout_and_trainer_agree(lcm):
     assert_finite_and_agreeing(lcm)
-
-
-@pytest.mark.slow
-def test_a_mixture_of_experts_trains_with_recorded_routes(tmp_path):
-    facts = run_job(
-        tmp_path,
-        "+padding=lcm",
-        "padding.packer=plan",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps_and_routes",
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=72",
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=72",
-        "actor_rollout_ref.rollout.moe_load_balance_metrics_interval=1",
-        steps=3,
-        model_kind="qwen3_moe",
-    )
-    assert_no_pad_outside_worker_calls(facts)
-    assert_finite_and_agreeing(facts)
-    assert facts.rows[LONELY_STEP].real == 1
-    assert facts.metrics[LONELY_STEP]["padding/log_prob/micro_batches"] == 1
-    assert facts.metrics[1]["padding/log_prob/micro_batches"] > 3
-    for metrics in facts.metrics.values():
-        # Of the workers, and of the plan, which has the pass take over the micro-batches of the
-        # update.
-        taken = (
-            metrics["padding/actor/micro_batches"] * metrics["padding/actor/optimizer_steps/total"]
-        )
-        assert round(metrics["padding/log_prob/micro_batches"] - taken) == 0
-        assert metrics["rollout/moe/routed_experts_found"] == 1
-    assert "this session fails on purpose" in facts.log
-    real = [facts.rows[step].real for step in (1, 2, 3)]
-    assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(real)
-    routes = [slots for m in facts.optimizer_steps[ACTOR] for slots in m.pad_routes]
-    assert routes, "no pad reached an update with its routes"
-    assert all(len(set(slots)) == 2 and set(slots) <= set(range(4)) for slots in routes)
-    load = [sum(slots.count(expert) for slots in routes) for expert in range(4)]
-    assert max(load) - min(load) <= len(facts.optimizer_steps[ACTOR]) * 2
 
 
 TIMERS = {LOG_PROB: "old_log_prob", REF: "ref", ACTOR_CALL: "update_actor"}

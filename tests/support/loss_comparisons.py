@@ -1,7 +1,6 @@
 """A loss on a padded layout beside verl's own, called once for all real rows."""
 
 import math
-from typing import Any
 
 import torch
 from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
@@ -40,7 +39,7 @@ def seeded(loss):
 
 def metrics_where_gradients_agree(
     loss, layout, output_name="log_probs", *, rows=None, packing_matters=False
-) -> dict:
+):
     """Metrics of the padded layout, whose gradients must be those of verl's own loss on all rows.
 
     verl's loss is called once for all rows with a loss, on one rank; or, if their packing matters
@@ -77,7 +76,7 @@ def assert_metrics_are_those_of_the_rows_that_train(
     rows = rows or Rows()
     with_loss = [row for row in range(rows.n_real) if rows.with_loss([row])]
 
-    def verl_metrics(some) -> dict[str, Any]:
+    def verl_metrics(some):
         shape = {
             "dp_size": 1,
             "real_rows": len(with_loss),

@@ -252,7 +252,7 @@ def run_as_verl_does(
 
     Args:
         denominator: ``padding.denominator``.
-        left_out: rows that no micro-batch holds, though they belong to the mini-batch.
+        dropped: rows that no micro-batch holds, though they belong to the mini-batch.
         said: goes to the loss with each micro-batch.
     """
     leaves = rows.leaves()
