@@ -2,9 +2,8 @@
 
 import json
 
-import pytest
 
-from benchmarks.guess import draw, points_of
+from benchmarks.guess import points_of
 from tests.support.run_folder import write_run
 
 
@@ -36,12 +35,3 @@ def test_points_are_of_each_step_once_and_of_sessions(tmp_path):
 
 def test_a_run_that_has_not_begun_has_no_points(tmp_path):
     assert points_of(tmp_path) == {"won": []}
-
-
-def test_the_picture_shows_each_run(tmp_path):
-    pytest.importorskip("matplotlib")
-    for side in ("stock", "fast"):
-        write_resumed_run(tmp_path / side, padded=side == "fast")
-    runs = {f"{side}_seed0": points_of(tmp_path / side) for side in ("stock", "fast")}
-    draw(runs, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 5000

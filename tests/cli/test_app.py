@@ -1,7 +1,5 @@
 """The command as a whole: versions, and the module that runs it."""
 
-import subprocess
-import sys
 from importlib.metadata import version
 
 from typer.testing import CliRunner
@@ -17,12 +15,3 @@ def test_the_version_is_shown_with_those_that_a_report_needs():
         f"verl_padding {__version__} (verl {version('verl')}, TransferQueue "
     )
     assert shown.output.count("\n") == 1
-
-
-def test_the_module_is_the_command():
-    run = subprocess.run(
-        [sys.executable, "-m", "verl_padding", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "Usage: verl-padding" in run.stdout
-    named = ("demo", "plan", "doctor", "dry-run", "report", "tiny-model", "--version")
-    assert all(name in run.stdout for name in named)

@@ -117,14 +117,6 @@ def shared(batch, *pairs):
     return batch.rows.tries.shared_by_pairs(one, other).tolist()
 
 
-def test_rows_of_a_prompt_share_by_their_ids_and_a_length_shares_nothing():
-    ids = [[1, 2], [1, 2, 9], [1, 2, 3, 4], [2]]
-    rows = [{"prompt": "a", "session": row, "token_ids": each} for row, each in enumerate(ids)]
-    batch = read(*rows, ROW, {"prompt": "b", "session": 0, "token_ids": [1, 2]})
-    assert shared(batch, (0, 1), (1, 2), (0, 2), (0, 3), (0, 4), (0, 5)) == [2, 2, 2, 0, 0, 0]
-    assert read(ROW, ROW).rows.tries is None
-
-
 def test_a_folder_is_read_in_the_order_of_its_steps(tmp_path):
     for name in ("10.jsonl", "9.jsonl"):
         (tmp_path / name).write_bytes(lines_of(ROW)[0])

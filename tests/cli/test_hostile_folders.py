@@ -123,15 +123,6 @@ def test_a_config_above_is_of_steps_and_rollouts_alone(hostile):
     assert json.loads(result.stdout)["strategy"] == "prompt"
 
 
-def test_no_network_is_asked_for_the_model_of_a_run(hostile, job, monkeypatch):
-    def asked(*_, **__):
-        raise AssertionError("the hub was asked")
-
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", asked)
-    write_config(hostile, job, "actor_rollout_ref.model.path=someone/model")
-    assert result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET).exit_code == 0
-
-
 ODD = {
     "a tag": "trainer: !!python/object/apply:os.mkdir [TAKEN]\n",
     "torn": "trainer: {n_gpus_per_node: 8",

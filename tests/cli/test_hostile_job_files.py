@@ -77,15 +77,6 @@ def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, mo
     assert "logging.FileHandler" in " ".join(result.output.split())
 
 
-def test_the_doctor_opens_folders_alone_of_a_jobs_file(hostile, monkeypatch):
-    beside_a_job(hostile, monkeypatch)
-    config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
-    OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result_of(hostile, "doctor", *of_config)
-
-
 def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monkeypatch):
     beside_a_job(hostile, monkeypatch)
     model = {"path": str(hostile / "model"), "trust_remote_code": True}

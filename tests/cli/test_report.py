@@ -210,17 +210,6 @@ def test_a_dump_that_cannot_be_read_is_named_and_left_out(text, run):
     assert note in page.notes
 
 
-def test_a_record_that_cannot_be_read_is_named_and_left_out(run):
-    lines = (run / "steps" / "1.jsonl").read_text().splitlines(keepends=True)
-    for text in ("", lines[0] + lines[1][:9]):
-        (run / "steps" / "1.jsonl").write_text(text)
-        page, said = report_and_notes(run)
-        assert page.packed["step-1"]["name"] == "Step 2"
-        assert [
-            note.split(": ")[1].split(",")[0] for note in said if note.startswith("Left out")
-        ] == [f"{run}/steps/1.jsonl"]
-
-
 def test_the_savings_of_a_run_and_what_they_saved_are_told(run):
     (run / "steps" / "savings.txt").write_text("shared tokens computed once: off: why. Fix.\n")
     saved = {"critic/score/mean": 0.5, "padding/computed_tokens/total": 30}

@@ -10,7 +10,6 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.dry_run import (
     MAX_LINES,
     DryRunError,
-    describe_step,
     excerpt,
     metrics_not_finite,
     run_step,
@@ -71,11 +70,6 @@ def test_a_loss_that_is_no_number_is_wrong_and_a_correlation_is_not():
     unknown = float("nan")
     step = {"training/rollout_actor_probs_pearson_corr": unknown, "actor/pg_loss": unknown}
     assert metrics_not_finite([step]) == ["actor/pg_loss"]
-
-
-def test_a_step_without_a_gradient_says_so():
-    assert "gradients are zero" in describe_step({"actor/grad_norm": 0.0})
-    assert describe_step({"actor/grad_norm": 0.5}) == "actor/grad_norm=0.5"
 
 
 CRITIC = ("algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=4", "critic.enable=true")

@@ -165,13 +165,6 @@ def test_a_value_that_is_no_tensor_leaves_nothing_but_its_type(value, neutral):
     assert made == neutral
 
 
-def test_a_field_that_is_empty_in_some_rows_is_shaped_from_the_others():
-    rows = rows_with(scores=lambda p, r: None, counts=lambda p, r: [])
-    rows[1] |= {"scores": torch.ones(2), "counts": [5, 6]}
-    assert pad_of(rows)["scores"].tolist() == [0.0]
-    assert pad_of(rows)["counts"] == []
-
-
 def test_kinds_between_which_a_pad_makes_no_difference_need_no_choice():
     one_token = [
         row_fields(p, 1, "u") | {"custom": torch.ones(1, dtype=torch.uint8)} for p in (4, 5)

@@ -105,20 +105,6 @@ def test_models_that_keep_rows_apart_pass(family, dtype):
     probe(training_worker(family, dtype, shares=True, **CLEAN[family]), shares=True)
 
 
-class Stages(list):
-    """What Megatron's engine has in place of a model: a list of stages, here of one."""
-
-    def __call__(self, *args, **inputs):
-        return self[0](*args, **inputs)
-
-
-def test_an_engine_with_a_list_of_stages_is_probed_too():
-    family = next(iter(CLEAN))
-    of = training_worker(family, torch.float32, **CLEAN[family])
-    of.engine.module = Stages([of.engine.module])
-    probe(of)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", LEAKING)
 def test_models_that_do_not_are_refused_with_what_to_set(family, dtype):

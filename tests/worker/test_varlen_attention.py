@@ -11,7 +11,7 @@ from torch.nn.attention import varlen
 from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
 from verl_padding.errors import PaddingError
 from verl_padding.worker import varlen_attention
-from verl_padding.worker.varlen_attention import flash_attn_varlen_func, gqa_kwargs
+from verl_padding.worker.varlen_attention import flash_attn_varlen_func
 
 
 def ends_of(lengths):
@@ -60,23 +60,6 @@ def test_outputs_and_gradients_are_those_that_flash_attn_documents(call):
         torch.autograd.grad((out * weights).sum(), arguments[:3]) for out in (found, wanted)
     ]
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("takes", "how"), [("plain", {}), ("told", {"enable_gqa": True}), ("wrong", None), ("no", None)]
-)
-def test_how_the_kernel_takes_grouped_heads_is_tried(takes, how, monkeypatch):
-    def kernel(q, k, v, ends_q, ends_k, max_q, max_k, *, window_size, enable_gqa=False):
-        grouped = q.shape[1] != k.shape[1]
-        if grouped and (takes == "no" or (takes == "told" and not enable_gqa)):
-            raise RuntimeError("heads differ")
-        out = reference(q, k, v, ends_q, ends_k, max_q, max_k, causal=True)
-        return out + 1 if grouped and takes == "wrong" else out
-
-    monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    gqa_kwargs.cache_clear()
-    assert gqa_kwargs(torch.device("cpu")) == how
-    gqa_kwargs.cache_clear()
 
 
 @given(calls(), st.sampled_from([0.0, 0.1]))

@@ -69,13 +69,3 @@ def test_a_job_that_can_run_is_described_and_hints_come_last(job):
     code, output = diagnosed(*job)
     assert code == 0, output
     assert "the job trains without padding" in output
-
-
-def test_a_config_of_ones_own_is_found_as_hydra_finds_it(job, tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "defaults:\n  - ppo_trainer\n  - _self_\ndata: {max_response_length: 99999}\n"
-    )
-    options = ["--config-dir", str(tmp_path), "--config-name", "mine"]
-    result = CliRunner().invoke(app, ["doctor", *options, *job, FLAG])
-    assert result.exit_code == 0
-    assert "max_response_length" in result.output

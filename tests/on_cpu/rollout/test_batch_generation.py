@@ -24,10 +24,6 @@ def model(request, tmp_path_factory):
     return sharpened(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
-of_one_kind = pytest.mark.parametrize("model", ["qwen2"], indirect=True)
-"""For what is the same whatever the model."""
-
-
 def rows_of(model, *, count=17, **settings):
     """Requests of all lengths."""
     rng = Random(1)
@@ -92,15 +88,3 @@ def test_in_float64_company_changes_no_bit_of_a_row(model):
             ]
         )
     assert found == [found[0]] * 3
-
-
-@of_one_kind
-def test_a_row_ends_with_its_stop_token(model):
-    free = Generation([5, 6, 7], 12, seed=3)
-    generate(model, [free])
-    stop = free.token_ids[4]
-
-    stopped = Generation([5, 6, 7], 12, seed=3, stop_ids={stop})
-    generate(model, [stopped])
-
-    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]

@@ -181,12 +181,3 @@ async def test_requests_that_fail_raise_and_later_ones_are_answered(model, serve
     errors = await asyncio.gather(*failing, return_exceptions=True)
     assert all(isinstance(error, IndexError) for error in errors)
     assert (await server.generate([1], PARAMS, "")).token_ids
-
-
-@in_a_loop
-async def test_a_request_that_is_cancelled_leaves_the_others_their_answers(model, server):
-    await server.load_weights(weights(model))
-    cancelled, other = (asyncio.create_task(server.generate([n], PARAMS, str(n))) for n in range(2))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    assert (await other).token_ids
