@@ -2,7 +2,6 @@
 
 import json
 
-
 from benchmarks.guess import points_of
 from tests.support.run_folder import write_run
 

@@ -1,7 +1,5 @@
 """What the benchmark of updates measures, and on which rows."""
 
-
-
 from benchmarks.update_sides import RANKS, tokens_of
 from benchmarks.updates import (
     BUDGET,

@@ -93,8 +93,14 @@ def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monke
         assert ("trust_remote_code=True" in result.stderr) == (name == "trusts")
 
 
-@pytest.mark.parametrize("place", ["path", "hf_config_path", "tokenizer_path"])
-def test_the_doctor_opens_no_model_of_a_critic_that_is_no_folder(place, hostile, monkeypatch):
+@pytest.mark.parametrize(
+    "place",
+    [
+        "actor_rollout_ref.model.tokenizer_path",
+        *(f"critic.model.{name}" for name in ("path", "hf_config_path", "tokenizer_path")),
+    ],
+)
+def test_the_doctor_opens_no_model_that_is_no_folder(place, hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
     checked, check = [], verl.utils.config.validate_config
 
@@ -105,7 +111,7 @@ def test_the_doctor_opens_no_model_of_a_critic_that_is_no_folder(place, hostile,
     monkeypatch.setattr("verl.utils.config.validate_config", noted)
     config = OmegaConf.load(hostile / CONFIG)
     config.algorithm.adv_estimator = "gae"
-    config.critic.model[place] = fetched_by_a_shell(hostile)
+    OmegaConf.update(config, place, fetched_by_a_shell(hostile))
     OmegaConf.save(config, hostile / CONFIG)
     of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
     result_of(hostile, "doctor", *of_config)

@@ -191,7 +191,6 @@ def test_steps_may_be_chosen_and_what_cannot_be_shown_is_refused(run, tmp_path):
 
 WHOLE = json.dumps({"uid": "a_0_0", "input": "?", "output": "!", "score": 1.0}) + "\n"
 BAD_DUMPS = {
-    "a line and a half": WHOLE + WHOLE[:20],
     "pads alone": WHOLE.replace("a_0_0", "pad_0_0"),
     "of another type": WHOLE.replace("1.0", '"1.0"'),
 }

@@ -20,8 +20,6 @@ NO_PASS = (
 SHARING = ("padding.packer=plan", "padding.sharing=on")
 REFUSED = [
     (SKIP, f"{A}.entropy_coeff=1"),
-    (SKIP, f"{A}.entropy_coeff=0.01"),
-    (SKIP, f"{A}.calculate_entropy=true"),
     (SKIP, f"{A}.use_kl_loss=true"),
     (SKIP, "distillation.enabled=true"),
     (SKIP, f"{A}.policy_loss.loss_mode=dro"),
@@ -29,15 +27,12 @@ REFUSED = [
     (*NO_PASS, f"{R}.calculate_log_probs=true"),
     (*NO_PASS, "algorithm.use_kl_in_reward=true"),
     (*NO_PASS, f"{A}.ppo_epochs=2"),
-    (*NO_PASS, f"{A}.ppo_mini_batch_size=2"),
     (*NO_PASS, "padding.strategy=lcm"),
     (*NO_PASS, "algorithm.adv_estimator=optimal_token_baseline"),
     *((*NO_PASS, f"{CORRECTION}.{each}") for each in ("bypass_mode=true", "rollout_is=token")),
-    (*NO_PASS, f"{CORRECTION}.rollout_rs=token_k1"),
     ("padding.sharing=on",),
     (*SHARING, f"{M}.use_remove_padding=false"),
     (*SHARING, f"{A}.use_dynamic_bsz=false", f"{A}.ppo_micro_batch_size_per_gpu=1"),
-    (f"{M}.use_remove_padding=false",),
     (f"{A}.ulysses_sequence_parallel_size=2", f"+{M}.override_config.attn_implementation=eager"),
     (
         "model_engine=megatron",

@@ -193,7 +193,6 @@ NOT_PACKED = (
     [
         ((), "row", "row"),
         (NOT_PACKED, "micro_batch", "micro_batch"),
-        (NOT_PACKED[1:], "row", "micro_batch"),
         ((VEOMNI, *NOT_PACKED), "micro_batch", "micro_batch"),
         ((MEGATRON, *NOT_PACKED), "local_batch", "local_batch"),
         (
@@ -238,10 +237,6 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
             rf"{REF}.megatron.tensor_model_parallel_size=1: differs from critic.megatron.*=2,",
         ),
         (
-            (MEGATRON, f"{CRITIC}.megatron.expert_tensor_parallel_size=2"),
-            rf"{REF}.megatron.expert_tensor_parallel_size=1: differs from critic.megatron.*=2,",
-        ),
-        (
             (VEOMNI, f"{CRITIC}.veomni.ulysses_parallel_size=2"),
             rf"{REF}.veomni.ulysses_parallel_size=1: differs from critic.veomni.ulysses_.*=2,",
         ),
@@ -249,18 +244,10 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
             NOT_PACKED[:1],
             r"actor_rollout_ref.model.use_remove_padding=False: .*padding.packer=plan",
         ),
-        (NOT_PACKED[1:], r"critic.model.use_remove_padding=False: .*padding.packer=plan"),
         (
             (MEGATRON, f"+{ACTOR}.optim.min_lr_ratio=0.1"),
             (
                 rf"{ACTOR}: verl refuses this section \(.*McoreOptimizerConfig.*min_lr_ratio.*\)\."
-                r" Correct it\.$"
-            ),
-        ),
-        (
-            (f"{ACTOR}.loss_agg_mode=nonsense",),
-            (
-                rf"{ACTOR}: verl refuses this section \(.*Invalid loss_agg_mode: nonsense.*\)\."
                 r" Correct it\.$"
             ),
         ),

@@ -142,25 +142,18 @@ KINDS = {
         (f"{A}.ppo_mini_batch_size=4", f"{R}.calculate_log_probs=true"),
         {OLD_LOG_PROBS: [f"{A}.ppo_mini_batch_size=4", f"{R}.calculate_log_probs=True"]},
     ),
-    "gae with a critic": ((f"{ESTIMATOR}=gae",), {}),
     "lora": ((f"{MODEL}.lora_rank=4",), {}),
-    "kl in the loss": ((KL,), {ZERO_ADVANTAGE_ROWS: [f"{A}.use_kl_loss=True"]}),
     "distillation": (
         DISTILLATION,
         {name: ["distillation.enabled=True"] for name in (ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS)},
     ),
     "qwen3_vl": ((), {}),
-    "qwen3_moe": ((), {}),
     "megatron that replays routes": (
         (*MEGATRON, f"{A}.megatron.router_replay.mode=R3"),
         {SHARING: [f"{A}.megatron.router_replay.mode=R3"]},
     ),
     "veomni": (VEOMNI, {}),
     "separate_async": (SEPARATE, {}),
-    "a loss of its own": (
-        (f"{LOSS}.loss_mode=own",),
-        {name: [f"{LOSS}.loss_mode=own"] for name in (ZERO_ADVANTAGE_ROWS, OLD_LOG_PROBS)},
-    ),
 }
 """Kind of job, or of its tiny model -> its overrides; and the savings that are off, each with the
 settings that keep it off."""

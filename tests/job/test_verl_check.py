@@ -67,6 +67,7 @@ def test_a_verl_that_has_changed_is_refused_with_all_that_is_missing(
     assert "install verl==" in message.lower()
 
 
+@pytest.mark.slow
 def test_main_ppo_ends_before_ray_on_a_verl_that_has_changed(tmp_path):
     without_seven_methods(tmp_path, can_run=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "+padding=prompt"]

@@ -23,7 +23,7 @@ from verl_padding.plan.planner import reuses_layout_of
 
 A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
-MEGATRON, MODE, PLAN = "model_engine=megatron", "trainer.v1.trainer_mode", "padding.packer=plan"
+PLAN = "padding.packer=plan"
 SHARING = (PLAN, "padding.sharing=on")
 FIXED = (
     f"{A}.use_dynamic_bsz=false",
@@ -87,7 +87,6 @@ def test_bypass_mode_runs_no_log_prob_pass_but_for_an_own_reference():
     assert list(job_of(*lora).inference) == [LOG_PROB]
 
 
-SHARED = ("padding.packer=plan", "padding.sharing=on")
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 
 
@@ -102,14 +101,14 @@ def test_a_model_whose_rows_cannot_branch_shares_whole_rows_said_once(tmp_path, 
     ):
         caplog.clear()
         config.save_pretrained(tmp_path)
-        reader = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED))
+        reader = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARING))
         assert reader.may_branch == branches
         keeps_states = "linear_attention" in kinds_of_layers(config.to_dict()) and branches
         pieces = reader.planner_job().updates["actor"].min_branch_tokens
         assert pieces == (MIN_BRANCH_TOKENS if keeps_states else 0)
         kind = config.get_text_config().model_type
         assert caplog.text.count(f"model_type={kind}") == (not branches)
-    shared = (*SHARED, f"{MODEL}.path={make_tiny_model('qwen2', tmp_path / 'actor')}")
+    shared = (*SHARING, f"{MODEL}.path={make_tiny_model('qwen2', tmp_path / 'actor')}")
     assert (
         check_job(compose_padded(*shared, GAE, f"critic.model.path={tmp_path}")).may_branch is False
     )
@@ -123,7 +122,7 @@ ULYSSES = (
 
 def test_linear_attention_over_ulysses_ranks_is_verls_or_refused(tmp_path):
     transformers.Qwen3_5Config(text_config=HYBRID).save_pretrained(tmp_path)
-    assert not check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED, *ULYSSES)).may_branch
+    assert not check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARING, *ULYSSES)).may_branch
     for config in (
         transformers.Qwen3NextConfig(**HYBRID),
         transformers.Qwen3_5TextConfig(**HYBRID),

@@ -76,18 +76,12 @@ CRITIC = ("algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=4", "critic
 JOBS = {
     "gae": CRITIC,
     "stock verl": ("~padding",),
-    "lora": (
-        "actor_rollout_ref.model.lora_rank=4",
-        "actor_rollout_ref.model.lora.merge=true",
-        "actor_rollout_ref.model.target_modules=all-linear",
-    ),
     "tools": (),
     "separate_async": (
         "trainer.v1.trainer_mode=separate_async",
         "trainer.v1.separate_async.parameter_sync_step=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     ),
-    "validation": ("trainer.test_freq=5", "actor_rollout_ref.actor.use_kl_loss=true"),
     "qwen3_vl": (),
 }
 

@@ -1,6 +1,5 @@
 """Even groups of prompts."""
 
-
 from verl_padding.plan.mini_batches import even_groups
 
 

@@ -1,6 +1,5 @@
 """What rows that begin alike share, beside the rows themselves."""
 
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -97,7 +97,6 @@ def test_a_row_continues_the_beginning_that_its_agent_loop_names():
 @pytest.mark.parametrize(
     ("extends", "dropped", "expected"),
     [
-        pytest.param({"p0_0_2": 1}, [], [None, None, 1, None, 3], id="another session is searched"),
         pytest.param(
             {"p0_0_1": np.int64(0), "p0_1_1": None},
             [],

@@ -24,7 +24,6 @@ from verl_padding.worker.plan_packer import follow_plan
 
 CHAIN = [[5, 6, 7], [9, 9], [5, 6, 7, 8, 5], [5, 6, 7, 8, 5, 6], [5, 6, 9, 9]]
 """Rows 0, 2 and 3 are a chain; 1 and 4 are alone."""
-VALUES = [[id + 0.5 for id in row] for row in CHAIN]
 
 
 @pytest.mark.parametrize("branches", [False, True])
@@ -110,10 +109,6 @@ def outputs_of(engine, micro_batch, output=1.0):
     return engine.prepare_model_outputs(
         output=output, output_args=output_args, micro_batch=micro_batch, logits_processor_func=None
     )
-
-
-def values_of(outputs):
-    return [row.tolist() for row in outputs["values"].unbind()]
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,11 @@ from verl.utils.metric import AggregationType
 from tests.support.losses_on_rows import (
     PAD,
     Rows,
-    critic_loss,
     nested,
     policy_loss,
 )
 from verl_padding.prefix_sharing.prefix_trie import TRIE, build_trie
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY, RealRowsLoss
-
-LOSSES = {"log_probs": policy_loss, "values": critic_loss}
-"""Model output -> verl's loss on it."""
 
 
 def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient():

@@ -74,7 +74,6 @@ def test_a_model_gives_packed_rows_the_outputs_and_gradients_of_sdpa(kind, monke
     assert rows == LENGTHS * 2, "pairs of tokens of two rows are computed"
 
 
-EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
 KEPT = {
     "an attention of its own": DiffLlamaConfig(**SIZES),
     "a soft cap": Gemma2Config(**SIZES),

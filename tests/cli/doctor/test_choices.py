@@ -10,11 +10,8 @@ from tests.support.doctored_job import LOOP, LOOPS, TURNS, A, mistakes
     ({"algorithm.adv_estimator": "grpoo"}, "grpo"),
     ({f"{A}.policy_loss.loss_mode": "vanila"}, "vanilla"),
     ({f"{A}.kl_loss_type": "low_var"}, "low_var_kl?"),
-    ({"algorithm.kl_ctrl.type": "fix"}, "fixed"),
-    ({"reward.reward_manager.name": "naiv"}, "naive"),
     ({"actor_rollout_ref.rollout.name": "vlm"}, "vllm"),
     ({f"{TURNS}.format": "hermess"}, "hermes"),
-    ({"trainer.logger": ["consol"]}, "console"),
     ({"trainer.resume_mode": "resum"}, "resume_path"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):

@@ -7,7 +7,6 @@ import sys
 from importlib.metadata import requires
 from io import StringIO
 
-import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 from typer.testing import CliRunner
@@ -36,27 +35,17 @@ def test_versions_and_plug_in_are_shown_where_all_is_well():
         assert shown in result.output
 
 
-@pytest.mark.parametrize(
-    ("before", "failed"),
-    [
-        ("import sys; sys.modules['verl_padding.job.verl_job'] = None", "trainers"),
-        pytest.param(
-            "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'",
-            "VERL_USE_EXTERNAL_PLUGINS",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_broken_plug_in_is_shown_with_what_failed_in_a_padded_job_too(before, failed):
+def test_a_broken_plug_in_is_shown_with_what_failed_in_a_padded_job_too():
     code = (
-        f"{before}\nimport sys; from verl_padding.cli.app import app; sys.argv = ['doctor',"
-        f" 'doctor', {FLAG!r}]; app()"
+        "import sys; sys.modules['verl_padding.job.verl_job'] = None\n"
+        "from verl_padding.cli.app import app\n"
+        f"app(['doctor', {FLAG!r}])"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    assert re.search(rf"wrong +{failed}", ended.stdout), ended.stdout
+    assert re.search("wrong +trainers", ended.stdout), ended.stdout
 
 
 def test_a_job_that_can_run_is_described_and_hints_come_last(job):
