@@ -1,7 +1,5 @@
 """Whether a run has learned: its goal, reached and held."""
 
-import math
-
 import pytest
 
 from benchmarks.runs import Goal, Learning
@@ -26,11 +24,3 @@ def test_a_run_has_learned_if_it_reached_its_goal_and_never_lost_it(
 ):
     learning = Learning(rewards, GOAL)
     assert (learning.learned, learning.reached, learning.lowest) == (learned, reached, lowest)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_reward_that_is_not_known_makes_an_unknown_verdict(place):
-    rewards = [0.9, 0.9, 0.9]
-    rewards[place] = math.nan
-    learning = Learning(rewards, Goal(reward=0.5, floor=0.4, steps=3))
-    assert learning.learned is None

@@ -200,10 +200,3 @@ def test_rows_that_are_not_packed_are_not_probed():
     config.infer_micro_batch_size_per_gpu = 2
     with pytest.raises(PaddingConfigError, match="bloom"):
         probe(of)
-
-
-def test_a_rank_whose_outputs_another_rank_has_takes_part_in_each_pass():
-    of = training_worker("llama", torch.float32)
-    infer_batch = of.infer_batch
-    of.infer_batch = lambda data: (infer_batch(data), None)[1]
-    probe(of)

@@ -13,7 +13,6 @@ from verl_padding.worker import log_probs
 from verl_padding.worker.log_probs import (
     cross_entropy_loss,
     entropy_from_logits,
-    install,
     use_chunks,
 )
 from verl_padding.worker.varlen_attention import HALF
@@ -106,14 +105,6 @@ def test_verl_takes_them_where_it_has_no_kernel(kernel):
     use_chunks(module)
     assert (module.entropy_from_logits is entropy_from_logits) == (kernel is None)
     assert hasattr(module, "cross_entropy_loss") == (kernel is None)
-
-
-@pytest.mark.parametrize("in_chunks", [False, True])
-def test_an_engine_that_has_started_takes_them_unless_verls_are_chunked(in_chunks):
-    config = SimpleNamespace(entropy_from_logits_with_chunking=in_chunks)
-    engine = SimpleNamespace(engine_config=config, compute_entropy_from_logits=None)
-    install(engine)
-    assert engine.compute_entropy_from_logits is (None if in_chunks else entropy_from_logits)
 
 
 @pytest.mark.parametrize("words", [152_000])

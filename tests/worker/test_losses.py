@@ -31,18 +31,6 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient():
     loss.backward()
 
 
-def test_the_first_mini_batch_reports_its_loss_if_no_row_trains():
-    rows = Rows()
-    output, data = rows.micro_batch(
-        [PAD, PAD], [], "log_probs", dp_size=2, real_rows=5, reporting_ranks=0
-    )
-    _, metrics = RealRowsLoss(policy_loss("token-mean"))(model_output=output, data=data)
-    reported = {
-        name: sum(metric.values) for name, metric in metrics.items() if name.startswith("actor/")
-    }
-    assert reported == {"actor/pg_loss": 0.0}
-
-
 @pytest.mark.parametrize(
     ("held", "shared", "tokens"),
     [
