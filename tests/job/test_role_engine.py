@@ -224,9 +224,6 @@ def test_an_interleaved_schedule_takes_megatrons_groups_of_micro_batches(overrid
     group = f"+{of_model}.microbatch_group_size_per_vp_stage={override}"
     fields = engine_of("actor", MEGATRON, *overrides, group).pass_fields(2, training=True)
     assert (fields["micro_batch_multiple"], fields["has_pipeline"]) == (multiple, True)
-    one = [f"{role}.megatron.virtual_pipeline_model_parallel_size=1" for role in (ACTOR, CRITIC)]
-    fields = engine_of("actor", MEGATRON, *overrides, *one).pass_fields(2, training=True)
-    assert fields["micro_batch_multiple"] == 1
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,6 @@ def test_a_model_whose_rows_cannot_branch_shares_whole_rows_said_once(tmp_path, 
     for config, branches in (
         (transformers.Qwen2Config(), True),
         (transformers.Qwen3NextConfig(**HYBRID), True),
-        (transformers.Qwen3_5TextConfig(**HYBRID), True),
         (transformers.Qwen3_5Config(text_config=HYBRID), True),
         (transformers.OlmoHybridConfig(**HYBRID), False),
         (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv"] * 2), False),

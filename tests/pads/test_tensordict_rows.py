@@ -96,18 +96,14 @@ def marked(is_padding):
 
 REFUSED = {
     "no prompt token": (lambda: without(), {"length": 1}, "^length=1: "),
-    "no token": (lambda: without(), {"length": 0}, "^length=0: "),
     "multiple": (lambda: without(), {"multiple": 0}, "^multiple=0: "),
     "half a multiple": (lambda: without(), {"multiple": 2.5}, "^multiple=2.5: "),
-    "a text as multiple": (lambda: without(), {"multiple": "8"}, "^multiple='8': "),
     "no token of the end": (lambda: without(), {"eos_token_id": None}, "^eos_token_id=None: "),
     "a token beyond all numbers": (
         lambda: without(),
         {"eos_token_id": 2**70},
         f"^eos_token_id={2**70}: ",
     ),
-    "formats without names": (lambda: without(), {"fields": ["a"]}, r"^fields=\['a'\]"),
-    "half a token": (lambda: without(), {"length": 2.5}, "^length=2.5: "),
     "a kind's name": (lambda: without(), {"fields": {"x": "response"}}, r"^fields\['x'\]="),
     "two marks a row": (lambda: marked(torch.zeros(5, 2)), {}, "^field 'is_padding'"),
     "marks of no truth": (lambda: marked(NonTensorStack(*"abcde")), {}, "^field 'is_padding'"),
