@@ -42,7 +42,6 @@ def of_both(strategy, *settings):
 JOBS = {
     "fsdp": (),
     "the role's Ulysses size alone": (f"{ACTOR}.{ROLE}=2", f"{CRITIC}.{ROLE}=4"),
-    "the engine's Ulysses size alone": (f"{ACTOR}.{FSDP}=2", f"{CRITIC}.fsdp.{ROLE}=4"),
     "both": (
         f"{ACTOR}.{ROLE}=2",
         f"{ACTOR}.{FSDP}=4",
