@@ -29,6 +29,10 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.record.run_files import CONFIG
 
 
+def planned(hostile, *options):
+    return result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET, *options)
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "steps"])
 def test_the_config_of_a_run_is_data_and_is_named(name, hostile, tmp_path):
     result = result_of(hostile, "plan", "--json", hostile / name, *BUDGET)
@@ -47,12 +51,12 @@ def test_what_a_command_line_trusts_is_run(hostile, job):
 
 def test_classes_of_a_run_are_those_of_verl(hostile, job):
     path = f"actor_rollout_ref.model.path={hostile / 'model'}"
-    plain = result_of(hostile, "plan", "--json", hostile / "rows.jsonl", *BUDGET)
+    plain = planned(hostile, "--json")
     places = ("actor_rollout_ref__actor__optim__betas", "actor_rollout_ref__actor__more")
     targets = {place: [target(hostile)] for place in places}
     targets["actor_rollout_ref__actor___target_"] = "logging.FileHandler"
     write_config(hostile, job, path, **targets, hydra__searchpath=["pkg://flash_attn"])
-    result = result_of(hostile, "plan", "--json", hostile / "rows.jsonl", *BUDGET)
+    result = planned(hostile, "--json")
     assert json.loads(result.stdout)["steps"] == json.loads(plain.stdout)["steps"]
 
 
@@ -72,7 +76,7 @@ def test_a_runs_config_resolves_to_nothing_that_acts(value, place, hostile, job)
     config = OmegaConf.load(path)
     OmegaConf.update(config, place.replace("__", "."), made, force_add=True)
     OmegaConf.save(config, path)
-    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+    result = planned(hostile)
     assert result.exit_code == 1
     (line,) = result.stderr.splitlines()
     assert str(path) in line
@@ -91,7 +95,7 @@ def test_the_engine_of_a_run_is_no_file_of_it(hostile, job):
     config = OmegaConf.load(path := write_config(hostile, job, model_engine=evil))
     del config.actor_rollout_ref.actor.optim.override_optimizer_config
     OmegaConf.save(config, path)
-    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+    result = planned(hostile)
     assert result.exit_code == 1
     assert "model_engine" in result.stderr
 
@@ -99,7 +103,7 @@ def test_the_engine_of_a_run_is_no_file_of_it(hostile, job):
 def test_the_models_of_a_run_are_folders_or_are_not_opened(hostile, job):
     of_critic = {"path": str(hostile / "model"), "hf_config_path": fetched_by_a_shell(hostile)}
     write_config(hostile, job, critic__model=of_critic, algorithm__adv_estimator="gae")
-    assert result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET).exit_code == 0
+    assert planned(hostile).exit_code == 0
 
 
 def test_a_run_has_verls_classes_in_verls_places_alone(hostile, job):
@@ -108,7 +112,7 @@ def test_a_run_has_verls_classes_in_verls_places_alone(hostile, job):
     config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
     config.actor_rollout_ref.actor.optim.betas = ["${actor_rollout_ref.model}"]
     OmegaConf.save(config, path)
-    result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+    result = planned(hostile)
     assert result.exit_code == 1
     assert "betas" in result.stderr
 
@@ -131,7 +135,7 @@ ODD = {
 def test_a_run_whose_config_is_none_is_refused_in_a_line(hostile):
     for odd, text in ODD.items():
         (hostile / CONFIG).write_text(text.replace("TAKEN", str(hostile.parent / TAKEN)))
-        result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+        result = planned(hostile)
         assert result.exit_code == 1, odd
         (line,) = result.stderr.splitlines()
         assert line.startswith(str(hostile / CONFIG)), odd
@@ -141,7 +145,7 @@ def test_links_without_an_end_are_refused(hostile):
     for name in ("model/config.json", "rows.jsonl"):
         (hostile / name).rename(hostile / "kept")
         (hostile / name).symlink_to("/dev/zero")
-        result = result_of(hostile, "plan", hostile / "rows.jsonl", *BUDGET)
+        result = planned(hostile)
         (hostile / "kept").replace(hostile / name)
         assert result.exit_code == 1
         assert name.rpartition("/")[2] in result.stderr
