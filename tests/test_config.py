@@ -2,28 +2,10 @@
 and the choices."""
 
 import pytest
-from omegaconf import OmegaConf
 
 from verl_padding.config import PaddingConfig
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.plan import STRATEGIES
-
-
-def test_no_section_means_the_defaults():
-    assert PaddingConfig.from_section(None) == PaddingConfig()
-
-
-def test_a_section_of_hydra_is_read():
-    section = OmegaConf.create(
-        {"strategy": "lcm", "denominator": "nominal", "seed": 3, "pad_length": 8}
-    )
-    config = PaddingConfig.from_section(section)
-    assert (config.strategy, config.denominator, config.seed, config.pad_length) == (
-        "lcm",
-        "nominal",
-        3,
-        8,
-    )
 
 
 @pytest.mark.parametrize(

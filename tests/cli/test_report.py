@@ -150,13 +150,6 @@ def test_runs_lie_side_by_side_a_stock_one_by_its_rule(run, tmp_path):
     assert curves["padding/pad_rows/total"] == {str(run): [[1, 0]], str(stock): [[1, 1], [2, 4]]}
     assert curves["padding/actor/optimizer_steps/total"][str(stock)] == [[1, 1], [2, 2]]
     assert curves["actor/grad_norm"][str(stock)] == [[1, 0.1], [2, 0.2]]
-    again = tmp_path / "again"
-    write_steps([step_of(ROWS)], again / "steps" / "1.jsonl")
-    lines = parsed(report(run, str(again))).lines
-    assert [line[:2] for line in lines if len(line) > 1] == [
-        *([str(run), f"Step {step}"] for step in (1, 2, 3)),
-        [str(again), "Step 1"],
-    ]
 
 
 def test_texts_are_cut_and_shown_where_they_branch(run):

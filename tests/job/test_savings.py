@@ -16,8 +16,7 @@ import verl_padding
 from tests.support.verl_config import DYNAMIC, compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job import metric_names as names
-from verl_padding.job import savings, verl_check
+from verl_padding.job import verl_check
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.savings import OLD_LOG_PROBS, SAVINGS, SHARING, ZERO_ADVANTAGE_ROWS
 from verl_padding.job.verl_facts import FACTS
@@ -217,15 +216,3 @@ def test_these_jobs_meet_every_incompatibility_that_a_config_can_show(met, monke
     assert not fast.__wrapped__().savings.is_on("packer")
     assert len(calls) >= 10, "no call is found"
     assert calls <= met, calls - met
-
-
-def test_the_last_line_of_a_run_names_the_savings_that_saved_tokens():
-    run = {names.ALL_COMPUTED_TOKENS: 1000.0}
-    assert not savings.saved_line(run)
-    shared, zero_advantage, passes = names.SAVED_TOKENS
-    run |= {zero_advantage: 1500.0, names.DROPPED_ROWS.format(update="actor"): 3.0}
-    assert savings.saved_line(run) == "saved 1,500 of 2,500 tokens (60%): 1,500 in 3 skipped rows"
-    run |= {shared: 500.0, passes: 2000.0, names.SAVED_PASSES: 2.0}
-    assert savings.saved_line(run).endswith(
-        ": 500 shared, 1,500 in 3 skipped rows, 2,000 in 2 skipped passes"
-    )

@@ -1,7 +1,6 @@
 """Layouts whose rows, pads and orders are known."""
 
 from tests.support.plan_oracles import layout_of_local_batches
-from verl_padding.plan import Layout
 
 
 def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
@@ -12,16 +11,3 @@ def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
     assert layout.local_batch_rows_M == (2, 1)
     assert layout.real_rows_M == (3, 2)
     assert layout.n_pads == 1
-
-
-def test_a_pass_has_the_updates_micro_batches_and_then_other_rows():
-    update = Layout(
-        n_rows=6,
-        rows_MDK=((((0, 1),), ((2, 6),)), (((3,),), ((7,),))),
-        dropped=((4, 5), ()),
-    )
-    taken = update.flatten_for_pass()
-    assert taken.rows_MDK == ((((0, 1), (3,)), ((2, 6), (7,))),)
-    both = taken.concat(Layout(n_rows=6, rows_MDK=((((4,), (5,)), ((6,), (7,))),)))
-    assert both.rows_MDK == ((((0, 1), (3,), (4,), (5,)), ((2, 6), (7,), (8,), (9,))),)
-    assert (both.n_pads, both.dropped) == (4, ())

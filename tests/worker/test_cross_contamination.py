@@ -37,7 +37,6 @@ CLEAN = {
 }
 LINEAR = {"num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 16, "value_head_dim": 16}
 LEAKING = {
-    "mamba": {"state_size": 8},
     "lfm2": {"block_ff_dim": 128, "full_attn_idxs": [1]},
     "qwen3_next": EXPERTS
     | {f"linear_{name}": size for name, size in LINEAR.items()}
@@ -84,7 +83,7 @@ def training_worker(family: str, dtype: torch.dtype, shares: bool = False, **set
     return Trainee(model.to(dtype).eval(), shares)
 
 
-EAGER = {"gpt_oss", "bloom", "mamba"}
+EAGER = {"gpt_oss", "bloom"}
 
 
 def probe(of: Trainee, shares: bool = False, passes: int | None = None, multiple: int = 1) -> bool:

@@ -21,10 +21,3 @@ def test_a_micro_batch_of_pads_gives_a_zero_with_a_gradient():
     assert loss.requires_grad
     assert list(metrics) == [MICRO_BATCHES]
     loss.backward()
-
-
-def test_top_k_distillation_is_asked_for_its_token_values_first():
-    seen = {}
-    RealRowsLoss(lambda **kwargs: seen.update(kwargs))(student_logits="logits", data="data")
-    assert seen["student_logits"] == "logits"
-    assert seen["data"] == "data"
