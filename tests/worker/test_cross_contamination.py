@@ -5,7 +5,6 @@ verl's own engine packs the rows and reads the outputs; only its start, which ne
 is not verl's.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from verl.utils import tensordict_utils as tu
 
 from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
-from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
 from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
 from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
@@ -123,28 +121,6 @@ def test_linear_attention_that_takes_rows_one_by_one_passes(family, dtype):
         of = training_worker(family, dtype, shares=True, **HYBRIDS[family])
         packed_attention.pack_rows(of.engine)
         assert probe(of, shares=shares)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_linear_attention_that_loses_a_state_may_not_branch(dtype, monkeypatch):
-    of = training_worker("qwen3_5_text", dtype, shares=True, **QWEN3_5)
-    of.engine.keep_rows_apart()
-    with torch.no_grad():
-        for name, weight in of.engine.module.named_parameters():
-            if name.endswith("A_log"):
-                weight.uniform_(-4, 0)  # so that a state lasts
-            elif weight.dim() > 1:
-                weight.mul_(3)
-    assert probe(of, shares=True)
-    cut = prefix_linear_attention.cut_pieces
-
-    def without_parents(*of_trie):
-        pieces = cut(*of_trie)
-        return replace(pieces, levels=[replace(each, parents=None) for each in pieces.levels])
-
-    monkeypatch.setattr(prefix_linear_attention, "cut_pieces", without_parents)
-    of.passes = 0
-    assert not probe(of, shares=True)
 
 
 def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
