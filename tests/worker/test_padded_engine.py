@@ -99,15 +99,24 @@ def test_mini_batches_that_are_not_cut_as_planned_are_refused(local_batch_rows_M
 REGISTRY = """
 import os
 import sys
-from verl.workers.engine import BaseEngine, EngineRegistry
-def show():
-    for model_type in ("language_model", "value_model"):
-        for backend in ("fsdp", "fsdp2"):
-            engine = EngineRegistry.get_engine_cls(model_type, backend)
-            print(*(each.__name__ for each in engine.__mro__))
-show()
-os.environ["VERL_ENGINE_VENDOR"] = sys.argv[1]
-show()
+if sys.argv[1:]:
+    os.environ["VERL_ENGINE_VENDOR"] = sys.argv[1]
+from verl.workers.engine import EngineRegistry
+for model_type in ("language_model", "value_model"):
+    for backend in ("fsdp", "fsdp2"):
+        engine = EngineRegistry.get_engine_cls(model_type, backend)
+        print(*(each.__name__ for each in engine.__mro__))
+"""
+
+
+def test_without_the_variable_verls_registry_has_nothing_of_ours():
+    engines = run_fresh(REGISTRY, platform="cpu").stdout.splitlines()
+    assert len(engines) == 4
+    assert not [engine for engine in engines if "Padded" in engine or "Sharing" in engine]
+
+
+OWN_ENGINE = """
+from verl.workers.engine import BaseEngine
 from verl_padding.worker.padded_engine import register_padded_engines
 @EngineRegistry.register("language_model", "own", "cpu")
 class Own(BaseEngine): ...
@@ -117,12 +126,11 @@ print(EngineRegistry.get_engine_cls("language_model", "own").__name__)
 """
 
 
-def test_by_a_variable_each_engine_of_verl_is_a_padded_one_and_by_a_call_a_users():
-    ran = run_fresh(REGISTRY, VENDOR, platform="cpu")
+def test_with_it_each_engine_of_verl_is_a_padded_one_and_by_a_call_a_users():
+    ran = run_fresh(REGISTRY + OWN_ENGINE, VENDOR, platform="cpu")
     *engines, own, of_call = ran.stdout.splitlines()
-    assert len(engines) == 8
-    assert not [each for each in engines[:4] if "Padded" in each or "Sharing" in each]
-    for engine in engines[4:]:
+    assert len(engines) == 4
+    for engine in engines:
         first, *behind = engine.split()
         assert first == f"Padded{behind[2]}"
         assert behind[:2] == ["SharingEngine", "PaddedEngine"]
