@@ -52,9 +52,10 @@ def test_what_a_command_line_trusts_is_run(hostile, job):
 def test_classes_of_a_run_are_those_of_verl(hostile, job):
     path = f"actor_rollout_ref.model.path={hostile / 'model'}"
     plain = planned(hostile, "--json")
-    places = ("actor_rollout_ref__actor__optim__betas", "actor_rollout_ref__actor__more")
-    targets = {place: [target(hostile)] for place in places}
-    targets["actor_rollout_ref__actor___target_"] = "logging.FileHandler"
+    for place in ("actor_rollout_ref__actor__optim__betas", "actor_rollout_ref__actor__more"):
+        write_config(hostile, job, path, **{place: [target(hostile)]})
+        planned(hostile)
+    targets = {"actor_rollout_ref__actor___target_": "logging.FileHandler"}
     write_config(hostile, job, path, **targets, hydra__searchpath=["pkg://flash_attn"])
     result = planned(hostile, "--json")
     assert json.loads(result.stdout)["steps"] == json.loads(plain.stdout)["steps"]
