@@ -11,7 +11,6 @@ from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
 PLAN_PACKER = ("--", "+padding=prompt", "padding.packer=plan")
-PLANNED = (*SHAPE, *PLAN_PACKER)
 
 
 def write_lines(path, lines):

@@ -3,12 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
-from omegaconf import OmegaConf
-
 from tests.cli.test_plan import (
     PLAN_PACKER,
-    SHAPE,
     SHARED,
     SHARING,
     plan_of,
@@ -18,8 +14,6 @@ from tests.cli.test_plan import (
 )
 from tests.record.test_step_file import made_step
 from tests.support.written_pages import parsed
-from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.record.run_files import CONFIG
 from verl_padding.record.step_file import write_steps
 
 ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
@@ -65,22 +59,6 @@ def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
     assert {"actor", "log_prob"} <= parsed(page).packed["step-1"]["charts"].keys()
 
 
-def test_a_file_in_the_folder_of_a_run_is_planned_as_its_job(job, tmp_path):
-    file = tmp_path / "run" / "steps" / "3.jsonl"
-    file.parent.mkdir(parents=True)
-    write_lines(file, ROWS)
-    of_job = (*job, "+padding=rows", "trainer.n_gpus_per_node=4")
-    config = tmp_path / "run" / CONFIG
-    config.parent.mkdir(parents=True)
-    OmegaConf.save(compose_job(JobArguments(overrides=of_job)), config)
-    budget = ("--budget", 100)
-    shown = plan_of(file, *budget)
-    assert (len(shown["steps"]), len(shown["steps"][0]["ranks"])) == (8, 4)
-    assert shown["strategy"] == "rows"
-    by_plan = plan_of(file, *budget, "--", "padding.packer=plan")
-    assert (by_plan["strategy"], by_plan["packer"]) == ("rows", "plan")
-
-
 def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
     for arguments, cause in (
         (job, "Add +padding=fast"),
@@ -88,15 +66,3 @@ def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
         ([*job, "+padding=prompt", "padding.strategy=x"], "padding.strategy='x'"),
     ):
         assert cause in refused(path, "--", *arguments)
-
-
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_the_page_has_the_bars_of_the_plan_and_of_stock_verl(packer, path, rows, tmp_path):
-    page, shape = tmp_path / "plan.html", (*SHAPE, "--dp", 2, "--", f"padding.packer={packer}")
-    assert run("--compare", "--page", page, path, *shape).exit_code == 0
-    charts = parsed(page).packed["step-1"]["charts"]
-    assert {"actor", "verl", "plan"} <= charts.keys()
-    for chart in map(charts.get, ("actor", "verl", "plan")):
-        assert sorted(row for bar in chart["bars"] for row in bar[6]) == list(range(len(rows)))
-    for _, _, micro_batch, *_ in charts["actor"]["bars"]:
-        assert (micro_batch is None) == (packer == "verl")

@@ -150,13 +150,6 @@ def test_runs_lie_side_by_side_a_stock_one_by_its_rule(run, tmp_path):
     assert curves["padding/pad_rows/total"] == {str(run): [[1, 0]], str(stock): [[1, 1], [2, 4]]}
     assert curves["padding/actor/optimizer_steps/total"][str(stock)] == [[1, 1], [2, 2]]
     assert curves["actor/grad_norm"][str(stock)] == [[1, 0.1], [2, 0.2]]
-    again = tmp_path / "again"
-    write_steps([step_of(ROWS)], again / "steps" / "1.jsonl")
-    lines = parsed(report(run, str(again))).lines
-    assert [line[:2] for line in lines if len(line) > 1] == [
-        *([str(run), f"Step {step}"] for step in (1, 2, 3)),
-        [str(again), "Step 1"],
-    ]
 
 
 def test_texts_are_cut_and_shown_where_they_branch(run):
@@ -188,7 +181,6 @@ def test_steps_may_be_chosen_and_a_folder_of_no_run_is_refused(run, tmp_path):
 
 WHOLE = json.dumps({"uid": "a_0_0", "input": "?", "output": "!", "score": 1.0}) + "\n"
 BAD_DUMPS = {
-    "a line and a half": WHOLE + WHOLE[:20],
     "pads alone": WHOLE.replace("a_0_0", "pad_0_0"),
     "of another type": WHOLE.replace("1.0", '"1.0"'),
 }
@@ -205,17 +197,6 @@ def test_a_dump_that_cannot_be_read_is_named_and_left_out(text, run):
     note = said[0]
     assert note.startswith(f"Left out: {run / 'rollouts' / '3.jsonl'}")
     assert note in page.notes
-
-
-def test_a_record_that_cannot_be_read_is_named_and_left_out(run):
-    lines = (run / "steps" / "1.jsonl").read_text().splitlines(keepends=True)
-    for text in ("", lines[0] + lines[1][:9]):
-        (run / "steps" / "1.jsonl").write_text(text)
-        page, said = report_and_notes(run)
-        assert page.packed["step-1"]["name"] == "Step 2"
-        assert [
-            note.split(": ")[1].split(",")[0] for note in said if note.startswith("Left out")
-        ] == [f"{run}/steps/1.jsonl"]
 
 
 def test_the_savings_of_a_run_and_what_they_saved_are_told(run):

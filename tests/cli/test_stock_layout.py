@@ -3,7 +3,7 @@
 from tests.cli.test_plan import PLAN_PACKER, SHAPE, plan_of, refused, run
 
 
-def test_verls_own_layout_stands_beside_the_plan(path, rows):
+def test_verls_own_layout_stands_beside_the_plan(path, rows, tmp_path):
     shape = ("--dp", 2, "--mini-batch", 3, "--n", 2, "--budget", 1000, "--compare", *PLAN_PACKER)
     verl, plan = plan_of(path, *shape)["comparison"].values()
     padded = -(-len(rows) // 6) * 6  # lcm(dp 2, 3 prompts x 2)

@@ -12,7 +12,6 @@ from verl_padding.job.misspelt_flag import refuse_misspelt_flag
     [
         ("+paddng=fast", r"\+padding=fast"),
         ("+Padding=rows", r"\+padding=rows"),
-        ("+paddign=prompt", r"\+padding=prompt"),
         ("+paddding.strategy=rows", "padding"),
     ],
 )

@@ -20,8 +20,8 @@ from verl_padding.cli.doctor import installation
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import verl_check
-from verl_padding.job.verl_check import check_verl, untried_verl
-from verl_padding.job.verl_facts import BASE, ENGINES, FACTS, FILTER, REPLAY
+from verl_padding.job.verl_check import untried_verl
+from verl_padding.job.verl_facts import BASE, ENGINES, FILTER, REPLAY
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def test_a_verl_that_has_changed_is_refused_with_all_that_is_missing(
     assert "install verl==" in message.lower()
 
 
+@pytest.mark.slow
 def test_main_ppo_ends_before_ray_on_a_verl_that_has_changed(tmp_path):
     without_seven_methods(tmp_path, can_run=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "+padding=prompt"]

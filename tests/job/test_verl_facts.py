@@ -8,10 +8,10 @@ import sys
 import pytest
 from verl.trainer.ppo.v1 import PPOTrainer
 
-from tests.support.changed_verl import copy_of_verl, rename
+from tests.support.changed_verl import rename
 from verl_padding.driver.mixin import PaddedTrainer
 from verl_padding.driver.receipts import METHODS, REFERENCE
-from verl_padding.job.verl_facts import BASE, FACTS, OVERRIDDEN
+from verl_padding.job.verl_facts import FACTS, OVERRIDDEN
 from verl_padding.job.verl_source import VerlSource, installed_verl
 
 NEW = "_by_another_name"
@@ -38,13 +38,6 @@ def test_each_method_that_the_padded_trainers_override_has_a_fact():
     ours = {name for name in vars(PaddedTrainer) if name in vars(PPOTrainer) and name[:2] != "__"}
     assert ours - {"fit"} == overriding == OVERRIDDEN.keys() - {REFERENCE}
     assert set(METHODS) == OVERRIDDEN.keys() - {"_setup"} | {"fit"}
-
-
-def test_an_unchanged_copy_of_verl_has_all_facts(tmp_path):
-    verl = copy_of_verl(tmp_path)
-    assert [fact.what_is_missing(verl) for fact in FACTS] == [""] * len(FACTS)
-    assert verl.version == installed_verl().version
-    assert (verl.root / BASE).is_file()
 
 
 def test_facts_take_at_most_2_cpu_seconds_and_import_neither_torch_nor_verl():

@@ -22,7 +22,7 @@ from verl_padding.plan.planner import reuses_layout_of
 
 A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
-MEGATRON, MODE, PLAN = "model_engine=megatron", "trainer.v1.trainer_mode", "padding.packer=plan"
+PLAN = "padding.packer=plan"
 SHARING = (PLAN, "padding.sharing=on")
 FIXED = (
     f"{A}.use_dynamic_bsz=false",
@@ -86,7 +86,6 @@ def test_bypass_mode_runs_no_log_prob_pass_but_for_an_own_reference():
     assert list(job_of(*lora).inference) == [LOG_PROB]
 
 
-SHARED = ("padding.packer=plan", "padding.sharing=on")
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 
 
@@ -97,13 +96,13 @@ def test_rows_that_branch_in_a_model_with_states_take_more_tokens(tmp_path):
         (transformers.Qwen3_5Config(text_config=HYBRID), True),
     ):
         config.save_pretrained(tmp_path)
-        job = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED))
+        job = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARING))
         tokens = job.planner_job().updates["actor"].min_branch_tokens
         assert tokens == (MIN_BRANCH_TOKENS if keeps_states else 1)
 
 
 def test_why_rows_that_branch_may_not_share_is_said_once(caplog):
-    job = check_job(compose_padded(*SHARED))
+    job = check_job(compose_padded(*SHARING))
     for _ in range(2):
         job.forbid_branches("they mix")
     assert not job.planner_job().may_branch
@@ -119,7 +118,7 @@ ULYSSES = (
 
 def test_linear_attention_over_ulysses_ranks_is_verls_or_refused(tmp_path):
     transformers.Qwen3_5Config(text_config=HYBRID).save_pretrained(tmp_path)
-    check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED, *ULYSSES))
+    check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARING, *ULYSSES))
     for config in (
         transformers.Qwen3NextConfig(**HYBRID),
         transformers.Qwen3_5TextConfig(**HYBRID),

@@ -42,17 +42,6 @@ def test_the_example_of_each_verb_runs_as_it_is_printed(verb):
     assert [(result.failed, result.attempted > 0) for result in results] == [(0, True)]
 
 
-def test_pads_are_refused_in_a_batch_that_has_some_and_nothing_is_put():
-    batch = put_rows([(5, 3), (7, 2)])
-    padded = upsample(batch, 3)
-    content = queue_content()
-    with pytest.raises(PaddingDataError, match="tagged is_padding"):
-        upsample(padded, 2)
-    with pytest.raises(ValueError, match="multiple=0"):
-        upsample(batch, 0)
-    assert queue_content() == content
-
-
 @pytest.fixture
 def five_rows():
     """A function that puts five rows, with other fields beside those of text."""

@@ -5,7 +5,6 @@ verl's own engine packs the rows and reads the outputs; only its start, which ne
 is not verl's.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from verl.utils import tensordict_utils as tu
 
 from tests.support.engine_in_process import Actor, start_engine
 from verl_padding.errors import PaddingConfigError
-from verl_padding.prefix_sharing import linear_attention as prefix_linear_attention
 from verl_padding.worker import packed_attention, varlen_attention
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
 from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
@@ -37,7 +35,6 @@ CLEAN = {
 }
 LINEAR = {"num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 16, "value_head_dim": 16}
 LEAKING = {
-    "mamba": {"state_size": 8},
     "lfm2": {"block_ff_dim": 128, "full_attn_idxs": [1]},
     "qwen3_next": EXPERTS
     | {f"linear_{name}": size for name, size in LINEAR.items()}
@@ -84,7 +81,7 @@ def training_worker(family: str, dtype: torch.dtype, shares: bool = False, **set
     return Trainee(model.to(dtype).eval(), shares)
 
 
-EAGER = {"gpt_oss", "bloom", "mamba"}
+EAGER = {"gpt_oss", "bloom"}
 
 
 def probe(of: Trainee, shares: bool = False, passes: int | None = None) -> bool:
@@ -153,28 +150,6 @@ def test_linear_attention_that_takes_rows_one_by_one_passes(family, dtype):
         assert probe(of, shares=shares)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_linear_attention_that_loses_a_state_may_not_branch(dtype, monkeypatch):
-    of = training_worker("qwen3_5_text", dtype, shares=True, **QWEN3_5)
-    of.engine.keep_rows_apart()
-    with torch.no_grad():
-        for name, weight in of.engine.module.named_parameters():
-            if name.endswith("A_log"):
-                weight.uniform_(-4, 0)  # so that a state lasts
-            elif weight.dim() > 1:
-                weight.mul_(3)
-    assert probe(of, shares=True)
-    cut = prefix_linear_attention.cut_pieces
-
-    def without_parents(*of_trie):
-        pieces = cut(*of_trie)
-        return replace(pieces, levels=[replace(each, parents=None) for each in pieces.levels])
-
-    monkeypatch.setattr(prefix_linear_attention, "cut_pieces", without_parents)
-    of.passes = 0
-    assert not probe(of, shares=True)
-
-
 def test_a_model_whose_rows_depend_on_later_tokens_may_not_share():
     of = training_worker("llama", torch.float32)
     of.engine.branch_limit = None  # as an engine that shares has it
@@ -227,10 +202,3 @@ def test_rows_that_are_not_packed_are_not_probed():
     config.infer_micro_batch_size_per_gpu = 2
     with pytest.raises(PaddingConfigError, match="bloom"):
         probe(of)
-
-
-def test_a_rank_whose_outputs_another_rank_has_takes_part_in_each_pass():
-    of = training_worker("llama", torch.float32)
-    infer_batch = of.infer_batch
-    of.infer_batch = lambda data: (infer_batch(data), None)[1]
-    probe(of)

@@ -30,7 +30,7 @@ OVERRIDDEN = {
     "_compute_metrics": "fit",
     "_save_checkpoint": "fit",
 }
-"""Method of verl's trainer that the padded ones override, or rely on -> the method that calls it."""
+"""Method of verl's trainer that the padded ones override, or rely on -> the one that calls it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,6 @@ from tests.support.doctored_job import REWARD, TRAIN, mistakes
 
 @mistakes(
     ({TRAIN: "none.parquet"}, "none.parquet"),
-    ({"data.val_files": ["none.parquet"]}, "none.parquet"),
     ({TRAIN: []}, "no file"),
     ({TRAIN: "broken.parquet"}, "broken.parquet"),
     ({TRAIN: "rows.csv"}, "rows.csv"),

@@ -33,12 +33,9 @@ def findings(*overrides):
 
 
 WRONG = (
-    "actor_rollout_ref.rollout.m=4",
     "padding.strategy=promt",
     "trainer.v1.trainer_mode=synk",
-    "trainer.v1.trainer_mode=padded_sync",
     "actor_rollout_ref.actor.ppo_mini_batch_size=16",
-    "actor_rollout_ref.rollout.n=eight",
 )
 """Overrides with which a job cannot start."""
 
