@@ -60,6 +60,7 @@ def rendered():
     stock = stock_rule()
     environment.filters |= {
         "spread": spread,
+        "ratios": ratios,
         "span": span,
         "error": shown,
         "each": each,
@@ -149,6 +150,12 @@ def spread(values, digits=2):
 def span(values):
     """Least and most: 4 to 12, or 4 where all are."""
     return " to ".join(str(value) for value in sorted({min(values), max(values)}))
+
+
+def ratios(side, other):
+    """CPU seconds of ``other`` over those of ``side``, round by round: how many times as fast the
+    side is."""
+    return [theirs["cpu"] / its["cpu"] for its, theirs in zip(side, other, strict=True)]
 
 
 def record_of(name):

@@ -26,6 +26,7 @@ from verl_padding.plan import BatchPlan
 
 SIZES = {
     "small": (128, 256, 2, 4, 2, True),
+    "wide": (512, 2048, 2, 8, 4, False),
     "exact": (512, 1024, 4, 8, 2, False),
     "0.5B": (896, 4864, 24, 14, 2, True),
 }
