@@ -138,7 +138,9 @@ def planned(
     )
     ids_R = [row["input_ids"].numpy() for row in rows.values()]
     tries = PrefixTries.from_tokens(ids_R, list(map(uid_of_key, rows)))
-    return plan_batch(Rows.from_keys(rows, tries.tokens_R.tolist(), tries, zero_advantage), job)
+    return plan_batch(
+        Rows.from_keys(rows, tries.tokens_R.tolist(), tries, zero_advantage or ()), job
+    )
 
 
 def as_planned(
