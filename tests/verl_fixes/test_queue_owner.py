@@ -54,5 +54,5 @@ def test_a_second_job_is_refused_and_the_first_ones_queue_lives_on():
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     second = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert second.returncode == 0, second.stderr
-    assert f"another job, {ray.get_runtime_context().get_job_id()}, " in second.stdout
+    assert f"another job, {ray.get_runtime_context().get_job_id()}." in second.stdout
     assert queue_content() == content, "the first job's queue is as it was"
