@@ -1,5 +1,6 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -68,7 +69,7 @@ def upsample(
             prompt or response, or a field of unclear kind. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
-    if multiple < 1:
+    if operator.index(multiple) < 1:
         raise PaddingDataError(f"multiple={multiple}: give a whole number of at least 1.")
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
