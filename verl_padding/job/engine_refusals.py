@@ -48,6 +48,8 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
     strategies = {engine.strategy for engine in engines}
     for saving in (PACKER, SHARING):
         savings.block(saving, saving_incompatibilities(saving, strategies))
+    if not any(engine.config.use_dynamic_bsz for engine in engines):
+        savings.block_unless_explicit(PACKER, _has_fixed_sizes(engines[-1]))
     savings.block(SHARING, sharing_incompatibilities(engines, savings))
     for engine in engines:
         if engine.strategy == "megatron":
@@ -80,8 +82,12 @@ def sharing_incompatibilities(
             setting = f"{engine.model_section}.use_remove_padding=False"
             yield Incompatibility(setting, "only packed rows can share", "Set it to True.")
         if not engine.config.use_dynamic_bsz:
-            setting = f"{engine.settings['use_dynamic_bsz']}=False"
-            yield Incompatibility(setting, "micro-batches are not cut by tokens", "Set it to True.")
+            yield _has_fixed_sizes(engine)
+
+
+def _has_fixed_sizes(engine: RoleEngine) -> Incompatibility:
+    setting = f"{engine.settings['use_dynamic_bsz']}=False"
+    return Incompatibility(setting, "micro-batches are not cut by tokens", "Set it to True.")
 
 
 def _check_attention(engine: RoleEngine) -> None:

@@ -66,6 +66,11 @@ class Savings:
             if incompatibility not in self.incompatibilities[name]:
                 self.incompatibilities[name].append(incompatibility)
 
+    def block_unless_explicit(self, name: str, incompatibility: Incompatibility) -> None:
+        """Turns off a saving that would have no effect, unless the job asks for it."""
+        if self._values[name] != SAVINGS[name].on:
+            self.block(name, [incompatibility])
+
     def lines(self) -> list[str]:
         """A line for each saving: on or off, by which settings, and what would have to change."""
         return [f"{saving.what}: {self._state(name)}" for name, saving in SAVINGS.items()]
