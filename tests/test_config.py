@@ -21,7 +21,7 @@ from verl_padding.plan import STRATEGIES
         ({"seed": -1}, r"^padding.seed=-1: "),
         ({"seed": True}, r"^padding.seed=True: "),
         ({"stratgy": "rows"}, r"^padding.stratgy='rows': .*Did you mean strategy\?$"),
-        ({"fields": {"mine": {"role": "row"}}}, r"^padding.fields.mine.role='row': unknown key"),
+        ({"fields": {"mine": {"size": 3}}}, r"^padding.fields.mine.size=3: unknown key"),
         ("prompt", r"^padding='prompt': "),
     ],
 )
@@ -30,3 +30,17 @@ def test_a_bad_section_is_refused_in_one_line(section, message):
         PaddingConfig.from_section(section)
     assert isinstance(refusal.value, PaddingError)
     assert isinstance(refusal.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"fields": {"mine": {"role": "response"}}}, {"fields": {"mine": "response"}}),
+        ({"cost_model": "model"}, {"cost_model": "attention"}),
+    ],
+)
+def test_a_name_of_the_version_before_works_with_a_warning(old, new, caplog):
+    assert PaddingConfig.from_section(old) == PaddingConfig.from_section(new)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "0.3" in record.message

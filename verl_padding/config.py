@@ -1,6 +1,7 @@
 """The ``padding`` section of a verl config: typed, frozen, checked when it is made."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +11,8 @@ from verl_padding.errors import PaddingConfigError, meant
 from verl_padding.pads.field_kinds import FieldFormat, Fill, Kind
 from verl_padding.plan import COST_MODELS, STRATEGIES, OptimizerSteps, Packer, Sharing
 from verl_padding.version import __version__
+
+logger = logging.getLogger(__name__)
 
 Denominator = Literal["rows", "nominal"]
 AUTO = "auto"
@@ -132,6 +135,9 @@ class PaddingConfig:
                 )
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
+        if values.get("cost_model") == "model":
+            values["cost_model"] = "attention"
+            _warn_of_old("cost_model=model", "attention")
         return cls(**values)
 
 
@@ -160,6 +166,9 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
     for name, value in section.items():
         parts = {"kind": None, "fill": Fill.ZERO.value}
         parts |= value if isinstance(value, Mapping) else {"kind": value}
+        if "role" in parts:
+            parts["kind"] = parts.pop("role")
+            _warn_of_old(f"fields.{name}.role", "kind")
         key, kind, fill = f"fields.{name}", parts.pop("kind"), parts.pop("fill")
         for part, given in parts.items():
             raise PaddingConfigError(
@@ -169,6 +178,10 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
         _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         fields[str(name)] = FieldFormat(Kind(kind), Fill(fill))
     return fields
+
+
+def _warn_of_old(setting: str, new: str) -> None:
+    logger.warning("verl_padding: padding.%s is of 0.3 and goes with 0.5. Set %s.", setting, new)
 
 
 def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:
