@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.errors import PlanError
@@ -49,7 +49,7 @@ class Call:
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        check_fields(self)
 
     @property
     def local_batch_multiple(self) -> int:
@@ -139,9 +139,12 @@ SETTING_FIELDS = {
 """Field -> the one with the name of its setting."""
 
 
-def check_sizes(values: Call | StepShape) -> None:
-    """Raises a PlanError if a number is below 1, unless it is the seed."""
+def check_fields(values: Call | StepShape) -> None:
+    """Raises a PlanError if a number is below 1, unless it is the seed, or a name is no choice."""
+    kinds = get_type_hints(type(values))
     for name, value in vars(values).items():
+        setting = getattr(values, SETTING_FIELDS.get(name, ""), name)
         if type(value) is int and value < 1 and name != "seed":
-            setting = getattr(values, SETTING_FIELDS.get(name, ""), name)
             raise PlanError(f"{setting}={value}: must be at least 1")
+        if get_origin(kinds[name]) is Literal and value not in (choices := get_args(kinds[name])):
+            raise PlanError(f"{setting}={value!r}: not one of {', '.join(choices)}")

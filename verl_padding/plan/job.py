@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_padding.plan.calls import Call, Pass, StepShape, check_sizes
+from verl_padding.plan.calls import Call, Pass, StepShape, check_fields
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
@@ -36,7 +36,7 @@ class Job(StepShape):
     own."""
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        check_fields(self)
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
                 f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows "
