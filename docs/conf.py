@@ -41,7 +41,8 @@ nitpick_ignore_regex = [
     ),
     ("py:.*", r"verl_padding\.(?!plan\.[A-Z]|errors\.|pads\.roles\.).*"),
     ("py:meth", r"_\w+"),
-    ("py:class", "Packer|Sharing"),
+    ("py:class", "Packer|Sharing|NoneType"),
+    ("py:class", "AllowInfNan|FieldInfo|Strict|Ge|Lt"),  # of pydantic, in annotations
 ]
 
 autodoc_member_order = "bysource"

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.results import kept
-from benchmarks.sharing import ENGINES, budget, cases
+from tests.equivalence.sharing import ENGINES, budget, cases
 
 
 @pytest.mark.parametrize("engine", ENGINES)
