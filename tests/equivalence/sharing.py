@@ -1,7 +1,8 @@
 """Updates of two real ranks on a CPU: each row computed by itself, and shared prefixes once.
 
-    python -m tests.equivalence.sharing fsdp2|linear_attention [--keep]
-    VERL_USE_EXTERNAL_MODULES=tests.support.engines python -m tests.equivalence.sharing megatron|veomni
+    python -m tests.equivalence.sharing fsdp2|linear_attention|megatron|veomni [--keep]
+
+The last two take ``VERL_USE_EXTERNAL_MODULES=tests.support.engines``.
 
 Sessions of 4 and 8 model calls on average (long-tailed), each a row, whose reasoning is left out of
 later prompts; eight rollouts of each prompt; and rows that share nothing. The model, a Qwen2 of two
