@@ -135,7 +135,7 @@ def test_the_budget_counts_computed_tokens(caplog):
     assert caplog.text == ""
     cut(CHAIN, budget=11)
     assert "computes 12 tokens, more than its budget of 11" in caplog.text
-    with pytest.raises(PaddingDataError, match="20 tokens, more than the 18 of this call"):
+    with pytest.raises(PaddingDataError, match="20 tokens, more than its budget of 18"):
         cut(CHAIN, budget=18, chained=False)
 
 

@@ -188,9 +188,4 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
 def read_timings(worker_groups: list[PaddedWorkerGroup]) -> list[MicroBatchTiming]:
     """Reads the workers' clocks after a local update."""
     answers = [group.execute_with_func_generator(read_in_worker) for group in worker_groups]
-    return [
-        timing
-        for answer in answers
-        for timings in answer.non_tensor_batch[TIMINGS]
-        for timing in timings
-    ]
+    return [timing for answer in answers for timing in answer.non_tensor_batch[TIMINGS]]

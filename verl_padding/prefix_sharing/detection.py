@@ -243,10 +243,12 @@ def continued_rows(
         numbers = np.array([rows[place] for place in session])
         order, shared_I = tries.shared_among(numbers)
         numbers = numbers[order]
-        for place, row in enumerate(numbers.tolist(), 1):
-            # What a row begins with comes after it, the longest first.
-            minima, after = np.minimum.accumulate(shared_I[place:]), numbers[place:]
-            for earlier in after[minima == tries.tokens_R[after]].tolist():
+        for place, row in enumerate(numbers.tolist()):
+            # What a row begins with: equal rows before it, and others after it, the longest first.
+            before = np.minimum.accumulate(shared_I[place:0:-1])[::-1]
+            shared = np.append(before, np.minimum.accumulate(shared_I[place + 1 :]))
+            others = np.delete(numbers, place)
+            for earlier in others[shared == tries.tokens_R[others]].tolist():
                 if continues(row, earlier):
                     found[row] = earlier
                     break

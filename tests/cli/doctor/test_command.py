@@ -45,7 +45,7 @@ def test_a_broken_plug_in_is_shown_with_what_failed_in_a_padded_job_too():
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    assert re.search("wrong +trainers", ended.stdout), ended.stdout
+    assert re.search("wrong +plug-in", ended.stdout), ended.stdout
 
 
 def test_a_job_that_can_run_is_described_and_hints_come_last(job):
