@@ -88,8 +88,8 @@ class PaddingConfig:
     Without it, they are those of the update's own forward pass, and the update takes one optimizer
     step. Refused where something else reads them. ``auto``: no pass where nothing else does."""
     timing: bool = False
-    """Whether workers time each micro-batch. A metric compares the times with the cost model, and a
-    file per step lists them with their rows, in the folder ``steps`` beside
+    """Whether workers time each micro-batch. A file per step lists the times with their rows, in
+    the folder ``steps`` beside
     ``trainer.rollout_data_dir`` or else in ``trainer.default_local_dir`` (``verl-padding report``
     draws them)."""
     record: bool = False

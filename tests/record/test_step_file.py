@@ -52,7 +52,7 @@ ALONE = replace(
 def made_step(**values) -> RecordedStep:
     rows = [ROW, LONGER, PARTED, ALONE]
     return RecordedStep(
-        **{"step": 3, "update": 0, "keys": [row.key for row in rows], "rows": rows} | values
+        **{"step": 3, "update": 0, "keys": tuple(row.key for row in rows), "rows": rows} | values
     )
 
 
@@ -100,7 +100,7 @@ def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path):
         [
             made_step(
                 rows=[replace(ROW, reward=math.nan, advantage=-math.inf, shares_with=None)],
-                keys=[ROW.key],
+                keys=(ROW.key,),
             )
         ],
         path,

@@ -105,14 +105,19 @@ def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
         raise TypeError(f"prompt={prompt!r}: a text or a whole number names it")
     # The number of the line makes the key unique.
     key = row_key(prompt, entry["session"], line)
+    ids, lengths = None, []
+    if "token_ids" in entry:
+        ids = np.array(entry["token_ids"])
+        if ids.ndim != 1 or (len(ids) and (ids.dtype.kind != "i" or ids.min() < 0)):
+            raise ValueError("token ids are whole numbers from 0")
+        lengths.append(len(ids))
     if "prompt_tokens" in entry:
-        return _Row(key, entry["prompt_tokens"] + entry["response_tokens"])
-    if "token_ids" not in entry:
-        return _Row(key, entry["tokens"])
-    ids = np.array(entry["token_ids"])
-    if ids.ndim != 1 or (len(ids) and (ids.dtype.kind != "i" or ids.min() < 0)):
-        raise ValueError("token ids are whole numbers from 0")
-    return _Row(key, len(ids), ids)
+        lengths.append(entry["prompt_tokens"] + entry["response_tokens"])
+    if "tokens" in entry or not lengths:
+        lengths.append(entry["tokens"])
+    if any(length != lengths[0] for length in lengths):
+        raise ValueError(f"its lengths differ: {lengths}")
+    return _Row(key, lengths[0], ids)
 
 
 def _dumped_row(entry: Mapping[str, Any], tokenize: Tokenize | None) -> _Row:

@@ -45,11 +45,24 @@ def write_report(
         notes += left_out
         recorded += [(run, path) for path in paths if steps is None or int(path.stem) in steps]
         saved += [f"{folder}: {line}" for line in savings_of_run(folder)]
+        notes += _not_reached(folder, paths)
+    if steps and not recorded:
+        raise PaddingDataError(f"--steps={steps}: none of them is recorded. Choose others.")
     # Read one by one while the page is written, since a long run does not fit into memory at once.
     shown = (each for run, path in recorded for each in _shown_steps(run, path, notes))
     title = " and ".join(folder.resolve().name for folder in folders)
     write_page(out, title=title, curves=curves, steps=shown, saved=saved, notes=notes)
     return [*saved, *notes]
+
+
+def _not_reached(folder: Path, paths: Sequence[Path]) -> list[str]:
+    """Which recorded steps are beyond the metrics, by more than the step that may be running."""
+    steps = [step for step, _ in read_metrics(folder)]
+    odd = [path.name for path in paths if steps and int(path.stem) > max(steps) + 1]
+    if not odd:
+        return []
+    what = f"{', '.join(odd)}: beyond the last step of {METRICS}, {max(steps)}"
+    return [f"{folder / FOLDER}: {what}. Remove them if they are another run's."]
 
 
 def savings_of_run(folder: Path) -> list[str]:

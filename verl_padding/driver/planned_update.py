@@ -27,7 +27,8 @@ from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import data_order
-from verl_padding.pads.queue import KVBatchMeta, clear, fields_of_all, first_few, read_fields
+from verl_padding.pads.queue import KVBatchMeta, clear, first_few, read_fields
+from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
@@ -152,8 +153,7 @@ class PlannedUpdate(PaddedBatch):
             why = f"the second of {steps} optimizer steps needs old log-probs"
             incompatibilities.append(Incompatibility(setting, why, "Set it to configured."))
         correction = self._job.config.algorithm.get("rollout_correction")
-        there = fields_of_all(batch.keys, batch.partition_id)
-        if correction is not None and "rollout_log_probs" in there:
+        if correction is not None and SourceRows(batch).keys_with("rollout_log_probs"):
             why = "verl's trainer compares it with old log-probs"
             fix = "Have the agent loop return none, or set algorithm.rollout_correction=null."
             incompatibilities.append(Incompatibility("field rollout_log_probs", why, fix))

@@ -4,21 +4,25 @@ A verl that calls another method in the place of one of them would train without
 adds there, and without an error.
 """
 
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.verl_check import FIX
 from verl_padding.job.verl_source import installed_verl
 
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+STAMPS = "_verl_padding_stamps"
+"""Attribute of a method that leaves a receipt."""
 SET_UP = ("_init_tokenizer", "_build_replay_buffer")
 UPDATE = ("_balance_batch", "_compute_old_log_prob", "_compute_advantage")
 """Once in each local update, in every mode; REFERENCE too in a job that has one."""
 REFERENCE, PROMPTS, SAVED = "_compute_ref_log_prob", "_fetch_one_gen_batch", "_save_checkpoint"
 STEP = ("step", "_step_once")
 METRICS = "_compute_metrics"
-METHODS = (*SET_UP, *UPDATE, *STEP, REFERENCE, PROMPTS, SAVED, METRICS, "fit")
-"""Those that leave a receipt when verl calls them."""
 WAY_TO_PROMPTS = ("prepare_step", "_add_batch_to_generate", "_next_train_batch")
 """By which verl comes to :data:`PROMPTS` in each step, whatever else it does."""
 
@@ -29,12 +33,6 @@ class Receipts:
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self._came: set[str] = set()
-        for method in METHODS:
-            setattr(trainer, method, partial(self._call, method))
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        self.stamp(method)
-        return getattr(type(self._trainer), method)(self._trainer, *args, **kwargs)
 
     def stamp(self, method: str) -> None:
         """Notes that a method has been called."""
@@ -61,7 +59,7 @@ class Receipts:
         self._expect("a step", METRICS)
 
     def _expect(self, what: str, *methods: str) -> None:
-        if missing := [each for each in methods if each and each not in self._came]:
+        if missing := [each for each in methods if each and self._is_missing(each)]:
             refuse(
                 f"verl=={installed_verl().version}",
                 f"{what} ended without a call of {', '.join(missing)} of "
@@ -69,6 +67,24 @@ class Receipts:
                 FIX,
             )
 
+    def _is_missing(self, method: str) -> bool:
+        # Of a method that a user's own trainer overrides, calling ours is the user's business.
+        return method not in self._came and hasattr(getattr(type(self._trainer), method), STAMPS)
+
     def _is_verls(self, method: str) -> bool:
         own = getattr(type(self._trainer), method, None)
         return getattr(own, "__module__", "verl").split(".")[0] == "verl"
+
+
+def leaves_receipt(
+    method: Callable[Concatenate[Any, Given], Returned],
+) -> Callable[Concatenate[Any, Given], Returned]:
+    """A method of a trainer that leaves a receipt in its ``receipts`` when it is called."""
+
+    @wraps(method)
+    def stamped(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        self.receipts.stamp(method.__name__)
+        return method(self, *args, **kwargs)
+
+    setattr(stamped, STAMPS, True)
+    return stamped

@@ -43,7 +43,7 @@ def write_record(
         RecordedStep(
             step=step,
             update=number,
-            keys=update.batch.keys,
+            keys=tuple(update.batch.keys),
             rows=list(recorded_rows(step, update, rows)) if padding.record else [],
             timings=update.timings,
         )

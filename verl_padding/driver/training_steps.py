@@ -79,10 +79,6 @@ class TrainingSteps:
 
     def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
-        # The planner refuses a batch without a row.
-        if batch.keys and not self.has_probed:
-            probe_models(self._worker_groups, self._job, batch)
-            self.has_probed = True
         update = self._plan_update(batch)
         self._show_savings()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
@@ -198,6 +194,10 @@ class TrainingSteps:
     def _plan_update(
         self, batch: KVBatchMeta, calls: Collection[str] | None = None
     ) -> PlannedUpdate:
+        # The planner refuses a batch without a row.
+        if batch.keys and not self.has_probed:
+            probe_models(self._worker_groups, self._job, batch)
+            self.has_probed = True
         step = self._trainer.global_steps
         return PlannedUpdate(
             self._job,

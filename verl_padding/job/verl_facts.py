@@ -30,7 +30,7 @@ OVERRIDDEN = {
     "_compute_metrics": "fit",
     "_save_checkpoint": "fit",
 }
-"""Method of verl's trainer that the padded ones override, or rely on -> the one that calls it."""
+"""Method of verl's trainer that the padded ones override -> the one that calls it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +128,15 @@ FACTS = (
             "forward_step": ("next(batch_iter)", "partial(postprocess_micro_batch_func, data="),
             "postprocess_micro_batch_func": ("self.prepare_model_outputs(output, data)",),
         }.items()
+    ),
+    # Position ids of rows of one length would be misread, and micro-batches would not be timed.
+    Fact("utils/tensordict_utils.py", "maybe_fix_3d_position_ids", ("'position_ids'",)),
+    Fact(
+        f"{ENGINES}/fsdp/transformer_impl.py",
+        "FSDPEngine.forward_backward_batch",
+        ("self.forward_step(",),
+        "padding.timing",
+        "fsdp",
     ),
     # The group filter would compare rows, not sessions.
     Fact(REPLAY, "ReplayBuffer._terminal_eviction_reasons", ("self._dapo_filtered_keys(",), FILTER),

@@ -35,6 +35,8 @@ LEFT_OUT = (
 HEADS, HEAD = 2, 32
 WIDTH = HEADS * HEAD
 SIZES = {
+    "mamba_n_heads": 128,
+    "moe_k": 2,
     "hidden_size": WIDTH,  # also out_hidden_size: a vision tower's outputs are as wide as the text
     "embed_dim": WIDTH,
     "intermediate_size": 2 * WIDTH,

@@ -1,10 +1,10 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.protocol import DataProto
@@ -69,8 +69,7 @@ def upsample(
             prompt or response, or a field of unclear kind. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
-    if operator.index(multiple) < 1:
-        raise PaddingDataError(f"multiple={multiple}: give a whole number of at least 1.")
+    _check_arguments(multiple, eos_token_id, length, fields or {})
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
@@ -95,6 +94,23 @@ def upsample(
     columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
     put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
+
+
+def _check_arguments(
+    multiple: object, eos_token_id: object, length: object, fields: Mapping[str, object]
+) -> None:
+    for name, value, least in (
+        ("multiple", multiple, 1),
+        ("eos_token_id", eos_token_id, 0),
+        ("length", 0 if length is None else length, 0),
+    ):
+        # bool is an int to Python, not to a user.
+        if not isinstance(value, int | np.integer) or value is True or value < least:
+            raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
+    for name, declared in fields.items():
+        if not isinstance(declared, FieldFormat):
+            fix = "give FieldFormat(Kind.RESPONSE), say"
+            raise PaddingDataError(f"fields[{name!r}]={declared!r}: {fix}.")
 
 
 def strip(batch: Batch) -> Batch:
@@ -158,8 +174,22 @@ def _which_are_pads(batch: Any) -> list[bool]:
     parts = [batch.non_tensor_batch, batch.batch] if isinstance(batch, DataProto) else [batch]
     for columns in parts:
         if columns is not None and IS_PADDING in columns:
-            return [bool(mark) for mark in columns[IS_PADDING]]
+            return [_truth(mark) for mark in columns[IS_PADDING]]
     return [False] * len(batch)
+
+
+def _truth(mark: Any) -> bool:
+    try:
+        value = torch.as_tensor(mark).item()  # of one value
+        if value in (0, 1):  # which NaN is not
+            return bool(value)
+        why = "neither true nor false"
+    except (TypeError, ValueError, RuntimeError) as error:
+        why = str(error)
+    raise PaddingDataError(
+        f"field {IS_PADDING!r}: {mark!r}: {why}. It must have one value per row, whether it is a "
+        "pad: correct it, or rename the field."
+    )
 
 
 def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchMeta:

@@ -243,12 +243,14 @@ def continued_rows(
         numbers = np.array([rows[place] for place in session])
         order, shared_I = tries.shared_among(numbers)
         numbers = numbers[order]
-        for place, row in enumerate(numbers.tolist()):
-            # What a row begins with: equal rows before it, and others after it, the longest first.
-            before = np.minimum.accumulate(shared_I[place:0:-1])[::-1]
-            shared = np.append(before, np.minimum.accumulate(shared_I[place + 1 :]))
-            others = np.delete(numbers, place)
-            for earlier in others[shared == tries.tokens_R[others]].tolist():
+        # Of equal rows, the last of the session comes first.
+        tokens_I = tries.tokens_R[numbers]
+        differs_I = (shared_I[1:] < tokens_I[1:]) | (tokens_I[1:] < tokens_I[:-1])
+        numbers = numbers[np.lexsort((-order, np.append(0, differs_I.cumsum())))]
+        for place, row in enumerate(numbers.tolist(), 1):
+            # What a row begins with comes after it, the longest first.
+            minima, after = np.minimum.accumulate(shared_I[place:]), numbers[place:]
+            for earlier in after[minima == tries.tokens_R[after]].tolist():
                 if continues(row, earlier):
                     found[row] = earlier
                     break

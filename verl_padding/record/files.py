@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from verl_padding.errors import PaddingDataError
 
@@ -26,7 +26,9 @@ MAX_CAUSE = 300
 SHORTEN = "Give a shorter one"
 Count = Annotated[int, Field(strict=True, ge=0, lt=10**MAX_DIGITS)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-"""Types of what a line of JSON may have."""
+Counts = Annotated[tuple[Count, ...], FailFast()]
+Texts = Annotated[tuple[str, ...], FailFast()]
+"""Types of what a line of JSON may have; one value of another kind ends a line's check."""
 
 
 @contextmanager

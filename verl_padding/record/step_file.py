@@ -7,19 +7,20 @@ docs/reference.md has the form. Nothing of a row's texts or token ids is in it, 
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import StrictBool, TypeAdapter
+from pydantic import BeforeValidator, StrictBool, TypeAdapter
 
 from verl_padding.plan import Rows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.record.files import (
     Count,
     Number,
+    Texts,
     as_data_error,
     read_lines,
     read_objects,
@@ -30,6 +31,7 @@ from verl_padding.record.timings import MicroBatchTiming
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the
 checkpoints."""
+MAX_CALLS = 16
 SAVINGS = "savings.txt"
 """Which savings the job has, beside the files of its steps."""
 
@@ -42,6 +44,13 @@ class Place(NamedTuple):
     """Data-parallel rank."""
     micro_batch: Count | None
     """Its number in the mini-batch; None if verl's packer cuts the micro-batches."""
+
+
+def check_calls(places: Any) -> Any:
+    """Refuses places in more worker calls than a step has, before each is looked at."""
+    if len(places) > MAX_CALLS:
+        raise ValueError(f"places in {len(places)} calls")
+    return places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +82,7 @@ class RecordedRow:
     staleness: Count | None
     """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None if
     unknown."""
-    places: Mapping[str, Place]
+    places: Annotated[Mapping[str, Place], BeforeValidator(check_calls)]
     """Where each planned worker call computes it; calls that leave it out are missing."""
 
 
@@ -86,7 +95,7 @@ class RecordedStep:
     step: Count
     update: Count
     """Its number in the step, from 0."""
-    keys: Sequence[str] = field(repr=False)
+    keys: Texts = field(repr=False)
     """Key of each row, in the order of the batch."""
     rows: list[RecordedRow] = field(default_factory=list, repr=False)
     """In the order of ``keys``; empty where rows are not recorded."""
@@ -122,7 +131,7 @@ def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     lines: list[Mapping[str, Any]] = []
     for each in updates:
         header = {"form": each.form, "step": each.step, "update": each.update}
-        lines.append(header | {"keys": list(each.keys)})
+        lines.append(header | {"keys": each.keys})
         lines += [{name: or_null(value) for name, value in vars(row).items()} for row in each.rows]
         lines += map(vars, each.timings)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from verl_padding.record.files import Count, Number
+from verl_padding.record.files import Count, Counts, Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class MicroBatchTiming:
     """When it began, in seconds since the epoch, by the clock of the rank's node."""
     seconds: Number
     """How long it took, waiting for other ranks included."""
-    rows: tuple[Count, ...]
+    rows: Counts
     """Numbers of its real rows in the batch."""
     pads: Count
-    computed_tokens: tuple[Count, ...]
+    computed_tokens: Counts
     """Tokens of each computed row, pads included; of rows that extend each other, only the longest
     is computed."""
-    shared_tokens: tuple[Count, ...] = ()
+    shared_tokens: Counts = ()
     """How many of each computed row's tokens were computed in another row; empty if no rows
     branch."""
 

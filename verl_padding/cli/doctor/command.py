@@ -8,6 +8,7 @@ from verl_padding.cli.doctor.installation import choose_platform, plug_in, verl,
 from verl_padding.cli.doctor.job import check_job_of
 from verl_padding.cli.job_config import quiet_imports
 from verl_padding.job.composition import JobArguments
+from verl_padding.plan.plural import plural
 
 STYLES = {"ok": "green", "hint": "blue", "warning": "yellow", "wrong": "red"}
 
@@ -33,8 +34,12 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
     elif arguments is None:
         console.print("Nothing wrong was found. Give a job's overrides to check it too.")
     else:
+        found = "Nothing wrong was found"
+        if warnings := sum(each.verdict == "warning" for each in findings):
+            what = "the job can start, but may not do what is meant"
+            found = f"{plural(warnings, 'warning')}: {what}"
         console.print(
-            "Nothing wrong was found. verl-padding dry-run runs your data, agent, rewards and a "
-            "step on this machine."
+            f"{found}. verl-padding dry-run runs your data, agent, rewards and a step on this "
+            "machine."
         )
     return int(wrong > 0)

@@ -122,4 +122,5 @@ def _prompts(
         return
     if long := sum(length > longest for length in lengths):
         why = f"{long} of {plural(len(lengths), 'prompt')} are longer, up to {max(lengths)} tokens"
-        yield warning("data.max_prompt_length", f"{longest}: {why}. Raise it, or drop them.")
+        say = wrong if long == len(lengths) and config.data.filter_overlong_prompts else warning
+        yield say("data.max_prompt_length", f"{longest}: {why}. Raise it, or drop them.")

@@ -22,6 +22,7 @@ from verl_padding.record.files import as_data_error, read_text, read_yaml
 AGENT = "actor_rollout_ref.rollout.agent"
 WRITTEN = "save_path"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+RESUMED, STEP = "trainer.resume_from_path", "global_step_"
 
 
 def files_and_modules(config: DictConfig) -> Iterator[Finding]:
@@ -30,7 +31,7 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
 
     unused = [] if need_critic(config) else ["critic."]
     if config.trainer.resume_mode != "resume_path":
-        unused.append("trainer.resume_from_path")
+        unused.append(RESUMED)
     settings = {
         key: value for key, value in leaves(config).items() if not key.startswith(tuple(unused))
     }
@@ -41,6 +42,9 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
             yield wrong(key, "not set, and it has no default. Set it.")
         elif not isinstance(value, str) or not value:
             continue
+        elif name == "optimizer_impl":
+            by = f"{section}.optimizer"
+            yield from _class_named(by, f"{value}.{settings[by]}")
         elif name.endswith("_class"):
             yield from _class_named(key, value)
         elif name == "path" and name_key in settings:
@@ -50,6 +54,9 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
             yield from _code(key, value, file, name_key, settings[name_key])
         elif name != WRITTEN and (name == "path" or name.endswith("_path")):
             yield from _path(key, value)
+    step = settings.get(RESUMED, STEP)
+    if STEP not in str(step):
+        yield wrong(RESUMED, f"{step}: not the folder of a step. Set it to one, such as {STEP}20.")
     for target in own_agent_loops(config).values():
         yield from _class_named(f"{AGENT}.agent_loop_config_path", target)
 
@@ -62,7 +69,9 @@ def _path(key: str, value: str) -> Iterator[Finding]:
 
     if "://" in value or _here(value).exists():
         return
-    if "model" not in key or not OF_HUB.fullmatch(value):
+    owner = Path(value).parent
+    is_here = owner != Path() and owner.is_dir()
+    if "model" not in key or is_here or not OF_HUB.fullmatch(value):
         yield wrong(key, f"{value}: no such file or folder. Correct the path.")
     elif not isinstance(try_to_load_from_cache(value, "config.json"), str):
         why = "neither a local folder nor in this machine's cache of the hub"

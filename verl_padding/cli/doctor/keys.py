@@ -3,13 +3,15 @@
 Hydra takes any key behind a +, so a flag that is misspelt changes nothing, in silence.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
@@ -76,8 +78,21 @@ def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Fin
     own = leaves(verls)
     for key, value in leaves(config).items():
         kind = KINDS.get(type(own.get(key)))
-        if kind and (isinstance(value, str) or value != value):  # only NaN is not itself
+        is_null = value is None and not _takes_none(key, verls)
+        # Some switch a clip off by infinity, but no learning rate is one.
+        is_no_rate = isinstance(value, float | int) and not 0 <= value < math.inf
+        is_no_rate = is_no_rate and key.endswith((".lr", "_lr"))
+        if kind and (isinstance(value, str) or value != value or is_null or is_no_rate):
             yield wrong(key, f"{value}: verl has {own[key]} there. Set it to {kind}.")
+
+
+def _takes_none(key: str, verls: DictConfig) -> bool:
+    """Whether verl's class of a section says that a value may be None."""
+    section, _, name = key.rpartition(".")
+    target = OmegaConf.select(verls, f"{section}._target_")
+    return target is not None and type(None) in get_args(
+        get_type_hints(get_class(target)).get(name)
+    )
 
 
 def _is_read(name: str, *, at_the_top: bool) -> bool:
