@@ -49,9 +49,8 @@ kernels keep a state for each 64 tokens in any case."""
 def translate_plan_error(refusal: PlanError | str) -> str:
     """What the planner refuses or hints at, in the words of a job's settings: ``padding.seed=`` for
     ``seed=``."""
-    names = "strategy|packer|sharing|cost_model|seed|pad_tokens"
-    message = re.sub(rf"(?<![\w.])({names})=", r"padding.\1=", str(refusal))
-    return message.replace("padding.pad_tokens=", "padding.pad_length=")
+    message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", str(refusal))
+    return re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", message)
 
 
 class VerlJob:
