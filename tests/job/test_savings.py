@@ -184,7 +184,7 @@ def test_the_block_of_a_job_names_what_is_on_and_what_keeps_the_rest_off(kind, t
     for name, line in zip(SAVINGS, job.savings.lines(), strict=True):
         _, _, state = line.partition(": ")
         if name not in off:
-            assert state == f"on (padding.{name}=auto)"
+            assert state.partition(", ")[0] == f"on (padding.{name}=auto)"
             continue
         assert [state[:5], *re.findall(r"\S+=\S+(?=: )", state)] == ["off: ", *off[name]]
 

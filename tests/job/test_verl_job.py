@@ -232,3 +232,18 @@ def test_a_length_that_an_engine_would_round_up_is_refused(length, fitting):
     message = rf"^padding\.pad_length={length}: .* multiples of 4 .*auto, or {fitting}\.$"
     with pytest.raises(PaddingConfigError, match=message):
         with_engines(length, megatron(tensor=4)).pad_length()
+
+
+def test_where_rows_fill_optimizer_steps_the_pass_is_left_out_until_they_fill_two():
+    one_step = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    without = "padding.recompute_old_log_probs=auto"
+    by_rows = "padding.optimizer_steps=by_rows"
+    rollout = (
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.calculate_log_probs=false",
+    )
+    said = [
+        "".join(check_job(compose_padded(*one_step, *rollout, without, *by)).savings.lines())
+        for by in ((), (by_rows,))
+    ]
+    assert ["more than 32 rows" in lines for lines in said] == [False, True]

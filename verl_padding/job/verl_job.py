@@ -84,11 +84,13 @@ class VerlJob:
         if incompatibility := packing_incompatibility(config):
             for saving in (PACKER, SHARING):
                 self.savings.block(saving, [incompatibility])
-        needed = old_log_prob_incompatibilities(
-            config, self.planner_job(), local_updates=self.parameter_sync_step
-        )
+        job, updates = self.planner_job(), self.parameter_sync_step
+        needed = old_log_prob_incompatibilities(config, job, local_updates=updates)
         self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_incompatibilities(config))
         self.savings.block(OLD_LOG_PROBS, needed)
+        if job.optimizer_steps == "by_rows":
+            rows = job.mini_batch_rows(job.updates[ACTOR])
+            self.savings.limits[OLD_LOG_PROBS] = f"until a batch has more than {rows} rows"
 
     @property
     def skips_old_log_probs(self) -> bool:
