@@ -163,12 +163,12 @@ def draw(runs: dict[str, Points], path: Path) -> None:
         spent_on_axes = ([1.0] * len(minutes), run["optimizer_steps"], minutes)
         for axis, spent in zip(axes, spent_on_axes, strict=True):
             begun = [0, *accumulate(spent)][: len(run["won"])]
-            axis.plot(begun, run["won"], color=color, label=label, linewidth=1.2)
-    for axis, label in zip(axes, labels, strict=True):
-        axis.set(xlabel=label, ylim=(0, 1), xlim=(0, None))
+            label_once = label if name.endswith("seed0") else None
+            axis.plot(begun, run["won"], color=color, label=label_once)
+    for axis, spent_label in zip(axes, labels, strict=True):
+        axis.set(xlabel=spent_label, ylim=(0, 1), xlim=(0, None))
     axes[0].set_ylabel("sessions that are won")
-    handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     figure.savefig(path, dpi=120)
 
 

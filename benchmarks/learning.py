@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any, NamedTuple
@@ -24,12 +23,17 @@ import numpy as np
 import typer
 
 from benchmarks.results import kept
-from benchmarks.runs import CRITIC, LAST, SOURCE_JOB, runs_of
+from benchmarks.runs import LAST, SOURCE_JOB, runs_of
 from verl_padding.recipes.context_reset.job import tiny_job
 
 FILE = Path(__file__).with_suffix(".jsonl")
 BATCHES, SEEDS = 24, 16
 TASKS = ("two symbols", "one symbol")
+CRITIC = (
+    "algorithm.adv_estimator=gae",
+    "critic.ppo_mini_batch_size=15",
+    "critic.optim.lr=4e-3",
+)
 ESTIMATORS = {"grpo": (), "gae": CRITIC}
 RATES = (1.0, 2.0, 0.5)
 """Factors of the learning rate, the first one first."""
@@ -39,10 +43,6 @@ SIDES = {
     "prompt": ("+padding=prompt",),
     "prompt, by rows": ("+padding=prompt", "padding.optimizer_steps=by_rows"),
 }
-EQUAL_STEPS = 3 * BATCHES
-"""Optimizer steps of a run with the configured number."""
-TRAP = (0.34, 0.48)
-"""Reward of an agent that gives both symbols one reply, about."""
 
 
 class Kind(NamedTuple):
@@ -52,6 +52,10 @@ class Kind(NamedTuple):
     estimator: str
     rate: float
     side: str
+
+
+Runs = dict[Kind, dict[int, dict[str, Any]]]
+"""The runs of each kind, by seed."""
 
 
 def kinds() -> Iterator[Kind]:
@@ -94,10 +98,10 @@ def run(kind: Kind, seed: int, assets: Path) -> dict[str, Any]:
     }
 
 
-def kept_runs(file: Path = FILE) -> dict[Kind, dict[int, dict[str, Any]]]:
-    """The runs of each kind, by seed."""
-    runs: dict[Kind, dict[int, dict[str, Any]]] = {kind: {} for kind in kinds()}
-    for line in file.read_text().splitlines() if file.exists() else ():
+def kept_runs() -> Runs:
+    """Those that were run so far."""
+    runs: Runs = {kind: {} for kind in kinds()}
+    for line in FILE.read_text().splitlines() if FILE.exists() else ():
         found = json.loads(line)
         runs[Kind(*(found[name] for name in Kind._fields))][found["seed"]] = found
     return runs
@@ -106,23 +110,6 @@ def kept_runs(file: Path = FILE) -> dict[Kind, dict[int, dict[str, Any]]]:
 def last(found: dict[str, Any]) -> float:
     """Mean reward of the last batches."""
     return fmean(found["reward"][-LAST:]) / 1000
-
-
-def is_caught(found: dict[str, Any]) -> bool:
-    """Whether a run ends with one reply to both symbols, in each of the last batches."""
-    return all(TRAP[0] <= reward / 1000 <= TRAP[1] for reward in found["reward"][-LAST:])
-
-
-def batches_to(found: dict[str, Any], reward: float) -> int:
-    """Batches until one earns as much; one more than there are if none does."""
-    reached = (n for n, each in enumerate(found["reward"], 1) if each >= 1000 * reward)
-    return next(reached, BATCHES + 1)
-
-
-def reward_after(found: dict[str, Any], name: str, total: int) -> float:
-    """Reward of the last batch that was sampled after at most so many ``steps`` or ``rows``."""
-    before = [0, *accumulate(found[name][:-1])]
-    return float(found["reward"][bisect_right(before, total) - 1]) / 1000
 
 
 def p_value(one: Sequence[float], other: Sequence[float]) -> float:
@@ -138,27 +125,21 @@ def p_value(one: Sequence[float], other: Sequence[float]) -> float:
     return float((sums >= abs(difference.sum()) * (1 - 1e-9)).mean())
 
 
-def compared(runs: dict[Kind, dict[int, dict[str, Any]]], kind: Kind) -> dict[str, Any]:
-    """Figures of a side, each a median over the seeds, and whether it differs from stock verl at
-    the same rate, in the seeds that both have."""
-    stock = runs[kind._replace(side="stock verl")]
-    of = runs[kind]
-    both = sorted(of.keys() & stock.keys())
-    values = list(of.values())
-    equal_rows = min(sum(each["rows"]) for each in [*values, *stock.values()])
+def compared(runs: Runs, kind: Kind) -> dict[str, Any]:
+    """Medians of a side over the seeds, and whether it differs from stock verl at the same rate, in
+    the seeds that both have."""
+    stock, own = runs[kind._replace(side="stock verl")], runs[kind]
+    both = sorted(own.keys() & stock.keys())
     return {
-        "seeds": len(values),
-        "last": median(map(last, values)),
-        "mean": fmean(map(last, values)),
-        "caught": sum(map(is_caught, values)),
-        "to_half": median(batches_to(each, 0.5) for each in values),
-        "after_steps": median(reward_after(each, "steps", EQUAL_STEPS) for each in values),
-        "after_rows": median(reward_after(each, "rows", equal_rows) for each in values),
-        "p": p_value([last(of[seed]) for seed in both], [last(stock[seed]) for seed in both]),
+        "seeds": len(own),
+        "last": median(map(last, own.values())),
+        "mean": fmean(map(last, own.values())),
+        "steps": median(sum(each["steps"]) for each in own.values()),
+        "p": p_value([last(own[seed]) for seed in both], [last(stock[seed]) for seed in both]),
     }
 
 
-def cases_behind(runs: dict[Kind, dict[int, dict[str, Any]]], side: str) -> int:
+def cases_behind(runs: Runs, side: str) -> int:
     """How many cases of task, estimator and rate a side ends behind stock verl, with p < 0.05."""
     own_kinds = [kind for kind in kinds() if kind.side == side]
     found = [
@@ -168,19 +149,19 @@ def cases_behind(runs: dict[Kind, dict[int, dict[str, Any]]], side: str) -> int:
     return sum(each["p"] < 0.05 and each["mean"] < stock["mean"] for each, stock in found)
 
 
-def beside_whole_jobs(runs: dict[Kind, dict[int, dict[str, Any]]]) -> float:
+def beside_whole_jobs(runs: Runs) -> float:
     """Largest difference between a run and a whole job of its settings and seed, in the reward of
-    the last batches: with GRPO, since critics begin with other numbers, and without the side of
-    stock verl, whose jobs draw the names of their prompts."""
+    the last batches. Stock verl, whose jobs draw the names of their prompts, and jobs with a
+    critic, which begins with other numbers, have no run of their seed."""
     jobs = kept("runs source_job")["runs"]
     return max(
         abs(last(runs[Kind("two symbols", "grpo", 1.0, side)][seed]) - job["last"])
         for side, flag in {"lcm": "lcm", "prompt": "prompt", "prompt, by rows": "fast"}.items()
-        for seed, job in enumerate(runs_of(jobs, f"grpo_{flag}"))
+        for seed, job in enumerate(runs_of(jobs, flag))
     )
 
 
-def draw(runs: dict[Kind, dict[int, dict[str, Any]]], path: Path) -> None:
+def draw(runs: Runs, path: Path) -> None:
     """Each run as a point, by task, estimator, rate and side; a line for the median of a side."""
     import matplotlib
 
@@ -191,36 +172,35 @@ def draw(runs: dict[Kind, dict[int, dict[str, Any]]], path: Path) -> None:
         len(TASKS), len(ESTIMATORS), figsize=(9, 5), sharex=True, sharey=True, layout="constrained"
     )
     rates = sorted(RATES)
-    for (row, task), (column, estimator) in product(enumerate(TASKS), enumerate(ESTIMATORS)):
-        axis = axes[row][column]
-        axis.set(title=f"{task}, {estimator.upper()}", xlim=(-0.5, 2.5), ylim=(0, 1.02))
+    for axis, (task, estimator) in zip(axes.flat, product(TASKS, ESTIMATORS), strict=True):
+        axis.set(title=f"{task}, {estimator.upper()}", ylim=(0, 1.02))
         axis.set_xticks(range(len(rates)), [f"rate x {rate:g}" for rate in rates])
-        for (place, rate), (number, side) in product(enumerate(rates), enumerate(SIDES)):
-            values = [*map(last, runs[Kind(task, estimator, rate, side)].values())]
-            x = place + (number - 1.5) / 6
-            spread = np.linspace(-0.05, 0.05, len(values))
-            axis.plot(x + spread, values, ".", color=f"C{number}", markersize=4)
-            if values:
-                axis.hlines(median(values), x - 0.07, x + 0.07, color=f"C{number}", label=side)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=len(SIDES))
+        for number, side in enumerate(SIDES):
+            for place, rate in enumerate(rates):
+                values = [*map(last, runs[Kind(task, estimator, rate, side)].values())]
+                x = place + (number - 1.5) / 6
+                spread = np.linspace(-0.05, 0.05, len(values))
+                label = side if place == 0 else None
+                axis.plot(x + spread, values, ".", color=f"C{number}", label=label)
+                axis.hlines(median(values), x - 0.07, x + 0.07, color=f"C{number}")
+    figure.legend(
+        *axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(SIDES)
+    )
     figure.supylabel("mean reward of the last ten batches")
     figure.savefig(path, dpi=110)
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="How many of the seeds to run.")] = SEEDS,
     picture: Annotated[Path | None, typer.Option(help="Draw the kept runs, run none.")] = None,
 ) -> None:
     """Runs what has not been run."""
-    if picture is not None:
-        draw(kept_runs(), picture)
-        return
     done = kept_runs()
+    if picture is not None:
+        draw(done, picture)
+        return
     with tempfile.TemporaryDirectory() as assets, FILE.open("a") as file:
         for kind, seed in all_runs():
-            if seed < seeds and seed not in done[kind]:
+            if seed not in done[kind]:
                 file.write(json.dumps(run(kind, seed, Path(assets)), separators=(",", ":")) + "\n")
                 file.flush()
 

@@ -1,8 +1,8 @@
 """How a benchmark keeps its figures: as JSON on standard output and, with ``--keep``, in a file
 beside it.
 
-A benchmark is named as it is run: the figures of ``python -m benchmarks.updates trees`` are in
-``updates_trees.json``.
+A benchmark is named as it is run: the figures of ``python -m benchmarks.runs demo`` are in
+``runs_demo.json``.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from benchmarks import guess, learning
 from benchmarks.results import kept, kept_file, shown, worst
 from benchmarks.runs import runs_of
+from verl_padding.cli.curves import StockRule
 
 CARD = Path(__file__).parent / "one_gpu" / "nvidia_h100_80gb_hbm3.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "evidence.md"
-FIRST = "demo_pads"
+FIRST = "runs demo"
 """The benchmark whose versions the page begins with."""
 RESULTS = "results"
 """Name of the part of the page."""
@@ -55,9 +56,8 @@ def rendered():
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,
     )
-    card, *figures = map(json.loads, CARD.read_text().splitlines())
+    stock = stock_rule()
     environment.filters |= {
         "spread": spread,
         "ratios": ratios,
@@ -67,37 +67,52 @@ def rendered():
         "is_off": is_off,
         "losses": losses,
         "total": lambda runs, name: sum(each(runs, name)),
+        "stock_steps": stock.optimizer_steps,
+        "stock_pads": lambda rows: stock.padded_rows(rows) - rows,
     }
-    environment.globals |= {"ratios": ratios}
-    environment.globals["packages"] = packages(json.loads(kept_file(FIRST).read_text()))
-    environment.globals |= {"guess": guess, "learning": learning}
-    gpu = {"card": card, "figures": figures, "gpu": gpu_updates(figures)}
-    template = environment.get_template("results.md.jinja")
-    return template.render(kept=kept, measured=measured, median=median, runs_of=runs_of, **gpu)
+    card, *figures = map(json.loads, CARD.read_text().splitlines())
+    return environment.get_template("results.md.jinja").render(
+        kept=kept,
+        measured=measured,
+        median=median,
+        runs_of=runs_of,
+        packages=packages(record_of(FIRST)),
+        guess=guess,
+        learning=learning,
+        card=card,
+        figures=figures,
+        gpu=gpu_updates(figures),
+    )
+
+
+def stock_rule():
+    """How stock verl would pad the batches of the demo, on its two ranks."""
+    it = kept("runs demo")["recipe"]["actor_rollout_ref"]
+    return StockRule(dp_size=2, actor_rows=it["actor"]["ppo_mini_batch_size"] * it["rollout"]["n"])
 
 
 def gpu_updates(figures):
-    """Of each width, batch and side of the updates on a GPU: seconds, and how many times as fast as
+    """Of each model, batch and side of the updates on a GPU: seconds, and how many times as fast as
     stock verl."""
-    rounds: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    rounds: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for line in figures:
         if (line["part"], line["what"]) == ("speed", "update"):
-            rounds[line["width"], line["batch"], line["side"]].append(line)
+            rounds[line["model"], line["batch"], line["side"]].append(line)
     seconds = {
         key: median(line["update_s"] + line["pass_s"] for line in taken)
         for key, taken in rounds.items()
     }
     return [
         {
-            "width": width,
+            "model": model,
             "batch": batch,
             "side": side,
-            "seconds": seconds[width, batch, side],
-            "speed_up": seconds[width, batch, "stock verl"] / seconds[width, batch, side],
+            "seconds": seconds[model, batch, side],
+            "speed_up": seconds[model, batch, "stock verl"] / seconds[model, batch, side],
             "peak_gib": max(line["peak_gib"] for line in taken),
             "sharing_factor": taken[0].get("sharing_factor"),
         }
-        for (width, batch, side), taken in rounds.items()
+        for (model, batch, side), taken in rounds.items()
     ]
 
 
@@ -137,10 +152,15 @@ def span(values):
     return " to ".join(str(value) for value in sorted({min(values), max(values)}))
 
 
-def ratios(side, other, name="update"):
-    """Seconds of ``other`` over those of ``side``, round by round: how many times as fast the side
-    is."""
-    return [theirs[name] / its[name] for its, theirs in zip(side, other, strict=True)]
+def ratios(side, other):
+    """CPU seconds of ``other`` over those of ``side``, round by round: how many times as fast the
+    side is."""
+    return [theirs["cpu"] / its["cpu"] for its, theirs in zip(side, other, strict=True)]
+
+
+def record_of(name):
+    """All that is kept of a benchmark."""
+    return json.loads(kept_file(name).read_text())
 
 
 def packages(record):
@@ -153,13 +173,13 @@ def packages(record):
 def measured(name, command=None):
     """When and where a benchmark was run, and with which versions where these are not those of
     the first one."""
-    record = json.loads(kept_file(name).read_text())
-    machine = record["machine"]
-    busy = machine.get("cores_busy_with_other_work", 0)
-    beside = f", {busy:.1f} of them busy with other work" if busy >= 0.1 else ""
-    own = packages(record)
-    with_packages = "" if own == packages(json.loads(kept_file(FIRST).read_text())) else f", {own}"
-    where = f"{machine['cores']} cores ({machine['processor']}){beside}{with_packages}"
+    record = record_of(name)
+    machine, own = record["machine"], packages(record)
+    where = f"{machine['cores']} cores ({machine['processor']})"
+    if (busy := machine.get("cores_busy_with_other_work", 0)) >= 0.1:
+        where += f", {busy:.1f} of them busy with other work"
+    if own != packages(record_of(FIRST)):
+        where += f", {own}"
     return f"`python -m {command or f'benchmarks.{name}'}`, {record['measured']}: {where}"
 
 

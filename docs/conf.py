@@ -37,11 +37,12 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(collections|numpy|omegaconf|pathlib|tensordict|torch|transfer_queue|typing|verl)\..*",
+        r"(collections|numpy|omegaconf|pathlib|pydantic|tensordict|torch|transfer_queue|typing|verl)\..*",
     ),
     ("py:.*", r"verl_padding\.(?!plan\.[A-Z]|errors\.|pads\.roles\.).*"),
     ("py:meth", r"_\w+"),
-    ("py:class", "Packer|Sharing"),
+    ("py:class", "Packer|Sharing|OptimizerSteps|NoneType"),
+    ("py:class", "AllowInfNan|FieldInfo|Strict|Ge|Lt|PydanticUndefined"),  # in annotations
 ]
 
 autodoc_member_order = "bysource"

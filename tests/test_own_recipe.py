@@ -3,7 +3,6 @@ commands."""
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,21 +10,18 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.support.pages import (
-    DOCS,
     FENCE,
     ROOT,
     commands_of,
     job_of,
     make_own_recipe,
     own_recipe_text,
-    read,
 )
 from tests.support.verl_config import compose_job
 from verl_padding.driver.job_check import check_job
 from verl_padding.on_cpu.launch import LOG, run_command
 from verl_padding.record.run_files import read_metrics
 
-YOUR_JOB = read(DOCS / "your_job.md")
 NOT_USED = {"reward.reward_model.rollout.name"}
 """Mandatory in verl's own config, and read only with a reward model."""
 RUN = Path("outputs/guess_tiny")
@@ -62,19 +58,6 @@ def test_the_files_that_the_page_names_are_those_of_the_recipe(own_recipe):
     named = {name for cell in listed for name in re.findall(r"`(\w+\.\w+)`", cell)}
     files = {path.name for path in (ROOT / "recipes/guess").iterdir() if path.is_file()}
     assert named == files - {"__init__.py", "README.md"}
-
-
-def test_the_job_of_your_job_is_complete_with_and_without_the_flag(own_recipe):
-    (code,) = [code for code in commands_of(YOUR_JOB) if "overrides=(" in code]
-    command = ["/bin/bash", "-c", code + 'printf "%s\\n" "${overrides[@]}"']
-    overrides = subprocess.check_output(command, cwd=own_recipe, text=True).splitlines()
-    assert len(overrides) > 10
-    assert complete(overrides)
-    assert complete(["+padding=prompt", *overrides])
-    assert check_job(compose_job("+padding=prompt", *overrides)).padding.strategy == "prompt"
-    assert not complete([each for each in overrides if each != "+local=cpu"]), (
-        "known to be able to fail"
-    )
 
 
 def run_as_printed(command: str, folder: Path) -> None:

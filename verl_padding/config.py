@@ -1,14 +1,18 @@
 """The ``padding`` section of a verl config: typed, frozen, checked when it is made."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args, get_origin
+from itertools import chain
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from verl_padding.errors import PaddingConfigError, meant
 from verl_padding.pads.field_kinds import FieldFormat, Fill, Kind
 from verl_padding.plan import COST_MODELS, STRATEGIES, OptimizerSteps, Packer, Sharing
 from verl_padding.version import __version__
+
+logger = logging.getLogger(__name__)
 
 Denominator = Literal["rows", "nominal"]
 AUTO = "auto"
@@ -23,7 +27,7 @@ it."""
 class PaddingConfig:
     """The settings of ``padding``: how batches are cut, and what pads look like."""
 
-    strategy: str = dataclasses.field(default="prompt", metadata={"choices": tuple(STRATEGIES)})
+    strategy: str = "prompt"
     """What a mini-batch is made of. ``prompt``: an even share of the prompts, with all their rows.
     ``rows``: an even share of the rows, whatever their prompts. ``lcm``: ppo_mini_batch_size x
     rollout.n rows, pads included, in as many optimizer steps as verl takes."""
@@ -63,20 +67,14 @@ class PaddingConfig:
     fields: Mapping[str, FieldFormat] = dataclasses.field(default_factory=dict)
     """Kinds of your own fields, where neither verl nor their shapes make them clear: name -> kind,
     or name -> ``{kind: .., fill: ..}``."""
-    cost_model: str = dataclasses.field(
-        default="attention", metadata={"choices": tuple(COST_MODELS)}
-    )
+    cost_model: str = "attention"
     """Cost of a row of L tokens, which the planner balances over the ranks. ``tokens``: L.
     ``attention``: 24576 L + L^2, as in verl."""
-    packer: Packer | Literal["auto"] = dataclasses.field(
-        default="verl", metadata={"choices": (*get_args(Packer), AUTO)}
-    )
+    packer: Packer | Literal["auto"] = "verl"
     """What cuts micro-batches by tokens, with dynamic batch sizes. ``verl``: verl's packer, in each
     worker separately. ``plan``: the plan, so that micro-batches cost about the same on all ranks.
     ``auto``: the plan where the job allows it."""
-    sharing: Sharing | Literal["auto"] = dataclasses.field(
-        default="off", metadata={"choices": (*get_args(Sharing), AUTO)}
-    )
+    sharing: Sharing | Literal["auto"] = "off"
     """Whether prefixes that rows of a prompt have in common are computed once. With images, or a
     model whose layers do not allow branches, a row shares all of its tokens or none. ``on`` needs
     ``packer=plan``, dynamic batch sizes and packed rows. ``auto``: on where the job allows it."""
@@ -90,8 +88,8 @@ class PaddingConfig:
     Without it, they are those of the update's own forward pass, and the update takes one optimizer
     step. Refused where something else reads them. ``auto``: no pass where nothing else does."""
     timing: bool = False
-    """Whether workers time each micro-batch. A metric compares the times with the cost model, and a
-    file per step lists them with their rows, in the folder ``steps`` beside
+    """Whether workers time each micro-batch. A file per step lists the times with their rows, in
+    the folder ``steps`` beside
     ``trainer.rollout_data_dir`` or else in ``trainer.default_local_dir`` (``verl-padding report``
     draws them)."""
     record: bool = False
@@ -137,17 +135,25 @@ class PaddingConfig:
                 )
         if "fields" in values:
             values["fields"] = _read_fields(values["fields"])
+        if values.get("cost_model") == "model":
+            values["cost_model"] = "attention"
+            _warn_of_old("cost_model=model", "attention")
         return cls(**values)
 
 
 def choices_by_setting() -> dict[str, tuple[str, ...]]:
     """Choices of each setting that takes one of several names and nothing else."""
-    found = {}
-    for field in dataclasses.fields(PaddingConfig):
-        literals = get_args(field.type) if get_origin(field.type) is Literal else ()
-        if choices := field.metadata.get("choices", literals):
-            found[field.name] = choices
-    return found
+    found = {name: _names(kind) for name, kind in get_type_hints(PaddingConfig).items()}
+    found |= {"strategy": tuple(STRATEGIES), "cost_model": tuple(COST_MODELS)}
+    return {name: choices for name, choices in found.items() if choices}
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    """What a Literal takes, or a union of them; nothing for another type."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    parts = [_names(part) for part in get_args(kind)]
+    return tuple(chain.from_iterable(parts)) if all(parts) else ()
 
 
 def _read_fields(section: Any) -> dict[str, FieldFormat]:
@@ -158,9 +164,12 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
     # my_weights: response, or my_weights: {kind: response, fill: one}
     fields = {}
     for name, value in section.items():
-        parts = dict(value) if isinstance(value, Mapping) else {"kind": value}
-        key, kind = f"fields.{name}", parts.pop("kind", None)
-        fill = parts.pop("fill", Fill.ZERO.value)
+        parts = {"kind": None, "fill": Fill.ZERO.value}
+        parts |= value if isinstance(value, Mapping) else {"kind": value}
+        if "role" in parts:
+            parts["kind"] = parts.pop("role")
+            _warn_of_old(f"fields.{name}.role", "kind")
+        key, kind, fill = f"fields.{name}", parts.pop("kind"), parts.pop("fill")
         for part, given in parts.items():
             raise PaddingConfigError(
                 f"padding.{key}.{part}={given!r}: unknown key. Choices: kind, fill."
@@ -169,6 +178,10 @@ def _read_fields(section: Any) -> dict[str, FieldFormat]:
         _check_unless_one_of(f"{key}.fill", fill, [each.value for each in Fill])
         fields[str(name)] = FieldFormat(Kind(kind), Fill(fill))
     return fields
+
+
+def _warn_of_old(setting: str, new: str) -> None:
+    logger.warning("verl_padding: padding.%s is of 0.3 and goes with 0.5. Set %s.", setting, new)
 
 
 def _check_unless_one_of(key: str, value: object, choices: Iterable[object]) -> None:

@@ -24,7 +24,6 @@ def main(
     part: str,
     out: Path = Path("out"),
     device: str = "cuda",
-    width: str = "0.5B",
     rounds: int = 5,
     seconds: float = 200,
 ) -> None:
@@ -40,7 +39,7 @@ def main(
     from benchmarks.one_gpu.figures import Figures
 
     figures = Figures(part, out)
-    figures.keep("begins", **machine(device), width=width)
+    figures.keep("begins", **machine(device))
     with tempfile.TemporaryDirectory() as folder:
         if part == "learn":
             for side, points in learning.run((out / "learn").resolve(), device, limit_s=seconds):
@@ -48,14 +47,7 @@ def main(
         elif part == "exact":
             exact.measure(figures, Path(folder), device)
         elif part == "speed":
-            speed.measure(
-                figures,
-                Path(folder),
-                device,
-                width if device == "cuda" else "small",
-                rounds,
-                seconds,
-            )
+            speed.measure(figures, Path(folder), device, rounds, seconds)
         else:
             for step in whole_job.run((out / "job").resolve(), timeout_s=seconds):
                 figures.keep("step", **{name: step.get(name) for name in METRICS})

@@ -1,4 +1,4 @@
-"""Gradients of packed rows, pads, trees and skipped rows, beside those of each row alone.
+"""Gradients of packed rows, pads, shared prefixes and skipped rows, beside those of each row alone.
 
 41 rows are planned for eight ranks, which one rank plays in turn. In float32 the differences are
 rounding; in bfloat16, the packed rows have to be as far off float32 as the rows alone are.
@@ -39,8 +39,8 @@ def measure(figures: Figures, folder: Path, device: str) -> None:
             reference = own if reference is None else reference
             for name, difference in case.differences(own, reference):
                 figures.keep("gradient", model=kind, dtype=dtype, gradient_of=name, **difference)
-            case.probe()
-            figures.keep("probe of packed rows and trees passes", model=kind, dtype=dtype)
+            case.check()
+            figures.keep("cross-contamination check passes", model=kind, dtype=dtype)
             del case
             gc.collect()
 
@@ -126,21 +126,18 @@ class Case:
         for name in ("use_kl_loss", "entropy_coeff"):  # which have a gradient in every row
             config = self._worker.actor.loss_fn.keywords["config"]
             object.__setattr__(config, name, 0)  # verl's configs are frozen
-        none: Sequence[int] = ()
-        computed, skipped = (
-            self.gradient(self.as_planned(self._plan("on", 1, idle), leaves_out=bool(idle)))
-            for idle in (none, rows.rows_of_prompts(self._rows, "01"))
-        )
+        left_out = rows.rows_of_prompts(self._rows, "01")
+        computed = self.gradient(self.as_planned(self._plan("on", 1)))
+        skipped = self.gradient(self.as_planned(self._plan("on", 1, left_out), leaves_out=True))
         yield "zero-advantage rows skipped", {"off_rows_computed": rank.distance(skipped, computed)}
 
-    def _plan(self, sharing: Sharing, ranks: int, idle: Sequence[int] = ()) -> BatchPlan:
+    def _plan(self, sharing: Sharing, ranks: int, left_out: Sequence[int] = ()) -> BatchPlan:
         return rows.plan(
-            self._rows, self._budget, sharing=sharing, ranks=ranks, zero_advantage=idle
+            self._rows, self._budget, sharing=sharing, ranks=ranks, zero_advantage=left_out
         )
 
-    def probe(self) -> None:
-        """The probe that each job starts with, which raises where packed rows see each other."""
-        fixes = {"actor": "actor_rollout_ref.model.use_remove_padding=False"}
-        probe = check_cross_contamination((), shares=True, fixes=fixes, multiples={"actor": 1})
-        (incompatibilities,) = probe(self._worker).non_tensor_batch[INCOMPATIBILITIES]
+    def check(self) -> None:
+        """The check that each job starts with, which raises where packed rows see each other."""
+        check = check_cross_contamination((), shares=True)
+        (incompatibilities,) = check(self._worker).non_tensor_batch[INCOMPATIBILITIES]
         assert not incompatibilities, incompatibilities

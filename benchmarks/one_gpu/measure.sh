@@ -40,5 +40,5 @@ for part in "${parts[@]:-learn}"; do
     echo "${part}: ended with ${code} after $(($(date +%s) - begun)) s"
     [ "${code}" = 0 ] || grep -v '^{' "${out}/${part}.log" | tail -n 15 | cut -c -400
     grep -h '^{' "${out}/${part}.log" | cut -c -260
-    [ "${part}" = job ] && [ "${code}" != 0 ] && tail -n 40 "${out}/job/job.log" | cut -c -400
+    [ "${part}" = job ] && [ "${code}" != 0 ] && tail -n 40 "${out}/job/log" | cut -c -400
 done

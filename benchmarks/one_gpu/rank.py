@@ -26,11 +26,9 @@ from verl_padding.plan import BatchPlan
 
 SIZES = {
     "small": (128, 256, 2, 4, 2, True),
-    "wide 256": (256, 1024, 2, 8, 4, False),
-    "wide 512": (512, 2048, 2, 8, 4, False),
+    "wide": (512, 2048, 2, 8, 4, False),
     "exact": (512, 1024, 4, 8, 2, False),
     "0.5B": (896, 4864, 24, 14, 2, True),
-    "1.5B": (1536, 8960, 28, 12, 2, True),
 }
 """Those of Qwen2.5: hidden size, intermediate size, layers, heads, heads of keys, whether
 embeddings are tied."""

@@ -131,10 +131,12 @@ def plan(
     sharing="off",
     ranks=1,
     has_pass=False,
+    mini_prompts=None,
+    packer="plan",
     **row_options,
 ):
-    """One mini-batch of all rows, by the plan's packer; ``row_options``: more for
-    `Rows.from_keys`."""
+    """One mini-batch of all rows, or several of ``mini_prompts`` prompts; ``row_options``: more
+    for `Rows.from_keys`."""
     keys = list(rows)
     inputs = RowInputs(micro_batch_of(list(rows.values())))
     tries = PrefixTries.from_tokens(inputs.ids_R, list(map(uid_of_key, keys)))
@@ -142,7 +144,7 @@ def plan(
     shape = {
         "prompts": prompts,
         "sessions": 2,
-        "mini_prompts": prompts,
+        "mini_prompts": mini_prompts or prompts,
         "ranks": ranks,
         "budget": budget,
     }
@@ -151,7 +153,7 @@ def plan(
         **shape,
         has_pass=has_pass,
         drops_zero_advantage=drops_zero_advantage,
-        packer="plan",
+        packer=packer,
         sharing=sharing,
     )
     return plan_batch(Rows.from_keys(keys, tries.tokens_R.tolist(), tries, **row_options), job)

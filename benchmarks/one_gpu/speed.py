@@ -16,35 +16,25 @@ import torch
 
 from benchmarks.one_gpu import rank, rows
 from benchmarks.one_gpu.figures import Figures, seconds, timed
-from benchmarks.update_sides import Side
 from verl_padding.plan import BatchPlan
 
 KINDS = ("qwen2", "qwen3_5_text")
 SHORTER = {} if find_spec("fla") else {"qwen3_5_text": 1 / 16}
 """Lengths of texts on a GPU: without fla, torch computes linear attention there, 64 tokens of a row
 one after the other."""
-SIDES = (
-    Side(name="stock verl", is_stock=True, old_log_probs="pass"),
-    Side(name="trees", sharing="on", old_log_probs="pass"),
-    Side(
-        name="trees, idle rows skipped, no pass",
-        sharing="on",
-        old_log_probs="update",
-        drops_zero_advantage=True,
-    ),
-)
+STOCK, SHARING = "stock verl", "sharing"
+SKIPPING = f"{SHARING}, zero-advantage rows skipped, no pass"
+SIDES = (STOCK, SHARING, SKIPPING)
 
 
-def measure(
-    figures: Figures, folder: Path, device: str, width: str, rounds: int, limit_s: float
-) -> None:
+def measure(figures: Figures, folder: Path, device: str, rounds: int, limit_s: float) -> None:
     """Keeps the seconds and the memory of each update; no new round begins after ``limit_s``."""
     cuda = device == "cuda"
-    vocabulary, budget = (300, 512) if width == "small" else (151_936, 16_384)
+    size, vocabulary, budget = ("0.5B", 151_936, 16_384) if cuda else ("small", 300, 512)
     draw = random.Random(0)
     checkpointing = f"actor_rollout_ref.model.enable_gradient_checkpointing={str(cuda).lower()}"
     for number, kind in enumerate(KINDS):
-        model = rank.make_model(folder, width, kind, vocabulary, device)
+        model = rank.make_model(folder, size, kind, vocabulary, device)
         worker = rank.start_worker(model, "bf16" if cuda else "fp32", budget, device, checkpointing)
         shape = {"scale": SHORTER.get(kind, 1.0) if cuda else 0.02, "vocabulary": vocabulary}
         batches = {
@@ -53,7 +43,7 @@ def measure(
         }
         for at, (name, texts) in enumerate(batches.items(), 1):
             batch = Batch(worker, texts, draw, budget, cuda)
-            of = {"model": kind, "batch": name, "width": width}
+            of = {"model": kind, "batch": name}
             figures.keep("batch", **of, row_tokens=batch.tokens)
             for side in SIDES:  # fills caches
                 batch.update(side)
@@ -62,7 +52,7 @@ def measure(
                 if seconds() > limit_s * share_of_time:
                     break
                 for side in SIDES if turn % 2 == 0 else reversed(SIDES):
-                    figures.keep("update", **of, side=side.name, **batch.update(side))
+                    figures.keep("update", **of, side=side, **batch.update(side))
         del worker, batch  # before the next ones are there
         gc.collect()
 
@@ -77,21 +67,14 @@ class Batch:
         self._rows = {
             key: dict(row) for key, row in rows.trained_rows(texts, torch.float32).items()
         }
-        idle = rows.rows_of_prompts(self._rows, "012")
+        zero_advantage = rows.rows_of_prompts(self._rows, "012")
         for number, row in enumerate(self._rows.values()):
-            advantage = 0.0 if number in idle else draw.gauss(0, 1)
+            advantage = 0.0 if number in zero_advantage else draw.gauss(0, 1)
             row["advantages"] = torch.full_like(row["advantages"], advantage)
         self._plans: dict[str, BatchPlan | None] = {
-            side.name: None
-            if side.is_stock
-            else rows.plan(
-                self._rows,
-                budget,
-                sharing=side.sharing,
-                zero_advantage=idle if side.drops_zero_advantage else (),
-                has_pass=side.old_log_probs == "pass",
-            )
-            for side in SIDES
+            STOCK: None,
+            SHARING: rows.plan(self._rows, budget, sharing="on", has_pass=True),
+            SKIPPING: rows.plan(self._rows, budget, sharing="on", zero_advantage=zero_advantage),
         }
         from verl.workers.utils.padding import response_from_nested
 
@@ -102,16 +85,16 @@ class Batch:
             row["old_log_probs"] = values.float().clone()
         self.tokens = sum(len(row["input_ids"]) for row in self._rows.values())
 
-    def update(self, side: Side) -> dict[str, Any]:
+    def update(self, side: str) -> dict[str, Any]:
         """Seconds, peak memory and gradient norm of a side's pass and update."""
-        plan = self._plans[side.name]
+        plan, skips = self._plans[side], side == SKIPPING
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
-        pass_s = self._pass(plan)[2] if side.old_log_probs == "pass" else 0.0
+        pass_s = 0.0 if skips else self._pass(plan)[2]
         said: dict[str, Any] = {
             "calculate_entropy": False,
-            "leaves_out": side.drops_zero_advantage,
-            "takes_own_log_probs": side.old_log_probs == "update",
+            "leaves_out": skips,
+            "takes_own_log_probs": skips,
         }
         data = rank.rows_of_call(self._rows, plan, **said)
         output, update_s = timed(lambda: self._worker.update_actor(data), self._cuda)

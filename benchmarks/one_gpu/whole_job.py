@@ -1,12 +1,13 @@
-"""Three steps of a tiny job on one rank: Ray, TransferQueue, trees; its rollout is transformers on
-the CPU."""
+"""Three steps of a tiny job on one rank: Ray, TransferQueue, shared prefixes; its rollout is
+transformers on the CPU."""
 
-import json
 import os
-import subprocess
 import sys
+from pathlib import Path
 
+from verl_padding.on_cpu.launch import LOG, TIMED_OUT, run_command
 from verl_padding.recipes.every_call import job as recipe
+from verl_padding.record.run_files import read_metrics
 
 STEPS = 3
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -34,6 +35,8 @@ ON_GPU = (
     f"{ROLLOUT}.log_prob_max_token_len_per_gpu=4096",
     "data.dataloader_num_workers=0",
     "reward.num_workers=1",
+    "trainer.logger=[console,file]",
+    "trainer.val_before_train=false",
     "+ray_kwargs.ray_init.include_dashboard=false",
 )
 """What ``+local=cpu`` says of rollout and processes, for an actor on a GPU."""
@@ -44,39 +47,27 @@ def run(folder, *, timeout_s=600):
     """The metrics of each step.
 
     Raises:
-        subprocess.CalledProcessError: the job has failed; its output is in ``<folder>/job.log``.
+        RuntimeError: the job has failed.
+    """
+    job = [*ON_GPU, *recipe.tiny_job(folder), f"trainer.total_training_steps={STEPS}", *PADDED]
+    if start(job, folder, timeout_s=timeout_s):
+        raise RuntimeError(f"the job has not ended in {timeout_s} s")
+    return [metrics for _, metrics in read_metrics(folder)]
+
+
+def start(job: list[str], folder: Path, *, timeout_s: float, device: str = "cuda") -> bool:
+    """Runs a job of one rank, and returns whether its time was over first.
+
+    Raises:
+        RuntimeError: the job has failed; its output is in ``<folder>/log``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-        "RAY_prestart_worker_first_driver": "0",
-        "HF_HUB_OFFLINE": "1",
-        "VERL_USE_EXTERNAL_MODULES": "rollout_on_cpu",
-        "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
-    }
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "VERL_PLATFORM"):
-        environment.pop(name, None)
     (folder / "rollout_on_cpu.py").write_text(ROLLOUT_ON_CPU)
-    job = [
-        *ON_GPU,
-        *recipe.tiny_job(folder),
-        "trainer.n_gpus_per_node=1",
-        f"trainer.total_training_steps={STEPS}",
-        "trainer.logger=[console,file]",
-        "trainer.val_before_train=false",
-        *PADDED,
-    ]
-    with (folder / "job.log").open("w") as log:
-        command = [sys.executable, "-m", "verl.trainer.main_ppo", *job]
-        subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            timeout=timeout_s,
-            check=True,
-        )
-    return [
-        json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
+    told = [f"PYTHONPATH={folder}:{os.environ.get('PYTHONPATH', '')}"]
+    if device == "cuda":
+        told = ["-u", "VERL_PLATFORM", *told, "VERL_USE_EXTERNAL_MODULES=rollout_on_cpu"]
+    command = ["env", *told, sys.executable, "-m", "verl.trainer.main_ppo", *job]
+    code = run_command([*command, "trainer.n_gpus_per_node=1"], folder=folder, timeout_s=timeout_s)
+    if code not in (0, TIMED_OUT):
+        raise RuntimeError(f"ended with {code}\n{(folder / LOG).read_text()[-3000:]}")
+    return code == TIMED_OUT

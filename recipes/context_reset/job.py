@@ -10,7 +10,7 @@ import typer
 
 from verl_padding.on_cpu.launch import seed_overrides
 from verl_padding.on_cpu.tiny_models import make_tiny_model
-from verl_padding.recipes.context_reset.make_data import write_tiny_data
+from verl_padding.recipes.context_reset.make_data import write_paths
 
 HERE = Path(__file__).resolve().parent
 
@@ -28,7 +28,7 @@ def tiny_job(assets: Path, *, seed: int = 0, images: bool = False) -> list[str]:
     ``configs/recipe/context_reset_tiny.yaml`` says what is learned and how.
     """
     model = make_tiny_model("qwen3_vl" if images else "qwen2", assets, seed=seed)
-    train, val = write_tiny_data(assets, seed=seed, images=images)
+    train, val = write_paths(assets, seed=seed, images=images)
     return [
         "+recipe=context_reset_tiny",
         f"actor_rollout_ref.model.path={model}",

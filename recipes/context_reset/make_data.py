@@ -1,45 +1,36 @@
-"""Data of the tiny task, in verl's parquet form: ``python -m
-verl_padding.recipes.context_reset.make_data FOLDER``."""
+"""Data of the tiny task: random paths of 1 to 4 symbols, the same for the same seed."""
 
 from __future__ import annotations
 
 import io
 import random
 from pathlib import Path
-from typing import Annotated
-
-import pandas as pd
-import typer
+from typing import Any
 
 from verl_padding.recipes.context_reset.tasks import PICTURE_SOURCE, SYMBOLS, TINY_SOURCE
+from verl_padding.recipes.tiny_data import write_tiny_data
 
 SHORTEST_PATH, LONGEST_PATH = 1, 4
 PICTURE_SIDE = 64
 """Pixels of an image's side."""
 
 
-def write_tiny_data(
-    folder: Path, *, train: int = 2048, val: int = 64, seed: int = 0, images: bool = False
-) -> tuple[Path, Path]:
-    """Writes ``train.parquet`` and ``val.parquet``: random paths of 1 to 4 symbols, the same for
-    the same seed.
+def write_paths(folder: Path, *, seed: int = 0, images: bool = False) -> tuple[Path, Path]:
+    """Writes ``train.parquet`` and ``val.parquet``.
 
     Args:
         images: whether the first symbol of a path is an image; needs Pillow.
     """
     rng = random.Random(seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, count in (("train", train), ("val", val)):
-        rows = [_row(rng, name, index) for index in range(count)]
-        if images:
-            rows = [row | _image(row) for row in rows]
-        paths.append(folder / f"{name}.parquet")
-        pd.DataFrame(rows).to_parquet(paths[-1])
-    return paths[0], paths[1]
+
+    def make_row(split: str, index: int) -> dict[str, Any]:
+        row = _row(rng, split, index)
+        return row | _image(row) if images else row
+
+    return write_tiny_data(folder, make_row)
 
 
-def _row(rng: random.Random, split: str, index: int) -> dict:
+def _row(rng: random.Random, split: str, index: int) -> dict[str, Any]:
     path = [rng.randrange(len(SYMBOLS)) for _ in range(rng.randint(SHORTEST_PATH, LONGEST_PATH))]
     return {
         "data_source": TINY_SOURCE,
@@ -53,7 +44,7 @@ def _row(rng: random.Random, split: str, index: int) -> dict:
     }
 
 
-def _image(row: dict) -> dict:
+def _image(row: dict[str, Any]) -> dict[str, Any]:
     """Fields that differ in a row whose first symbol is an image: a dark square for a, a bright one
     for b."""
     from PIL import Image
@@ -67,17 +58,3 @@ def _image(row: dict) -> dict:
         "prompt": [{"role": "user", "content": "<image>"}],
         "images": [{"bytes": file.getvalue()}],
     }
-
-
-def main(
-    folder: Annotated[Path, typer.Argument(help="Folder for the two files.")],
-    seed: int = 0,
-    images: bool = False,
-) -> None:
-    """Writes the data of the tiny task."""
-    for path in write_tiny_data(folder, seed=seed, images=images):
-        typer.echo(path)
-
-
-if __name__ == "__main__":
-    typer.run(main)

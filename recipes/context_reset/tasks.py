@@ -172,22 +172,14 @@ class NotedMath:
         return {"acc": self.reward, "answered": float(self.done)}
 
 
-def _symbol_path(row: Mapping[str, Any]) -> Task:
-    return SymbolPath(row["reward_model"]["ground_truth"])
-
-
-def _picture_path(row: Mapping[str, Any]) -> Task:
-    return ImagePath(row["reward_model"]["ground_truth"], row["raw_prompt"][-1])
-
-
-def _noted_math(row: Mapping[str, Any]) -> Task:
-    return NotedMath(row["raw_prompt"][-1]["content"], row["reward_model"]["ground_truth"])
-
-
 TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {
-    TINY_SOURCE: _symbol_path,
-    PICTURE_SOURCE: _picture_path,
-    GSM8K_SOURCE: _noted_math,
+    TINY_SOURCE: lambda row: SymbolPath(row["reward_model"]["ground_truth"]),
+    PICTURE_SOURCE: lambda row: ImagePath(
+        row["reward_model"]["ground_truth"], row["raw_prompt"][-1]
+    ),
+    GSM8K_SOURCE: lambda row: NotedMath(
+        row["raw_prompt"][-1]["content"], row["reward_model"]["ground_truth"]
+    ),
 }
 """``data_source`` of a row -> its task."""
 

@@ -10,7 +10,7 @@ import typer
 
 from verl_padding.on_cpu.launch import seed_overrides
 from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
-from verl_padding.recipes.every_call.make_data import write_tiny_data
+from verl_padding.recipes.every_call.make_data import write_doors
 
 HERE = Path(__file__).resolve().parent
 
@@ -38,7 +38,7 @@ def tiny_job(
     """
     kind: TinyModelKind = family or ("qwen3_thinking" if thinking else "qwen2")
     model = make_tiny_model(kind, assets, seed=seed)
-    train, val = write_tiny_data(assets, seed=seed)
+    train, val = write_doors(assets, seed=seed)
     return [
         "+recipe=every_call_tiny",
         f"actor_rollout_ref.model.path={model}",

@@ -143,17 +143,11 @@ class CheckedMath:
         return {"acc": self._score, "wrong_answers": float(self._wrong)}
 
 
-def _doors_task(row: Mapping[str, Any]) -> Task:
-    return Doors(row["reward_model"]["ground_truth"])
-
-
-def _checked_math(row: Mapping[str, Any]) -> Task:
-    return CheckedMath(row["raw_prompt"][-1]["content"], row["reward_model"]["ground_truth"])
-
-
 TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {
-    TINY_SOURCE: _doors_task,
-    GSM8K_SOURCE: _checked_math,
+    TINY_SOURCE: lambda row: Doors(row["reward_model"]["ground_truth"]),
+    GSM8K_SOURCE: lambda row: CheckedMath(
+        row["raw_prompt"][-1]["content"], row["reward_model"]["ground_truth"]
+    ),
 }
 """``data_source`` of a row -> its task."""
 

@@ -10,7 +10,7 @@ import typer
 
 from verl_padding.on_cpu.launch import seed_overrides
 from verl_padding.on_cpu.tiny_models import make_tiny_model
-from verl_padding.recipes.subagents.make_data import write_tiny_data
+from verl_padding.recipes.subagents.make_data import write_sums
 
 HERE = Path(__file__).resolve().parent
 
@@ -26,7 +26,7 @@ def tiny_job(assets: Path, *, seed: int = 0) -> list[str]:
     What is learned and how is in ``configs/recipe/subagents_tiny.yaml``.
     """
     model = make_tiny_model("qwen2", assets, seed=seed)
-    train, val = write_tiny_data(assets, seed=seed)
+    train, val = write_sums(assets, seed=seed)
     return [
         "+recipe=subagents_tiny",
         f"actor_rollout_ref.model.path={model}",

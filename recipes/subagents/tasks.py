@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -159,18 +159,11 @@ class DelegatedMath:
         return {"acc": self.reward(outcome)}
 
 
-def _symbol_sum(row: Mapping[str, Any]) -> Task:
-    return SymbolSum(row["reward_model"]["ground_truth"])
-
-
-def _delegated_math(row: Mapping[str, Any]) -> Task:
-    messages: Sequence[Mapping[str, Any]] = row["raw_prompt"]
-    return DelegatedMath(messages[-1]["content"], row["reward_model"]["ground_truth"])
-
-
 TASKS: Mapping[str, Callable[[Mapping[str, Any]], Task]] = {
-    TINY_SOURCE: _symbol_sum,
-    GSM8K_SOURCE: _delegated_math,
+    TINY_SOURCE: lambda row: SymbolSum(row["reward_model"]["ground_truth"]),
+    GSM8K_SOURCE: lambda row: DelegatedMath(
+        row["raw_prompt"][-1]["content"], row["reward_model"]["ground_truth"]
+    ),
 }
 """``data_source`` of a row -> its task."""
 

@@ -2,15 +2,13 @@
 
 import json
 
-import pytest
-
-from benchmarks.guess import draw, points_of
+from benchmarks.guess import points_of
 from tests.support.run_folder import write_run
 
 
-def write_resumed_run(folder, *, padded):
+def write_resumed_run(folder):
     """Of steps 1 and 2, the second was lost to a stop, and repeated."""
-    run = write_run(folder / "run", padded=padded)
+    run = write_run(folder / "run", padded=True)
     first, second = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     metrics = [json.loads(line) for line in (first, second)]
     for seconds, step in zip((60.0, 90.0), metrics, strict=True):
@@ -27,7 +25,7 @@ def write_resumed_run(folder, *, padded):
 
 
 def test_points_are_of_each_step_once_and_of_sessions(tmp_path):
-    write_resumed_run(tmp_path, padded=True)
+    write_resumed_run(tmp_path)
     points = points_of(tmp_path)
     assert points["seconds"] == [60.0, 90.0]
     assert points["won"] == [0.0, 0.3333]  # one of three sessions, of which one has two rows
@@ -36,12 +34,3 @@ def test_points_are_of_each_step_once_and_of_sessions(tmp_path):
 
 def test_a_run_that_has_not_begun_has_no_points(tmp_path):
     assert points_of(tmp_path) == {"won": []}
-
-
-def test_the_picture_shows_each_run(tmp_path):
-    pytest.importorskip("matplotlib")
-    for side in ("stock", "fast"):
-        write_resumed_run(tmp_path / side, padded=side == "fast")
-    runs = {f"{side}_seed0": points_of(tmp_path / side) for side in ("stock", "fast")}
-    draw(runs, tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 5000

@@ -2,18 +2,8 @@
 
 import pytest
 
-from benchmarks.learning import (
-    Kind,
-    batches_to,
-    beside_whole_jobs,
-    kept_runs,
-    p_value,
-    reward_after,
-    run,
-)
+from benchmarks.learning import Kind, beside_whole_jobs, kept_runs, p_value, run
 from benchmarks.results import kept
-
-ROWS = {"reward": [100, 300, 600, 500], "rows": [10, 10, 20, 20], "steps": [1, 1, 2, 2]}
 
 
 def test_kept_runs_end_as_whole_jobs_of_their_seeds():
@@ -26,16 +16,9 @@ def test_a_run_begins_as_a_whole_job_of_its_seed(monkeypatch, tmp_path):
         run(Kind("two symbols", "grpo", 1.0, "prompt"), 1, tmp_path)[name]
         for name in ("reward", "rows", "steps")
     )
-    job = kept("runs source_job")["runs"]["grpo_prompt_seed1"]
+    job = kept("runs source_job")["runs"]["prompt_seed1"]
     assert reward == [round(1000 * each) for each in job["reward"][:2]]
     assert (rows, steps) == (job["rows"][:2], job["optimizer_steps"][:2])
-
-
-def test_rewards_are_found_by_batches_steps_and_rows():
-    assert [batches_to(ROWS, reward) for reward in (0.1, 0.5, 0.7)] == [1, 3, 25]
-    # The third batch was sampled after two steps and twenty rows.
-    assert [reward_after(ROWS, "steps", n) for n in (0, 1, 2, 3, 4)] == [0.1, 0.3, 0.6, 0.6, 0.5]
-    assert [reward_after(ROWS, "rows", n) for n in (19, 20)] == [0.3, 0.6]
 
 
 @pytest.mark.parametrize(

@@ -25,20 +25,27 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.in_the_job import trust_models_as_the_job
 from verl_padding.on_cpu.reduced_job import reduced, write_shrunk_model
-from verl_padding.on_cpu.scripted_replies import TEXTS
 from verl_padding.record.run_files import CONFIG
+
+TRUST = "actor_rollout_ref.model.trust_remote_code"
+
+
+def result_with(run, command, values):
+    """The result of a command on the run's config file with these values."""
+    config = OmegaConf.load(run / CONFIG)
+    for name, value in values.items():
+        OmegaConf.update(config, name, value, force_add=True)
+    OmegaConf.save(config, run / CONFIG)
+    folder = (run / CONFIG).parent
+    return result_of(run, command, "--config-path", folder, "--config-name", "config")
 
 
 @pytest.mark.parametrize("command", ["doctor", "dry-run"])
 def test_a_jobs_config_file_brings_no_module(command, hostile, monkeypatch):
     (hostile / "hostile_lib.py").write_text(f"open({str(hostile.parent / TAKEN)!r}, 'w')")
     beside_a_job(hostile, monkeypatch)
-    config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.model.trust_remote_code = False
-    config.actor_rollout_ref.model.external_lib = "hostile_lib"
-    OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result = result_of(hostile, command, *of_config)
+    values = {TRUST: False, "actor_rollout_ref.model.external_lib": "hostile_lib"}
+    result = result_with(hostile, command, values)
     assert result.exit_code == 1
     assert "external_lib=hostile_lib" in "".join(result.output.split())
 
@@ -62,28 +69,15 @@ def test_a_jobs_config_file_does_not_make_its_model_trusted(command, hostile, mo
 
     monkeypatch.setattr("verl_padding.on_cpu.dry_run._run_job", not_started)
     monkeypatch.chdir(hostile.parent)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
     (hostile / "model" / "config.json").write_text(
         json.dumps({"model_type": "hostile", "auto_map": AUTO_MAP, "architectures": ["Trainer"]})
     )
-    result = result_of(hostile, command, *of_config)
+    result = result_with(hostile, command, {})
     assert result.exit_code == 1
     assert "trust_remote_code=True" in result.stderr
-    config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.actor.optim = target(hostile)
-    OmegaConf.save(config, hostile / CONFIG)
-    result = result_of(hostile, command, *of_config)
+    result = result_with(hostile, command, {"actor_rollout_ref.actor.optim": target(hostile)})
     assert result.exit_code == 1
     assert "logging.FileHandler" in " ".join(result.output.split())
-
-
-def test_the_doctor_opens_folders_alone_of_a_jobs_file(hostile, monkeypatch):
-    beside_a_job(hostile, monkeypatch)
-    config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.model.tokenizer_path = fetched_by_a_shell(hostile)
-    OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result_of(hostile, "doctor", *of_config)
 
 
 def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monkeypatch):
@@ -102,8 +96,14 @@ def test_files_on_a_search_path_of_the_command_line_are_data(hostile, job, monke
         assert ("trust_remote_code=True" in result.stderr) == (name == "trusts")
 
 
-@pytest.mark.parametrize("place", ["path", "hf_config_path", "tokenizer_path"])
-def test_the_doctor_opens_no_model_of_a_critic_that_is_no_folder(place, hostile, monkeypatch):
+@pytest.mark.parametrize(
+    "place",
+    [
+        "actor_rollout_ref.model.tokenizer_path",
+        *(f"critic.model.{name}" for name in ("path", "hf_config_path", "tokenizer_path")),
+    ],
+)
+def test_the_doctor_opens_no_model_that_is_no_folder(place, hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
     checked, check = [], verl.utils.config.validate_config
 
@@ -112,12 +112,8 @@ def test_the_doctor_opens_no_model_of_a_critic_that_is_no_folder(place, hostile,
         check(*args)
 
     monkeypatch.setattr("verl.utils.config.validate_config", noted)
-    config = OmegaConf.load(hostile / CONFIG)
-    config.algorithm.adv_estimator = "gae"
-    config.critic.model[place] = fetched_by_a_shell(hostile)
-    OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result_of(hostile, "doctor", *of_config)
+    values = {"algorithm.adv_estimator": "gae", place: fetched_by_a_shell(hostile)}
+    result_with(hostile, "doctor", values)
     assert checked
 
 
@@ -171,17 +167,15 @@ def test_the_doctor_does_not_fetch_the_images_of_rows(hostile, job, monkeypatch)
 def test_what_a_file_means_once_it_is_checked_is_what_was_checked(hostile, monkeypatch):
     beside_a_job(hostile, monkeypatch)
     config = OmegaConf.load(hostile / CONFIG)
-    config.actor_rollout_ref.model.trust_remote_code = False
-    config.algorithm.adv_estimator = "gae"
     del config.padding
-    # Without the critic's model, which the doctor leaves out of verl's check, it is another.
-    config.critic.model.empty = ""
-    tools = config.actor_rollout_ref.actor.profiler.tool_config
-    named = target(hostile)["_target_"]
-    tools.hostile = target(hostile) | {"_target_": "${oc.select:critic.model.empty," + named + "}"}
     OmegaConf.save(config, hostile / CONFIG)
-    of_config = ("--config-path", (hostile / CONFIG).parent, "--config-name", "config")
-    result_of(hostile, "doctor", *of_config)
+    named = target(hostile)["_target_"]
+    hidden = target(hostile) | {"_target_": "${oc.select:critic.model.empty," + named + "}"}
+    values = {TRUST: False, "algorithm.adv_estimator": "gae"}
+    # Without the critic's model, which the doctor leaves out of verl's check, it is another.
+    values |= {"critic.model.empty": ""}
+    values |= {"actor_rollout_ref.actor.profiler.tool_config.hostile": hidden}
+    result_with(hostile, "doctor", values)
 
 
 def test_a_small_model_has_no_attention_kernel_of_another_config(tiny_model, tmp_path):
@@ -208,7 +202,6 @@ WAYS = {
 def test_a_dry_runs_reward_loop_trusts_a_model_as_the_job_does(
     way, trusted, tiny_model, job, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv(TEXTS, "[]")
     for name in ("hf_tokenizer", "RewardLoopWorker._init_reward_fn"):
         monkeypatch.setattr(f"{reward_loop.__name__}.{name}", attrgetter(name)(reward_loop))
     model, code = shutil.copytree(tiny_model, tmp_path / "model"), tmp_path / "evil"

@@ -14,13 +14,11 @@ FLAG = "+padding=prompt"
     [
         ((FLAG, "padding.weigthing=session"), "padding.weighting"),
         (("padding.strategy=rows",), r"\+padding=prompt"),
-        (("paddng=fast",), r"\+padding"),
         (("padding=fast",), r"\+padding"),
-        (("++padding=fast",), r"Set \+padding=fast"),
+        (("++padding=fast",), "force-add"),
         ((FLAG, "+padding=fast"), r"\+padding=prompt, \+padding=fast"),
         (("data.max_prompt_lenght=64",), "data.max_prompt_length"),
         (("ppo_mini_batch_size=4",), "actor_rollout_ref.actor.ppo_mini_batch_size"),
-        (("no.such.key.at.all=4",), "Correct it"),
         (("+padding=fst",), "lcm"),
     ],
 )

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from tests.record.test_step_file import made_step
 from tests.record.test_timings import two_ranks
-from verl_padding.cli.page import recorded_step
+from verl_padding.cli.page import Bar, one_after_the_other, recorded_step
 from verl_padding.record.step_file import RecordedRow
 
 
@@ -33,3 +33,13 @@ def test_columns_that_the_page_names_are_those_of_a_recorded_row():
     assert "advantage" in headings
     compared = re.findall(r"column === \"(\w+)\"", script)
     assert {*headings, *compared} <= {each.name for each in fields(RecordedRow)}
+
+
+def test_a_micro_batch_begins_when_all_ranks_are_ready_with_the_one_before():
+    busy = {(0, 0, 0): 3, (1, 0, 0): 2, (0, 0, 1): 1, (1, 0, 1): 4, (0, 1, 0): 5, (1, 1, 0): 5}
+    bars = [
+        Bar(rank, mini, micro, 0, each, 0, [], 0, 0) for (rank, mini, micro), each in busy.items()
+    ]
+    assert [(bar.start, bar.length) for bar in one_after_the_other(bars)] == [(0, 3)] * 2 + [
+        (3, 4)
+    ] * 2 + [(7, 5)] * 2

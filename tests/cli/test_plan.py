@@ -11,7 +11,6 @@ from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 SHAPE = ("--dp", "4", "--mini-batch", "3", "--n", "2", "--budget", "1000")
 PLAN_PACKER = ("--", "+padding=prompt", "padding.packer=plan")
-PLANNED = (*SHAPE, *PLAN_PACKER)
 
 
 def write_lines(path, lines):
@@ -52,7 +51,7 @@ def test_a_plan_needs_no_word_on_the_platform(path):
     code = "from verl_padding.cli.app import app; app()"
     done = run_fresh(code, "plan", str(path), *SHAPE, platform=None)
     assert done.returncode == 0, done.stderr
-    assert "optimizer steps" in done.stdout
+    assert "optimizer_steps" in done.stdout
 
 
 def dump_line(uid, output):
@@ -71,13 +70,11 @@ def test_a_dump_is_tokenized_and_its_stock_pads_are_left_out(tmp_path):
     flag = ("--", "+padding=prompt")
     result = run(path, *shape, "--json", "--tokenizer", model, *flag)
     plan = json.loads(result.stdout)
-    assert plan["notes"][0] in result.stderr
-    assert "estimate" in result.stderr
     assert sorted(plan["steps"][0]["ranks"][0]["rows"]) == [0, 1, 3]
     shown = run(path, *shape, "--tokenizer", model, *flag).stdout
     tokens = 2 * 3 + 3 + 5 + 40
-    [line] = [line for line in shown.split("\n") if line.startswith("│    0 │")]
-    assert int(line.split("│")[4]) == tokens
+    [line] = [line.split() for line in shown.split("\n") if line.startswith("0 ")]
+    assert int(line[3]) == tokens
     assert "name the model's tokenizer with --tokenizer" in refused(path, *shape)
 
 

@@ -1,13 +1,10 @@
-"""Plans of folders, pipes, recorded steps and jobs, and their page."""
+"""Plans of recorded steps and jobs, and their page."""
 
+import json
 from pathlib import Path
-
-import pytest
-from omegaconf import OmegaConf
 
 from tests.cli.test_plan import (
     PLAN_PACKER,
-    SHAPE,
     SHARED,
     SHARING,
     plan_of,
@@ -17,43 +14,9 @@ from tests.cli.test_plan import (
 )
 from tests.record.test_step_file import made_step
 from tests.support.written_pages import parsed
-from verl_padding.job.composition import JobArguments, compose_job
-from verl_padding.record.run_files import CONFIG
 from verl_padding.record.step_file import write_steps
 
-
-@pytest.fixture
-def folder(tmp_path):
-    """Three steps of 64, 32 and 60 rows."""
-    place = tmp_path / "rollouts"
-    place.mkdir()
-    for step, rows in ((2, ROWS[:32]), (10, ROWS[:60]), (1, ROWS)):
-        write_lines(place / f"{step}.jsonl", rows)
-    return place
-
-
 ROWS = [{"prompt": f"p{row // 4}", "session": row % 4, "tokens": 10 + row} for row in range(64)]
-OF_FOUR = ("--dp", 2, "--mini-batch", 4, "--n", 4, "--budget", 100)
-
-
-def test_each_file_of_a_folder_is_a_batch_and_steps_are_in_their_order(folder):
-    result = run(folder, *OF_FOUR)
-    lines = [
-        [cell.strip() for cell in line.split("│")[1:-1]]
-        for line in result.stdout.split("\n")
-        if "│" in line
-    ]
-    assert [line[:3] for line in lines] == [
-        ["1.jsonl", "4", "64"],
-        ["2.jsonl", "2", "32"],
-        ["10.jsonl", "4", "60"],
-        ["all", "10", "156"],
-    ]
-    assert "ppo_mini_batch_size=4: does not divide 15 prompts with rows." in result.stderr
-    shown = plan_of(folder, *OF_FOUR, "--budget", 128, "--compare")
-    rows = [batch["comparison"]["verl"]["rows"] for batch in shown["batches"]]
-    assert rows == [64, 32, 60]
-    assert shown["comparison"]["verl"]["rows"] == shown["comparison"]["plan"]["rows"] == sum(rows)
 
 
 def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
@@ -72,16 +35,11 @@ def test_a_recorded_step_is_planned_with_what_its_rows_share(tmp_path):
     assert plan["figures"]["computed_tokens"] == 20 + (15 - 6) + 20
     assert "1 of 4 rows, 29.9% of the tokens" in plan["notes"][0]
     write_steps([step, made_step(update=1)], path)
-    both = plan_of(path, *SHARING, *SHARED)
-    assert [Path(batch["file"]).name for batch in both["batches"]] == [
-        "3.jsonl, update 0",
-        "3.jsonl, update 1",
-    ]
-    assert [batch["steps"] for batch in both["batches"]] == [plan["steps"]] * 2
+    both = [*map(json.loads, run(path, "--json", *SHARING, *SHARED).stdout.splitlines())]
+    assert [Path(each["file"]).name for each in both] == ["3.jsonl, update 0", "3.jsonl, update 1"]
+    assert [each["steps"] for each in both] == [plan["steps"]] * 2
     write_steps([made_step(rows=[])], path)
-    assert "3.jsonl: holds only timings. Record steps with padding.record=true." in refused(
-        path, *SHARING, *SHARED
-    )
+    assert "Record steps with padding.record=true." in refused(path, *SHARING, *SHARED)
 
 
 def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
@@ -101,22 +59,6 @@ def test_ranks_sizes_budget_and_settings_are_those_of_the_job(job, tmp_path):
     assert {"actor", "log_prob"} <= parsed(page).packed["step-1"]["charts"].keys()
 
 
-def test_a_file_in_the_folder_of_a_run_is_planned_as_its_job(job, tmp_path):
-    file = tmp_path / "run" / "steps" / "3.jsonl"
-    file.parent.mkdir(parents=True)
-    write_lines(file, ROWS)
-    of_job = (*job, "+padding=rows", "trainer.n_gpus_per_node=4")
-    config = tmp_path / "run" / CONFIG
-    config.parent.mkdir(parents=True)
-    OmegaConf.save(compose_job(JobArguments(overrides=of_job)), config)
-    budget = ("--budget", 100)
-    shown = plan_of(file, *budget)
-    assert (len(shown["steps"]), len(shown["steps"][0]["ranks"])) == (8, 4)
-    assert shown["strategy"] == "rows"
-    by_plan = plan_of(file.parent, *budget, "--", "padding.packer=plan")
-    assert (by_plan["strategy"], by_plan["packer"]) == ("rows", "plan")
-
-
 def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
     for arguments, cause in (
         (job, "Add +padding=fast"),
@@ -124,15 +66,3 @@ def test_a_job_that_cannot_be_planned_for_is_refused_in_a_line(job, path):
         ([*job, "+padding=prompt", "padding.strategy=x"], "padding.strategy='x'"),
     ):
         assert cause in refused(path, "--", *arguments)
-
-
-@pytest.mark.parametrize("packer", ["verl", "plan"])
-def test_the_page_has_the_bars_of_the_plan_and_of_stock_verl(packer, path, rows, tmp_path):
-    page, shape = tmp_path / "plan.html", (*SHAPE, "--dp", 2, "--", f"padding.packer={packer}")
-    assert run("--compare", "--page", page, path, *shape).exit_code == 0
-    charts = parsed(page).packed["step-1"]["charts"]
-    assert {"actor", "verl", "plan"} <= charts.keys()
-    for chart in map(charts.get, ("actor", "verl", "plan")):
-        assert sorted(row for bar in chart["bars"] for row in bar[6]) == list(range(len(rows)))
-    for _, _, micro_batch, *_ in charts["actor"]["bars"]:
-        assert (micro_batch is None) == (packer == "verl")

@@ -61,7 +61,7 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     assert rows.tokens_R == (message, 2 * message, message + 1, message)
     assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
     assert len(set(map(session_of_key, rows.key_R))) == 3
-    assert rows.tries.shared_by_pairs(np.array([0]), np.array([1])).tolist() == [message]
+    assert rows.tries.shared_among(np.array([0, 1]))[1].tolist() == [0, message]
 
 
 def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
@@ -72,10 +72,10 @@ def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
     assert (
         shown["figures"].keys()
         == first_column("Figures")
-        == {field.name for field in fields(LayoutFigures)} | {"plan_seconds"}
+        == {field.name for field in fields(LayoutFigures)}
     )
     for name, totals in shown["comparison"].items():
-        assert totals.keys() == first_column("Comparison")
+        assert totals.keys() == shown["figures"].keys() | {"over_perfect"}
         assert f"`{name}`" in section(PAGE, "Comparison")
     nulls = {
         name

@@ -17,7 +17,7 @@ from tests.equivalence.test_estimators_beside_pads import VERLS_LIMITS
 from tests.support.estimator_formulas import Sample, advantages, returns
 from tests.support.losses_on_rows import MODES, nested
 from tests.support.plan_oracles import layout_of_local_batches
-from tests.support.split_sessions import Row, sessions, split
+from tests.support.split_sessions import sessions, split
 from tests.support.verl_config import compose_job
 from verl_padding.driver.advantages import session_advantages, trajectory_places
 from verl_padding.pads.loss_weighting import (
@@ -36,7 +36,7 @@ KEYS = ["a_0_0", "a_0_1", "a_1_0", "a_0_10", "a_0_2", "b_0_0", "b_1_0", "b_1_1",
 """Two prompts; a session of four rows, which are not in order, one of two, three of one."""
 
 
-def as_rows(fields) -> TensorDict:
+def as_rows(fields):
     return TensorDict(
         {name: nested(values) for name, values in fields.items()},
         batch_size=len(fields["rm_scores"]),
@@ -44,20 +44,20 @@ def as_rows(fields) -> TensorDict:
 
 
 @cache
-def algorithm_of(estimator: str):
+def algorithm_of(estimator):
     critic = ["critic.ppo_mini_batch_size=256"] if estimator == "gae" else []
     discounts = [f"algorithm.gamma={GAMMA}", f"algorithm.lam={LAM}"]
     return compose_job(f"algorithm.adv_estimator={estimator}", *discounts, *critic).algorithm
 
 
-def computed(estimator: str, fields, keys=KEYS, continued_R=None, prompts=5):
+def computed(estimator, fields, keys=KEYS, continued_R=None, prompts=5):
     responses = [len(mask) for mask in fields["response_mask"]]
     prompt_R = prompts if isinstance(prompts, list) else [prompts] * len(keys)
-    places_R = trajectory_places(keys, prompt_R, responses, continued_R)
+    places_R = trajectory_places(keys, prompt_R, responses, continued_R or [None] * len(keys))
     return session_advantages(as_rows(fields), keys, places_R, algorithm_of(estimator))
 
 
-def by_verl(estimator: str, fields, keys) -> TensorDict:
+def by_verl(estimator, fields, keys):
     """What verl's trainer computes of these rows."""
     algorithm = algorithm_of(estimator)
     rows = as_rows(fields).to_padded_tensor()
@@ -94,48 +94,7 @@ def test_sessions_of_one_row_get_what_verl_gives_rows_to_the_last_bit(estimator)
             assert torch.equal(got[name].unbind()[row], want[name][row, : len(mask)]), (name, row)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_row_without_a_response_changes_nothing(estimator):
-    def found(masks, keys, scores):
-        fields = {
-            "response_mask": [torch.tensor(mask, dtype=torch.int64) for mask in masks],
-            "rm_scores": [
-                torch.tensor([0.0] * (len(mask) - 1) + [score])[: len(mask)]
-                for mask, score in zip(masks, scores, strict=True)
-            ],
-            "values": [torch.linspace(0.1, 0.4, len(mask)) for mask in masks],
-        }
-        return [row.tolist() for row in computed(estimator, fields, keys)["advantages"].unbind()]
-
-    keys, masks = (
-        ["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0"],
-        [[1, 1], [1, 1, 1], [], [1, 1], [1]],
-    )
-    without = found(masks, keys, [0.7, 0.5, 9.0, 1.0, -1.0])
-    beside = found([*masks, []], [*keys, "a_0_1"], [0.7, 0.5, 9.0, 1.0, -1.0, 9.0])
-    assert beside == [*without, []]
-    assert any(any(row) for row in without)
-    untrained = found([mask or [0] for mask in masks], keys, [0.7, 0.5, 0.0, 1.0, -1.0])
-    for row, mask in enumerate(masks):
-        assert without[row] == pytest.approx(untrained[row][: len(mask)])
-
-
-@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
-def test_the_reward_of_an_untrained_end_reaches_a_session_of_one_row(estimator):
-    keys = ["a_0_0", "b_0_0"]
-    fields = {
-        "response_mask": [torch.tensor([1, 0]), torch.tensor([1, 1])],
-        "rm_scores": [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.5])],
-        "values": [torch.zeros(2), torch.zeros(2)],
-    }
-    verls = by_verl(estimator, fields, keys)["returns"]
-    assert float(verls[0][0]) == 0, (
-        "verl gives it now: GAE of a row may be as it is, see docs/sessions.md"
-    )
-    assert float(computed(estimator, fields, keys)["returns"].unbind()[0][0]) == 1
-
-
-def continued(rows: list[Row], *, said: bool) -> list[int | None]:
+def continued(rows, *, said):
     """What the trainer finds, of rows whose agent loop says what it knows or nothing."""
     keys = [row.key for row in rows]
     number = {row.key: place for place, row in enumerate(rows)}
@@ -152,9 +111,7 @@ def continued(rows: list[Row], *, said: bool) -> list[int | None]:
     return [found.get(row) for row in range(len(keys))]
 
 
-def computed_by_action(
-    estimator: str, rows: list[Row], rewards: dict[str, float], *, said: bool, kl: bool
-):
+def computed_by_action(estimator, rows, rewards, *, said, kl):
     """Advantage and return of each trained token of each row, by session and action."""
     scores = []
     for row in rows:
@@ -237,9 +194,7 @@ def test_a_trained_token_weighs_the_same_however_its_session_is_split(mode, data
         }
 
 
-def weights_of_tokens(
-    mode: str, rows: list[Row], *, by_rows: bool
-) -> dict[tuple[str, tuple[int, int]], float]:
+def weights_of_tokens(mode, rows, *, by_rows):
     """What the loss of each trained token is multiplied by, but for a number that is configured."""
     layout = layout_of_local_batches(len(rows), [[tuple(range(len(rows)))]])
     tokens_R = [sum(row.mask) for row in rows]

@@ -100,7 +100,7 @@ def test_every_row_of_a_session_has_what_the_teacher_says(kind):
     batch = batch_in_queue()
     found = {
         key: sorted(names)
-        for names, keys in list_rows(batch.keys, PARTITION).keys_by_fields.items()
+        for names, keys in list_rows(batch.keys, PARTITION)[0].items()
         for key in keys
     }
     with_teacher = {key for key, names in found.items() if TEACHER in names}

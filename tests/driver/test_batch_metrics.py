@@ -2,19 +2,41 @@
 
 from itertools import islice
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 
+from benchmarks.one_gpu.rows import nested
 from tests.support.trained_rows import MadeRow, trained_rows
 from verl_padding.driver.batch_metrics import (
+    TrainedRows,
     advantage_metrics,
     role_metrics,
-    session_counts,
     session_metrics,
-    staleness_metrics,
-    token_metrics,
 )
+
+
+def test_a_row_has_the_mean_advantage_of_its_trained_tokens_and_all_of_its_score():
+    columns = {
+        "advantages": [[1.0, 9.0, -3.0], [2.0, 2.0], [0.0]],
+        "rm_scores": [[0.0, 1.0, 0.5], [0.0, 2.0], [3.0]],
+    }
+    fields = {name: nested(map(torch.tensor, column)) for name, column in columns.items()}
+    masks = [torch.tensor(mask) for mask in ([1, 0, 1], [0, 0], [1])]
+    batch = KVBatchMeta(
+        keys=["a_0_0", "a_1_0", "b_0_0"], tags=[{"seq_len": tokens} for tokens in (5, 4, 2)]
+    )
+    fields["num_turns"] = torch.tensor([2, 2, 4])
+    rows = TrainedRows.from_fields(batch, TensorDict(fields, 3), masks, [None] * 3)
+    assert (rows.response_R.tolist(), rows.trained_R.tolist()) == ([3, 2, 1], [2, 0, 1])
+    np.testing.assert_equal(rows.advantage_R, [-1.0, np.nan, 0.0])
+    assert rows.has_advantage_R.tolist() == [True, False, False]
+    assert rows.reward_R.tolist() == [1.5, 2.0, 3.0]
+    assert rows.turns_R.tolist() == [2.0, 2.0, 4.0]
 
 
 def test_a_session_counts_once_with_the_score_of_its_last_row():
@@ -26,14 +48,10 @@ def test_a_session_counts_once_with_the_score_of_its_last_row():
     second = {"b_0_0": MadeRow(response="." * 6, score=0.5, turns=1)}
     assert session_metrics([trained_rows(first), trained_rows(second)]) == {
         "padding/session/score/mean": 0.5,
+        "padding/session/arrived/total": 3,
         "padding/session/response_length/mean": 6.0,
         "padding/session/rows/mean": 4 / 3,
         "padding/session/rows/max": 2,
-        "padding/session/rows/p50": 1.0,
-        "padding/session/rows/p90": pytest.approx(
-            1.8
-        ),  # of 1, 1, 2: 0.8 of the way from the second to the third
-        "padding/session/rows/p99": pytest.approx(1.98),
         "padding/session/num_turns/mean": 3.0,
     }
 
@@ -68,26 +86,6 @@ def test_session_metrics_do_not_depend_on_how_sessions_are_split(data):
     assert measured(split) == measured(whole)
 
 
-def test_each_session_that_brought_no_row_has_failed_or_was_empty():
-    """Two sessions a prompt: all of a, one of b that came back empty, one of c that failed, none of
-    d and of e."""
-    updates = [["a_0_0", "a_0_1", "a_1_0", "b_1_0"], ["c_0_0"]]
-    rows_of = [trained_rows(dict.fromkeys(keys, MadeRow())) for keys in updates]
-    assert session_counts(rows_of, prompts=5, sessions=2, failed=["c", "d"]) == {
-        "padding/session/configured/total": 10,
-        "padding/session/arrived/total": 4,
-        "padding/session/missing/total": 6,
-        "padding/session/failed/total": 1 + 2,
-        "padding/session/empty/total": 1 + 2,
-    }
-
-
-def test_a_rollout_with_its_own_number_of_sessions_misses_none():
-    rows_of = [trained_rows(dict.fromkeys(["a_0_0", "a_1_0", "a_2_0"], MadeRow()))]
-    counts = session_counts(rows_of, prompts=1, sessions=2, failed=[])
-    assert counts == {"padding/session/arrived/total": 3}
-
-
 def test_a_role_has_the_score_of_its_last_row_in_each_session():
     first = {
         "a_0_0": MadeRow(score=1),
@@ -103,29 +101,6 @@ def test_a_role_has_the_score_of_its_last_row_in_each_session():
         "padding/role/sub/rows/total": 2,
         "padding/role/sub/score/mean": 3.0,
     }
-
-
-def test_tokens_of_a_row_are_those_of_prompt_and_response():
-    rows = {f"p{n}_0_0": MadeRow(prompt="?" * 10, response="." * (n + 1)) for n in range(11)}
-    assert token_metrics([trained_rows(rows)]) == {
-        "padding/rows/tokens/p10": 12.0,  # 11, 12, .. 21 tokens
-        "padding/rows/tokens/p50": 16.0,
-        "padding/rows/tokens/p90": 20.0,
-        "padding/rows/tokens/p99": pytest.approx(20.9),
-    }
-
-
-def test_the_age_of_a_row_is_from_the_oldest_weights_that_sampled_it():
-    rows = [
-        trained_rows({"a_0_0": MadeRow(made_by=6), "a_1_0": MadeRow(made_by=4)}),
-        trained_rows({"b_0_0": MadeRow(made_by=5)}),
-    ]
-    # Step 7 updates the weights that step 6 has made.
-    assert staleness_metrics(rows, step=7) == {
-        "padding/rows/staleness/mean": 1.0,
-        "padding/rows/staleness/max": 2,
-    }
-    assert staleness_metrics([trained_rows({"a_0_0": MadeRow(made_by=None)})], step=7) == {}
 
 
 PROMPTS = {
@@ -159,6 +134,5 @@ def test_rows_and_prompts_that_teach_nothing_are_counted(local_updates):
     assert advantage_metrics(list(map(trained_rows, updates))) == {
         "padding/rows/zero_advantage/share": 8
         / 11,  # all but a_1_0, d_0_0 and d_1_0: d_1_1 has no trained token
-        "padding/rows/zero_advantage/tokens_share": (7 * 2 + 3) / (10 * 2 + 3),
         "padding/prompts/zero_advantage/share": 3 / 5,
     }

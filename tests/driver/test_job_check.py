@@ -9,10 +9,7 @@ from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.vendor import FOR_WORKERS, VARIABLE, VENDOR
 
-A, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
-MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
-MEGATRON, PLAN = "model_engine=megatron", "padding.packer=plan"
-SHARING = (PLAN, "padding.sharing=on")
+A, GAE = "actor_rollout_ref.actor", "algorithm.adv_estimator=gae"
 
 
 def job_of(*overrides):
@@ -20,13 +17,6 @@ def job_of(*overrides):
 
 
 SMALL_LCM = ["padding.strategy=lcm", f"{A}.ppo_mini_batch_size=2", "data.train_batch_size=16"]
-
-
-FIXED_REF = [
-    KL,
-    f"{REF_}.log_prob_use_dynamic_bsz=false",
-    f"{REF_}.log_prob_micro_batch_size_per_gpu=2",
-]
 
 
 @pytest.mark.parametrize(
@@ -42,13 +32,12 @@ FIXED_REF = [
         ),
         (
             ["model_engine=torchtitan"],
-            rf"{A}.strategy=torchtitan: only the engines of FSDP, Megatron and VeOmni ",
+            rf"{A}.strategy=torchtitan: the section.s engine is a ",
         ),
-        ([MEGATRON, f"{A}.strategy=fsdp2"], rf"{A}.strategy=fsdp2: .* is a McoreEngineConfig\. "),
         (["trainer.use_v1=false"], r"trainer.use_v1=False: .*Set it to True"),
         (
             ["+async_training={}"],
-            r"async_training=.* fully asynchronous",
+            "async_training=",
         ),
         (
             ["trainer.v1.trainer_mode=async"],
@@ -67,15 +56,6 @@ FIXED_REF = [
             rf"{A}.ppo_max_token_len_per_gpu=None: .*use_dynamic_bsz",
         ),
         (SMALL_LCM, r"padding.strategy='lcm'.* = 2 rows, not a multiple of 8 "),
-        (
-            ["padding.sharing=on"],
-            r"padding.sharing='on': padding.packer=verl: only the plan keeps ",
-        ),
-        (
-            [*SHARING, f"{MODEL}.use_remove_padding=false"],
-            rf"padding.sharing='on': {MODEL}.use_remove_padding=False: ",
-        ),
-        ([*SHARING, *FIXED_REF], rf"padding.sharing='on': {REF_}.log_prob_use_dynamic_bsz=False: "),
         (
             ["padding.pad_length=9", f"{A}.ppo_max_token_len_per_gpu=8"],
             r"padding.pad_length=9: a pad does not fit",

@@ -4,13 +4,8 @@ ranks they have."""
 import pytest
 import torch
 
-from tests.support.rows_in_queue import put_rows, queue_content
 from tests.support.trainer_without_workers import padded_trainer
-from verl_padding.job.calls import ACTOR
 from verl_padding.pads.prompt_order import place_of
-
-PAD_TOKENS = 2
-"""Of a pad of text."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
 
@@ -35,33 +30,3 @@ class _Prompts:
     def __iter__(self):
         while True:
             yield {"raw_prompt": [[{"role": "user", "content": "?"}]] * 2, "index": torch.arange(2)}
-
-
-def test_the_batch_keeps_its_rows_and_metrics_tell_of_the_plan():
-    trainer, metrics = padded_trainer(), {}
-    batch = put_rows([(5, 3), (7, 2), (4, 9), (6, 1), (20, 9), (3, 3), (4, 4)])
-    keys = list(batch.keys)
-    returned = trainer._balance_batch(batch, metrics)
-    assert returned is batch
-    assert batch.keys == keys
-    assert metrics["padding/real_rows/total"] == 7
-    assert metrics["padding/actor/optimizer_steps/total"] == 2
-    assert metrics["padding/pad_rows/total"] == trainer.steps.current.plan.n_pads > 0
-    layout, lengths = (
-        trainer.steps.current.plan.layouts[ACTOR],
-        [tag["seq_len"] for tag in batch.tags],
-    )
-    tokens_D = [
-        sum(
-            lengths[row] if row < 7 else PAD_TOKENS
-            for local_batches in layout.local_batches
-            for row in local_batches[rank]
-        )
-        for rank in (0, 1)
-    ]
-    assert layout.n_pads > 0
-    assert sum(tokens_D) == sum(lengths) + PAD_TOKENS * layout.n_pads
-    assert metrics["global_seqlen/mean"] == sum(tokens_D) / 2, "what a rank gets, as verl counts it"
-    assert metrics["global_seqlen/balanced_min"] == min(tokens_D)
-    assert metrics["global_seqlen/balanced_max"] == max(tokens_D)
-    assert len(queue_content()) == 7 + trainer.steps.current.plan.n_pads

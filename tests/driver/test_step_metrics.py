@@ -5,7 +5,7 @@ import pytest
 from tests.support.call_costs import costs_of
 from tests.support.drawn_jobs import tries_of_chains
 from tests.support.plan_oracles import layout_of_local_batches
-from verl_padding.driver.step_metrics import CallTokens, plan_metrics, saved_metrics, worker_metrics
+from verl_padding.driver.step_metrics import WorkDone, plan_metrics, saved_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.mini_batch_costs import score_layout
@@ -21,7 +21,6 @@ BUDGETS = {ACTOR: 50, CRITIC: 60, LOG_PROB: 60}
 OF_THE_PLAN = {
     "padding/real_rows/total": 5,
     "padding/pad_rows/total": 3,  # those of the call that takes most
-    "padding/pad_rows/share": 3 / 5,
     "padding/pad_tokens/total": 3 * 2,
     "padding/pad_tokens/share": 6 / 105,
     "padding/actor/optimizer_steps/total": 2,
@@ -58,14 +57,6 @@ OF_THE_WORKERS = {
     "padding/actor/max_memory_allocated_gb": 1.5,
     "padding/actor/max_memory_reserved_gb": 2.5,
     "padding/critic/micro_batches": 4.0,
-    "padding/critic/packing_efficiency": 0.5,
-    "padding/critic/max_memory_allocated_gb": 3.5,
-    "padding/critic/max_memory_reserved_gb": 4.5,
-    "padding/log_prob/seconds": 1.25,
-    "padding/ref/seconds": 2.25,
-    "padding/values/seconds": 4.5,
-    "padding/actor/seconds": 3.0,
-    "padding/critic/seconds": 0.5,
 }
 
 
@@ -105,35 +96,17 @@ def test_what_is_shared_is_counted_by_micro_batch():
 
 
 def test_what_is_saved_is_counted_over_all_calls():
-    told = saved_metrics(
-        {
-            ACTOR: CallTokens(computed=3 * 105, row_tokens=3 * 105, all_row_tokens=3 * 105),
-            CRITIC: CallTokens(computed=2 * 95, row_tokens=2 * 105, all_row_tokens=2 * 105),
-            LOG_PROB: CallTokens(computed=100, row_tokens=105, all_row_tokens=105),
-        },
-        step_tokens=105,
-        has_pass=True,
-    )
+    told = saved_metrics(WorkDone(computed=600, shared=25, zero_advantage=90), pass_tokens=0)
     assert told == {
-        "padding/computed_tokens/total": 3 * 105 + 2 * 95 + 100,
-        "padding/saved/shared_tokens/total": 3 * 0 + 2 * 10 + 5,
-        "padding/saved/zero_advantage_tokens/total": 0,
+        "padding/computed_tokens/total": 600,
+        "padding/saved/shared_tokens/total": 25,
+        "padding/saved/zero_advantage_tokens/total": 90,
         "padding/saved/old_log_prob_tokens/total": 0,
         "padding/saved/passes/total": 0,
     }
-
-
-def test_rows_and_a_pass_that_are_dropped_are_counted_with_all_tokens():
-    # Of five rows, the update leaves out those of 40 and 5 tokens.
-    update = CallTokens(computed=2 * (20 + 30), row_tokens=2 * 60, all_row_tokens=2 * 105)
-    told = saved_metrics({ACTOR: update}, step_tokens=105, has_pass=False)
-    assert told == {
-        "padding/computed_tokens/total": 2 * (20 + 30),
-        "padding/saved/shared_tokens/total": 2 * 10,
-        "padding/saved/zero_advantage_tokens/total": 2 * (40 + 5),
-        "padding/saved/old_log_prob_tokens/total": 105,  # made once, whatever the epochs
-        "padding/saved/passes/total": 1,
-    }
+    told = saved_metrics(WorkDone(), pass_tokens=105)
+    assert told["padding/saved/old_log_prob_tokens/total"] == 105
+    assert told["padding/saved/passes/total"] == 1
 
 
 def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
@@ -144,27 +117,7 @@ def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():
         "actor/perf/max_memory_reserved_gb": 2.5,
         "actor/lr": 0.1,
         "critic/padding/micro_batches": 4.0,
-        "critic/padding/packing_efficiency": 0.5,
-        "critic/perf/max_memory_allocated_gb": 3.5,
-        "critic/perf/max_memory_reserved_gb": 4.5,
     }
-    # A second local update: verl's timers hold the first one's seconds as well.
-    before = {"update_actor": 2.0, "old_log_prob": 1.0, "gen": 30.0}
-    after = before | {
-        "update_actor": 5.0,
-        "old_log_prob": 2.25,
-        "ref": 2.25,
-        "values": 4.5,
-        "update_critic": 0.5,
-    }
-    assert worker_metrics(metrics, before, after) == pytest.approx(OF_THE_WORKERS, rel=1e-12)
-    assert sorted(metrics) == sorted(
-        [
-            "actor/lr",
-            *(
-                f"{who}/perf/max_memory_{what}_gb"
-                for who in (ACTOR, CRITIC)
-                for what in ("allocated", "reserved")
-            ),
-        ]
-    ), "ours leave verl's metrics, and verl's stay"
+    assert worker_metrics(metrics) == pytest.approx(OF_THE_WORKERS, rel=1e-12)
+    memory = {f"actor/perf/max_memory_{what}_gb" for what in ("allocated", "reserved")}
+    assert metrics.keys() == {"actor/lr"} | memory, "ours leave verl's metrics, and verl's stay"

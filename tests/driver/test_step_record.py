@@ -21,7 +21,7 @@ IDS = {
 }
 
 
-def trained_step(monkeypatch, *overrides: str, local_updates: int = 1):
+def trained_step(monkeypatch, *overrides, local_updates=1):
     """A trainer after a step of rows with these IDS, and its metrics; in each local update, uids
     get another letter."""
     trainer, stock = padded_trainer("padding.packer=plan", *overrides), get_trainer_cls("sync")

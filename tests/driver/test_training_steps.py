@@ -36,20 +36,8 @@ def set_up(trainer):
     trainer.steps.has_probed = True
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("padding.packer=plan", "padding.sharing=on", "padding.repeated_tokens=once"),
-        (
-            "padding.recompute_old_log_probs=false",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-            "actor_rollout_ref.rollout.calculate_log_probs=false",
-        ),
-    ],
-    ids=["sharing", "no old log-probs"],
-)
-def test_a_first_batch_without_a_row_is_refused_by_the_plan(overrides):
-    trainer = padded_trainer(*overrides)
+def test_a_first_batch_without_a_row_is_refused_by_the_plan():
+    trainer = padded_trainer(*SHARES, "padding.repeated_tokens=once")
     trainer.steps.has_probed = False
     batch = KVBatchMeta(keys=[], tags=[], partition_id=PARTITION)
     with pytest.raises(PaddingDataError, match=r"^step 7: no real row in the batch"):
@@ -176,20 +164,6 @@ def test_a_snapshot_is_taken_without_the_rows_the_step_has_trained(mode, monkeyp
     assert seen == [set(waiting.keys) if mode != "sync" else set(content)]
 
 
-def test_a_checkpoint_within_a_step_holds_neither_pads_nor_its_rows(monkeypatch):
-    trainer, waiting, seen = padded_trainer(), put_rows([(6, 1)]), []
-    trainer._balance_batch(put_rows([(5, 3), (7, 2), (4, 9)]), {})
-    assert trainer.steps.current.plan.n_pads > 0
-    trainer._job.mode = "colocate_async"
-    monkeypatch.setattr(
-        get_trainer_cls("sync"), "_save_checkpoint", lambda self: seen.append(set(queue_content()))
-    )
-    content = queue_content()
-    trainer._save_checkpoint()
-    assert queue_content() == content
-    assert seen == [set(waiting.keys)]
-
-
 def test_pads_that_stay_are_cleared_with_a_warning_at_the_next_start(monkeypatch, caplog):
     """What else is cleared is in tests/pads/test_queue.py."""
     stock, trainer = get_trainer_cls("sync"), padded_trainer()
@@ -275,20 +249,6 @@ def test_tokens_that_are_not_those_of_the_plan_are_told_and_counted(caplog):
     assert metrics["padding/saved/shared_tokens/total"] == 3
 
 
-def test_each_pass_beside_the_plan_is_counted():
-    trainer = padded_trainer(*ONE_RANK, dp_size=1)
-    batch = put_sessions(7, [[[5, 6, 7], [5, 6, 7, 8, 9]], [[5, 6]]])
-    trainer._balance_batch(batch, {})
-    # Part of the batch is no row of the plan: each of these passes is planned by itself.
-    for rows, tokens in ((batch.keys[:2], 5), (batch.keys[2:], 2)):
-        part = batch.select_keys(rows)
-        with trainer.steps.update_for("log_prob", part) as update:
-            assert update is not trainer.steps.current
-            update.note_work("log_prob", tokens, 1)
-    metrics = trainer.steps.current.final_metrics()
-    assert metrics["padding/computed_tokens/total"] == 5 + 2
-
-
 ONE_RANK = ("trainer.n_gpus_per_node=1", "padding.packer=plan", "padding.sharing=on")
 
 
@@ -329,7 +289,7 @@ def test_rows_that_branch_share_as_the_model_has_shown_at_first(family, n_tokens
     trainer = padded_trainer(*ONE_RANK, dp_size=1)
     trainer.actor_rollout_wg._worker_group.execute_with_func_generator = lambda ask: ask(worker)
     trainer.steps.has_probed = False
-    metrics: dict[str, float] = {}
+    metrics = {}
     trainer._balance_batch(
         put_sessions(7, [[[5, 6, 7, 8], [5, 6, 7, 9, 9]], [[5, 6], [5, 6, 4]]]), metrics
     )

@@ -3,7 +3,6 @@ batch call."""
 
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -11,7 +10,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from benchmarks.one_step import padded_group
+from tests.support.padded_group import padded_group
 from tests.support.padded_rows import plan_for, upsample
 from tests.support.ranks_in_process import ANSWER, SHAPES, RanksInProcess
 from tests.support.rows_in_queue import PARTITION, put_rows, queue_content
@@ -19,7 +18,7 @@ from tests.support.trainer_without_workers import padded_trainer
 from verl_padding.config import PaddingConfig
 from verl_padding.driver.worker_calls import PaddedWorkerGroup, wrap_worker_groups
 from verl_padding.errors import PaddingConfigError, PaddingDataError, PaddingError
-from verl_padding.job.calls import ACTOR, CALLS
+from verl_padding.job.calls import CALLS
 from verl_padding.job.savings import Savings
 from verl_padding.pads.columns import IS_PADDING, read_column
 from verl_padding.pads.planned_call import CALL
@@ -35,7 +34,7 @@ CRITIC = ["algorithm.adv_estimator=gae"]
 BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
 
 
-def work_of(ranks: list[dict[str, int]]) -> Any:
+def work_of(ranks):
     """What workers answer that have done this."""
     return SimpleNamespace(non_tensor_batch={WORK: list(map(Counter, ranks))})
 
@@ -84,11 +83,11 @@ def trainer_with(workers, *overrides):
     return trainer, group
 
 
-def pads_of(data) -> list[bool]:
+def pads_of(data):
     return [key.startswith("pad") for key in data.keys]
 
 
-def assert_padded(data, batch) -> None:
+def assert_padded(data, batch):
     """Each row once, and as many pads as make the ranks' shares equal."""
     assert Counter(key for key in data.keys if not key.startswith("pad")) == Counter(batch.keys)
     assert len(data) % 2 == 0
@@ -172,7 +171,7 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     answers = [torch.zeros(prompt + response) for prompt, response in LENGTHS]
     batch = put_rows(LENGTHS, log_probs=answers, values=answers)
     trainer._balance_batch(batch, {})
-    trainer.steps.current.prepare_call("actor")._timed = True
+    trainer.steps.current._timed = True
     trainer._compute_values(trainer._compute_ref_log_prob(batch, {}), {})
     reference, values = (sent.extra_info for sent in workers.sent)
     assert (reference["no_lora_adapter"], reference[CALL].timed_as) == (True, "ref")
@@ -181,15 +180,6 @@ def test_what_verl_tells_a_reference_does_not_reach_the_critic(workers):
     workers.compute_log_prob, trainer.actor_rollout_wg = lambda rows: rows, workers
     batch = trainer._compute_ref_log_prob(batch, {})
     assert batch.extra_info["no_lora_adapter"]
-
-
-def test_a_call_of_other_rows_is_not_timed_as_the_steps(workers):
-    trainer, group = trainer_with(workers, "padding.timing=true", *BYPASS)
-    batch = put_rows(LENGTHS)
-    trainer._balance_batch(batch, {})
-    group.compute_log_prob(batch)
-    group.update_actor(batch)
-    assert [sent.extra_info[CALL].timed_as for sent in workers.sent] == [None, "actor"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -240,11 +230,11 @@ def test_a_lost_or_an_extra_output_is_an_error_with_both_counts(call, name, empt
     batch = put_rows([(5, 3), (7, 2), (4, 9)])
     trainer = padded_trainer()
     trainer._balance_batch(batch, {})
-    padded = trainer.steps.current.prepare_call(ACTOR)
+    padded = trainer.steps.current
     padded.plan.layouts[name] = padded.plan.layouts["log_prob"]
     sent = len(padded.call_rows(name, batch))
 
-    def answer_with(change: int):
+    def answer_with(change):
         def answer(rows):
             n = len(rows) + change
             keys, tags = [*rows.keys, "of_another"][:n], [*rows.tags, {}][:n]

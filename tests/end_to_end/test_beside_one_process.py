@@ -4,15 +4,15 @@ Each optimizer step of two FSDP2 ranks is held against verl's own loss on the sa
 with a denominator that is worked out by hand, from the weights that one process has reached so far.
 """
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.estimator_formulas import Sample, advantages, returns
 from tests.support.fsdp2_workers import make_value_model
 from tests.support.jobs import ACTOR, CRITIC, PROBE, run_job
 from tests.support.one_process import OneProcess
@@ -160,7 +160,7 @@ def trajectory_places(rows):
     """Of each row of a session, in order: the place of each response token in what the session has
     said. A row goes on from the longest earlier one that it begins with."""
     said = [row["responses"].tolist() for row in rows]
-    places: list[list[int]] = []
+    places = []
     n_tokens = 0
     for number, row in enumerate(said):
         earlier = [each for each in range(number) if row[: len(said[each])] == said[each] != row]
@@ -171,47 +171,30 @@ def trajectory_places(rows):
     return places
 
 
-def gae(values, reward):
-    """Of each action of a session that earns ``reward`` with the last one."""
-    gains: list[float] = []
-    following = 0.0
-    for value in reversed(values):
-        earned = 0.0 if gains else reward
-        later = gains[-1] if gains else 0.0
-        gains.append(earned + GAMMA * following - value + GAMMA * LAM * later)
-        following = value
-    return gains[::-1]
-
-
 def test_advantages_are_those_of_the_actions_of_whole_sessions(prompt):
     for step in range(1, STEPS + 1):
         rows = torch.load(prompt.folder / PROBE / f"batch_{step}.pt", weights_only=False)
-        pairs, gains = [], []  # of each trained token of each row; of each action once
-        for _, keys in groupby(rows, key=lambda key: key.rpartition("_")[0]):
-            session = [rows[key] for key in keys]
-            trained = [
-                (row, place, token)
-                for row, places in zip(session, trajectory_places(session), strict=True)
-                for token, place in enumerate(places)
-                if row["response_mask"][token]
-            ]
-            value_of: dict[int, float] = {}
-            for row, place, token in trained:
-                value_of.setdefault(place, float(row["values"][token]))
-            actions = sorted(value_of)
-            of_session = gae(
-                [value_of[place] for place in actions], float(session[-1]["rm_scores"].sum())
-            )
-            gains += of_session
-            gain_of = dict(zip(actions, of_session, strict=True))
-            for row, place, token in trained:
-                want = gain_of[place] + value_of[place]
-                assert float(row["returns"][token]) == pytest.approx(want, rel=1e-5, abs=1e-6)
-                pairs.append((float(row["advantages"][token]), gain_of[place]))
-        assert len(pairs) > len(gains), "actions were meant to stand in several rows"
-        mean, deviation = statistics.mean(gains), statistics.stdev(gains)
-        for advantage, gain in pairs:
-            assert advantage == pytest.approx((gain - mean) / deviation, rel=1e-4, abs=1e-5)
+        trained, actions, samples = [], [], []  # tokens of rows; of each session, once
+        for number, (_, keys) in enumerate(groupby(rows, key=lambda key: key.rpartition("_")[0])):
+            session, value_of = [rows[key] for key in keys], {}
+            for row, places in zip(session, trajectory_places(session), strict=True):
+                for token, place in enumerate(places):
+                    if row["response_mask"][token]:
+                        trained.append((row, token, (number, place)))
+                        value_of.setdefault(place, float(row["values"][token]))
+            actions += [(number, place) for place in sorted(value_of)]
+            values = [value_of[place] for place in sorted(value_of)]
+            reward = float(session[-1]["rm_scores"].sum())
+            samples.append(Sample(f"{number}", reward, values, [0.0] * len(values)))
+        assert len(trained) > len(actions), "actions were meant to stand in several rows"
+        for name, formula, tolerance in (
+            ("returns", returns, {"rel": 1e-5, "abs": 1e-6}),
+            ("advantages", advantages, {"rel": 1e-4, "abs": 1e-5}),
+        ):
+            of_samples = chain.from_iterable(formula("gae", samples, GAMMA, LAM))
+            want = dict(zip(actions, of_samples, strict=True))
+            for row, token, action in trained:
+                assert float(row[name][token]) == pytest.approx(want[action], **tolerance)
 
 
 def test_a_prompt_job_gives_both_ranks_all_rows_and_no_more_pads(prompt):

@@ -12,7 +12,7 @@ from verl_padding.job import metric_names
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SKIP, UPDATE = "padding.zero_advantage_rows=skip", "padding.recompute_old_log_probs=false"
+SKIP = "padding.zero_advantage_rows=skip"
 OF_COMPUTED_ROWS = ("actor/ppo_kl",)
 """Metrics of verl's that are logged under names of ours where rows are left out."""
 
@@ -38,7 +38,7 @@ def assert_trained_alike(facts, plain, *, absent):
     rows = rollouts(plain)
     assert sorted(rows) == [1, 2, 3]
     assert rollouts(facts) == rows
-    among = ("actor/pg_loss", "actor/grad_norm", "actor/pg_clipfrac", "actor/lr")
+    among = ("actor/pg_loss", "actor/grad_norm", "actor/lr")
     assert_metrics_agree(facts, plain, among=among, absent=absent)
     for step, want in plain.metrics.items():
         assert 0.4 < facts.metrics[step]["padding/rows/zero_advantage/share"] < 1
@@ -86,26 +86,19 @@ def test_a_fast_job_trains_as_one_of_prompts_alone(mode, tmp_path):
     assert computed + saved == all_tokens
 
 
-SEPARATE = ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.n_gpus_per_node=2")
-LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=true")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "steps"),
-    [
-        (("trainer.v1.trainer_mode=colocate_async", UPDATE, "padding.timing=true"), 1),
-        ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=1", UPDATE, *LORA), 1),
-        ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=2", "padding.sharing=on"), 1),
-    ],
-    ids=["colocate_async", "separate_async, adapters", "separate_async, two local updates"],
-)
-def test_asynchronous_jobs_leave_out_what_they_need_not(overrides, steps, tmp_path):
-    size = 3 if "trainer.v1.separate_async.parameter_sync_step=2" in overrides else 6
-    facts = run(tmp_path, SKIP, f"actor_rollout_ref.actor.ppo_mini_batch_size={size}", *overrides)
+def test_asynchronous_local_updates_leave_out_what_they_need_not(tmp_path):
+    facts = run(
+        tmp_path,
+        SKIP,
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "actor_rollout_ref.rollout.n_gpus_per_node=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+        "padding.sharing=on",
+    )
     assert sorted(facts.metrics) == [1, 2, 3]
     for metrics in facts.metrics.values():
         assert 0.2 < metrics["padding/rows/zero_advantage/share"] < 1
-        assert metrics["padding/actor/optimizer_steps/total"] == steps * 6 / size
+        assert metrics["padding/actor/optimizer_steps/total"] == 2
         assert metrics["actor/grad_norm"] > 0
         assert ("actor/ppo_kl" in metrics, "actor/ppo_kl_computed" in metrics) == (False, True)
-        assert ("actor/entropy" in metrics) == (UPDATE not in overrides)

@@ -17,7 +17,7 @@ from tests.end_to_end.test_beside_one_process import (
     run,
 )
 from tests.support.agent import FAILING_STEP, LONELY_STEP
-from tests.support.jobs import ACTOR, run_job
+from tests.support.jobs import ACTOR
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.job.calls import ACTOR as ACTOR_CALL
 from verl_padding.job.calls import LOG_PROB, REF
@@ -29,7 +29,6 @@ from verl_padding.record.timings import timings_by_call
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 
 SESSIONS = 3
-COUNTS = ("configured", "arrived", "missing", "failed", "empty")
 MISHAPS = "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps"
 STEPS = 3
 HAS_DISK = hasattr(simple_storage, "HybridStorageUnitData")  # not in TransferQueue 0.1.10
@@ -96,16 +95,11 @@ def test_an_lcm_job_trains_as_one_process_and_its_ranks_compute_all_pads(lcm):
     assert_trained_as_by_one_process(actor_of(lcm, "qwen3_vl", STEPS), steps, ACTOR)
 
 
-def test_each_session_that_brings_no_row_is_counted_as_failed_or_as_empty(lcm):
-    configured = PROMPTS * SESSIONS
+def test_sessions_that_bring_a_row_are_counted(lcm):
     for step, metrics in lcm.metrics.items():
         arrived = len({session_of_key(uid) for uid in dumped(lcm, step)})
-        missing = configured - arrived
-        *counts, failed, empty = (metrics[f"padding/session/{name}/total"] for name in COUNTS)
-        assert counts == [configured, arrived, missing]
-        assert failed + empty == missing
-        if step in (LONELY_STEP, FAILING_STEP):
-            assert missing == (failed if step == FAILING_STEP else empty) > 0
+        assert metrics["padding/session/arrived/total"] == arrived
+        assert (arrived < PROMPTS * SESSIONS) or step not in (LONELY_STEP, FAILING_STEP)
 
 
 def dumped(facts, step):
@@ -122,40 +116,8 @@ def test_no_metric_is_nan_and_rollout_and_trainer_agree(lcm):
     assert_finite_and_agreeing(lcm)
 
 
-@pytest.mark.slow
-def test_a_mixture_of_experts_trains_with_recorded_routes(tmp_path):
-    facts = run_job(
-        tmp_path,
-        "+padding=lcm",
-        "padding.packer=plan",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=varying_turns_with_mishaps_and_routes",
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=72",
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=72",
-        "actor_rollout_ref.rollout.moe_load_balance_metrics_interval=1",
-        steps=3,
-        model_kind="qwen3_moe",
-    )
-    assert_no_pad_outside_worker_calls(facts)
-    assert_finite_and_agreeing(facts)
-    assert facts.rows[LONELY_STEP].real == 1
-    assert facts.metrics[LONELY_STEP]["padding/log_prob/micro_batches"] == 1
-    assert facts.metrics[1]["padding/log_prob/micro_batches"] > 3
-    for metrics in facts.metrics.values():
-        # Of the workers, and of the plan, which has the pass take over the micro-batches of the
-        # update.
-        taken = (
-            metrics["padding/actor/micro_batches"] * metrics["padding/actor/optimizer_steps/total"]
-        )
-        assert round(metrics["padding/log_prob/micro_batches"] - taken) == 0
-        assert metrics["rollout/moe/routed_experts_found"] == 1
-    assert "this session fails on purpose" in facts.log
-    real = [facts.rows[step].real for step in (1, 2, 3)]
-    assert sum(m.real_rows for m in facts.optimizer_steps[ACTOR]) == sum(real)
-    routes = [slots for m in facts.optimizer_steps[ACTOR] for slots in m.pad_routes]
-    assert routes, "no pad reached an update with its routes"
-    assert all(len(set(slots)) == 2 and set(slots) <= set(range(4)) for slots in routes)
-    load = [sum(slots.count(expert) for slots in routes) for expert in range(4)]
-    assert max(load) - min(load) <= len(facts.optimizer_steps[ACTOR]) * 2
+TIMERS = {LOG_PROB: "old_log_prob", REF: "ref", ACTOR_CALL: "update_actor"}
+"""Names that verl gives them."""
 
 
 def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(lcm):
@@ -173,8 +135,7 @@ def test_a_timed_job_has_a_lap_of_each_micro_batch_with_every_row_in_it(lcm):
             assert all(timing.seconds > 0 for timing in timings)
             for rank in (0, 1):
                 seconds = sum(timing.seconds for timing in timings if timing.rank == rank)
-                assert seconds < metrics[f"padding/{call}/seconds"]
-            assert metrics[f"padding/{call}/prediction_error"] >= 0
+                assert seconds < metrics[f"timing_s/{TIMERS[call]}"]
         pads = sum(timing.pads for timing in by_call[ACTOR_CALL])
         assert pads == metrics["padding/actor/pad_rows/total"]
         assert metrics["timing_s/padding/timing"] > 0

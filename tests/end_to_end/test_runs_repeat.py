@@ -12,9 +12,8 @@ import pytest
 
 from tests.support.fsdp2_workers import make_value_model
 from tests.support.jobs import run_job
-from tests.support.probe import LOG_PROBS
-from tests.support.tolerance import ADAM_EPS, LOG_PROB_AGREEMENT
-from verl_padding.on_cpu.tiny_models import TinyModelKind, make_tiny_model
+from tests.support.tolerance import ADAM_EPS
+from verl_padding.on_cpu.tiny_models import make_tiny_model
 from verl_padding.pads.prompt_order import place_of
 from verl_padding.plan.row_keys import parts_of_key
 from verl_padding.record.run_files import ROLLOUTS
@@ -144,15 +143,14 @@ def run_growing(folder, sharing, *overrides, model_kind="qwen2"):
         "padding.advantages=session",
         *overrides,
         steps=STEPS,
-        probed={LOG_PROBS: "1"},
         model_kind=model_kind,
     )
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "grpo of a Qwen3.5"])
+@pytest.mark.parametrize("estimator", ["gae", "grpo of a Qwen3.5"])
 def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_path):
     overrides = []
-    kind: TinyModelKind = "qwen3_5" if estimator.endswith("Qwen3.5") else "qwen2"
+    kind = "qwen3_5" if estimator.endswith("Qwen3.5") else "qwen2"
     if estimator == "gae":
         # verl draws the head of a critic anew in each run where the model has none.
         value_model = make_value_model(make_tiny_model("qwen2", tmp_path), tmp_path / "critic")
@@ -172,7 +170,6 @@ def test_rollouts_and_metrics_are_those_of_a_job_without_sharing(estimator, tmp_
             assert metrics["padding/session/rows/mean"] > 1.5
         assert facts.metrics[STEPS]["actor/kl_loss"] > 0
     assert rollouts(shared) == rows, "texts and rewards, row by row"
-    assert_log_probs_agree(shared, plain)
     assert_metrics_agree(shared, plain)
     for metrics in shared.metrics.values():
         factors = {
@@ -209,22 +206,4 @@ def assert_metrics_agree(
         for name in set(compared) - set(absent):
             np.testing.assert_allclose(
                 metrics[name], want[name], rtol=1e-5, atol=1e-6, err_msg=f"step {step}: {name}"
-            )
-
-
-def assert_log_probs_agree(shared, plain):
-    """Token by token, at each step."""
-    got, want = (
-        [
-            dict(zip(map(row_name, note["keys"]), note["log_probs"], strict=True))
-            for note in facts.batches
-        ]
-        for facts in (shared, plain)
-    )
-    assert len(got) == len(want) == STEPS
-    for of_got, of_want in zip(got, want, strict=True):
-        assert of_got.keys() == of_want.keys()
-        for row, log_probs in of_want.items():
-            np.testing.assert_allclose(
-                of_got[row], log_probs, rtol=0, atol=LOG_PROB_AGREEMENT, err_msg=str(row)
             )

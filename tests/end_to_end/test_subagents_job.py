@@ -11,8 +11,7 @@ from unittest import mock
 
 import pytest
 
-from tests.support import probe
-from tests.support.jobs import ROOT, read_probe
+from tests.support.pages import ROOT
 from tests.support.tolerance import LOG_PROB_AGREEMENT
 from verl_padding.on_cpu.launch import LOG, run_local_job
 from verl_padding.recipes.subagents import session_metrics
@@ -20,13 +19,8 @@ from verl_padding.recipes.subagents.job import tiny_job
 from verl_padding.record.run_files import ROLLOUTS, dumps_in, read_metrics, read_step
 
 STEPS = 3
-ENGINE_AGREEMENT = (
-    1e-4  # of vLLM's log-probs and the trainer's, in float32: two implementations of one model
-)
-
 VLLM = pytest.param(
     "cpu_vllm",
-    ENGINE_AGREEMENT,
     marks=[
         pytest.mark.vllm,
         pytest.mark.skipif(find_spec("vllm") is None, reason="takes vLLM for CPUs"),
@@ -37,18 +31,9 @@ VLLM = pytest.param(
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("local", "agreement"), [("cpu", LOG_PROB_AGREEMENT), VLLM])
-def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(
-    local, agreement, tmp_path
-):
-    notes = tmp_path / "probe"
-    notes.mkdir()
-    environment = {
-        "VERL_USE_EXTERNAL_MODULES": f"{session_metrics.__name__},{probe.__name__}",
-        "PYTHONPATH": str(ROOT),
-        probe.FOLDER: str(notes),
-        probe.LOG_PROBS: "1",
-    }
+@pytest.mark.parametrize("local", ["cpu", VLLM])
+def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(local, tmp_path):
+    environment = {"VERL_USE_EXTERNAL_MODULES": session_metrics.__name__, "PYTHONPATH": str(ROOT)}
     with mock.patch.dict(os.environ, environment):
         code = run_local_job(
             [
@@ -77,16 +62,8 @@ def test_lead_and_sub_agents_train_and_the_rollout_agrees_with_the_trainer(
         assert (step["padding/real_rows/total"], rows.dumped_pads) == (rows.real, 0)
         assert step["padding/actor/optimizer_steps/total"] == 4
         assert step["subagents/rows_per_session"] == step["padding/session/rows/mean"] >= 1
-    gaps = [note["log_prob_gap"] for note in read_probe(notes)["batches"]]
-    assert len(gaps) == STEPS
-    # From step 2 on they are of weights that the rollout was sent: older ones would be off by what
-    # these have moved.
-    assert max(gaps) < agreement
-    moved = [
-        abs(metrics[step]["actor/entropy"] - metrics[1]["actor/entropy"])
-        for step in range(2, STEPS + 1)
-    ]
-    assert max(moved) > agreement, "the weights were meant to change what is likely"
+        # From step 2 on it is of weights that the rollout was sent.
+        assert step["training/rollout_probs_diff_max"] < LOG_PROB_AGREEMENT
     assert sum(step["padding/pad_rows/total"] for step in metrics.values()) > 0, "no pad was met"
     assert max(step["subagents/rows_per_session"] for step in metrics.values()) > 1, (
         "nobody asked a sub-agent"

@@ -98,9 +98,7 @@ def test_workers_make_the_update_alone(step):
 
 def test_what_rows_begin_with_reaches_the_model_once_a_micro_batch(step):
     ids = {key: tuple(row["input_ids"].tolist()) for key, row in step.rows.items()}
-    rows_DK: list[list[list[tuple[int, ...]]]] = [
-        [[] for _ in passes] for passes in step.reached_DK
-    ]
+    rows_DK = [[[] for _ in passes] for passes in step.reached_DK]
     for row in step.recorded.rows:
         for place in row.places.values():
             assert place.micro_batch is not None
@@ -128,7 +126,7 @@ def test_rows_without_an_advantage_and_no_others_are_dropped(step):
 
 def group_advantages(rows):
     """GRPO's, of each row: how much better its session was than those of its prompt."""
-    rewards: dict[str, dict[str, float]] = {}
+    rewards = {}
     for key, row in rows.items():
         uid, session, _ = key.rsplit("_", 2)
         rewards.setdefault(uid, {})[session] = float(row["rm_scores"].sum())

@@ -138,15 +138,3 @@ def test_a_job_that_asks_for_padding_ends_where_the_plugin_is_broken(ended):
     assert result.stderr.splitlines()[-1] == REFUSAL.format("the plug-in could not be loaded")
     assert "ModuleNotFoundError" in result.stderr
     assert "algorithm:" not in result.stdout, "the job's config was made"
-
-
-def test_a_process_may_import_the_agent_loops_first():
-    # As in an agent loop worker, whose class Ray unpickles: verl's import loads the trainers in the
-    # middle of it.
-    code = "import verl_padding.driver.agent_loops as m; print(m.PaddedAgentLoopManager.__name__)"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert ended.stdout.strip().endswith("PaddedAgentLoopManager")
-    assert "could not be loaded" not in ended.stderr
-    assert "circular" not in ended.stderr

@@ -5,10 +5,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from verl.single_controller.ray import RayWorkerGroup
 
 from tests.support.engine_in_process import in_float64
-from tests.support.engine_shapes import Shape, started, with_shared_heads
+from tests.support.engine_shapes import started, with_shared_heads
 from tests.support.fsdp2_workers import make_value_model
 from tests.support.rows_in_queue import empty_queue
 from verl_padding.on_cpu.tiny_models import make_tiny_model
@@ -45,7 +44,7 @@ def model_of(tmp_path_factory):
     def model(shape):
         if shape.kind not in found:
             found[shape.kind] = with_shared_heads(make_tiny_model(shape.kind, folder))
-        if shape.update == "actor" or shape.engine == "megatron":
+        if shape.update == "actor":
             return found[shape.kind]
         values = folder / f"{shape.kind} values"
         return values if values.is_dir() else make_value_model(found[shape.kind], values)
@@ -57,7 +56,7 @@ def model_of(tmp_path_factory):
 def one_rank_of(transfer_queue, model_of):
     """The rank without pads of a shape; shapes share it."""
     with ExitStack() as stack:
-        found: dict[Shape, RayWorkerGroup] = {}
+        found = {}
 
         def one_rank(shape):
             reference = shape.reference

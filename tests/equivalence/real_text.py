@@ -27,7 +27,6 @@ from verl.workers.utils.padding import response_from_nested
 
 from benchmarks.one_gpu.rows import Row, rows_of_prompts
 from benchmarks.results import Keep, report
-from tests.equivalence.test_shared_gradients import batch_of
 from tests.support.engine_in_process import (
     Actor,
     Whole,
@@ -40,6 +39,8 @@ from tests.support.engine_in_process import (
 from tests.support.losses_on_rows import policy_loss
 from tests.support.played import play
 from verl_padding.plan import BatchPlan, Job, Pass, Rows, Sharing, Update, plan_batch
+from verl_padding.plan.prefix_tries import PrefixTries
+from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.recipes.guess.guess_loop import GUESSES, GuessLoop
 from verl_padding.recipes.guess.make_data import write_data
 from verl_padding.recipes.guess.smollm2 import make_smollm2
@@ -135,10 +136,11 @@ def planned(
         packer="plan",
         sharing=sharing,
     )
-    found = batch_of(rows)
-    if zero_advantage is not None:
-        found = Rows.from_keys(rows, found.tokens_R, found.tries, zero_advantage=zero_advantage)
-    return plan_batch(found, job)
+    ids_R = [row["input_ids"].numpy() for row in rows.values()]
+    tries = PrefixTries.from_tokens(ids_R, list(map(uid_of_key, rows)))
+    return plan_batch(
+        Rows.from_keys(rows, tries.tokens_R.tolist(), tries, zero_advantage or ()), job
+    )
 
 
 def as_planned(

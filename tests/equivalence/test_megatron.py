@@ -1,5 +1,4 @@
-"""Zero effect on what verl's Megatron engine alone does: denominators and lengths of its own,
-routes.
+"""Zero effect on what verl's Megatron engine alone does: denominators of its own, routes.
 
 test_engine_shapes.py has its updates in each shape. The rank without pads is one of FSDP2, which
 computes the model of Hugging Face; it is one of Megatron where routes are replayed.
@@ -11,9 +10,9 @@ import pytest
 import torch
 from verl.protocol import DataProto
 
-from benchmarks.one_step import padded_group
 from tests.support.engine_shapes import EXPERTS, LAYERS, SHAPES, Shape, started
 from tests.support.fsdp2_workers import start_over
+from tests.support.padded_group import padded_group
 from tests.support.padded_rows import upsample
 from tests.support.rows_in_queue import empty_queue, put_columns, put_rows, read_columns
 from tests.support.trained_batches import (
@@ -25,7 +24,6 @@ from tests.support.trained_batches import (
 )
 from tests.support.updates import (
     CUTS,
-    PACKERS,
     assert_metrics_agree,
     assert_updates_agree,
     call,
@@ -45,9 +43,6 @@ pytestmark = [
 MEGATRON = "actor_rollout_ref.actor.megatron"
 PER_TOKEN = f"+{MEGATRON}.override_transformer_config.calculate_per_token_loss=true"
 BY_SIZE = [cut for cut in CUTS.values() if not {"few", "sharing"} & cut.keys()]
-BUCKET = 16
-ROUND_UP = (f"{MEGATRON}.pad_to_length=true", f"{MEGATRON}.pad_to_length_bucket={BUCKET}")
-"""verl then fills the last row of each micro-batch up, to a multiple of so many tokens in all."""
 TOP_K = 2
 # With context parallelism, verl drops the fraction of a token that each rank would have of a
 # micro-batch: lengths are even here (docs/compatibility.md).
@@ -76,32 +71,6 @@ def assert_divides_by_tokens(worker):
     return DataProto()
 
 
-def test_so_do_ranks_whose_micro_batches_verl_rounds_up(model_of, one_rank_of):
-    shape = SHAPES["Megatron: dp2"]
-    with started(shape, model_of(shape), *ROUND_UP) as padded:
-        for cut in shape.cuts:
-            noted = {"started": lambda padded, _: padded.execute_with_func_generator(note_lengths)}
-            of_cut = {**cut, **shape.planned, **noted, "mode": "seq-mean-token-mean"}
-            assert_updates_agree(padded, one_rank_of(shape), **of_cut)
-            padded.execute_with_func_generator(assert_rounded_up)
-
-
-def note_lengths(worker):
-    engine = worker.actor.engine
-    engine.lengths = set()
-    engine.module[0].register_forward_pre_hook(
-        lambda _, __, named: engine.lengths.add(named["input_ids"].shape[-1]), with_kwargs=True
-    )
-    return DataProto()
-
-
-def assert_rounded_up(worker):
-    lengths = worker.actor.engine.lengths
-    assert lengths
-    assert not any(length % BUCKET for length in lengths), lengths
-    return DataProto()
-
-
 @contextmanager
 def on_megatron(shape, model, *more):
     """Padded ranks of a shape, and one rank without pads, both of Megatron."""
@@ -121,67 +90,46 @@ def with_routes(batch, routes):
     return put_columns(batch, routed_experts=[of_row.to(torch.int16) for of_row in routes])
 
 
-@pytest.mark.parametrize(
-    ("replay", "name"),
-    [
-        ("R2", "ep2"),
-        *(
-            ("R3", name)
-            for name in ("dp2", "pp2", "pp2 vpp2", "tp2", "cp2", "ep2", "tp2 with ep2, twice")
-        ),
-    ],
-)
-def test_so_do_ranks_that_replay_routes(replay, name, transfer_queue, model_of):
+@pytest.mark.parametrize("name", ["dp2", "pp2 vpp2", "cp2", "tp2 with ep2, twice"])
+def test_so_do_ranks_that_replay_routes(name, transfer_queue, model_of):
     shape = SHAPES[f"Megatron: experts, {name}"]
-    with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode={replay}") as both:
-        for packer in PACKERS:
+    with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode=R3") as both:
+        for packer in ("verl", "plan"):
             update = assert_updates_agree(
                 *both, packer, put=lambda: with_drawn_routes(put_trained_rows()), **shape.planned
             )
-        for layer in (0, LAYERS - 1):
-            batch = with_drawn_routes(put_trained_rows())
-            assert_other_experts_give_another_update(
-                layer, *both, shape, update, batch, plan_for(batch, "plan", shape)
-            )
+        batch = with_drawn_routes(put_trained_rows())
+        assert_other_experts_give_another_update(both, shape, update, batch)
         if shape.dp_size > 1:
             few = {"few": True, "put": lambda: with_drawn_routes(put_few_rows())}
             assert_updates_agree(*both, "plan", **few, **shape.planned)
 
 
-@pytest.mark.parametrize("name", ["ep2", "pp2 x dp2", "pp2 vpp2"])
+@pytest.mark.parametrize("name", ["ep2", "pp2 vpp2"])
 def test_an_update_replays_the_routes_that_a_padded_pass_has_recorded(
     name, transfer_queue, model_of
 ):
     shape = SHAPES[f"Megatron: experts, {name}"]
+    template = shape.planned["template"]
     with on_megatron(shape, model_of(shape), f"{MEGATRON}.router_replay.mode=R2") as both:
-        for packer, layer in zip(PACKERS, (0, LAYERS - 1), strict=True):
-            assert_replays_what_was_recorded(*both, packer, shape, layer)
+        padded_ranks, one_rank = both
+        for packer in ("verl", "plan"):
+            start_over(both, "token-mean")
+            want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
             empty_queue()
 
-
-def assert_replays_what_was_recorded(padded_ranks, one_rank, packer, shape, layer):
-    start_over((padded_ranks, one_rank), "token-mean")
-    want = read_columns(after_pass(one_rank, put_trained_rows()), "routed_experts")[0]
-    empty_queue()
-
-    batch = put_trained_rows()
-    plan = plan_for(batch, packer, shape)
-    assert plan.layouts["log_prob"].n_pads > 0 or shape.dp_size == 1, (
-        "the pass was meant to have pads"
-    )
-    template = shape.planned["template"]
-    with_pads = upsample(batch, plan, template)
-    batch = after_pass(padded_group(padded_ranks, with_pads), batch)
-    (recorded,) = read_columns(batch, "routed_experts")
-    assert all(map(torch.equal, recorded, want))
-    update = update_both(padded_ranks, one_rank, batch, plan, template=template, padded=with_pads)
-    assert_metrics_agree(update)
-    assert update.padded["actor/ppo_kl"][0] == pytest.approx(0, abs=1e-6), (
-        "of the pass and the first step"
-    )
-    assert_other_experts_give_another_update(
-        layer, padded_ranks, one_rank, shape, update, batch, plan
-    )
+            batch = put_trained_rows()
+            plan = plan_for(batch, packer, shape)
+            assert plan.layouts["log_prob"].n_pads > 0 or shape.dp_size == 1
+            with_pads = upsample(batch, plan, template)
+            batch = after_pass(padded_group(padded_ranks, with_pads), batch)
+            (recorded,) = read_columns(batch, "routed_experts")
+            assert all(map(torch.equal, recorded, want))
+            update = update_both(*both, batch, plan, template=template, padded=with_pads)
+            assert_metrics_agree(update)
+            of_first_step = update.padded["actor/ppo_kl"][0]
+            assert of_first_step == pytest.approx(0, abs=1e-6)
+            empty_queue()
 
 
 def plan_for(batch, packer, shape):
@@ -189,24 +137,16 @@ def plan_for(batch, packer, shape):
     return plan_of(batch, packer, pad_tokens=sizes.pop("template").length, **sizes)
 
 
-def assert_other_experts_give_another_update(
-    layer,
-    padded_ranks,
-    one_rank,
-    shape,
-    update,
-    batch,
-    plan,
-):
-    """What is replayed is what rows have: with other experts in the layer, the first step has other
-    log-probs."""
+def assert_other_experts_give_another_update(both, shape, update, batch):
+    """What is replayed is what rows have: with other experts in the last layer, the first step has
+    other log-probs."""
+    plan = plan_for(batch, "plan", shape)
     (others,) = read_columns(batch, "routed_experts")
     for of_row in others:
-        of_row[:, layer] = (of_row[:, layer] + 1) % EXPERTS
-    start_over((padded_ranks, one_rank), "token-mean")
-    other = update_both(
-        padded_ranks, one_rank, with_routes(batch, others), plan, template=shape.planned["template"]
-    )
+        of_row[:, -1] = (of_row[:, -1] + 1) % EXPERTS
+    start_over(both, "token-mean")
+    template = shape.planned["template"]
+    other = update_both(*both, with_routes(batch, others), plan, template=template)
     assert_metrics_agree(other)
     first, changed = (both.padded["actor/ppo_kl"][0] for both in (update, other))
     assert abs(changed - first) > 1e-4

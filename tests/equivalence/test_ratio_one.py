@@ -13,21 +13,18 @@ from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
 from verl.workers.utils.padding import response_from_nested
 
-from tests.equivalence.test_shared_gradients import batch_of
+from benchmarks.one_gpu.rows import plan as plan_rows
 from tests.support.engine_in_process import (
     Actor,
-    Row,
-    Whole,
     cut_as_planned,
     start_engine,
     trained_rows,
 )
 from tests.support.losses_on_rows import policy_loss
 from tests.support.sessions_that_grow import grown_sessions
-from verl_padding.plan import BatchPlan, Job, Pass, Update, plan_batch
 from verl_padding.worker.losses import RealRowsLoss
 
-UPDATE, TAKEN, OWN = "actor", "log_prob", "own"
+UPDATE, PASS = "actor", "log_prob"
 BUDGET = 64
 AUTOCAST = "float32 weights, bfloat16 autocast"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, AUTOCAST: torch.float32}
@@ -41,20 +38,10 @@ def rows():
     return trained_rows(grown_sessions([9, 2, 7, 3, 12, 2], prompts=4))
 
 
-def planned(rows: dict[str, Row], sharing: str, packer: str = "plan") -> BatchPlan:
-    """With a pass that takes the update's micro-batches, where they are the plan's, and one that
-    has its own."""
-    call = {"dp_size": 2, "token_budget": BUDGET}
-    job = Job(
-        strategy="prompt",
-        prompts=4,
-        sessions_per_prompt=2,
-        updates={UPDATE: Update(**call, prompts_per_mini_batch=2)},
-        inference={TAKEN: Pass(**call, as_update=UPDATE), OWN: Pass(**call)},
-        packer=packer,
-        sharing=sharing,
-    )
-    plan = plan_batch(batch_of(rows), job)
+def planned(rows, sharing, packer="plan"):
+    """Two mini-batches, and a pass that takes the update's micro-batches if they are the plan's."""
+    shape = {"ranks": 2, "mini_prompts": 2, "has_pass": True}
+    plan = plan_rows(rows, BUDGET, sharing=sharing, packer=packer, **shape)
     figures = plan.figures[UPDATE]
     assert figures.optimizer_steps == 2
     assert figures.pads > 0
@@ -63,7 +50,7 @@ def planned(rows: dict[str, Row], sharing: str, packer: str = "plan") -> BatchPl
     return plan
 
 
-def engine_of(dtype: str, sharing: str) -> Whole:
+def engine_of(dtype, sharing):
     # Wide enough that the CPU's kernels add up in an order that depends on the rows beside a row.
     config = Qwen2Config(
         vocab_size=256,
@@ -82,13 +69,11 @@ def engine_of(dtype: str, sharing: str) -> Whole:
     return engine
 
 
-def log_probs_of_a_pass(
-    engine: Whole, rows: dict[str, Row], plan: BatchPlan, call: str
-) -> dict[str, torch.Tensor]:
+def log_probs_of_a_pass(engine, rows, plan):
     """Of the responses, by key; as verl's trainer asks for them and cuts them out."""
     engine.module.eval()
     found = {}
-    for keys, micro_batch in cut_as_planned(rows, plan, call, 0, token_budget=BUDGET):
+    for keys, micro_batch in cut_as_planned(rows, plan, PASS, 0, token_budget=BUDGET):
         with torch.no_grad():
             _, output = engine.forward_step(micro_batch, None, forward_only=True)
         cut = response_from_nested(
@@ -102,12 +87,12 @@ def log_probs_of_a_pass(
 
 
 def metrics_of_an_update(
-    engine: Whole,
-    rows: dict[str, Row],
-    plan: BatchPlan,
-    old: dict[str, torch.Tensor],
-    ref: dict[str, torch.Tensor],
-) -> dict[str, float]:
+    engine,
+    rows,
+    plan,
+    old,
+    ref,
+):
     """Of both mini-batches, before any weight moves, with the log-probs that two passes have found.
 
     All ranks of this process are added up as one.
@@ -139,18 +124,18 @@ def metrics_of_an_update(
 )
 def test_the_ratio_is_one_where_a_pass_has_the_updates_micro_batches(dtype, sharing, rows):
     plan, engine = planned(rows, sharing), engine_of(dtype, sharing)
-    old, of_reference = (log_probs_of_a_pass(engine, rows, plan, TAKEN) for _ in range(2))
+    old, of_reference = (log_probs_of_a_pass(engine, rows, plan) for _ in range(2))
     metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)
     exact = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "kl_loss")
     assert {name: metrics[name] for name in exact} == dict.fromkeys(exact, 0.0)
     assert metrics["actor/pg_loss"] != 0.0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(dtype, rows):
+def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(rows):
     # Or the test above would show nothing about micro-batches.
-    plan, engine = planned(rows, "off"), engine_of(dtype, "off")
-    old, of_reference = (log_probs_of_a_pass(engine, rows, plan, call) for call in (TAKEN, OWN))
+    plan, engine = planned(rows, "off"), engine_of("float32", "off")
+    by_verl = planned(rows, "off", packer="verl")
+    old, of_reference = (log_probs_of_a_pass(engine, rows, each) for each in (plan, by_verl))
     metrics = metrics_of_an_update(engine, rows, plan, old, of_reference)
     assert metrics["actor/ppo_kl"] == 0.0
     assert metrics["kl_loss"] != 0.0
@@ -163,7 +148,7 @@ def test_it_is_not_where_the_pass_has_micro_batches_of_its_own(dtype, rows):
 def test_with_the_default_packer_the_ratio_is_one_but_for_rounding(dtype, rows):
     # verl's packer cuts a pass into other micro-batches than the update.
     plan, engine = planned(rows, "off", packer="verl"), engine_of(dtype, "off")
-    old = log_probs_of_a_pass(engine, rows, plan, TAKEN)
+    old = log_probs_of_a_pass(engine, rows, plan)
     metrics = metrics_of_an_update(engine, rows, plan, old, old)
     assert 0.0 < abs(metrics["actor/ppo_kl"]) < ROUNDING[dtype]
     assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0.0

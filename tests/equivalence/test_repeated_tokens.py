@@ -10,7 +10,7 @@ from tests.prefix_sharing.test_repeated_tokens import masks_trained_once
 from tests.support.loss_comparisons import POLICY_LOSSES
 from tests.support.losses_on_rows import MODES, PAD, Rows, policy_loss, run_as_verl_does
 from tests.support.plan_oracles import layout_of_local_batches
-from tests.support.split_sessions import Row, sessions, split
+from tests.support.split_sessions import sessions, split
 from tests.support.tolerance import RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
@@ -26,7 +26,7 @@ DRAWN = ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages", "ou
 class SplitRows(Rows):
     """Rows of split sessions: what losses read of a token is the same wherever it stands."""
 
-    def __init__(self, rows: list[Row], masks: list[torch.Tensor], factor_R: list[float]):
+    def __init__(self, rows, masks, factor_R):
         self.fields, self.n_real, self.masked = [], len(rows), ()
         self.factor_R = factor_R
         for row, mask in zip(rows, masks, strict=True):
@@ -42,7 +42,7 @@ class SplitRows(Rows):
             self.fields.append(fields | {"response_mask": mask, "loss_mask": mask})
 
 
-def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor]):
+def gradients(loss, mode, rows, masks):
     """Of the output of each action, added up over the rows that have it; sessions weigh the
     same."""
     layout = layout_of_local_batches(len(rows), [[tuple(range(len(rows)))]])
@@ -56,7 +56,7 @@ def gradients(loss, mode, rows: list[Row], masks: list[torch.Tensor]):
     leaf_R, _ = run_as_verl_does(
         RealRowsLoss(loss), SplitRows(rows, masks, factor_R), ranks, "log_probs"
     )
-    found: dict[tuple, float] = {}
+    found = {}
     for row, leaf in zip(rows, leaf_R, strict=True):
         for place, action in enumerate(row.actions):
             if action is not None:

@@ -63,18 +63,18 @@ SETTING = pytest.mark.parametrize(("mode", "denominator"), SETTINGS)
 class WeightedRows(Rows):
     """Rows that bring the factors of their weights."""
 
-    def __init__(self, weighting: LossWeighting, weight_R=WEIGHTS):
+    def __init__(self, weighting, weight_R=WEIGHTS):
         super().__init__()
         tokens_R = [response for _, response in self.lengths]
         self.factor_R = loss_factors(ALONE, KEYS, weight_R, tokens_R, weighting)
 
 
-def weighting(mode, denominator="rows", *, by_session=False) -> LossWeighting:
+def weighting(mode, denominator="rows", *, by_session=False):
     return LossWeighting(mode=mode, by_rows=denominator == "rows", by_session=by_session)
 
 
 @cache
-def gradients_of_the_rows(loss, output_name) -> list[list[torch.Tensor]]:
+def gradients_of_the_rows(loss, output_name):
     """Of each row's own loss: by itself, and divided by nothing."""
     rows, gradients = Rows(), []
     for row in range(rows.n_real):
@@ -89,7 +89,7 @@ def gradients_of_the_rows(loss, output_name) -> list[list[torch.Tensor]]:
     return gradients
 
 
-def over(mode, denominator, weight_R, count_R) -> float:
+def over(mode, denominator, weight_R, count_R):
     """What the sum of w_r l_r is divided by.
 
     Args:
@@ -102,9 +102,7 @@ def over(mode, denominator, weight_R, count_R) -> float:
     return sum(count_R) if denominator == "rows" else NOMINAL
 
 
-def assert_weighed(
-    loss, output_name, layout, rows: WeightedRows, weight_R, mode, denominator, count_R=None
-) -> None:
+def assert_weighed(loss, output_name, layout, rows, weight_R, mode, denominator, count_R=None):
     gradients = gradients_of_the_rows(loss, output_name)
     below = over(mode, denominator, weight_R, count_R or weight_R)
     got, metrics = run_as_verl_does(
@@ -127,7 +125,7 @@ def job_config():
     return compose_job("+padding=prompt", "algorithm.adv_estimator=grpo")
 
 
-def refusal(name, mode, *, by_session=False, **settings) -> str:
+def refusal(name, mode, *, by_session=False, **settings):
     """Of rows, or sessions, that weigh differently, in a job with this policy loss."""
     config = job_config().copy()
     actor = config.actor_rollout_ref.actor
@@ -198,7 +196,7 @@ def test_so_is_the_value_loss(mode, denominator, layout):
     assert_weighed(critic_loss(mode), "values", layout, rows, WEIGHTS, mode, denominator)
 
 
-def parts_of_sessions(mode, weight_R) -> tuple[list[float], list[float]]:
+def parts_of_sessions(mode, weight_R):
     """w_r of each row if sessions weigh the same, and what it adds where sessions are counted."""
     tokens = [response for _, response in Rows().lengths]
     of_session = [sum(tokens[:3])] * 3 + tokens[3:]

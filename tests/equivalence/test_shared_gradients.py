@@ -6,68 +6,39 @@ The reference is verl's own engine and loss on all real rows of a mini-batch at 
 plan, pads or sharing.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from transformers import AutoModelForTokenClassification
-from verl.utils import tensordict_utils as tu
 
+from benchmarks.one_gpu.rows import plan as plan_rows
+from benchmarks.one_gpu.rows import trained_rows
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_in_process import (
     Actor,
     Critic,
-    Row,
-    Whole,
     computed,
     loss_tokens,
-    micro_batch_of,
     one_micro_batch,
     start_engine,
     train_as_planned,
-    trained_rows,
 )
-from tests.support.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES, seeded
-from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
-from tests.support.sessions_that_grow import grown_sessions
+from tests.support.loss_comparisons import DISTILLING, PACKING_MATTERS, POLICY_LOSSES
+from tests.support.losses_on_rows import (
+    MODES,
+    QUICK_MODE,
+    critic_loss,
+    distilling_loss,
+    policy_loss,
+)
 from tests.support.tolerance import RELATIVE_FLOAT32, RELATIVE_FLOAT64
 from verl_padding.job.verl_losses import losses_that
 from verl_padding.pads.loss_weighting import LossWeighting, loss_factors
-from verl_padding.pads.planned_call import MINI_BATCH
-from verl_padding.plan import BatchPlan, Job, Rows, Sharing, Update, plan_batch
-from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.plan.row_keys import uid_of_key
-from verl_padding.prefix_sharing.row_inputs import RowInputs
 from verl_padding.worker.losses import RealRowsLoss, normalize_over_mini_batch
 
 BUDGET = 48
-SEQ_MEAN_MODES = [mode for mode in MODES if mode.startswith("seq-mean")]
 NOMINAL = 7  # rows of a mini-batch as a configuration would say it: not those that are there
 TOP_K = 4
 CALL = "actor"
-
-
-def batch_of(rows: dict[str, Row]) -> Rows:
-    """As the planner gets them, with what rows of a prompt share."""
-    inputs = RowInputs(micro_batch_of(list(rows.values())))
-    tries = PrefixTries.from_tokens(inputs.ids_R, list(map(uid_of_key, rows)))
-    return Rows.from_keys(rows, tries.tokens_R.tolist(), tries)
-
-
-def plan_of(rows: dict[str, Row], ranks: int = 2, sharing: Sharing = "on") -> BatchPlan:
-    """Two mini-batches, with pads."""
-    job = Job(
-        strategy="prompt",
-        prompts=4,
-        sessions_per_prompt=2,
-        updates={CALL: Update(dp_size=ranks, token_budget=BUDGET, prompts_per_mini_batch=2)},
-        inference={},
-        packer="plan",
-        sharing=sharing,
-    )
-    plan = plan_batch(batch_of(rows), job)
-    assert (plan.layouts[CALL].n_mini_batches, plan.figures[CALL].pads > 0) == (2, True)
-    return plan
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +49,10 @@ def rows():
 
 @pytest.fixture(scope="module")
 def plan(rows):
-    return plan_of(rows, ranks=4)
+    """Two mini-batches, with pads."""
+    found = plan_rows(rows, BUDGET, sharing="on", ranks=4, mini_prompts=2)
+    assert (found.layouts[CALL].n_mini_batches, found.figures[CALL].pads > 0) == (2, True)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +67,6 @@ def critics(models):
         models("qwen2", AutoModelForTokenClassification, num_labels=1) for _ in range(2)
     )
     return start_engine(Critic, sharing, shares=True), Critic(plain)
-
-
-Gradients = Iterator[
-    torch.Tensor
-]  # of each mini-batch, (N,), at the weights that are there when it is asked for
 
 
 def blind_to_the_last(loss):
@@ -124,7 +93,7 @@ def blind_to_the_last(loss):
     return told
 
 
-def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
+def shared_gradients(engine, rows, plan, loss, **said):
     """Those of the plan, of a loss that reads no last output of a row; only tips and pads are
     computed."""
     before, figures, blind = engine.tokens, plan.figures[CALL], blind_to_the_last(loss)
@@ -135,7 +104,7 @@ def shared_gradients(engine: Whole, rows, plan, loss, **said) -> Gradients:
     assert engine.tokens - before == figures.computed_tokens + 2 * plan.layouts[CALL].n_pads
 
 
-def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said) -> Gradients:
+def plain_gradients(engine, rows, plan, loss, denominator="rows", **said):
     """Those of all real rows of each mini-batch at once."""
     fields = list(rows.values())
     for ranks in plan.layouts[CALL].local_batches:
@@ -145,47 +114,22 @@ def plain_gradients(engine: Whole, rows, plan, loss, denominator="rows", **said)
         yield computed(engine, loss, [at_once])[1]
 
 
-def assert_same_gradients(
-    got: Gradients, want: Gradients, tolerance: float = RELATIVE_FLOAT64
-) -> None:
+def assert_same_gradients(got, want, tolerance=RELATIVE_FLOAT64):
     got_MN, want_MN = torch.stack([*got]), torch.stack([*want])
     assert want_MN.norm(dim=1).min() > 1e-3
     assert ((got_MN - want_MN).norm(dim=1) / want_MN.norm(dim=1)).max() <= tolerance
 
 
-def by_real_rows(loss):
-    """verl's loss with the number of the mini-batch's real rows as its denominator, and nothing
-    else of ours."""
-
-    def told(model_output, data, dp_group=None):
-        tu.assign_non_tensor(data, global_batch_size=data[MINI_BATCH].rows_with_loss)
-        return loss(model_output=model_output, data=data, dp_group=dp_group)
-
-    return told
-
-
-def further(cases, quick):
-    """The cases, of which all but the quick ones are slow."""
-    return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in cases]
-
-
-OF_ITS_OWN = ("vanilla", *PACKING_MATTERS, *losses_that(lambda loss: loss.is_mean_over_rows))
+OF_ITS_OWN = ("vanilla", *losses_that(lambda loss: loss.is_mean_over_rows))
 """Losses that take what their rows are divided by in a way of their own, and one of those that do
 not."""
-DENOMINATORS = [(name, "rows") for name in POLICY_LOSSES] + [
-    (name, "nominal") for name in OF_ITS_OWN
+LOSSES = [
+    *[(name, QUICK_MODE, "rows") for name in POLICY_LOSSES if name not in PACKING_MATTERS],
+    *[(name, QUICK_MODE, "nominal") for name in OF_ITS_OWN],
+    *[("vanilla", mode, "rows") for mode in MODES if mode != QUICK_MODE],
 ]
-LOSSES = further(
-    [
-        (name, mode, denominator)
-        for name, denominator in DENOMINATORS
-        for mode in (MODES if denominator == "rows" else SEQ_MEAN_MODES)
-    ],
-    quick=[
-        *[(name, "seq-mean-token-mean", denominator) for name, denominator in DENOMINATORS],
-        *[("vanilla", mode, "rows") for mode in MODES],
-    ],
-)
+"""Jobs whose loss depends on the packing share nothing; test_registered_losses.py has all modes of
+all losses, without sharing."""
 
 
 @pytest.mark.parametrize(("name", "mode", "denominator"), LOSSES)
@@ -193,30 +137,18 @@ def test_a_registered_loss_gives_the_gradients_of_rows_that_share_nothing(
     name, mode, denominator, engines, rows, plan
 ):
     sharing, plain = engines
-    loss = policy_loss(mode, name)
-    if name not in PACKING_MATTERS:
-        # verl's means of rows divide by the rows that they get, whatever they are told
-        verls = loss if denominator == "rows" else normalize_over_mini_batch(loss)
-        want = plain_gradients(plain, rows, plan, verls, denominator)
-    else:
-        loss = seeded(loss)
-        verls = by_real_rows(loss) if denominator == "rows" else loss
-        same = {"token_budget": 10 * BUDGET, "pads": False, "global_batch_size": NOMINAL}
-        want = train_as_planned(plain, rows, plan, CALL, verls, **same)
-    assert_same_gradients(
-        shared_gradients(sharing, rows, plan, RealRowsLoss(loss), by_rows=denominator == "rows"),
-        want,
-    )
+    loss, by_rows = policy_loss(mode, name), denominator == "rows"
+    # verl's means of rows divide by the rows that they get, whatever they are told
+    verls = loss if by_rows else normalize_over_mini_batch(loss)
+    want = plain_gradients(plain, rows, plan, verls, denominator)
+    got = shared_gradients(sharing, rows, plan, RealRowsLoss(loss), by_rows=by_rows)
+    assert_same_gradients(got, want)
 
 
-SESSION_LOSSES = [
-    *[("vanilla", mode) for mode in MODES],
-    *[("critic", mode) for mode in ("token-mean", "seq-mean-token-mean")],
-]
-"""test_row_weights.py has all modes of all losses, without sharing."""
-
-
-@pytest.mark.parametrize(("name", "mode"), SESSION_LOSSES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("vanilla", "token-mean"), ("vanilla", QUICK_MODE), ("critic", QUICK_MODE)],
+)
 def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(
     name, mode, engines, critics, rows, plan
 ):
@@ -233,7 +165,7 @@ def test_every_session_weighs_what_it_weighs_where_nothing_is_shared(
     assert_same_gradients(got, train_as_planned(plain, rows, plan, CALL, weighed, **said))
 
 
-def teachers(tokens: int) -> torch.return_types.topk:
+def teachers(tokens):
     # The same for every row of as many tokens, and up to there for a longer one, but for the line
     # that verl fills in.
     draw = torch.Generator().manual_seed(3)
@@ -244,7 +176,7 @@ def teachers(tokens: int) -> torch.return_types.topk:
     )
 
 
-def taught_fields(tokens: int, *, use_topk: bool) -> Row:
+def taught_fields(tokens, *, use_topk):
     """What a teacher says of a row: its top-k, or the log-probs of the tokens alone."""
     values, indices = teachers(tokens)
     return (
@@ -254,7 +186,7 @@ def taught_fields(tokens: int, *, use_topk: bool) -> Row:
     )
 
 
-@pytest.mark.parametrize(("name", "policy_gradient"), DISTILLING)
+@pytest.mark.parametrize(("name", "policy_gradient"), dict(DISTILLING).items())
 def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(
     name, policy_gradient, engines, rows, plan
 ):
@@ -268,20 +200,3 @@ def test_so_does_a_distilling_loss_whose_teacher_is_cut_with_the_rows(
     got = shared_gradients(engines[0], taught, plan, RealRowsLoss(loss), **said)
     want = plain_gradients(engines[1], taught, plan, loss, **said)
     assert_same_gradients(got, want, RELATIVE_FLOAT32 if use_topk else RELATIVE_FLOAT64)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_with_nothing_to_share_gradients_are_the_same_to_the_bit(mode, engines):
-    texts = grown_sessions([1] * 13, prompts=4).items()
-    # Each begins with a token of its own.
-    rows = trained_rows(
-        {key: ([5 + number, *ids], response) for number, (key, (ids, response)) in enumerate(texts)}
-    )
-    loss = RealRowsLoss(policy_loss(mode))
-    said = {"token_budget": BUDGET, "global_batch_size": NOMINAL}
-    shared, off = (
-        [*train_as_planned(engines[0], rows, plan_of(rows, sharing=sharing), CALL, loss, **said)]
-        for sharing in ("on", "off")
-    )
-    assert min(gradient.norm() for gradient in off) > 1e-3
-    assert all(map(torch.equal, shared, off))

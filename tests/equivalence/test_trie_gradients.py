@@ -76,11 +76,6 @@ CASES = {
     "sum of pi squared": (lambda models: models("qwen2"), {}, {"calculate_sum_pi_squared": True}),
     "a temperature": (lambda models: models("qwen2"), {}, {"temperature": 0.7}),
     "a sliding window": (sliding_window, {}, {}),
-    "gradient checkpointing, a sliding window": (
-        lambda models: checkpointed(sliding_window(models)),
-        {},
-        {},
-    ),
     "a critic": (
         lambda models: models("qwen2", AutoModelForTokenClassification, num_labels=1),
         {},

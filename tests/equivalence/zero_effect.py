@@ -30,7 +30,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
 from benchmarks.one_gpu.rows import nested
-from benchmarks.results import Keep, Outcome, report
+from benchmarks.results import Keep, report
 from tests.support.loss_comparisons import PACKING_MATTERS, POLICY_LOSSES
 from tests.support.losses_on_rows import MODES, critic_loss, distilling_loss, policy_loss
 from tests.support.rows_in_queue import PARTITION, empty_queue, put_rows
@@ -72,7 +72,7 @@ class Side:
     pads: list[bool] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
 
-    def micro_batches(self, *, with_pads: bool, at_once: bool = False) -> list[list[int]]:
+    def micro_batches(self, *, with_pads, at_once=False):
         """Row numbers of each micro-batch, rank after rank; without pads all in one if that is
         asked for."""
         if at_once:
@@ -86,7 +86,7 @@ class Side:
         return [rows for micro in cut if (rows := [row for row in micro if not self.pads[row]])]
 
 
-def put_rows_without_pads(n_rows: int) -> Any:
+def put_rows_without_pads(n_rows):
     """Rows as they are before an advantage is computed, of 30 prompts with two to four sessions
     each."""
     draw = torch.Generator().manual_seed(0)
@@ -101,7 +101,7 @@ def put_rows_without_pads(n_rows: int) -> Any:
     return batch
 
 
-def put_computed(keys: list[str], responses: list[int], draw: torch.Generator) -> None:
+def put_computed(keys, responses, draw):
     """Puts what the workers compute of rows before an advantage."""
     columns = {
         name: nested(
@@ -114,7 +114,7 @@ def put_computed(keys: list[str], responses: list[int], draw: torch.Generator) -
     )
 
 
-def make_trainer(estimator: str) -> Any:
+def make_trainer(estimator):
     """A padded trainer without workers; verl's own methods are its base's."""
     trainer = padded_trainer(
         "padding.denominator=rows",
@@ -137,7 +137,7 @@ def make_trainer(estimator: str) -> Any:
     return trainer
 
 
-def pad_as_verl(estimator: str, n_rows: int) -> Side:
+def pad_as_verl(estimator, n_rows):
     """Stock verl's pads and order, advantages of its padded batch; raises whatever verl's estimator
     raises on it."""
     stock, side = get_trainer_cls("sync"), Side("stock verl", make_trainer(estimator))
@@ -151,20 +151,22 @@ def pad_as_verl(estimator: str, n_rows: int) -> Side:
     return side
 
 
-def pad_as_we_do(estimator: str, n_rows: int) -> Side:
+def pad_as_we_do(estimator, n_rows):
     """Our pads and plan, advantages of verl's method in the padded trainer."""
     side = Side("verl_padding", make_trainer(estimator))
     batch = side.trainer._balance_batch(put_rows_without_pads(n_rows), {})
     torch.manual_seed(0)
     batch = side.trainer._compute_advantage(batch, side.metrics)
-    rows = side.trainer.steps.current.prepare_call("actor").update_rows("actor", batch)
+    update = side.trainer.steps.current
+    update.prepare_call("actor")
+    rows = update.update_rows("actor", batch)
     side.keys, side.pads = list(rows.keys), [bool(tag.get("is_padding")) for tag in rows.tags]
     side.call = rows.extra_info[CALL]
     assert 0 < sum(side.pads) < len(side.pads) == sum(side.pads) + n_rows
     return side
 
 
-def without_pads(estimator: str, n_rows: int) -> Side:
+def without_pads(estimator, n_rows):
     """The rows alone, advantages of verl's method."""
     batch = put_rows_without_pads(n_rows)
     side = Side(
@@ -175,7 +177,7 @@ def without_pads(estimator: str, n_rows: int) -> Side:
     return side
 
 
-def read(side: Side, *, columns: bool) -> Any:
+def read(side, *, columns):
     """The rows of a side as a worker gets them, and the columns of ours."""
     data = tq.kv_batch_get(keys=side.keys, partition_id=PARTITION)
     # Without rollout_is_weights: verl's policy gradient of a distillation cannot read them, pads or
@@ -185,14 +187,14 @@ def read(side: Side, *, columns: bool) -> Any:
 
 
 def gradient(
-    loss: Loss,
-    side: Side,
-    data: Any,
+    loss,
+    side,
+    data,
     *,
-    with_pads: bool,
-    output_name: str = "log_probs",
-    at_once: bool = False,
-) -> torch.Tensor:
+    with_pads,
+    output_name="log_probs",
+    at_once=False,
+):
     """The gradient of a step with respect to the model's outputs, real rows by key and then pads,
     (T,) float64."""
     lengths = [
@@ -234,7 +236,7 @@ def gradient(
     )
 
 
-def padded_gradient(loss: Loss, side: Side, output_name: str = "log_probs") -> torch.Tensor:
+def padded_gradient(loss, side, output_name="log_probs"):
     """That of a side's own pads, by its own loss."""
     wrapped = RealRowsLoss(loss) if side.call else loss
     return gradient(
@@ -242,13 +244,13 @@ def padded_gradient(loss: Loss, side: Side, output_name: str = "log_probs") -> t
     )
 
 
-def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+def relative_error(got, want):
     """Pads, at the end of ``got``, should have no gradient."""
     want = torch.cat([want, want.new_zeros(len(got) - len(want))])
     return float((got - want).norm() / want.norm())
 
 
-def error_of_loss(inner: Loss, side: Side, output_name: str, *, at_once: bool) -> Outcome:
+def error_of_loss(inner, side, output_name, *, at_once):
     """Error of one loss on one side; the name of the exception if verl raises one because of the
     pads."""
     plain = read(side, columns=False)
@@ -259,12 +261,10 @@ def error_of_loss(inner: Loss, side: Side, output_name: str, *, at_once: bool) -
         return type(error).__name__
 
 
-def registered_losses() -> dict[str, tuple[str, Callable[[str], Loss]]]:
+def registered_losses():
     """Name -> (model output, mode -> loss): verl's policy and distillation losses, and its value
     loss."""
-    losses: dict[str, tuple[str, Callable[[str], Loss]]] = {
-        name: ("log_probs", partial(policy_loss, name=name)) for name in POLICY_LOSSES
-    }
+    losses = {name: ("log_probs", partial(policy_loss, name=name)) for name in POLICY_LOSSES}
     for name in sorted(DISTILLATION_LOSS_REGISTRY):
         distilling = partial(
             distilling_loss, name=name, policy_gradient=name == "k1", task_rewards=False
@@ -273,8 +273,8 @@ def registered_losses() -> dict[str, tuple[str, Callable[[str], Loss]]]:
     return losses | {"value loss": ("values", critic_loss)}
 
 
-def measure_losses() -> list[dict[str, Any]]:
-    lines: dict[str, dict[str, Any]] = {}
+def measure_losses():
+    lines = {}
     for make in (pad_as_verl, pad_as_we_do):
         side = make("grpo", HALF)
         for name, (output_name, loss) in registered_losses().items():
@@ -288,7 +288,7 @@ def measure_losses() -> list[dict[str, Any]]:
     return list(lines.values())
 
 
-def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
+def measure_estimator(name, n_rows):
     """Errors of each side's gradient."""
     loss = policy_loss("token-mean")
     try:
@@ -298,7 +298,7 @@ def measure_estimator(name: str, n_rows: int) -> dict[str, Any]:
         return {"without pads": type(error).__name__}
     finally:
         empty_queue()
-    record: dict[str, Any] = {}
+    record = {}
     for make, label in zip((pad_as_verl, pad_as_we_do), SIDES, strict=True):
         try:
             side = make(name, n_rows)

@@ -60,7 +60,7 @@ def test_the_kernel_gives_what_flash_attn_documents(dtype, heads_of_keys, causal
 def test_gradients_of_pads_tries_and_skipped_rows_are_those_of_rows_alone(tmp_path):
     command = [sys.executable, "-m", "benchmarks.one_gpu", "exact", "--out", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr[-3000:]  # the probe of packed rows raises
+    assert run.returncode == 0, run.stderr[-3000:]  # the check of packed rows raises
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     of_cases = [line for line in lines if line["what"] == "gradient"]
     assert len(of_cases) == 3 * 2 * 4

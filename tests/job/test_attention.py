@@ -12,7 +12,7 @@ MODELS = [
     f"{section}.override_config.attn_implementation"
     for section in ("actor_rollout_ref.model", "critic.model")
 ]
-GAE, GRPO = "algorithm.adv_estimator=gae", "algorithm.adv_estimator=grpo"
+GAE = "algorithm.adv_estimator=gae"
 
 
 @pytest.fixture

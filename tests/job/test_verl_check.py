@@ -20,8 +20,8 @@ from verl_padding.cli.doctor import installation
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job import verl_check
-from verl_padding.job.verl_check import check_verl, untried_verl
-from verl_padding.job.verl_facts import BASE, ENGINES, FACTS, FILTER, REPLAY
+from verl_padding.job.verl_check import untried_verl
+from verl_padding.job.verl_facts import BASE, ENGINES, FILTER, REPLAY
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def test_a_verl_that_has_changed_is_refused_with_all_that_is_missing(
     assert "install verl==" in message.lower()
 
 
+@pytest.mark.slow
 def test_main_ppo_ends_before_ray_on_a_verl_that_has_changed(tmp_path):
     without_seven_methods(tmp_path, can_run=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "+padding=prompt"]
@@ -84,7 +85,6 @@ def test_main_ppo_ends_before_ray_on_a_verl_that_has_changed(tmp_path):
     ("name", "file", "overrides"),
     [
         ("_dapo_filtered_keys", REPLAY, [f"{FILTER}=true"]),
-        ("forward_step", f"{ENGINES}/fsdp/transformer_impl.py", ["padding.timing=true"]),
         ("batch_num_tokens", f"{ENGINES}/megatron/transformer_impl.py", ["model_engine=megatron"]),
     ],
 )
@@ -113,15 +113,6 @@ def test_what_is_missed_of_a_saving_turns_it_off(name, saving, value, installed)
     assert name not in "".join(map(str, job.savings.incompatibilities[saving])), "of another engine"
 
 
-def test_a_vision_model_is_refused_if_its_position_ids_are_read_otherwise(installed):
-    installed({})
-    verl_check.check_vision("path=model")
-    installed({"maybe_fix_3d_position_ids": "fix_ids"}, "utils/tensordict_utils.py")
-    check_verl(compose_padded())
-    with pytest.raises(PaddingConfigError, match=r"path=model: .*maybe_fix_3d_position_ids"):
-        verl_check.check_vision("path=model")
-
-
 def test_a_release_that_was_not_tried_is_said_and_not_refused(installed):
     verl = installed({})
     (verl.root / "version/version").write_text("0.10.0\n")
@@ -135,12 +126,8 @@ def test_the_doctor_shows_what_is_missing(installed, monkeypatch):
     rename(verl, {"_dapo_filtered_keys": "_filtered"}, REPLAY)
     (verl.root / "version/version").write_text("0.10.0\n")
     found = list(installation.verl())
-    of = {
-        verdict: [f.message for f in found if f.verdict == verdict] for verdict in ("wrong", "ok")
-    }
-    assert len(of["wrong"]) == 1
-    assert "self._compute_advantage(" in of["wrong"][0]
+    (wrong,) = [each.message for each in found if each.verdict == "wrong"]
+    assert "self._compute_advantage(" in wrong
     warnings = "".join(each.message for each in found if each.verdict == "warning")
     assert FILTER in warnings
     assert "0.10.0" in warnings
-    assert f"of {len(FACTS)}" in of["ok"][0]

@@ -14,7 +14,6 @@ from verl_padding.config import PaddingConfig
 from verl_padding.driver.job_check import check_job
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.calls import ACTOR, LOG_PROB, REF, VALUES
-from verl_padding.job.model_config import kinds_of_layers
 from verl_padding.job.role_engine import RoleEngine
 from verl_padding.job.verl_job import MIN_BRANCH_TOKENS, VerlJob
 from verl_padding.on_cpu.tiny_models import make_tiny_model
@@ -23,7 +22,7 @@ from verl_padding.plan.planner import reuses_layout_of
 
 A, R, REF_ = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODEL, GAE, KL = "actor_rollout_ref.model", "algorithm.adv_estimator=gae", f"{A}.use_kl_loss=true"
-MEGATRON, MODE, PLAN = "model_engine=megatron", "trainer.v1.trainer_mode", "padding.packer=plan"
+PLAN = "padding.packer=plan"
 SHARING = (PLAN, "padding.sharing=on")
 FIXED = (
     f"{A}.use_dynamic_bsz=false",
@@ -87,32 +86,28 @@ def test_bypass_mode_runs_no_log_prob_pass_but_for_an_own_reference():
     assert list(job_of(*lora).inference) == [LOG_PROB]
 
 
-SHARED = ("padding.packer=plan", "padding.sharing=on")
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 
 
-def test_a_model_whose_rows_cannot_branch_shares_whole_rows_said_once(tmp_path, caplog):
-    for config, branches in (
-        (transformers.Qwen2Config(), True),
+def test_rows_that_branch_in_a_model_with_states_take_more_tokens(tmp_path):
+    for config, keeps_states in (
+        (transformers.Qwen2Config(), False),
         (transformers.Qwen3NextConfig(**HYBRID), True),
-        (transformers.Qwen3_5TextConfig(**HYBRID), True),
         (transformers.Qwen3_5Config(text_config=HYBRID), True),
-        (transformers.OlmoHybridConfig(**HYBRID), False),
-        (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv"] * 2), False),
     ):
-        caplog.clear()
         config.save_pretrained(tmp_path)
-        reader = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED))
-        assert reader.may_branch == branches
-        keeps_states = "linear_attention" in kinds_of_layers(config.to_dict()) and branches
-        pieces = reader.planner_job().updates["actor"].min_branch_tokens
-        assert pieces == (MIN_BRANCH_TOKENS if keeps_states else 0)
-        kind = config.get_text_config().model_type
-        assert caplog.text.count(f"model_type={kind}") == (not branches)
-    shared = (*SHARED, f"{MODEL}.path={make_tiny_model('qwen2', tmp_path / 'actor')}")
-    assert (
-        check_job(compose_padded(*shared, GAE, f"critic.model.path={tmp_path}")).may_branch is False
-    )
+        job = check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARING))
+        tokens = job.planner_job().updates["actor"].min_branch_tokens
+        assert tokens == (MIN_BRANCH_TOKENS if keeps_states else 1)
+
+
+def test_why_rows_that_branch_may_not_share_is_said_once(caplog):
+    job = check_job(compose_padded(*SHARING))
+    for _ in range(2):
+        job.forbid_branches("they mix")
+    assert not job.planner_job().may_branch
+    assert caplog.text.count("they mix") == 1
+    assert "they mix" in "".join(job.savings.lines())
 
 
 ULYSSES = (
@@ -123,13 +118,14 @@ ULYSSES = (
 
 def test_linear_attention_over_ulysses_ranks_is_verls_or_refused(tmp_path):
     transformers.Qwen3_5Config(text_config=HYBRID).save_pretrained(tmp_path)
-    assert not check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARED, *ULYSSES)).may_branch
+    check_job(compose_padded(f"{MODEL}.path={tmp_path}", *SHARING, *ULYSSES))
     for config in (
         transformers.Qwen3NextConfig(**HYBRID),
         transformers.Qwen3_5TextConfig(**HYBRID),
+        transformers.OlmoHybridConfig(**HYBRID),
     ):
         config.save_pretrained(tmp_path)
-        with pytest.raises(PaddingConfigError, match=f"{config.model_type} does not support Ulys"):
+        with pytest.raises(PaddingConfigError, match=f"{config.model_type}: .* Ulysses"):
             check_job(compose_padded(f"{MODEL}.path={tmp_path}", *ULYSSES))
 
 
@@ -151,7 +147,7 @@ def test_a_critic_that_has_to_be_fetched_is_checked_by_the_trainer(tmp_path, mon
         (
             "hdfs://models/critic",
             SHARING,
-            r"critic.model.path=.* rotary embeddings.*rope_type='dynamic'",
+            r"critic.model.path=.*rope_type='dynamic'",
         ),
         (
             "hdfs://models/nothing",
@@ -191,7 +187,6 @@ def with_engines(pad_length, *configs) -> VerlJob:
         "settings": {},
         "n_gpus": 8,
         "attention": None,
-        "trains_mtp": False,
     }
     reader.engines = {
         str(place): RoleEngine(config=config, **rest) for place, config in enumerate(configs)
@@ -237,3 +232,18 @@ def test_a_length_that_an_engine_would_round_up_is_refused(length, fitting):
     message = rf"^padding\.pad_length={length}: .* multiples of 4 .*auto, or {fitting}\.$"
     with pytest.raises(PaddingConfigError, match=message):
         with_engines(length, megatron(tensor=4)).pad_length()
+
+
+def test_where_rows_fill_optimizer_steps_the_pass_is_left_out_until_they_fill_two():
+    one_step = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    without = "padding.recompute_old_log_probs=auto"
+    by_rows = "padding.optimizer_steps=by_rows"
+    rollout = (
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.calculate_log_probs=false",
+    )
+    said = [
+        "".join(check_job(compose_padded(*one_step, *rollout, without, *by)).savings.lines())
+        for by in ((), (by_rows,))
+    ]
+    assert ["more than 32 rows" in lines for lines in said] == [False, True]

@@ -13,7 +13,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from tests.equivalence.test_estimators_beside_pads import CRITIC, VERLS_LIMITS
 from tests.support.verl_config import compose_job
-from verl_padding.driver.advantages import estimate, estimator_settings
+from verl_padding.driver.advantages import estimate
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.verl_losses import (
     ESTIMATOR,
@@ -57,7 +57,13 @@ def test_an_estimator_raises_on_the_few_samples_that_its_line_names(name):
         estimated = estimate(deepcopy(samples), algorithm)
         assert estimated["advantages"].isfinite().all()
         try:
-            found = compute_advantage(samples, **estimator_settings(algorithm)).batch
+            found = compute_advantage(
+                samples,
+                adv_estimator=name,
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+                config=algorithm,
+            ).batch
         except ValueError:
             return True
         assert torch.equal(estimated["advantages"], found["advantages"])

@@ -11,7 +11,7 @@ from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.on_cpu.reduced_job import reduced, shrunk
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "llama", "gemma3_text"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "llama", "gemma3_text", "deepseek_v3"])
 def test_a_shrunk_config_makes_a_small_model_of_its_family(family):
     large = CONFIG_MAPPING[family]().to_dict()
     small = shrunk(large)

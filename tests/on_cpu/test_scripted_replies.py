@@ -39,9 +39,3 @@ def test_replies_are_noise_each_text_and_a_call_of_each_tool(rollout):
     assert noise != again
     called = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))
     assert called == {"name": "add", "arguments": {"expression": "1 + 2"}}
-
-
-def test_a_reply_ends_where_the_row_is_full(rollout):
-    replies = Replies(make_byte_tokenizer(), rollout, ["x" * 200])
-    assert len(answered(replies, room=3)) <= 3
-    assert len(answered(replies, room=40)) == 40

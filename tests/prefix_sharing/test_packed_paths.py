@@ -22,16 +22,6 @@ def trie_of(rows):
     return build_trie(list(map(len, rows)), order.tolist(), tries.shared_R[order].tolist())
 
 
-def test_the_example_of_its_docstring():
-    trie = trie_of([[5, 6, 7, 8], [5, 6, 7, 9, 9]])
-    assert (trie.leaf_L, trie.lengths_L) == ([1, 0], [5, 2])
-    paths = pack_paths(trie, (0, 8, 12), 1, 0, CPU)
-    assert paths.places.tolist() == [*range(8), 0, 1, 8, 9, 10, 11]
-    assert paths.positions.tolist() == [*range(8), 2, 3, 4, 5]
-    assert paths.ends_L.tolist() == [0, 8, 12]
-    assert paths.path_ends_L.tolist() == [0, 8, 14]
-
-
 @given(seed=st.integers(0, 200), ranks=st.sampled_from([1, 2, 3]), filled=st.sampled_from([1, 4]))
 def test_each_token_sees_its_own_row_up_to_itself_on_whichever_rank(seed, ranks, filled):
     rows = random_tries(seed)

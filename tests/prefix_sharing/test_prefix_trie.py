@@ -2,7 +2,7 @@
 
 import torch
 
-from verl_padding.prefix_sharing.prefix_trie import build_trie
+from verl_padding.prefix_sharing.prefix_trie import build_trie, make_paths
 
 
 def test_paths_are_those_of_the_leaves_and_of_what_fills_a_micro_batch_up():
@@ -11,7 +11,7 @@ def test_paths_are_those_of_the_leaves_and_of_what_fills_a_micro_batch_up():
     assert (trie.leaf_L, trie.start_L, trie.tokens, trie.has_branches) == ([1, 0], [0, 2], 7, True)
     assert [places.tolist() for places in trie.place_RT] == [[0, 1, 5, 6], [*range(5)], [0, 1]]
     assert trie.row_places.tolist() == [0, 1, 5, 6, *range(5), 0, 1]
-    paths = trie.paths(9, torch.device("cpu"))
+    paths = make_paths(trie, 9, torch.device("cpu"))
     assert paths.places.tolist() == [*range(5), 0, 1, 5, 6, 7, 8]
     assert (paths.lengths_L, paths.ends_L.tolist()) == ([5, 2, 2], [0, 5, 7, 9])
     assert (paths.path_lengths_L, paths.path_ends_L.tolist()) == ([5, 4, 2], [0, 5, 9, 11])

@@ -30,25 +30,15 @@ def test_expressions_have_the_value_of_arithmetic(text, value):
 NO_NUMBERS = [
     "",
     "1 +",
-    "1..2",
     "1 2",
-    "1\n2",
     "abs(-1)",
-    "a",
-    "().__class__",
-    "[1]",
     "\u0661",
     "(" * 99 + ")" * 99,
 ]
 NO_ARITHMETIC = [
     "2 ** 9",
-    "9 // 2",
     "1_0",
-    "1e9",
-    "0x10",
     "1, 2",
-    "1; 2",
-    "1 if 1 else 2",
     "(1)(2)",
 ]
 NO_VALUE = ["1 / 0", "1" * (LONGEST + 1)]

@@ -58,10 +58,6 @@ def test_sessions_end(replies, settings, lengths, requests, reward):
     assert outputs[-1].reward_score == pytest.approx(reward)
 
 
-def test_a_session_without_a_reply_has_no_row():
-    assert play([""])[0] == []
-
-
 def test_a_first_context_that_is_too_long_is_refused_by_name():
     with pytest.raises(
         ValueError, match=r"data\.max_prompt_length=20: row 7 of .* a context of \d+ tokens"

@@ -1,16 +1,12 @@
 """The recipe that is made to be copied: its game, its data, and the folder of a real model."""
 
-import re
 from collections import Counter
-from configparser import ConfigParser
 
 import pandas as pd
 import pytest
 
 from tests.support import played
-from tests.support.pages import ROOT, own_recipe_text
-from verl_padding.recipes.guess import smollm2
-from verl_padding.recipes.guess.guess_loop import GUESSES, GuessLoop
+from verl_padding.recipes.guess.guess_loop import GuessLoop
 from verl_padding.recipes.guess.make_data import write_data
 
 ROW = {
@@ -58,19 +54,6 @@ def test_a_session_ends_with_the_number_or_what_is_no_guess(replies, rows, rewar
     assert outputs[-1].reward_score == pytest.approx(reward)
 
 
-def test_a_session_whose_first_request_was_aborted_has_no_rows():
-    assert play("")[0] == []
-
-
-def test_halving_always_finds_the_number_in_time():
-    for number in range(1, 16):
-        low, high, guesses = 1, 15, 0
-        while (guess := (low + high) // 2) != number:
-            low, high = (guess + 1, high) if guess < number else (low, guess - 1)
-            guesses += 1
-        assert guesses < GUESSES
-
-
 def test_each_batch_has_each_number_once(tmp_path):
     numbers = {}
     for seed in (0, 1):
@@ -83,16 +66,3 @@ def test_each_batch_has_each_number_once(tmp_path):
                 assert Counter(found[start : start + 9]) == Counter(range(1, 10))
             numbers[seed, split] = tuple(found[:36])
     assert len(set(numbers.values())) == 4
-
-
-def test_a_missing_package_is_named_with_the_extra_that_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="smollm2"):
-        smollm2.make_smollm2(tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    extras = re.findall(r"\[(.*?)\]", smollm2.INSTALL)[0].split(",")
-    assert set(extras) <= set(setup["options.extras_require"])
-    packages = re.findall(r"--no-deps (.+)", smollm2.INSTALL)
-    assert packages[0] in own_recipe_text()

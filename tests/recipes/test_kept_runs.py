@@ -4,37 +4,25 @@ as promised."""
 import pytest
 
 from benchmarks.results import kept
-from benchmarks.runs import CASES, Learning, recipe_of, runs_of
+from benchmarks.runs import CASES, recipe_of, runs_of
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_kept_runs_are_of_the_recipe_as_it_is(name):
     found, case = kept(f"runs {name}"), CASES[name]
     assert found["recipe"] == recipe_of(case.recipe), f"run python -m benchmarks.runs {name} --keep"
-    assert found["steps"] == case.goal.steps
-    assert found["sides"].keys() == case.sides.keys()
-    assert {name.partition("_seed")[0] for name in found["runs"]} == case.sides.keys()
-    for run in found["runs"].values():
-        assert len(run["reward"]) == case.goal.steps
+    assert found["steps"] == case.steps
+    assert {side: tuple(flags) for side, flags in found["sides"].items()} == case.sides
+    for side in case.sides:
+        runs = runs_of(found["runs"], side)
+        assert len(runs) == case.seeds
+        assert all(len(run["reward"]) == case.steps for run in runs)
 
 
 @pytest.mark.parametrize(
-    ("name", "side", "seeds"),
-    [
-        ("demo", "padded", 10),
-        ("subagents", "padded", 3),
-        ("every_call", "shared", 3),
-        *(
-            ("source_job", f"{estimator}_{side}", 3)
-            for estimator in ("grpo", "gae")
-            for side in ("lcm", "prompt")
-        ),
-    ],
+    ("name", "side", "reward"),
+    [("demo", "padded", 0.95), ("subagents", "padded", 0.6)]
+    + [("source_job", side, 0.6) for side in CASES["source_job"].sides],
 )
-def test_every_seed_learns(name, side, seeds):
-    runs = runs_of(kept(f"runs {name}")["runs"], side)
-    assert len(runs) == seeds
-    for run in runs:
-        learning = Learning(run["reward"], CASES[name].goal)
-        assert learning.learned is True, (name, learning.last, learning.lowest)
-        assert run.get("sharing_factor", 2) > 1.8
+def test_every_seed_learns(name, side, reward):
+    assert all(run["last"] >= reward for run in runs_of(kept(f"runs {name}")["runs"], side))

@@ -21,8 +21,9 @@ from verl_padding.recipes.subagents import job as subagents
 RECIPES = Path(__file__).parent.parent.parent / "recipes"
 SCRIPTS = sorted(RECIPES.glob("*/run_*.sh"))
 GPU_SCRIPTS = [path for path in SCRIPTS if "cpu" not in path.name]
-QUICK = ("context_reset", "guess")
-"""Recipes whose script is run up to its job; those of the others begin as the first of them."""
+QUICK = ("context_reset",)
+"""Recipes whose script is run up to its job: the others begin as it does, and that of guess is
+run by tests/test_own_recipe.py."""
 
 
 FLAG = r"\$\{PADDING-\+padding=(fast|prompt)( padding\.(optimizer_steps=configured|record=true))?\}"
@@ -71,7 +72,6 @@ def test_every_override_of_a_gpu_script_is_one_of_verls_config(path):
 @pytest.mark.parametrize(
     ("job", "settings", "loop"),
     [
-        (context_reset, {}, "context_reset"),
         (context_reset, {"images": True}, "context_reset"),
         (every_call, {}, "every_call"),
         (every_call, {"thinking": True}, "every_call_thinking"),

@@ -1,9 +1,6 @@
-"""Timings by hand: their figures."""
+"""Timings by hand, in their order."""
 
-import pytest
-
-from verl_padding.plan import COST_MODELS
-from verl_padding.record.timings import MicroBatchTiming, prediction_error
+from verl_padding.record.timings import MicroBatchTiming, timings_by_call
 
 
 def timing(
@@ -37,19 +34,11 @@ def two_ranks() -> list[MicroBatchTiming]:
     ]
 
 
-def error_of(timings: list[MicroBatchTiming]) -> float:
-    return prediction_error(timings, COST_MODELS["tokens"])
-
-
-def test_seconds_of_the_slowest_are_held_against_the_costliest_rank():
-    assert error_of(two_ranks()) == pytest.approx(0), "30 and 20 tokens in 3 and 2 seconds"
-    slow_for_its_tokens = [timing(0, 0, 2.0, (30,)), timing(0, 1, 2.0, (10,))]
-    assert error_of(slow_for_its_tokens) == pytest.approx(2 / 4), "3 and 1 seconds by the costs"
-
-
-def test_tokens_computed_in_another_row_cost_nothing_there():
-    timings = [
-        timing(0, 0, 3.0, (20, 20), shared_tokens=(0, 10)),
-        timing(0, 1, 1.0, (10,)),
+def test_timings_of_a_call_are_in_the_order_in_which_they_began():
+    first, second = timing(0, 0, 3.0, (30,)), timing(0, 1, 2.0, (20,), start_s=103.0)
+    other = timing(0, 0, 1.0, (5,), call="ref", start_s=99.0)
+    assert list(timings_by_call([second, first, other]).items()) == [
+        ("ref", [other]),
+        ("actor", [first, second]),
     ]
-    assert error_of(timings) == pytest.approx(0), "30 and 10 tokens in 3 and 1 seconds"
+    assert timing(0, 0, 3.0, (20, 20), shared_tokens=(0, 10)).tokens == 30

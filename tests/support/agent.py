@@ -44,12 +44,11 @@ class VaryingTurns(AgentLoopBase):
 
     Args:
         mishaps: whether the lonely and the failing step are as their names say.
-        routes: (layers, top-k, experts) of a mixture whose routes each row records; None for none.
     """
 
-    def __init__(self, *args, mishaps, routes=None, **kwargs):
+    def __init__(self, *args, mishaps, **kwargs):
         super().__init__(*args, **kwargs)
-        self.mishaps, self.routes = mishaps, routes
+        self.mishaps = mishaps
 
     async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -62,9 +61,6 @@ class VaryingTurns(AgentLoopBase):
         outputs = await self._play(
             [self._turn(sampling_params, self._message(first, turn)) for turn in range(turns)]
         )
-        for turn, output in enumerate(outputs):
-            tokens = len(output.prompt_ids) + len(output.response_ids)
-            output.routed_experts = self._draw_routes(tokens, index, session, turn)
         if outputs:
             reward_letters(self.tokenizer, outputs[-1])
         return outputs
@@ -86,13 +82,6 @@ class VaryingTurns(AgentLoopBase):
         )
         ids = answer.token_ids[: self.rollout_config.response_length]
         return AgentLoopOutput(**fields_of(prompt_ids, ids, answer), multi_modal_data=media)
-
-    def _draw_routes(self, tokens, *seed):
-        if self.routes is None:
-            return None
-        layers, top_k, experts = self.routes
-        draw = random.Random(_hash("routes", *seed))
-        return [[draw.sample(range(experts), top_k) for _ in range(layers)] for _ in range(tokens)]
 
     def first_prompts_of(self, step):
         """Indices of the prompts of a training step (no shuffle; validation does not get here at
@@ -116,24 +105,18 @@ class SubagentsInAnyOrder(VaryingTurns):
         return await super()._turn(sampling_params, message)
 
 
-def rows_of_step(step, most=500):
-    """Rows of a training step of the soak: anything from 1 to ``most``, the smallest and the
-    largest among them."""
-    return {1: 1, 2: most}.get(step, 1 + _hash("soak", step) % most)
+FEW = 30
 
 
-class ManyRows(AgentLoopBase):
-    """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not asked.
+def rows_of_step(step):
+    """Rows of a training step: anything from 1 to :data:`FEW`, the smallest and the largest among
+    them."""
+    return {1: 1, 2: FEW}.get(step, 1 + _hash("rows", step) % FEW)
 
-    Args:
-        most: largest number of rows of a step.
-        fewest: of a session. With 0, a step whose prompts come from several steps may meet only
-            empty sessions.
-    """
 
-    def __init__(self, *args, most=500, fewest=0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.most, self.fewest = most, fewest
+class FewRows(AgentLoopBase):
+    """Rows of drawn tokens, whose number in a step is :func:`rows_of_step`; the model is not
+    asked."""
 
     async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
@@ -142,10 +125,10 @@ class ManyRows(AgentLoopBase):
             self.config.actor_rollout_ref.rollout.n,
         )
         place = index % prompts * sessions + session
-        whole, left = divmod(rows_of_step(step, self.most), prompts * sessions)
+        whole, left = divmod(rows_of_step(step), prompts * sessions)
         draw = random.Random(_hash(index, session, step))
         outputs = []
-        for _ in range(max(self.fewest, whole + (place < left))):
+        for _ in range(whole + (place < left)):
             prompt_ids = [draw.randrange(200) for _ in range(draw.randint(1, 60))]
             ids = [
                 draw.randrange(200)
@@ -189,7 +172,7 @@ class GrowingContext(AgentLoopBase):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         draw = random.Random(_hash("grow", index, session, step))
         context = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
-        outputs: list[AgentLoopOutput] = []
+        outputs = []
         for _ in range(draw.randint(1, MAX_TURNS)):
             answer = await self.server_manager.generate(
                 request_id=uuid4().hex, prompt_ids=context, sampling_params=dict(sampling_params)
@@ -201,34 +184,30 @@ class GrowingContext(AgentLoopBase):
                 )
             )
             context = context + ids + [draw.randrange(5, 200) for _ in range(draw.randint(1, 3))]
+        return self._rewarded(outputs, index)
+
+    def _rewarded(self, outputs, index):
         reward_letters(self.tokenizer, outputs[-1])
         if index % 3 < self.equal_of_three:
             outputs[-1].reward_score = 1.0
         return outputs
 
 
-class Snapshots(AgentLoopBase):
+class Snapshots(GrowingContext):
     """Each model call leaves a row with all that its session has said so far as the response, in
     which what the environment says has no loss.
 
     Of a session's first row only the first token trains: it was cut off there. A session of two
     calls or more ends with its first answer again, without its last token, if that has several.
-
-    Args:
-        equal_of_three: as :class:`GrowingContext` has it.
     """
-
-    def __init__(self, *args, equal_of_three=0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.equal_of_three = equal_of_three
 
     async def run(self, sampling_params, **kwargs):
         index, session, step = kwargs["index"], kwargs["session_id"], kwargs["global_steps"]
         draw = random.Random(_hash("snapshots", index, session, step))
         prompt = await self.ct_build_initial_tokens([kwargs["raw_prompt"][-1]])
-        said: list[int] = []
-        mask: list[int] = []
-        outputs: list[AgentLoopOutput] = []
+        said = []
+        mask = []
+        outputs = []
         for _ in range(draw.randint(1, 3)):
             answer = await self.server_manager.generate(
                 request_id=uuid4().hex,
@@ -245,7 +224,4 @@ class Snapshots(AgentLoopBase):
         outputs[0].response_mask = [1] + [0] * (len(first) - 1)
         if len(outputs) > 1 and len(first) > 1:
             outputs.append(AgentLoopOutput(**fields_of(prompt, first[:-1], answer)))
-        reward_letters(self.tokenizer, outputs[-1])
-        if index % 3 < self.equal_of_three:
-            outputs[-1].reward_score = 1.0
-        return outputs
+        return self._rewarded(outputs, index)

@@ -90,8 +90,8 @@ def tries_of_chains(tokens_R, chain_R):
 def _growing_from_each_other(keys, tokens, random):
     """Each row begins with some of the tokens of a row of its prompt before it, with all, or with
     none."""
-    texts: list[Text] = []
-    prompt_texts: dict[str, list[Text]] = {}
+    texts = []
+    prompt_texts = {}
     for row, (key, length) in enumerate(zip(keys, tokens, strict=True)):
         earlier = prompt_texts.setdefault(parts_of_key(key)[0], [])
         text = random.choice([(), *earlier])

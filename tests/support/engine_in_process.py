@@ -19,7 +19,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from verl.workers.engine.utils import prepare_micro_batches
 
 from benchmarks.one_gpu.rows import Row, micro_batch_of, pad_of, trained_rows
-from verl_padding.pads.columns import IS_PADDING, row_columns
+from verl_padding.pads.columns import row_columns
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, PlannedCall, mini_batches
 from verl_padding.prefix_sharing.engine import find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
@@ -108,8 +108,6 @@ def train_as_planned(
     plan,
     call,
     loss,
-    *,
-    pads=True,
     **given,
 ):
     """Gradient (N,) of each mini-batch, at the weights that are there when it is asked for.
@@ -118,16 +116,10 @@ def train_as_planned(
     FSDP do it.
 
     Args:
-        pads: False for the plan's micro-batches without their pads, and none that is empty then.
         given: what :func:`cut_as_planned` takes.
     """
     for mini_batch in range(plan.layouts[call].n_mini_batches):
         for _, micro_batch in cut_as_planned(rows, plan, call, mini_batch, **given):
-            if not pads:
-                real = (~micro_batch[IS_PADDING]).nonzero().flatten().tolist()
-                if not real:
-                    continue
-                micro_batch = tu.index_select_tensor_dict(micro_batch, real)
             engine.backward(micro_batch, loss)
         yield engine.take_gradient()
 
@@ -215,7 +207,7 @@ def one_micro_batch(rows, of, *, shared=False, **said):
 def computed(engine, loss, micro_batches):
     """Outputs (T,) of all tokens but for the last of each row, whose output is of no token; and the
     gradient (N,)."""
-    found: dict[str, list[torch.Tensor]] = {}
+    found = {}
     for data in micro_batches:
         value, output = engine.forward_step(data, loss, forward_only=False)
         (value / data["dp_size"]).backward()

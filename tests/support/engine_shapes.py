@@ -1,20 +1,15 @@
 """The shapes in which a CPU runs verl's engines, and what ranks of each are started with."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
-from verl.protocol import DataProto
-from verl.single_controller.ray import RayWorkerGroup
 
-from tests.support.fsdp2_workers import give_same_head, start_actor, start_critic, stop
+from tests.support.fsdp2_workers import start_actor, start_critic, stop
 from tests.support.updates import BUDGET, CUTS
 from tests.support.verl_config import compose_job
 from verl_padding.config import MIN_PAD_LENGTH
@@ -57,15 +52,15 @@ class Shape:
     lora: bool = False
 
     @property
-    def dp_size(self) -> int:
+    def dp_size(self):
         return self.ranks // (self.pipeline * self.tensor * self.ranks_of_row)
 
     @property
-    def marks(self) -> list[pytest.MarkDecorator]:
+    def marks(self):
         return [] if self.engine == "fsdp" else [getattr(pytest.mark, self.engine)]
 
     @property
-    def settings(self) -> list[str]:
+    def settings(self):
         role = ROLES[self.update]
         match self.engine:
             case "fsdp":
@@ -90,7 +85,7 @@ class Shape:
         return [f"{name}={size}" for name, size in sizes.items() if size > 1] + whole_experts
 
     @cached_property
-    def planned(self) -> dict[str, Any]:
+    def planned(self):
         """What :func:`assert_updates_agree` must know of it; a virtual pipeline runs multiples of
         its parts."""
         actor_shape = replace(self, update="actor")
@@ -106,20 +101,20 @@ class Shape:
         }
 
     @property
-    def cuts(self) -> list[dict[str, Any]]:
-        """Where its ranks share every row, none of them holds pads alone."""
+    def cuts(self):
+        """Where its ranks share every row, none of them holds pads alone; what rows share on other
+        engines is in test_sharing_on_megatron.py and test_sharing_on_veomni.py."""
         without = {"few"} if self.dp_size == 1 else set()
+        without |= {"sharing"} if self.engine != "fsdp" else set()
         return [cut for cut in CUTS.values() if not without & cut.keys()]
 
     @property
-    def reference(self) -> "Shape":
-        """One rank of FSDP2, which computes the model of Hugging Face; of Megatron where its
-        critics draw a head."""
-        engine = "megatron" if self.engine == "megatron" and self.update == "critic" else "fsdp"
-        return Shape(engine=engine, kind=self.kind, update=self.update, ranks=1, lora=self.lora)
+    def reference(self):
+        """One rank of FSDP2, which computes the model of Hugging Face."""
+        return Shape(kind=self.kind, update=self.update, ranks=1, lora=self.lora)
 
 
-def overrides_of(shape: Shape) -> list[str]:
+def overrides_of(shape):
     """Loss, optimizer and engine of a role; a reference has verl's own token budgets."""
     role = ROLES[shape.update]
     eps = {"fsdp": ["eps"], "megatron": ["adam_eps"], "veomni": []}[shape.engine]
@@ -145,9 +140,7 @@ def overrides_of(shape: Shape) -> list[str]:
 
 
 @contextmanager
-def started(
-    shape: Shape, model: Path, *more: str, padded: bool | None = None
-) -> Iterator[RayWorkerGroup]:
+def started(shape, model, *more, padded=None):
     """Workers that are ended with the block; ``model`` is that of ``model_of``.
 
     Args:
@@ -168,28 +161,12 @@ def started(
         stop(workers)
 
 
-def after_start_over(shape: Shape, padded_ranks: RayWorkerGroup, one_rank: RayWorkerGroup) -> None:
-    """What both are given before :func:`assert_updates_agree` trains them."""
-    if shape.engine == "veomni":
-        padded_ranks.execute_with_func_generator(set_adam_eps)
-    if shape.engine == "megatron" and shape.update == "critic":
-        for workers in (padded_ranks, one_rank):
-            give_same_head(workers)
-
-
-def set_adam_eps(worker: Any) -> DataProto:
-    """verl's VeOmni engine reads no ``override_optimizer_config``."""
-    for group in getattr(worker, "actor", worker).engine.optimizer.param_groups:
-        group["eps"] = 1e-5
-    return DataProto()
-
-
-def with_shared_heads(folder: Path) -> Path:
+def with_shared_heads(folder):
     """The tiny model of a folder, with layers, heads and a vocabulary that ranks of each shape can
     share."""
     # A mixture of experts has layers of one kind, and does not say so.
     kinds = getattr(AutoConfig.from_pretrained(folder), "layer_types", None)
-    shared: dict[str, Any] = {"num_key_value_heads": 2, "num_hidden_layers": LAYERS}
+    shared = {"num_key_value_heads": 2, "num_hidden_layers": LAYERS}
     if kinds:
         shared["layer_types"] = (kinds * LAYERS)[:LAYERS]
     config = AutoConfig.from_pretrained(folder, vocab_size=320, **shared)
@@ -199,7 +176,7 @@ def with_shared_heads(folder: Path) -> Path:
     return folder
 
 
-def make_adapter(model: Path, folder: Path) -> Path:
+def make_adapter(model, folder):
     """An adapter with weights other than zero, on all linear layers."""
     config = LoraConfig(
         task_type="CAUSAL_LM", r=LORA_RANK, lora_alpha=8, target_modules="all-linear"
@@ -216,59 +193,38 @@ def make_adapter(model: Path, folder: Path) -> Path:
 
 FSDP = {
     "four ranks": Shape(ranks=4),
-    "experts": Shape(kind="qwen3_moe"),
     "experts on four ranks": Shape(kind="qwen3_moe", ranks=4),
     "linear attention": Shape(kind="qwen3_5"),
     "adapters": Shape(lora=True),
-    "critic": Shape(update="critic"),
     "critic on four ranks": Shape(update="critic", ranks=4),
-    "Ulysses": Shape(ranks=4, ranks_of_row=2),
     "Ulysses, experts": Shape(ranks=4, ranks_of_row=2, kind="qwen3_moe"),
     "Ulysses, critic": Shape(ranks=4, ranks_of_row=2, update="critic"),
 }
 VEOMNI = {
     "dp2": Shape(engine="veomni"),
-    "two ranks to a row": Shape(engine="veomni", ranks_of_row=2),
     "two ranks to a row x dp2": Shape(engine="veomni", ranks=4, ranks_of_row=2),
-    **{
-        f"{name}, {n} rank(s) to a row": Shape(engine="veomni", ranks_of_row=n, **fields)
-        for name, fields in (("experts", {"kind": "qwen3_moe"}), ("critic", {"update": "critic"}))
-        for n in (1, 2)
-    },
+    "experts, two ranks to a row": Shape(engine="veomni", ranks_of_row=2, kind="qwen3_moe"),
+    "critic, two ranks to a row": Shape(engine="veomni", ranks_of_row=2, update="critic"),
 }
-DENSE: dict[str, dict[str, int]] = {
+DENSE = {
     "dp2": {},
-    "pp2": {"pipeline": 2},
-    "pp2 vpp2": {"pipeline": 2, "virtual_pipeline": 2},
     "tp2": {"tensor": 2},
     "cp2": {"ranks_of_row": 2},
+    "pp2 vpp2": {"pipeline": 2, "virtual_pipeline": 2},
     "pp2 x dp2": {"ranks": 4, "pipeline": 2},
-    "tp2 x dp2": {"ranks": 4, "tensor": 2},
-    "cp2 x dp2": {"ranks": 4, "ranks_of_row": 2},
+    "tp2 x cp2": {"ranks": 4, "tensor": 2, "ranks_of_row": 2},
 }
 # Ranks that share a row's tensors also cut its tokens among them (sequence parallel), and send
 # those to experts, which are cut themselves where they are not shared out.
-MIXTURES = DENSE | {
+MIXTURES = {name: DENSE[name] for name in ("dp2", "tp2", "cp2", "pp2 vpp2", "pp2 x dp2")} | {
     "ep2": {"expert": 2},
-    "tp2 with ep2": {"tensor": 2, "expert": 2},
     "tp2 with ep2, twice": {"ranks": 4, "tensor": 2, "expert": 2},
 }
-DENSE = DENSE | {"tp2 x cp2": {"ranks": 4, "tensor": 2, "ranks_of_row": 2}}
 MEGATRON = {
     **{name: Shape(engine="megatron", **sizes) for name, sizes in DENSE.items()},
     **{
-        f"critic, {name}": Shape(engine="megatron", update="critic", **sizes)
-        for name, sizes in DENSE.items()
-    },
-    **{
         f"experts, {name}": Shape(engine="megatron", kind="qwen3_moe", **sizes)
         for name, sizes in MIXTURES.items()
-    },
-    **{
-        f"critic of experts, {name}": Shape(
-            engine="megatron", kind="qwen3_moe", update="critic", **MIXTURES[name]
-        )
-        for name in ("ep2", "tp2 with ep2, twice")
     },
 }
 SHAPES = {

@@ -1,9 +1,6 @@
 """verl's real actor and critic workers on real FSDP2 ranks, without a trainer around them."""
 
-import re
 from functools import partial
-from itertools import chain
-from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -14,7 +11,7 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import value_loss
 
-from benchmarks.actor_workers import on_a_cpu, start, start_actor, stop
+from tests.support.actor_workers import on_a_cpu, start, start_actor, stop
 from tests.support.verl_config import compose_job
 
 __all__ = ["start_actor", "stop"]
@@ -22,10 +19,7 @@ __all__ = ["start_actor", "stop"]
 
 def start_critic(model, n_ranks, *overrides, padded=True):
     """A critic of ``n_ranks`` ranks, from the weights of a model with a value head, as verl's
-    trainer does it.
-
-    Megatron's takes any language model and draws a head, see :func:`give_same_head`.
-    """
+    trainer does it."""
     config = compose_job(
         *on_a_cpu(overrides),
         "algorithm.adv_estimator=gae",
@@ -80,6 +74,10 @@ def start_over(
     def reset(worker):
         training_worker = getattr(worker, "actor", worker)
         training_worker.reset()
+        if training_worker.engine_config.strategy == "veomni":
+            # verl's engine reads no override_optimizer_config.
+            for group in training_worker.engine.optimizer.param_groups:
+                group["eps"] = 1e-5
         config = training_worker.loss_fn.keywords["config"]
         object.__setattr__(config, "loss_agg_mode", loss_agg_mode)
         if hasattr(config, "policy_loss"):
@@ -96,21 +94,6 @@ def start_over(
 
     for workers in groups:
         workers.execute_with_func_generator(reset)
-
-
-def give_same_head(workers):
-    """Gives each worker of a Megatron critic the same value head."""
-
-    def give(worker):
-        draw = torch.Generator().manual_seed(0)
-        for name, weight in chain.from_iterable(
-            part.named_parameters() for part in worker.engine.module
-        ):
-            if name.endswith("output_layer.weight"):
-                weight.data.copy_(torch.randn(weight.shape, generator=draw) * 0.1)
-        return DataProto()
-
-    workers.execute_with_func_generator(give)
 
 
 def weights_of(workers):
@@ -142,8 +125,6 @@ def _gather_weights(worker):
     if engine.engine_config.strategy != "megatron":
         named = {name: weight.full_tensor() for name, weight in engine.module.named_parameters()}
         named = dict(_with_a_weight_for_each_expert(named))
-    elif engine.is_value_model:
-        named = _weights_of_value_model(engine)
     else:
         named = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
     flat = torch.cat([named[name].detach().float().reshape(-1) for name in sorted(named)])
@@ -164,70 +145,3 @@ def _with_a_weight_for_each_expert(
         for expert, expert_weight in enumerate(weight):
             for part, part_weight in zip(parts, expert_weight.chunk(len(parts)), strict=True):
                 yield f"{layer}{experts}{expert}.{part}.weight", part_weight
-
-
-def _weights_of_value_model(engine):
-    """Those of all ranks of a Megatron critic: the bridges export language models only."""
-    from megatron.core import parallel_state
-    from megatron.core.transformer.transformer_layer import TransformerLayer
-
-    named, expert_weights = {}, {}
-    for part in engine.module:  # several of a virtual pipeline
-        first = (
-            next(
-                module.layer_number
-                for module in part.modules()
-                if isinstance(module, TransformerLayer)
-            )
-            - 1
-        )
-        for name, weight in part.named_parameters():
-            is_of_expert = ".experts." in name
-            tensor_ranks = (
-                parallel_state.get_expert_tensor_parallel_group()
-                if is_of_expert
-                else parallel_state.get_tensor_model_parallel_group()
-            )
-            parts = [torch.empty_like(weight) for _ in range(tensor_ranks.size())]
-            torch.distributed.all_gather(parts, weight.detach().contiguous(), group=tensor_ranks)
-            if not getattr(weight, "tensor_model_parallel", False):
-                assert all(torch.equal(copy, weight) for copy in parts), (
-                    f"copies of {name} differ between ranks"
-                )
-                whole = parts[0]
-            elif re.search(
-                r"linear_fc1\.weight\d*$", name
-            ):  # of each rank's gate, then of its own up projection
-                halves = zip(*(own_weights.chunk(2) for own_weights in parts), strict=True)
-                whole = torch.cat([own_weights for half in halves for own_weights in half])
-            else:
-                whole = torch.cat(parts, dim=weight.partition_dim)
-            (expert_weights if is_of_expert else named)[_with_layer_from(name, first)] = whole
-    named |= _with_experts_of_all_ranks(expert_weights)
-    stage_weights: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
-    torch.distributed.all_gather_object(
-        stage_weights, named, group=parallel_state.get_pipeline_model_parallel_group()
-    )
-    return {name: weight for stage in stage_weights for name, weight in stage.items()}
-
-
-def _with_experts_of_all_ranks(expert_weights):
-    """``weight1`` of the third of ranks with two experts each is ``weight5`` of all."""
-    from megatron.core import parallel_state
-
-    rank_weights: list[Any] = [None] * parallel_state.get_expert_model_parallel_world_size()
-    torch.distributed.all_gather_object(
-        rank_weights, dict(expert_weights), group=parallel_state.get_expert_model_parallel_group()
-    )
-    here = len({name.rpartition(".weight")[2] for name in expert_weights})
-    named = {}
-    for rank, own_weights in enumerate(rank_weights):
-        for name, weight in own_weights.items():
-            kind, _, expert = name.rpartition(".weight")
-            named[f"{kind}.weight{int(expert) + rank * here}"] = weight
-    return named
-
-
-def _with_layer_from(name, first):
-    """``layers.1.x`` of a part that begins with layer 2 is ``layers.3.x``."""
-    return re.sub(r"\blayers\.(\d+)", lambda place: f"layers.{int(place[1]) + first}", name)

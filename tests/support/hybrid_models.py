@@ -16,12 +16,8 @@ SIZES |= {
     "linear_num_value_heads": 4,
 }
 EXPERTS = tiny_models.OF_KIND["qwen3_moe"] | {"shared_expert_intermediate_size": 32}
-TOWER = tiny_models.TOWER | {
-    "patch_size": 4,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "out_hidden_size": SIZES["hidden_size"],
-}
+TOWER = tiny_models.VISION | {"patch_size": 4}
+del TOWER["deepstack_visual_indexes"]
 IMAGE, VIDEO, IMAGE_START, IMAGE_END = range(250, 254)
 IDS = {
     "image_token_id": IMAGE,

@@ -33,9 +33,6 @@ class OptimizerStep:
     rows: int
     real_rows: int  # those that had a token with a loss
     moved: bool  # whether the weights changed, on any rank
-    pad_routes: list[
-        list[int]
-    ]  # experts of each token and layer of rows without a loss, where routes are recorded
     nodes: list[str] = field(compare=False)  # Ray's node of each rank: another one in each job
 
 
@@ -55,7 +52,6 @@ class JobFacts:
     calls: list[dict]
     """Each worker call of each rank, with the tokens that each pass of its model got, if that was
     asked for."""
-    levels: list[dict]  # what was left after each step, if that was asked for
     log: str
 
     def trained_questions(self, steps):
@@ -189,7 +185,6 @@ def read_probe(folder):
                 rows=sum(note["rows"] for note in rank_notes),
                 real_rows=sum(note["real_rows"] for note in rank_notes),
                 moved=any(note["moved"] for note in rank_notes),
-                pad_routes=[slots for note in rank_notes for slots in note["routes"]],
                 nodes=[note["node"] for note in rank_notes],
             )
             for rank_notes in zip(
@@ -198,7 +193,7 @@ def read_probe(folder):
         ]
         for model in {model for model, _ in by_rank}
     }
-    kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled", "levels": "level"}
+    kinds = {"batches": "batch", "queue": "queue", "sampled": "sampled"}
     kinds["calls"] = "call"
     return {"optimizer_steps": steps} | {
         name: [note for note in notes if note["kind"] == kind] for name, kind in kinds.items()

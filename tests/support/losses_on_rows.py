@@ -65,9 +65,6 @@ SETTINGS = {
 }
 
 
-OF_ALL_ROWS = ("all_loss_tokens", "all_trained_tokens")
-
-
 class Rows:
     """Five real rows and any number of pads, with everything that verl's losses read, in float64.
 
@@ -172,14 +169,13 @@ class Rows:
         data[IS_PADDING] = torch.tensor([row is PAD for row in rows])
         data[BATCH_ROW] = torch.tensor([self.n_real if row is PAD else row for row in rows])
         computed = [row for row in range(self.n_real) if row not in dropped]
-        counts = (self.tokens(mask, range(self.n_real)) for mask in ("loss_mask", "response_mask"))
         mini_batch = MiniBatch(
             local_batches=(),
             rows_with_loss=real_rows,
             trained_tokens=self.tokens("response_mask", computed),
             trained_rows=sum(map(self.trains, computed)),
             reporting_ranks=reporting_ranks,
-            **dict(zip(OF_ALL_ROWS, counts, strict=True)) if dropped else {},
+            all_loss_tokens=self.tokens("loss_mask", range(self.n_real)) if dropped else None,
         )
         call = PlannedCall(
             layout=layout_of_local_batches(self.n_real, [[tuple(range(self.n_real))]]),
@@ -256,7 +252,7 @@ def run_as_verl_does(
 
     Args:
         denominator: ``padding.denominator``.
-        left_out: rows that no micro-batch holds, though they belong to the mini-batch.
+        dropped: rows that no micro-batch holds, though they belong to the mini-batch.
         said: goes to the loss with each micro-batch.
     """
     leaves = rows.leaves()

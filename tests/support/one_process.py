@@ -54,7 +54,7 @@ class OneProcess:
     def outputs(self, rows):
         """What verl's engine makes of each row, jagged (R, L): of a token, what is said of the next
         one."""
-        found: dict[str, list[torch.Tensor]] = {}
+        found = {}
         for row in rows:
             ids = row["input_ids"]
             positions = row["position_ids"].unsqueeze(-2)

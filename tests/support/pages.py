@@ -21,7 +21,7 @@ FENCE = re.compile(
 COMMENT = re.compile(r"^%.*$", re.MULTILINE)
 
 
-def read(page: Path) -> str:
+def read(page):
     """The text of a page as a reader sees it."""
     return COMMENT.sub("", page.read_text())
 
@@ -30,7 +30,7 @@ OWN_RECIPE = "Train your own agent"
 """The section of docs/quickstart.md that copies a recipe and runs it."""
 
 
-def section(page: str, heading: str) -> str:
+def section(page, heading):
     """A section of a page's text, up to the next heading of its level or above."""
     (start,) = re.finditer(rf"^(#+) {re.escape(heading)}\n", page, re.MULTILINE)
     code = [match.span() for match in FENCE.finditer(page)]
@@ -41,17 +41,17 @@ def section(page: str, heading: str) -> str:
     return page[start.end() :]
 
 
-def commands_of(text: str) -> list[str]:
+def commands_of(text):
     """Blocks of commands of a page's text, in order."""
     return [match["code"] for match in FENCE.finditer(text) if match["language"] == "bash"]
 
 
-def own_recipe_text() -> str:
+def own_recipe_text():
     """What the quickstart says of the recipe to copy."""
     return section(read(DOCS / "quickstart.md"), OWN_RECIPE)
 
 
-def make_own_recipe(place: Path) -> Path:
+def make_own_recipe(place):
     """Copies the quickstart's recipe, as the page does, and has its script make model and data;
     returns the folder."""
     copy, *_ = commands_of(own_recipe_text())
@@ -61,7 +61,7 @@ def make_own_recipe(place: Path) -> Path:
     return place / "guess"
 
 
-def job_of(script: Path, **environment: str) -> list[str]:
+def job_of(script, **environment):
     """The overrides that a script gives to the doctor and to verl's trainer, with what it makes for
     them made."""
     before, _, after = script.read_text().partition('verl-padding doctor "${job[@]}"\n')
@@ -77,7 +77,7 @@ def job_of(script: Path, **environment: str) -> list[str]:
     return (script.parent / "overrides").read_text().splitlines()
 
 
-def skip_without_the_extra_docs() -> None:
+def skip_without_the_extra_docs():
     """Skips a test that builds the site where a package of the extra ``docs`` is not installed."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")

@@ -23,7 +23,7 @@ class ScriptedServer:
     def __init__(self, script, tokenizer=TOKENIZER):
         self.tokenizer = tokenizer
         self.script = [("", each) if isinstance(each, str) else each for each in script]
-        self.requests: list[tuple[str, str, dict]] = []
+        self.requests = []
         """Name, prompt and sampling parameters of each request."""
 
     async def generate(self, *, request_id, prompt_ids, sampling_params, **_):

@@ -7,10 +7,8 @@ as well.
 """
 
 import functools
-import gc
 import json
 import os
-import re
 import signal
 import weakref
 from pathlib import Path
@@ -21,7 +19,6 @@ import tests.support.engines  # noqa: F401  (jobs on these engines have no other
 
 # Environment variables.
 FOLDER = "VERL_PADDING_PROBE"  # where the notes go
-LEVELS = "VERL_PADDING_PROBE_LEVELS"  # if it is there, what each step leaves behind is noted
 KILL = "VERL_PADDING_PROBE_KILL"
 """``update:4`` kills the trainer's process after the update of step 4, before anything is saved;
 ``save:4`` while its checkpoint is being written, the weights done."""
@@ -30,9 +27,6 @@ TRAINED = "VERL_PADDING_PROBE_TRAINED"
 ``<model>_<rank>_<number>.pt``, and notes the worker calls that it makes, with the tokens of each
 forward pass of its model; the trainer saves the rows of each step, ``batch_<step>.pt``, and their
 masks as they were sampled."""
-LOG_PROBS = "VERL_PADDING_PROBE_LOG_PROBS"
-"""If it is there, the trainer's log-probs of each row are noted, and how far the rollout's are from
-them."""
 
 
 def text_of(message):
@@ -78,7 +72,6 @@ def _watch_optimizer_steps(module):
             rows=len(data),
             real_rows=rows_with_loss,
             moved=moved,
-            routes=_routes_of_pads(data),
         )
         return output
 
@@ -119,7 +112,7 @@ def _watch_calls(module):
 
     What the plug-in has a worker compute beside such calls is not noted.
     """
-    tokens: list[int] = []
+    tokens = []
     counted = weakref.WeakSet()
 
     def count_passes(compute):
@@ -166,17 +159,6 @@ def _local_parameters(engine):
     return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
 
 
-def _routes_of_pads(data):
-    """Experts of each token and layer of the rows without a loss, if routes came along: what pads
-    say they took."""
-    if "routed_experts" not in data:
-        return []
-    pairs = zip(data["routed_experts"].unbind(), data["loss_mask"].unbind(), strict=True)
-    return [
-        slots for routes, mask in pairs if not mask.any() for slots in routes.flatten(0, 1).tolist()
-    ]
-
-
 def _watch_steps(module):
     step_once = module.PPOTrainer._step_once
 
@@ -190,7 +172,6 @@ def _watch_steps(module):
             pads=_pads(batch.tags),
             keys=batch.keys,
             questions=_questions(batch.keys),
-            **(_log_probs(batch.keys) if LOG_PROBS in os.environ else {}),
         )
         return batch
 
@@ -255,22 +236,6 @@ def _watch_sampling(module):
     module.ReplayBuffer.sample = watched
 
 
-def _log_probs(keys):
-    """Of the tokens with a loss: the trainer's, row by row, and the most by which the rollout's
-    differ."""
-    import transfer_queue as tq
-
-    fields = ["rollout_log_probs", "old_log_probs", "response_mask"]
-    data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=fields)
-    rows = list(zip(*(data[field].unbind() for field in fields), strict=True))
-    return {
-        "log_probs": [trainer[mask.bool()].tolist() for _, trainer, mask in rows],
-        "log_prob_gap": max(
-            float(((rollout - trainer) * mask).abs().max()) for rollout, trainer, mask in rows
-        ),
-    }
-
-
 def _questions(keys):
     import transfer_queue as tq
 
@@ -278,36 +243,6 @@ def _questions(keys):
         return []
     data = tq.kv_batch_get(keys=list(keys), partition_id="train", select_fields=["raw_prompt"])
     return [text_of(messages[-1]) for messages in data["raw_prompt"]]
-
-
-def _watch_levels(module):
-    log = module.Tracking.log
-
-    def watched(self, data, step, *args, **kwargs):
-        import transfer_queue as tq
-
-        log(self, data, step, *args, **kwargs)
-        # fit logs a step when it has cleared the step's rows: all that is left now stays for good.
-        gc.collect()
-        content = (tq.kv_list("train") or {}).get("train", {})
-        _note(
-            kind="level",
-            step=step,
-            rows=[key for key, tag in content.items() if not tag.get("is_prompt", False)],
-            objects=_ray_objects(),
-        )
-
-    module.Tracking.log = watched
-
-
-def _ray_objects():
-    """Objects in Ray's store, over all nodes."""
-    import ray
-    from ray._private.internal_api import memory_summary
-
-    # The address, since other clusters may run on the machine.
-    summary = memory_summary(address=ray.get_runtime_context().gcs_address, stats_only=True)
-    return int(re.search(r"Plasma memory usage .*?, (\d+) objects", summary).group(1))
 
 
 def _pads(tags):
@@ -320,5 +255,3 @@ if FOLDER in os.environ:
         register_post_import_hook(_watch_calls, "verl.workers.engine_workers")
     register_post_import_hook(_watch_steps, "verl.trainer.ppo.v1.trainer_base")
     register_post_import_hook(_watch_sampling, "verl.trainer.ppo.v1.replay_buffer")
-    if LEVELS in os.environ:
-        register_post_import_hook(_watch_levels, "verl.utils.tracking")

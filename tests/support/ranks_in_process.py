@@ -5,7 +5,6 @@ Its dispatch is verl's, and so is what a worker does with its rows before an eng
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ from verl_padding.worker.padded_engine import padded
 
 MESH = "actor"
 ANSWER = "answer"  # field that a pass answers with: the number of each row
-SHAPES: dict[str, tuple[int, Callable[[int], int], Callable[[int], bool]]] = {
+SHAPES = {
     "64": (64, lambda rank: rank, lambda rank: True),
     "16 x 4 neighbours": (16, lambda rank: rank // 4, lambda rank: rank % 4 == 0),
     "16 x 4 stages": (16, lambda rank: rank % 16, lambda rank: rank >= 48),
@@ -72,9 +71,9 @@ class Rank(TrainingWorker):
             is_mp_src_rank_with_outputs=lambda: answers,
         )
         self.profiler = SimpleNamespace(step=lambda: None)
-        self.passes: list[list[int | None]] = []
+        self.passes = []
         """Rows of each pass, in their order."""
-        self.mini_batches: list[list[int | None]] = []
+        self.mini_batches = []
         """Rows of each mini-batch that was trained on."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))

@@ -1,8 +1,5 @@
 """Rows with fields of every shape that docs/custom_code.md names, in a TensorDict."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -12,7 +9,7 @@ from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import row_fields
 from verl_padding.pads.field_kinds import FieldFormat, Kind
 
-FIELDS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
+FIELDS = {
     "three axes": ("position_ids", lambda p, r: torch.arange(p + r).expand(3, -1).clone()),
     "four axes": ("position_ids", lambda p, r: torch.arange(p + r).expand(4, -1).clone()),
     "images": (

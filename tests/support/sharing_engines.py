@@ -1,10 +1,7 @@
 """One engine on the ranks of :mod:`tests.support.sharing_ranks`, and what it computes of rows."""
 
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any
 from unittest import mock
 
 import torch
@@ -23,9 +20,6 @@ from verl_padding.prefix_sharing.prefix_trie import TRIE
 from verl_padding.worker.padded_engine import padded
 from verl_padding.worker.plan_packer import module_of
 
-STEPS = 2
-"""Optimizer steps after which weights are compared."""
-
 
 class SharingRanks:
     """An engine in a padded job's form, and the rows of its data-parallel rank."""
@@ -43,26 +37,17 @@ class SharingRanks:
         self.prompts, self.n_rows = prompts[rank::dp], len(rows)
         self.rows = {key: rows[key] for key in sorted(rows) if key.split("_")[0] in self.prompts}
         self.prompt_R = [self.prompts.index(key.split("_")[0]) for key in self.rows]
-        self.kept: torch.Tensor | None = None
-        """Log-probs of all tokens but the last of each row, of :meth:`compare`'s last branches."""
 
     def compare(self):
-        """Cut -> differences from rows alone: of outputs by their values, of gradients and weights
-        relative to their norm; and the tokens of both."""
+        """Cut -> differences from rows alone: of outputs by their values, of gradients relative to
+        their norm; and the tokens of both."""
         alone = self.run("alone", may_branch=None)
-        found: dict[str, dict[str, float]] = {}
+        found = {}
         for branches in (False, True):
             for cut in self.case.cuts:
                 name = f"{'branches' if branches else 'whole'}, {cut}"
                 shared = self.run(cut, may_branch=branches)
                 found[name] = differences(shared, alone)
-        self.kept = shared.get("outputs", {}).get("log_probs")
-        start = weights_of(self.engine)  # after a backward pass, all of them are sharded again
-        self.train(start, self.case.cuts[0], may_branch=True)
-        got = weights_of(self.engine)
-        self.train(start, "alone", may_branch=None)
-        want = weights_of(self.engine)
-        found["weights"] = {"weights": off(got, want), "moved": off(start, want)}
         passes = (
             self.run(cut, may_branch=branches, forward_only=True)
             for cut, branches in ((self.case.cuts[0], True), ("alone", None))
@@ -73,7 +58,7 @@ class SharingRanks:
     def batch(self):
         """The rows of this rank as a worker's call has them."""
         data = micro_batch_of(list(self.rows.values()))
-        said: dict[str, Any] = {"use_remove_padding": True, "use_dynamic_bsz": True}
+        said = {"use_remove_padding": True, "use_dynamic_bsz": True}
         said |= {"calculate_entropy": self.case.update == "actor", "use_fused_kernels": False}
         said |= {"global_batch_size": self.n_rows, "temperature": TEMPERATURE}
         if self.case.temperatures:
@@ -113,7 +98,7 @@ class SharingRanks:
             answer = engine.forward_backward_batch(
                 self.batch(), self.loss, forward_only=forward_only
             )
-            found: dict[str, Any] = {"tokens": engine.done["tokens"]}
+            found = {"tokens": engine.done["tokens"]}
             if not forward_only:
                 found["gradient"] = gradients_of(engine)
         if answer:
@@ -124,22 +109,6 @@ class SharingRanks:
             }
             found["loss"] = float(sum(answer["loss"]))
         return found
-
-    def train(self, start, cut, *, may_branch):
-        """Some optimizer steps from these weights."""
-        engine = self.engine
-        for name, weight in named_parameters(engine):
-            weight.data.copy_(start[name])
-        engine.optimizer = (
-            engine._build_optimizer()
-            if engine.engine_config.strategy == "megatron"
-            else engine._build_optimizer(engine.module)
-        )
-        for _ in range(STEPS):
-            with engine.train_mode(), self.cut_by(cut, may_branch):
-                engine.optimizer_zero_grad()
-                engine.forward_backward_batch(self.batch(), self.loss, forward_only=False)
-                engine.optimizer_step()
 
 
 def start_engine(case, model):
@@ -155,14 +124,11 @@ def start_engine(case, model):
         f"+local=cpu_{case.engine}",
         f"actor_rollout_ref.model.path={model}",
         *TERMS[case.update],
-        f"{role}.optim.lr=1e-3",
-        f"{role}.optim.weight_decay=0",
         f"{role}.optim.total_training_steps=100",
         *(f"{section}.{name}={size}" for name, size in case.sizes.items()),
         *(each.format(**sections) for each in case.overrides),
     ]
     if case.engine == "megatron":
-        overrides.append(f"+{role}.optim.override_optimizer_config.adam_eps=1e-5")
         destroy_groups()
     else:
         overrides.append(f"{role}.optim.lr_scheduler_type=constant")
@@ -213,12 +179,8 @@ def named_parameters(engine):
 
 
 def _whole(weight):
-    whole: torch.Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
     return whole.detach().clone()
-
-
-def weights_of(engine):
-    return {name: weight.detach().clone() for name, weight in named_parameters(engine)}
 
 
 def gradients_of(engine):
@@ -249,45 +211,3 @@ def differences(got, alone):
     if "gradient" in got:
         found["gradient"] = off(got["gradient"], alone["gradient"])
     return found
-
-
-def break_sharing(fault):
-    """A with-block in which what shares has a fault."""
-    from verl_padding.prefix_sharing.attention import GatherTokens
-    from verl_padding.worker import megatron_engine
-
-    pack_paths, with_trie = megatron_engine.pack_paths, megatron_engine.with_trie
-
-    def from_0(*args):
-        paths = pack_paths(*args)
-        return replace(paths, positions=torch.cat(list(map(torch.arange, paths.lengths_L))))
-
-    def own_tokens(*args):
-        paths = pack_paths(*args)
-        return replace(paths, places=torch.arange(len(paths.positions)), path_ends_L=paths.ends_L)
-
-    class LastTrie:
-        pair: Any = None
-
-        def __iter__(self):
-            return iter(LastTrie.pair)
-
-    def last_trie(*args):
-        found, given = with_trie(*args)
-        LastTrie.pair = getattr(given["packed_seq_params"], TRIE)
-        setattr(given["packed_seq_params"], TRIE, LastTrie())
-        return found, given
-
-    def in_bfloat16(ctx, gradient):
-        total = gradient.new_zeros(ctx.shape, dtype=torch.bfloat16)
-        total.index_add_(ctx.dim, *ctx.saved_tensors, gradient.to(torch.bfloat16))
-        return total.to(gradient.dtype), None, None
-
-    patch = mock.patch.object
-    return {
-        "": nullcontext(),
-        "positions from 0": patch(megatron_engine, "pack_paths", from_0),
-        "own tokens alone": patch(megatron_engine, "pack_paths", own_tokens),
-        "the last trie": patch(megatron_engine, "with_trie", last_trie),
-        "branches in bfloat16": patch(GatherTokens, "backward", staticmethod(in_bfloat16)),
-    }[fault]

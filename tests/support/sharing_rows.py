@@ -1,22 +1,19 @@
 """The models and rows with which engines that share are compared with rows alone."""
 
-from pathlib import Path
-
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.one_gpu.rows import Texts
 from tests.support.branching_rows import branching_rows
 from tests.support.engine_shapes import with_shared_heads
 from tests.support.token_tries import awkward_tries, random_tries
 from verl_padding.on_cpu.tiny_models import make_tiny_model
 
 
-def model_folder(kind: str, folder: Path, dtype: str) -> Path:
+def model_folder(kind, folder, dtype):
     return folder / f"{kind}_{dtype}"
 
 
-def make_model(kind: str, folder: Path, dtype: str) -> Path:
+def make_model(kind, folder, dtype):
     """A tiny model whose norms and biases do something, and whose log-probs differ."""
     place = model_folder(kind, folder, dtype)
     if place.is_dir():
@@ -39,7 +36,7 @@ def make_model(kind: str, folder: Path, dtype: str) -> Path:
     return place
 
 
-def texts_of(rows: str) -> Texts:
+def texts_of(rows):
     """Rows by what they are called, of prompts whose rows begin alike."""
     if rows == "branching":
         return branching_rows(0, prompts=4, rollouts=3, turns=(1, 3, 2))

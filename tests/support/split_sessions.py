@@ -112,7 +112,7 @@ def sessions(draw, *, said):
     names = [f"{uid}_{number}" for uid in "ab" for number in range(draw(st.integers(2, 3)))]
     untrained = draw(st.sampled_from([None, *names]))
     for name in names:
-        contexts: list[Context] = []
+        contexts = []
         for _ in range(draw(st.integers(1, 4))):
             met = [context for context in contexts if said or len(context.turns) == 1]
             if met and draw(st.booleans()):
@@ -139,7 +139,7 @@ def split(draw, session, *, said, again=True):
     Args:
         again: whether a row may train what an earlier row that it continues trains.
     """
-    rows: list[Row] = []
+    rows = []
     number = 0
 
     def untrained_row():

@@ -9,7 +9,7 @@ def random_tries(seed):
     """Rows of several tries, some of which are full prefixes of others, and some equal."""
     draw = random.Random(seed)
     lengths = (1, 2, 3, 5, 63, 64, 65)
-    found: list[Tokens] = []
+    found = []
     for _ in range(1 + seed % 3):
         nodes = [tokens(draw, draw.choice([*lengths[1:], draw.randint(2, 90)]))]
         for _ in range(6):

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 
 from tests.support.losses_on_rows import nested
-from verl_padding.driver.trained_rows import TrainedRows
+from verl_padding.driver.batch_metrics import TrainedRows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import uid_of_key
 from verl_padding.prefix_sharing.detection import continued_rows
@@ -43,11 +44,13 @@ def trained_rows(rows):
     lengths, keys = list(map(len, ids)), list(rows)
     tries = PrefixTries.from_tokens([row.numpy() for row in ids], list(map(uid_of_key, keys)))
     continued = continued_rows(tries, keys, range(len(keys)), {}, {})
+    tags = [
+        {"seq_len": length, "min_global_steps": row.made_by}
+        for length, row in zip(lengths, rows.values(), strict=True)
+    ]
     return TrainedRows.from_fields(
-        keys,
-        lengths,
-        masks,
+        KVBatchMeta(keys=keys, tags=tags),
         TensorDict(fields, len(rows)),
-        continued_R=[continued.get(row) for row in range(len(keys))],
-        weights_step_R=[row.made_by for row in rows.values()],
+        masks,
+        [continued.get(row) for row in range(len(keys))],
     )

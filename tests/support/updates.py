@@ -5,9 +5,8 @@ mini-batch in one call, and in one micro-batch, with their number as ``global_ba
 sides start from the same weights and take the same AdamW steps.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_from_nested
 
-from benchmarks.one_step import padded_group
 from tests.support.fsdp2_workers import start_over, weights_of
+from tests.support.padded_group import padded_group
 from tests.support.padded_rows import upsample
 from tests.support.plan_oracles import reporting_ranks
 from tests.support.rows_in_queue import PARTITION, read_columns
@@ -37,26 +36,17 @@ from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 EPOCHS = 2
 PAD_TOKENS = 2  # what engines ask for that round no row up
 TEMPLATE = PadTemplate(eos_token_id=3, length=PAD_TOKENS)
-MODES = ("token-mean", "seq-mean-token-mean")
-"""Ranks and workers do not know what a loss computes of their rows: test_registered_losses.py and
-test_shared_gradients.py have all modes of all losses, without workers."""
-PACKERS = ("verl", "plan")
-CUTS: dict[str, dict[str, Any]] = {
-    f"{name}, {packer}": {"packer": packer} | cut
-    for name, cut in (
-        ("budget", {}),
-        ("two rows", {"micro_batch_rows": 2}),
-        ("pads alone", {"few": True}),
-    )
-    for packer in PACKERS
-} | {name: {"packer": "plan", "sharing": name} for name in ("whole", "branches")}
+CUTS = {
+    "budget, verl": {"packer": "verl"},
+    "budget, plan": {"packer": "plan"},
+    "two rows": {"packer": "plan", "micro_batch_rows": 2},
+    "pads alone": {"packer": "plan", "few": True},
+    "tries": {"packer": "plan", "sharing": "on"},
+}
 """Arguments of :func:`assert_updates_agree`: micro-batches by a token budget or a number of rows,
 whoever cuts them; batches of which all ranks but one get pads alone; and prefixes that are computed
 once."""
-EACH_CUT = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 BUDGET = 32
-Shared = Literal["off", "whole", "branches"]
-"""What rows share: nothing, all of a row, or whatever they begin with."""
 
 
 def read_log_probs(batch):
@@ -118,7 +108,7 @@ def plan_of(
         if by_tokens
         else {"micro_batch_rows": micro_batch_rows}
     )
-    shared: dict[str, Any] = {"dp_size": 2} | size | shape
+    shared = {"dp_size": 2} | size | shape
     prompts = mini_batch or (1 if few else 2)
     job = Job(
         strategy=strategy,
@@ -131,29 +121,25 @@ def plan_of(
         },
         inference={"log_prob": Pass(**shared, as_update=update)} if by_tokens and not few else {},
         packer=packer,
-        sharing="off" if sharing == "off" else "on",
+        sharing=sharing,
         pad_tokens=pad_tokens,
     )
     tokens_R = [tag["seq_len"] for tag in batch.tags]
     tries = PrefixDetection(batch, tokens_R).by_outputs
-    if sharing == "whole":
-        tries = replace(tries, whole_rows_only=True)
     plan = plan_batch(Rows.from_keys(batch.keys, tokens_R, tries, zero_advantage), job)
     layout = plan.layouts[update]
     assert layout.n_pads > 0 or shared["dp_size"] == 1, (
         "one rank needs none beside its token budget"
     )
     assert layout.n_mini_batches == (3 if mini_batch is None else 1) or strategy != "prompt"
-    # Full prefixes alone save less than tries do.
-    least = {"off": 0, "whole": 1.4, "branches": 1.2 if zero_advantage else 1.45}[sharing]
-    assert plan.figures[update].sharing_factor > least
+    if sharing == "on":
+        assert plan.figures[update].sharing_factor > (1.2 if zero_advantage else 1.45)
     assert not few or reporting_ranks(layout)[:2] == [1, 1], (
         "all ranks but one were meant to hold pads alone"
     )
     return plan
 
 
-BRANCHES = {"off": None, "whole": False, "branches": True}
 METHODS = {call.name: call.method for call in CALLS if call.trains}
 
 
@@ -161,8 +147,8 @@ METHODS = {call.name: call.method for call in CALLS if call.trains}
 class BothUpdates:
     layout: Layout
     plan: BatchPlan
-    padded: dict[str, Any]  # metrics of the padded update, as verl's workers answer
-    plain: list[dict[str, Any]]  # metrics of each optimizer step of the reference
+    padded: dict  # metrics of the padded update, as verl's workers answer
+    plain: list[dict]  # metrics of each optimizer step of the reference
 
 
 def assert_updates_agree(
@@ -178,7 +164,6 @@ def assert_updates_agree(
     sharing="off",
     put=None,
     template=TEMPLATE,
-    started=lambda padded_ranks, one_rank: None,
     **planned,
 ):
     """Trains both on the same rows from the same start, and asserts that they end with the same
@@ -188,7 +173,6 @@ def assert_updates_agree(
         mode: None for one that divides by rows where micro-batches are cut by rows, and by tokens
             otherwise.
         put: puts the rows; None for those that the plan is made for.
-        started: what else both are given for their new start.
         planned: what else :func:`plan_of` takes.
     """
     if mode is None:
@@ -200,13 +184,11 @@ def assert_updates_agree(
         )
     start_over([one_rank], mode, policy_loss=policy_loss)
     start_over([padded_ranks], mode, micro_batch_rows, policy_loss)
-    started(padded_ranks, one_rank)
     rows = put_trained_rows if sharing == "off" else put_branching_rows
     batch = (put or (put_few_rows if few else rows))()
-    cut: dict[str, Any] = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
+    cut = {"few": few, "micro_batch_rows": micro_batch_rows, "sharing": sharing}
     plan = plan_of(batch, packer, update=update, pad_tokens=template.length, **cut, **planned)
-    padded = upsample(batch, plan, template, may_branch=BRANCHES[sharing])
-    both = update_both(padded_ranks, one_rank, batch, plan, update=update, padded=padded)
+    both = update_both(padded_ranks, one_rank, batch, plan, update=update, template=template)
     assert_metrics_agree(both, update)
     if micro_batch_rows is not None:
         levels_M = [rows // micro_batch_rows for rows in both.layout.local_batch_rows_M]
@@ -240,9 +222,7 @@ def update_both(
     before = weights_of(padded_ranks)
     assert torch.equal(before, weights_of(one_rank))
 
-    padded = padded or upsample(
-        batch, plan, template, may_branch=True if plan.sharing == "on" else None
-    )
+    padded = padded or upsample(batch, plan, template)
     counted = []
     group = padded_group(padded_ranks, padded, lambda call, tokens, epochs: counted.append(tokens))
     # 7 is what a configuration would say, and wrong for every mini-batch here.

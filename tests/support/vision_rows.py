@@ -1,6 +1,5 @@
 """Tiny vision models of four families, and rows with and without images for them."""
 
-from typing import Any
 from uuid import uuid4
 
 import torch
@@ -22,8 +21,8 @@ TEXT = {
     "max_position_embeddings": 1024,
 }
 OF_QWEN = {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
-SMALL: dict[str, int] = {"hidden_size": 32, "intermediate_size": 64}
-VISION: dict[str, dict[str, Any]] = {
+SMALL = {"hidden_size": 32, "intermediate_size": 64}
+VISION = {
     "qwen2_vl": OF_QWEN | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14},
     "qwen2_5_vl": OF_QWEN
     | SMALL
@@ -56,7 +55,7 @@ def make_vision_model(family, folder):
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    text: dict[str, Any] = special | TEXT | {"vocab_size": len(tokenizer)}
+    text = special | TEXT | {"vocab_size": len(tokenizer)}
     if family == "gemma3":
         text |= {"head_dim": 16, "sliding_window": 512}
         ids = {"mm_tokens_per_image": 4, "boi_token_index": start, "eoi_token_index": end}

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
@@ -25,11 +24,11 @@ class Page(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.packed: dict[str, Any] = {}
-        self.lines: list[list[str]] = []
-        self.links: list[str] = []
-        self.notes: list[str] = []
-        self._id: str | None = None
+        self.packed = {}
+        self.lines = []
+        self.links = []
+        self.notes = []
+        self._id = None
         self._in_cell = self._in_note = False
 
     def handle_starttag(self, tag, attrs):

@@ -2,16 +2,26 @@
 tests/equivalence/test_sharing_on_megatron.py."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
-from verl_padding.job.megatron_branches import BRANCH_WITH
 from verl_padding.prefix_sharing.engine import engine_incompatibilities
-from verl_padding.worker.megatron_engine import limit_of_stage
+from verl_padding.worker.megatron_engine import BRANCH_WITH, limit_of_settings, limit_of_stage
 from verl_padding.worker.padded_engine import padded
 
-pytestmark = [pytest.mark.megatron]
+OF_MEGATRON = pytest.mark.megatron
+
+
+def test_a_setting_that_is_missing_or_another_limits_rows_that_branch():
+    known = {name: admitted[0] for name, admitted in BRANCH_WITH.items()}
+    for name, admitted in BRANCH_WITH.items():
+        for value in admitted:
+            assert limit_of_settings(SimpleNamespace(**known | {name: value})) is None
+        assert name in limit_of_settings(SimpleNamespace(**known | {name: "another"}))
+        others = {other: value for other, value in known.items() if other != name}
+        assert name in limit_of_settings(SimpleNamespace(**others))
 
 
 @pytest.fixture
@@ -21,11 +31,13 @@ def verls():
     return transformer_impl
 
 
+@OF_MEGATRON
 def test_verls_own_engines_share(verls):
     for engine in (verls.MegatronEngineWithLMHead, verls.MegatronEngineWithValueHead):
         assert not [*engine_incompatibilities(object.__new__(padded(engine)))]
 
 
+@OF_MEGATRON
 @pytest.mark.parametrize(
     "name",
     [
@@ -43,6 +55,7 @@ def test_an_engine_that_may_read_fields_which_are_not_compared_does_not(name, ve
     assert (name in incompatibility.why, incompatibility.setting) == (True, "engine=WithAdapters")
 
 
+@OF_MEGATRON
 def test_settings_with_which_rows_that_branch_share_are_megatrons():
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
@@ -101,6 +114,7 @@ def with_a_setting_of_a_layer(stage, attention):
     attention.core_attention.config = replace(attention.config, softmax_type="learnable")
 
 
+@OF_MEGATRON
 @pytest.mark.parametrize(
     "change",
     [

@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.support.fresh_processes import run_fresh
+from tests.support.pages import ROOT
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.attention import PACKED
 from verl_padding.worker import packed_attention, varlen_attention
@@ -74,7 +75,6 @@ def test_a_model_gives_packed_rows_the_outputs_and_gradients_of_sdpa(kind, monke
     assert rows == LENGTHS * 2, "pairs of tokens of two rows are computed"
 
 
-EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
 KEPT = {
     "an attention of its own": DiffLlamaConfig(**SIZES),
     "a soft cap": Gemma2Config(**SIZES),
@@ -215,22 +215,17 @@ def test_a_window_that_no_layer_has_is_none(window):
 
 
 QWEN_VL = """
+import sys
 import verl_padding.on_cpu
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 from verl.models.transformers.monkey_patch import apply_monkey_patch
+from tests.support.vision_rows import make_vision_model
 from verl_padding.worker.packed_attention import use_packed_attention
 from verl_padding.verl_fixes.text_without_image import give_features_alone
-text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
-text |= dict(num_attention_heads=4, num_key_value_heads=2)
-text |= dict(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})
-vision = dict(depth=2, hidden_size=32, out_hidden_size=32, intermediate_size=48, num_heads=2)
-vision |= dict(fullatt_block_indexes=[1])
-ids = dict(image_token_id=60, video_token_id=61)
-config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+folder, how = make_vision_model("qwen2_5_vl", sys.argv[1]), {"attn_implementation": "sdpa"}
+model = AutoModelForImageTextToText.from_pretrained(folder, **how).bfloat16().eval()
 torch.manual_seed(0)
-model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
-model.bfloat16().eval()
 rows = torch.randint(3, 50, (1, 12)).split([5, 7], dim=1)
 def logits(*rows):
     places = torch.cat([torch.arange(row.shape[1]) for row in rows])
@@ -249,6 +244,6 @@ assert (logits(rows[1], rows[0])[7:] - alone[:5]).norm() < 0.02 * alone[:5].norm
 """In a process of its own: verl changes the class."""
 
 
-def test_verls_own_attention_of_qwen2_5_vl_needs_no_flash_attn():
-    run = run_fresh(QWEN_VL, platform="cpu")
+def test_verls_own_attention_of_qwen2_5_vl_needs_no_flash_attn(tmp_path):
+    run = run_fresh(QWEN_VL, str(tmp_path), platform="cpu", folder=ROOT)
     assert run.returncode == 0, run.stderr

@@ -1,6 +1,5 @@
 """What verl's registry and workers do with the engines of padded jobs."""
 
-import inspect
 from collections import deque
 from itertools import accumulate, pairwise
 
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.workers.engine_workers import TrainingWorker
 
 from tests.support.fresh_processes import run_fresh
 from tests.support.plan_oracles import layout_of_local_batches
@@ -96,14 +94,6 @@ def test_mini_batches_that_are_not_cut_as_planned_are_refused(local_batch_rows_M
     with pytest.raises(PaddingDataError, match="an optimizer step has"):
         rank.train_mini_batch(data)
     assert not rank.mini_batches
-
-
-def test_verl_still_counts_mini_batches_of_one_size():
-    # When this fails, see whether verl counts what its DataLoader yields; then delete
-    # PaddedEngine.train_batch.
-    source = inspect.getsource(TrainingWorker.train_mini_batch)
-    assert "total_num_iterations = data.shape[0] // mini_batch_size_per_gpu * epochs" in source
-    assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source
 
 
 REGISTRY = """

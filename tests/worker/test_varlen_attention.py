@@ -11,7 +11,7 @@ from torch.nn.attention import varlen
 from tests.support.flash_attention_on_cpu import flash_attn_varlen_func as reference
 from verl_padding.errors import PaddingError
 from verl_padding.worker import varlen_attention
-from verl_padding.worker.varlen_attention import flash_attn_varlen_func, gqa_kwargs
+from verl_padding.worker.varlen_attention import flash_attn_varlen_func, kernel_settings
 
 
 def ends_of(lengths):
@@ -62,26 +62,13 @@ def test_outputs_and_gradients_are_those_that_flash_attn_documents(call):
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("takes", "how"), [("plain", {}), ("told", {"enable_gqa": True}), ("wrong", None), ("no", None)]
-)
-def test_how_the_kernel_takes_grouped_heads_is_tried(takes, how, monkeypatch):
-    def kernel(q, k, v, ends_q, ends_k, max_q, max_k, *, window_size, enable_gqa=False):
-        grouped = q.shape[1] != k.shape[1]
-        if grouped and (takes == "no" or (takes == "told" and not enable_gqa)):
-            raise RuntimeError("heads differ")
-        out = reference(q, k, v, ends_q, ends_k, max_q, max_k, causal=True)
-        return out + 1 if grouped and takes == "wrong" else out
-
-    monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    gqa_kwargs.cache_clear()
-    assert gqa_kwargs(torch.device("cpu")) == how
-    gqa_kwargs.cache_clear()
+def test_what_torchs_kernel_can_be_told_is_read_of_it():
+    assert {"scale", "window_size"} < {*kernel_settings()}
 
 
-@given(calls(), st.sampled_from([0.0, 0.1]))
+@given(calls(), st.sampled_from([0.0, 0.1]), st.booleans())
 @settings(deadline=None, max_examples=40)
-def test_torchs_kernel_is_told_all_that_it_is_called_with(call, dropout):
+def test_torchs_kernel_is_told_all_that_it_is_called_with(call, dropout, is_told):
     """A kernel that is only here in name: what it computes on a GPU, it has to be told."""
     arguments, said = call
     told = []
@@ -93,7 +80,8 @@ def test_torchs_kernel_is_told_all_that_it_is_called_with(call, dropout):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(varlen, "varlen_attn", kernel)
         patched.setattr(varlen_attention, "has_kernel", lambda query: True)
-        patched.setattr(varlen_attention, "gqa_kwargs", lambda device: {"gqa": True})
+        names = ("enable_gqa",) if is_told else ()
+        patched.setattr(varlen_attention, "kernel_settings", lambda: names)
         flash_attn_varlen_func(*arguments, **said, dropout_p=dropout)
     if dropout:  # torch's kernel has none, so rows are attended to one by one
         assert not told
@@ -104,7 +92,7 @@ def test_torchs_kernel_is_told_all_that_it_is_called_with(call, dropout):
     left, right = said["window_size"]
     grouped = arguments[0].shape[1] != arguments[1].shape[1]
     want = {"scale": said["softmax_scale"], "window_size": (left, 0 if said["causal"] else right)}
-    assert how == want | ({"gqa": True} if grouped else {})
+    assert how == want | ({"enable_gqa": True} if grouped and is_told else {})
 
 
 @pytest.mark.parametrize("dropout", [0.0, 1.0])

@@ -12,7 +12,7 @@ from tests.support.losses_on_rows import MODES, critic_loss, policy_loss
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.vendor import VARIABLE, VENDOR
 from verl_padding.worker import worker_check
-from verl_padding.worker.worker_check import check_in_worker, check_loss_scaling
+from verl_padding.worker.worker_check import check_in_worker, check_loss_scaling, check_megatron
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -57,3 +57,60 @@ def test_an_engine_that_follows_no_plan_is_refused_by_name(vendor, setting, monk
     engine = type("Engine", (), {"engine_config": SimpleNamespace(strategy="own")})()
     with pytest.raises(PaddingConfigError, match=rf"^{setting}.*\bEngine\b"):
         check_in_worker(SimpleNamespace(engine=engine))
+
+
+OF_MEGATRON = {
+    "moe_expert_capacity_factor": None,
+    "moe_router_load_balancing_type": "none",
+    "moe_aux_loss_coeff": 1e-3,
+    "moe_z_loss_coeff": None,
+    "moe_router_enable_expert_bias": False,
+    "moe_router_bias_update_rate": 1e-3,
+    "mtp_num_layers": 1,
+}
+"""As verl's bridges set them, some with what a model's config says."""
+
+
+def check(role="actor", trains_mtp=False, **settings):
+    engine = SimpleNamespace(tf_config=SimpleNamespace(**OF_MEGATRON | settings))
+    model = SimpleNamespace(mtp=SimpleNamespace(enable_train=trains_mtp))
+    check_megatron(role, SimpleNamespace(engine=engine, model_config=model))
+
+
+def test_what_megatron_has_by_verl_counts_no_pads():
+    check()
+    check(moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=0.0)
+    check(moe_router_load_balancing_type=["aux_loss", "none"], moe_aux_loss_coeff=[0.0, 0.0])
+    check(moe_expert_capacity_factor=-1, moe_z_loss_coeff=0.0)
+    check(moe_router_enable_expert_bias=True, moe_router_bias_update_rate=0)
+    check(trains_mtp=True, mtp_num_layers=None)
+    check_megatron("actor", SimpleNamespace(engine=SimpleNamespace()))  # of FSDP
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("moe_router_load_balancing_type", {"moe_router_load_balancing_type": "aux_loss"}),
+        (
+            "moe_router_load_balancing_type",
+            {
+                "moe_router_load_balancing_type": ["seq_aux_loss", "sinkhorn"],
+                "moe_aux_loss_coeff": [0.0, 0.0],
+            },
+        ),
+        ("moe_z_loss_coeff", {"moe_z_loss_coeff": 1e-3}),
+        ("moe_router_bias_update_rate", {"moe_router_enable_expert_bias": True}),
+        ("mtp_num_layers", {"trains_mtp": True}),
+    ],
+)
+def test_what_learns_from_all_tokens_is_refused_but_in_a_reference(name, settings):
+    for role in ("actor", "critic"):
+        with pytest.raises(PaddingConfigError, match=rf"\.{name}="):
+            check(role, **settings)
+    check("ref", **settings)
+
+
+@pytest.mark.parametrize("role", ["actor", "ref", "critic"])
+def test_places_at_experts_that_pads_would_take_are_refused(role):
+    with pytest.raises(PaddingConfigError, match=r"moe_expert_capacity_factor=1\.5"):
+        check(role, moe_expert_capacity_factor=1.5)

@@ -1,9 +1,7 @@
 """The command ``verl-padding``."""
 
 import os
-import platform
 import sys
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +22,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (PaddingError, OSError) as refusal:
-            Console(stderr=True, soft_wrap=True).print(
-                str(refusal), style="red", markup=False, highlight=False
-            )
+            typer.secho(str(refusal), fg="red", err=True)
             raise typer.Exit(1) from refusal
 
 
@@ -53,12 +49,9 @@ def job_arguments(arguments: list[str] | None) -> JobArguments:
     )
 
 
-def _show_versions(asked_for: bool) -> None:
+def _show_version(asked_for: bool) -> None:
     if asked_for:
-        others = ", ".join(
-            f"{name} {version_of(name)}" for name in ("verl", "TransferQueue", "torch")
-        )
-        typer.echo(f"verl_padding {__version__} ({others}, Python {platform.python_version()})")
+        typer.echo(f"verl_padding {__version__}")
         raise typer.Exit
 
 
@@ -67,7 +60,7 @@ def main(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_versions, is_eager=True, help="Show versions and exit."
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -86,15 +79,6 @@ def demo(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the model, the data and all random draws.")
     ] = 0,
-    stock: Annotated[
-        bool, typer.Option("--stock", help="Use verl's own trainer and padding.")
-    ] = False,
-    images: Annotated[
-        bool,
-        typer.Option(
-            "--images", help="Train a vision model: sessions start with an image (extra: vision)."
-        ),
-    ] = False,
 ) -> None:
     """Trains a tiny multi-turn agent on this machine's CPU: verl's trainer, Ray, TransferQueue, two
     FSDP2 ranks.
@@ -104,16 +88,14 @@ def demo(
     """
     from verl_padding.cli.demo import run_demo
 
-    sys.exit(run_demo(steps=steps, out=out, stock=stock, images=images, seed=seed))
+    sys.exit(run_demo(steps=steps, out=out, seed=seed))
 
 
 @app.command()
 def plan(
     rows: Annotated[
         Path,
-        typer.Argument(
-            help="A file of rows, a recorded step, a rollout dump, or a folder of them."
-        ),
+        typer.Argument(help="A file of rows, a recorded step, or a rollout dump."),
     ],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     dp: Annotated[int | None, typer.Option(min=1, help="Data-parallel ranks.")] = None,
@@ -147,17 +129,9 @@ def plan(
     """
     from verl_padding.cli.plan import job_to_plan, show_plan
 
-    sizes = {"dp": dp, "mini_batch": mini_batch, "n": n, "budget": budget}
-    job, run_config = job_to_plan(rows, job_arguments(overrides), **sizes)
-    show_plan(
-        rows,
-        job,
-        run_config=run_config,
-        tokenizer=tokenizer,
-        compare=compare,
-        as_json=json,
-        page=page,
-    )
+    given = job_arguments(overrides)
+    job = job_to_plan(rows, given, dp=dp, mini_batch=mini_batch, n=n, budget=budget)
+    show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
 
 
 @app.command()
@@ -178,7 +152,7 @@ def report(
 
     for note in write_report(runs, out, steps=steps):
         typer.echo(note, err=True)
-    typer.echo(f"The page is {out}, {out.stat().st_size / 1e6:.1f} MB.")
+    typer.echo(f"The page is {out}.")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The curves of a run over its steps."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,7 +18,7 @@ from verl_padding.job.metric_names import (
 )
 from verl_padding.job.role_engine import has_critic
 from verl_padding.plan import padded_rows
-from verl_padding.record.data_errors import as_data_error
+from verl_padding.record.files import as_data_error
 from verl_padding.record.run_files import (
     CONFIG,
     ROLLOUTS,
@@ -46,18 +47,12 @@ class StockRule:
 
     @classmethod
     def from_config(cls, config: DictConfig) -> Self:
-        """The rule for a job without model parallelism; a ValueError if a size of it is none."""
-        n, trainer = config.actor_rollout_ref.rollout.n, config.trainer
-        sizes = [n, trainer.n_gpus_per_node, trainer.nnodes]
-        sizes.append(config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        if has_critic(config):
-            sizes.append(config.critic.ppo_mini_batch_size)
-        if any(type(size) is not int or size < 1 for size in sizes):
-            raise ValueError(f"sizes of {sizes}")
+        """The rule for a job without model parallelism."""
+        n, trainer = int(config.actor_rollout_ref.rollout.n), config.trainer
         return cls(
-            dp_size=trainer.n_gpus_per_node * trainer.nnodes,
-            actor_rows=config.actor_rollout_ref.actor.ppo_mini_batch_size * n,
-            critic_rows=config.critic.ppo_mini_batch_size * n if has_critic(config) else 1,
+            dp_size=int(trainer.n_gpus_per_node) * int(trainer.nnodes),
+            actor_rows=int(config.actor_rollout_ref.actor.ppo_mini_batch_size) * n,
+            critic_rows=int(config.critic.ppo_mini_batch_size) * n if has_critic(config) else 1,
         )
 
     def padded_rows(self, real_rows: int) -> int:
@@ -69,6 +64,16 @@ class StockRule:
         return self.padded_rows(real_rows) // self.actor_rows
 
 
+@contextmanager
+def noted(notes: list[str]) -> Iterator[None]:
+    """What is refused of a run is left out, and noted once."""
+    try:
+        yield
+    except PaddingDataError as refusal:
+        if (note := f"Left out: {refusal}") not in notes:
+            notes.append(note)
+
+
 def read_curves(folder: Path) -> tuple[Curves, list[str]]:
     """The metrics of a run, and the mean reward of a session at each step.
 
@@ -78,13 +83,18 @@ def read_curves(folder: Path) -> tuple[Curves, list[str]]:
     Returns: the curves, and why dumps were left out.
     """
     curves: Curves = {}
-    metrics = read_metrics(folder)
-    for step, data in metrics:
+    notes: list[str] = []
+    metrics = dict(read_metrics(folder))
+    for step, data in metrics.items():
         for name, value in data.items():
             curves.setdefault(name, {})[step] = value
     # The logged reward may be unknown, but it is there: then the dump would not help.
     rewards = dict(curves.get(SESSION_SCORE, {}))
-    dumped, notes = _read_dumps(folder, {step for step, _ in metrics} - rewards.keys())
+    dumped: dict[int, StepRows] = {}
+    for path in dumps_in(folder / ROLLOUTS):
+        if (step := int(path.stem)) in metrics.keys() - rewards.keys():
+            with noted(notes):
+                dumped[step] = read_step(path)
     rewards |= {step: rows.reward for step, rows in dumped.items()}
     if rewards:
         curves[SESSION_REWARD] = dict(sorted(rewards.items()))
@@ -93,29 +103,10 @@ def read_curves(folder: Path) -> tuple[Curves, list[str]]:
     if dumped and PAD_ROWS_TOTAL not in curves:
         curves[REAL_ROWS_TOTAL] = {step: rows.real for step, rows in dumped.items()}
         curves[PAD_ROWS_TOTAL] = {step: rows.dumped_pads for step, rows in dumped.items()}
-        if (folder / CONFIG).exists():
-            try:
-                curves[ACTOR_STEPS] = _stock_steps(folder / CONFIG, dumped)
-            except PaddingDataError as refusal:
-                notes.append(f"Left out: {refusal}")
+        if (path := folder / CONFIG).exists():
+            with noted(notes), as_data_error(str(path), "the config of a job", "Move it elsewhere"):
+                rule = StockRule.from_config(read_config(path))
+                curves[ACTOR_STEPS] = {
+                    step: rule.optimizer_steps(rows.real) for step, rows in dumped.items()
+                }
     return curves, notes
-
-
-def _stock_steps(path: Path, dumped: Mapping[int, StepRows]) -> dict[int, float]:
-    """Optimizer steps that stock verl makes of the rows of each step."""
-    config = read_config(path)
-    with as_data_error(str(path), "the config of a job", "Move it elsewhere"):
-        rule = StockRule.from_config(config)
-    return {step: float(rule.optimizer_steps(rows.real)) for step, rows in dumped.items()}
-
-
-def _read_dumps(folder: Path, steps: set[int]) -> tuple[dict[int, StepRows], list[str]]:
-    dumped, notes = {}, []
-    for path in dumps_in(folder / ROLLOUTS):
-        if int(path.stem) not in steps:
-            continue
-        try:
-            dumped[int(path.stem)] = read_step(path)
-        except PaddingDataError as refusal:
-            notes.append(f"Left out: {refusal}")
-    return dumped, notes

@@ -2,13 +2,11 @@
 the end."""
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from verl_padding.cli.curves import ACTOR_STEPS
 from verl_padding.cli.report import savings_of_run, write_report
@@ -22,14 +20,14 @@ HYDRA = CONFIG.parts[0]
 # Sessions are played by two processes, and earn their rewards there.
 FOR_TWO_CORES = ("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=0")
 COLUMNS = {
-    "row reward": (ROW_REWARD, ".3f"),
-    "rows": (metric_names.REAL_ROWS_TOTAL, ".0f"),
-    "pads": (metric_names.PAD_ROWS_TOTAL, ".0f"),
-    "optimizer steps": (ACTOR_STEPS, ".0f"),
-    "grad norm": (metric_names.GRAD_NORM, ".3f"),
-    "seconds": ("timing_s/step", ".1f"),
+    "row reward": ROW_REWARD,
+    "rows": metric_names.REAL_ROWS_TOTAL,
+    "pads": metric_names.PAD_ROWS_TOTAL,
+    "optimizer steps": ACTOR_STEPS,
+    "grad norm": metric_names.GRAD_NORM,
+    "seconds": "timing_s/step",
 }
-"""Heading -> (metric, format) in the line of a step."""
+"""Heading -> metric in the line of a step."""
 
 
 def empty_folder(out: Path) -> Path:
@@ -41,73 +39,57 @@ def empty_folder(out: Path) -> Path:
     return out.resolve()
 
 
-def demo_job(out: Path, *, stock: bool, images: bool = False, seed: int = 0) -> list[str]:
+def demo_job(out: Path, *, seed: int = 0) -> list[str]:
     """Makes model and data below ``out``; returns the overrides of the demo's job, except its steps
     and folders."""
     from verl_padding.recipes.context_reset.job import tiny_job
 
-    job = [*tiny_job(out / ASSETS, images=images, seed=seed), *FOR_TWO_CORES]
-    if not stock:
-        # Timed and recorded, so that the page has bars and rows.
-        job += ["+padding=fast", "padding.optimizer_steps=configured", f"padding.seed={seed}"]
-        job += ["padding.timing=true", "padding.record=true"]
-    return job
+    # Timed and recorded, so that the page has bars and rows.
+    recorded = ("padding.timing=true", "padding.record=true")
+    flag = ("+padding=fast", "padding.optimizer_steps=configured", f"padding.seed={seed}")
+    return [*tiny_job(out / ASSETS, seed=seed), *FOR_TWO_CORES, *flag, *recorded]
 
 
-def run_demo(*, steps: int, out: Path, stock: bool, images: bool = False, seed: int = 0) -> int:
+def run_demo(*, steps: int, out: Path, seed: int = 0) -> int:
     """Runs the job, prints its steps, writes the page of the run, and returns the job's exit
     code."""
     out = empty_folder(out)
     console = Console(soft_wrap=True, highlight=False)
     # Progress bars and warnings of libraries.
     with (out / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
-        overrides = demo_job(out, stock=stock, images=images, seed=seed)
+        overrides = demo_job(out, seed=seed)
     overrides += [
         f"trainer.total_training_steps={steps}",
         f"trainer.rollout_data_dir={out / ROLLOUTS}",
         f"hydra.run.dir={out / HYDRA}",
     ]
-    started = time.monotonic()
-    with Progress(console=console) as progress:
-        task = progress.add_task("starting Ray, TransferQueue, two FSDP2 ranks", total=steps)
-        shown = 0
+    shown = 0
+    console.print("  ".join(["step", *COLUMNS]))
+    with console.status("training by Ray, TransferQueue and two FSDP2 ranks"):
 
         def show_steps(_line: str = "") -> None:
             nonlocal shown
             for line in step_lines(out, after=shown):
-                progress.console.print(line)
+                console.print(line)
                 shown += 1
-                progress.update(task, description="training", completed=shown)
 
         # Whenever the job prints something, a step may have come to its metrics.
         code = run_local_job(overrides, folder=out, on_line=show_steps)
         show_steps()
     if code:
-        console.print(
-            f"The job ended with code {code}; its output is in {out / LOG}.",
-            style="red",
-            markup=False,
-        )
+        ended = f"The job ended with code {code}; its output is in {out / LOG}."
+        console.print(ended, style="red", markup=False)
         return code
     write_report([out], out / PAGE)
-    for line in savings_of_run(out):
+    for line in (*savings_of_run(out), f"The page of the run is {out / PAGE}."):
         console.print(line, markup=False)
-    minutes = (time.monotonic() - started) / 60
-    console.print(
-        f"The run took {minutes:.1f} minutes, start included. Its page is {out / PAGE}; metrics, "
-        "rollouts, recorded steps and the job's output are beside it.",
-        markup=False,
-    )
     return 0
 
 
 def step_lines(folder: Path, *, after: int) -> Iterator[str]:
-    """A line for each step that verl has logged in a folder but the first ``after``; a heading
-    comes with the first."""
-    for number, (step, data) in enumerate(read_metrics(folder)[after:], start=after):
-        heading = "  ".join(["step", *COLUMNS]) + "\n" if number == 0 else ""
-        cells = [f"{step:>4}"]
-        for name, (metric, form) in COLUMNS.items():
-            value = data.get(metric, math.nan)
-            cells.append(("-" if math.isnan(value) else format(value, form)).rjust(len(name)))
-        yield heading + "  ".join(cells)
+    """A line for each step that verl has logged in a folder but the first ``after``."""
+    for step, data in read_metrics(folder)[after:]:
+        cells = [
+            f"{data.get(metric, math.nan):.4g}".rjust(len(name)) for name, metric in COLUMNS.items()
+        ]
+        yield "  ".join([f"{step:>4}", *cells])

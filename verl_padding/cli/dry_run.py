@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -38,13 +38,13 @@ def dry_run(
         with quiet_imports():
             from verl_padding.driver.job_check import check_job
         if config.get("padding") is not None and (savings := check_job(config).savings.lines()):
-            _print_lines(console, "savings", savings)
+            console.print(Text("\n  ".join(["savings:", *savings])), soft_wrap=True)
         with (
             tempfile.TemporaryDirectory(prefix="dry-run-", ignore_cleanup_errors=True) as folder,
             console.status("a step of the job, on this machine's CPU"),
         ):
             lines = run_step(config, folder=Path(folder), replies=replies, timeout_s=timeout_s)
-        _print_lines(console, "step", lines)
+        console.print(Text("\n  ".join(["step:", *lines])), soft_wrap=True)
     except PaddingError as refusal:
         console.print(Text(str(refusal), style="red"), soft_wrap=True)
         if isinstance(refusal, DryRunError) and refusal.details:
@@ -52,9 +52,3 @@ def dry_run(
         return 1
     console.print(Text("The dry run went well.", style="green"))
     return 0
-
-
-def _print_lines(console: Console, title: str, lines: Iterable[str]) -> None:
-    console.print(Text(f"{title}:", style="bold"))
-    for line in lines:
-        console.print(Text(f"  {line}"), soft_wrap=True)

@@ -103,6 +103,4 @@ def _what_was_meant(error: str, overrides: Sequence[str]) -> str | None:
         group = found[1]
         given = ", ".join(each for each in overrides if each.lstrip("+").startswith(f"{group}="))
         return f"{given}: a job has one of them. Leave all but one out."
-    if found := re.search(r"force-add of config groups is not supported: '\+(\S+)'", error):
-        return f"+{found[1]}: a config group is added with one +. Set {found[1]}."
     return None

@@ -5,19 +5,19 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_padding.cli.charts import Chart, timed_chart, token_chart
 from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, Curves
+from verl_padding.plan.call_costs import CallCosts
+from verl_padding.plan.layout import Layout
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
-from verl_padding.record.step_file import RecordedStep, or_null
-from verl_padding.record.timings import timings_by_call
+from verl_padding.record.step_file import Place, RecordedStep, or_null
+from verl_padding.record.timings import MicroBatchTiming, timings_by_call
 from verl_padding.version import __version__
 
 FIRST_CHARTS = (
@@ -48,12 +48,111 @@ SUMS = {
 """Title in the table of steps -> the column whose sum it is."""
 
 
+class Bar(NamedTuple):
+    """A micro-batch on a rank."""
+
+    rank: int
+    mini_batch: int
+    micro_batch: int | None
+    """None where verl's packer cuts the micro-batches, in the workers."""
+    start: float
+    busy: float
+    length: float
+    """From its start until the slowest rank is ready: what is not busy is waiting."""
+    rows: Sequence[int]
+    pads: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """The bars of a worker call, or of a layout, and what their lengths measure."""
+
+    unit: str
+    bars: Sequence[Bar]
+
+
+def timed_chart(timings: Sequence[MicroBatchTiming]) -> Chart:
+    """The timings of a call, by the clock."""
+    # Clocks of nodes may differ by some milliseconds; the first start of all is 0.
+    first_s = min(timing.start_s for timing in timings)
+    bars = [
+        Bar(
+            timing.rank,
+            timing.mini_batch,
+            timing.micro_batch,
+            timing.start_s - first_s,
+            timing.seconds,
+            timing.seconds,
+            timing.rows,
+            timing.pads,
+            timing.tokens,
+        )
+        for timing in timings
+    ]
+    return Chart(unit="seconds", bars=bars)
+
+
+def token_chart(update: RecordedStep, call: str) -> Chart:
+    """The rows of each micro-batch, as long as their tokens; the record does not have the pads."""
+    held: dict[Place, list[int]] = {}
+    for row in update.rows:
+        if call in row.places:
+            held.setdefault(row.places[call], []).append(row.row)
+    bars = []
+    for place, rows in held.items():
+        tokens = sum(update.rows[row].tokens for row in rows)
+        bars.append(
+            Bar(place.rank, place.mini_batch, place.micro_batch, 0, tokens, 0, rows, 0, tokens)
+        )
+    return Chart(unit="tokens of rows", bars=one_after_the_other(bars))
+
+
+def planned_chart(layout: Layout, costs: CallCosts) -> Chart:
+    """A layout, by what its rows and pads cost."""
+    # Costs are large integers without a unit; a row of 1000 tokens makes them readable.
+    unit = costs.row_cost(1000)
+    bars = []
+    for mini_batch, rows_DK in enumerate(layout.rows_MDK):
+        _, load_DK = costs.micro_batch_loads(rows_DK)
+        for rank, (rows_K, load_K) in enumerate(zip(rows_DK, load_DK.tolist(), strict=True)):
+            for micro_batch, (rows, load) in enumerate(zip(rows_K, load_K, strict=True)):
+                real = [row for row in rows if row < costs.n_rows]
+                pads = len(rows) - len(real)
+                tokens = int(costs.tokens_R[real].sum()) + pads * costs.pad_tokens
+                number = None if layout.cut_by == "verl" else micro_batch
+                bars.append(Bar(rank, mini_batch, number, 0, load / unit, 0, real, pads, tokens))
+    return Chart(unit="cost, in rows of 1000 tokens", bars=one_after_the_other(bars))
+
+
+def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
+    """The bars with their starts and lengths: a micro-batch begins when all ranks are ready with
+    the one before.
+
+    Two ranks that are busy for 3 and 2, and then for 1 and 4, wait for 0 and 1, and then for 3 and
+    0: both are ready at 3, and then at 7.
+    """
+    # verl's packer cuts local mini-batches in the workers: then a local mini-batch is one
+    # micro-batch here.
+    places = [(bar.mini_batch, bar.micro_batch or 0) for bar in bars]
+    longest: dict[tuple[int, int], float] = {}
+    for bar, at in zip(bars, places, strict=True):
+        longest[at] = max(longest.get(at, 0), bar.busy)
+    starts, end = {}, 0.0
+    for at in sorted(longest):
+        starts[at], end = end, end + longest[at]
+    return [
+        bar._replace(start=starts[at], length=longest[at])
+        for bar, at in zip(bars, places, strict=True)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShownStep:
     """The rows of a batch, and the charts of what computed them."""
 
     name: str
-    run: str
+    run: str = ""
     keys: Sequence[str]
     columns: Mapping[str, Sequence[Any]] = field(repr=False)
     """Those of :data:`COLUMNS` that are known; none where rows are not recorded."""
@@ -123,12 +222,9 @@ def write_page(
     from plotly.offline import get_plotlyjs
 
     loader = PackageLoader("verl_padding.cli", "report_page")
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
-        "page.html"
-    )
-    assets = files("verl_padding.cli") / "report_page"
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     shown = [(step.run, step.name, step.summary(), step.packed()) for step in steps]
-    text = template.render(
+    text = templates.get_template("page.html").render(
         title=title,
         version=__version__,
         runs=list(dict.fromkeys(run for run, *_ in shown)),
@@ -138,8 +234,6 @@ def write_page(
         notes=notes,
         curves=packed(_by_metric(curves)),
         plotly=get_plotlyjs(),
-        script=(assets / "page.js").read_text(encoding="utf-8"),
-        style=(assets / "page.css").read_text(encoding="utf-8"),
     )
     out.write_text(text, encoding="utf-8")
 
@@ -177,9 +271,7 @@ def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -
         run=run,
         keys=update.keys,
         columns={
-            name: [or_null(getattr(row, name)) for row in update.rows]
-            for name in COLUMNS
-            if update.rows
+            name: [getattr(row, name) for row in update.rows] for name in COLUMNS if update.rows
         },
         charts=charts,
         tries=update.tries() if update.rows else None,

@@ -2,45 +2,50 @@
 with."""
 
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from verl_padding.cli.batch_reader import FileBatch
-from verl_padding.cli.charts import planned_chart
-from verl_padding.cli.page import ShownStep, recorded_step
+from verl_padding.cli.page import ShownStep, planned_chart
 from verl_padding.cli.stock_layout import pack_as_verl, pad_tokens_of_verl, verl_layout
-from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import ACTOR
-from verl_padding.plan import BatchPlan, Job, PlanError, plan_batch
+from verl_padding.plan import BatchPlan, Job, plan_batch
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.layout import Layout, RowsMDK
-from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs
+from verl_padding.plan.mini_batch_costs import MiniBatchCost, mini_batch_costs, score_layout
 from verl_padding.plan.planner import costs_of
+from verl_padding.record.files import as_data_error
 
 VERL, PLAN = "verl", "plan"
 """Layouts that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutLayout:
-    """A layout of a batch, cut into micro-batches, and the costs of its rows and pads."""
+class CostedLayout:
+    """A layout of a batch, and the costs of its rows and pads."""
 
-    rows_MDK: RowsMDK
+    layout: Layout
     costs: CallCosts
-    is_cut: bool = True
-    """False if the workers cut the micro-batches: each local mini-batch is one here."""
 
     @property
-    def by_micro(self) -> bool:
-        """Whether ranks wait for each other at each of these micro-batches, not once a step."""
-        return self.is_cut and self.costs.call.sync_point == "micro_batch"
-
-    @cached_property
     def steps(self) -> list[MiniBatchCost]:
-        return mini_batch_costs(self.rows_MDK, self.costs)
+        return mini_batch_costs(self.layout.rows_MDK, self.costs)
+
+    @property
+    def time_of_a_step(self) -> str:
+        """Which cost of a step its time is: ranks wait for each other at each micro-batch, or once
+        a step; so they do here if the workers cut the micro-batches."""
+        waits = self.costs.call.sync_point == "micro_batch" and self.layout.cut_by != "verl"
+        return "micro_slowest" if waits else "mini_slowest"
+
+    def compared(self) -> dict[str, Any]:
+        """Its figures, and its time over that of ranks that never wait, and compute each real row
+        and no pad."""
+        time = sum(getattr(step, self.time_of_a_step) for step in self.steps)
+        over_perfect = time * self.layout.dp_size / int(self.costs.cost_R.sum())
+        return asdict(score_layout(self.layout, self.costs)) | {"over_perfect": over_perfect}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,26 +55,25 @@ class PlannedBatch:
     batch: FileBatch
     job: Job
     plan: BatchPlan
-    seconds: float
-    """Of planning."""
-    layouts: Mapping[str, CutLayout]
+    layouts: Mapping[str, CostedLayout]
     """The layout of each worker call, and those that are compared."""
+
+    def comparison(self) -> dict[str, dict[str, Any]]:
+        """Figures of each layout that is compared; nothing if none is."""
+        names = [name for name in (VERL, PLAN) if name in self.layouts]
+        return {name: self.layouts[name].compared() for name in names}
 
     def shown_step(self) -> ShownStep:
         """What a page shows of it."""
         charts = {
-            name: planned_chart(layout.rows_MDK, layout.costs, is_cut=layout.is_cut)
-            for name, layout in self.layouts.items()
+            name: planned_chart(each.layout, each.costs) for name, each in self.layouts.items()
         }
-        rows, name = self.batch.rows, self.batch.name
-        if self.batch.recorded is not None:
-            step = recorded_step(self.batch.recorded, run="", texts={})
-            return replace(step, name=name, charts=charts)
+        rows = self.batch.rows
         columns = {"tokens": rows.tokens_R}
         if rows.tries is not None:
             columns["shared_tokens"] = tuple(rows.tries.shared_R.tolist())
         return ShownStep(
-            name=name, run="", keys=rows.key_R, columns=columns, charts=charts, tries=rows.tries
+            name=self.batch.name, keys=rows.key_R, columns=columns, charts=charts, tries=rows.tries
         )
 
 
@@ -85,54 +89,43 @@ def plan_file_batch(batch: FileBatch, job: Job, *, compare: bool) -> PlannedBatc
         PlanError: it cannot be planned.
     """
     # 15 prompts with mini-batches of 4 are planned as 16, one of which has no rows.
-    started = time.perf_counter()
     multiple = math.lcm(*(update.prompts_per_mini_batch for update in job.updates.values()))
     job = replace(job, prompts=up_to_multiple(len(set(batch.rows.prompt_R)), multiple))
-    try:
-        plan = plan_batch(batch.rows, job)
-    except PlanError as refusal:
-        raise PlanError(f"{batch.name}: {refusal}") from refusal
-    seconds = time.perf_counter() - started
+    plan = plan_batch(batch.rows, job)
     layouts = {
-        name: CutLayout(
-            rows_MDK=plan.layouts[name].rows_MDK,
-            costs=costs_of(batch.rows, job, call),
-            is_cut=plan.layouts[name].cut_by != "verl",
-        )
+        name: CostedLayout(layout=plan.layouts[name], costs=costs_of(batch.rows, job, call))
         for name, call in job.calls()
     }
     if compare:
-        layouts |= _compared(plan.layouts[ACTOR], layouts[ACTOR].costs, job)
-    return PlannedBatch(batch=batch, job=job, plan=plan, seconds=seconds, layouts=layouts)
+        with as_data_error("--compare", "a batch that stock verl takes", "Leave --compare out"):
+            layouts |= _compared(layouts[ACTOR], job)
+    return PlannedBatch(batch=batch, job=job, plan=plan, layouts=layouts)
 
 
-def _compared(layout: Layout, costs: CallCosts, job: Job) -> dict[str, CutLayout]:
-    """Stock verl's layout of the actor's update, and the plan's, cut into micro-batches.
-
-    Raises:
-        PaddingDataError: stock verl would stop at this batch, or micro-batches are not cut by
-            their tokens.
-    """
-    budget = costs.call.token_budget
+def _compared(planned: CostedLayout, job: Job) -> dict[str, CostedLayout]:
+    """Stock verl's layout of the actor's update, and the plan's, cut into micro-batches."""
+    layout, costs = planned.layout, planned.costs
+    budget, tokens_R = costs.call.token_budget, costs.tokens_R.tolist()
     if budget is None or costs.call.padded_to != "row":
-        why = "stock verl's layout is known for packed rows with a token budget"
-        raise PaddingDataError(f"--compare: {why}. Leave --compare out.")
-    tokens_R = costs.tokens_R.tolist()
+        raise ValueError("its layout is known for packed rows with a token budget")
+
+    def cut(rows_MDK: RowsMDK) -> Layout:
+        as_tuples = tuple(
+            tuple(tuple(map(tuple, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
+        )
+        return Layout(n_rows=layout.n_rows, rows_MDK=as_tuples, cut_by="tokens")
+
     stock_MDK = verl_layout(
         tokens_R,
         dp_size=layout.dp_size,
         mini_batch_rows=job.updates[ACTOR].prompts_per_mini_batch * job.sessions_per_prompt,
         token_budget=budget,
     )
-    plan_MDK: RowsMDK = layout.rows_MDK
+    stock_costs = replace(costs, tries=None, pad_tokens=pad_tokens_of_verl())
     if layout.cut_by == "verl":  # verl's packer cuts them, in the workers
         padded_R = [*tokens_R, *[job.pad_tokens] * layout.n_pads]
-        plan_MDK = [
-            pack_as_verl(local_batches_D, padded_R, budget)
-            for local_batches_D in layout.local_batches
-        ]
-    stock_costs = replace(costs, tries=None, pad_tokens=pad_tokens_of_verl())
+        layout = cut([pack_as_verl(each, padded_R, budget) for each in layout.local_batches])
     return {
-        VERL: CutLayout(rows_MDK=stock_MDK, costs=stock_costs),
-        PLAN: CutLayout(rows_MDK=plan_MDK, costs=costs),
+        VERL: CostedLayout(layout=cut(stock_MDK), costs=stock_costs),
+        PLAN: CostedLayout(layout=layout, costs=costs),
     }

@@ -1,17 +1,15 @@
 """The command ``verl-padding report``: runs as one page."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from verl_padding.cli.curves import Curves, read_curves
+from verl_padding.cli.curves import Curves, noted, read_curves
 from verl_padding.cli.page import ShownStep, cut_text, recorded_step, write_page
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.savings import saved_line
-from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump, read_metrics
 from verl_padding.record.step_file import FOLDER, RecordedStep, read_savings, read_steps
 
@@ -40,13 +38,12 @@ def write_report(
     for folder in folders:
         run, paths = str(folder), dumps_in(folder / FOLDER)
         curves[run], left_out = read_curves(folder)
-        notes += left_out
-        recorded += [(run, path) for path in paths if steps is None or int(path.stem) in steps]
         if not curves[run] and not paths:
             why = f"holds neither {METRICS} nor {FOLDER}/<step>.jsonl"
-            raise PaddingDataError(
-                f"{folder}: {why}. Name the folder of a job with padding.record=true."
-            )
+            fix = "Name the folder of a job with padding.record=true"
+            raise PaddingDataError(f"{folder}: {why}. {fix}.")
+        notes += left_out
+        recorded += [(run, path) for path in paths if steps is None or int(path.stem) in steps]
         saved += [f"{folder}: {line}" for line in savings_of_run(folder)]
         notes += _not_reached(folder, paths)
     if steps and not recorded:
@@ -72,8 +69,8 @@ def savings_of_run(folder: Path) -> list[str]:
     """Which savings the job of a folder has had, and what they have left out."""
     totals = Counter[str]()
     for _, metrics in read_metrics(folder):
-        known = {name: value for name, value in metrics.items() if 0 <= value < math.inf}
-        totals.update({name: value for name, value in known.items() if name.endswith("/total")})
+        sums = {name: value for name, value in metrics.items() if name.endswith("/total")}
+        totals.update({name: value for name, value in sums.items() if value >= 0})
     lines = [*read_savings(folder / FOLDER), saved_line(totals)]
     return [line for line in lines if line]
 
@@ -83,29 +80,12 @@ def _shown_steps(run: str, path: Path, notes: list[str]) -> Iterator[ShownStep]:
     texts: Mapping[str, tuple[str, str]] = {}
     updates: Sequence[RecordedStep] = ()
     dump = Path(run) / ROLLOUTS / path.name
-    try:
+    with noted(notes):
         updates = read_steps(path)
-        texts = _read_texts(dump) if dump.exists() else {}
-    except PaddingDataError as refusal:
-        note = f"Left out: {refusal}"
-        notes += [note] if note not in notes else []
-    # A dump has all rows of all local updates.
-    others = {key for update in updates for key in update.keys} - texts.keys()
-    if texts and others:
-        what = f"{dump} has no row {min(others)!r}: the two are of different runs"
-        notes.append(f"{path}: {what}. Remove the older one.")
+        rows = read_dump(dump, uid=str, input=str, output=str) if dump.exists() else []
+        texts = {row["uid"]: (row["input"], row["output"]) for row in rows}
     for update in updates:
         yield recorded_step(update, run=run, texts=_shown_texts(update, texts))
-
-
-def _read_texts(dump: Path) -> dict[str, tuple[str, str]]:
-    """Input and output of the rows of a rollout dump by their keys, without stock verl's pads."""
-    rows = read_dump(dump, uid=str, input=str, output=str)
-    return {
-        row["uid"]: (row["input"], row["output"])
-        for row in rows
-        if not row["uid"].startswith(PAD_UID_PREFIX)
-    }
 
 
 def _shown_texts(
@@ -114,14 +94,14 @@ def _shown_texts(
     """Of a row's key: its input, its output, and where it branches off the row that it shares
     with."""
     shown: dict[str, dict[str, Any]] = {}
-    for number, key in enumerate(update.keys):
-        if key not in texts:
+    for row in update.rows:
+        if row.key not in texts:
             continue
-        prompt, answer = texts[key]
-        shown[key] = {"input": cut_text(prompt, KEPT), "output": cut_text(answer, KEPT)}
-        other = update.rows[number].shares_with if update.rows else None
-        if other is not None and update.keys[other] in texts:
-            shown[key] |= _branch(prompt + answer, "".join(texts[update.keys[other]]))
+        prompt, answer = texts[row.key]
+        shown[row.key] = {"input": cut_text(prompt, KEPT), "output": cut_text(answer, KEPT)}
+        other = row.key if row.shares_with is None else update.keys[row.shares_with]
+        if other != row.key and other in texts:
+            shown[row.key] |= _branch(prompt + answer, "".join(texts[other]))
     return shown
 
 

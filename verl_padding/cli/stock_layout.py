@@ -3,7 +3,6 @@ a plan."""
 
 from collections.abc import Sequence
 
-from verl_padding.errors import PaddingDataError
 from verl_padding.plan import padded_rows
 
 
@@ -19,22 +18,11 @@ def verl_layout(
     tokens_R: Sequence[int], *, dp_size: int, mini_batch_rows: int, token_budget: int
 ) -> list[list[list[list[int]]]]:
     """Rows of the micro-batches of each mini-batch and rank; numbers from the number of real rows
-    on are pads. Where stock verl would stop at the batch, this raises a PaddingDataError."""
-    if mini_batch_rows % dp_size:
-        raise PaddingDataError(
-            f"--compare: stock verl cannot split the {mini_batch_rows} rows of a mini-batch evenly "
-            f"over {dp_size} ranks. Change one of the two, or leave --compare out."
-        )
+    on are pads. An AssertionError where stock verl would stop at the batch."""
     local_batches_MD, pads = deal_as_verl(
         tokens_R, dp_size=dp_size, mini_batch_rows=mini_batch_rows
     )
-    tokens = pad_tokens_of_verl()
-    if pads and token_budget < tokens:
-        raise PaddingDataError(
-            f"--compare: a pad of stock verl has {tokens} tokens, more than the budget of "
-            f"{token_budget}. Raise it, or leave --compare out."
-        )
-    padded_R = [*tokens_R, *[tokens] * pads]
+    padded_R = [*tokens_R, *[pad_tokens_of_verl()] * pads]
     return [
         pack_as_verl(local_batches_D, padded_R, token_budget)
         for local_batches_D in local_batches_MD
@@ -46,11 +34,12 @@ def deal_as_verl(
 ) -> tuple[list[list[list[int]]], int]:
     """Rows of each mini-batch and rank, and the number of pads, by verl's ``_balance_batch``: pads
     go behind the rows up to a multiple of both sizes; ranks are balanced over the whole batch, and
-    each rank's rows sorted and cut into mini-batches in their order. ``mini_batch_rows`` is a
-    multiple of ``dp_size``."""
+    each rank's rows sorted and cut into mini-batches in their order."""
     import torch
     from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+    ranks = f"{dp_size} ranks do not divide the {mini_batch_rows} rows of a mini-batch"
+    assert mini_batch_rows % dp_size == 0, ranks
     # 100 rows with mini-batches of 48: 144 rows, 44 of them pads, in 3 mini-batches.
     total = padded_rows(len(tokens_R), dp_size, mini_batch_rows)
     pads = total - len(tokens_R)
@@ -86,9 +75,9 @@ def pack_as_verl(
         return [[local_batch[place] for place in places] for places in places_K]
 
     # Ranks that come to 3 and 4 micro-batches alone both try 4, and so on until they agree.
-    bins_DK = [pack(local_batch, at_least=1) for local_batch in local_batches_D]
-    while len(set(map(len, bins_DK))) > 1:
-        bins_DK = [
-            pack(local_batch, at_least=max(map(len, bins_DK))) for local_batch in local_batches_D
-        ]
-    return bins_DK
+    sizes = {1}
+    while True:
+        bins_DK = [pack(local_batch, at_least=max(sizes)) for local_batch in local_batches_D]
+        sizes = set(map(len, bins_DK))
+        if len(sizes) == 1:
+            return bins_DK

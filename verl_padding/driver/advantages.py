@@ -10,15 +10,12 @@ response, may have its response tokens among their own: such a token is one toke
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.protocol import DataProto
-from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.utils.padding import response_to_nested
 
@@ -43,17 +40,16 @@ def trajectory_places(
     keys: Sequence[str],
     prompt_R: Sequence[int],
     response_R: Sequence[int],
-    continued_R: Sequence[int | None] | None = None,
+    continued_R: Sequence[int | None],
 ) -> list[torch.Tensor]:
     """Of each row: the place of each response token in the trajectory of its session, where each
     token is once.
 
     Args:
         prompt_R, response_R: tokens of each row's prompt and response.
-        continued_R: number of the earlier row of its session that each row continues; None if no
-            row does.
+        continued_R: number of the earlier row of its session that each row continues; None for
+            none.
     """
-    continued_R = continued_R or [None] * len(keys)
     lengths = [prompt + response for prompt, response in zip(prompt_R, response_R, strict=True)]
     # A row that another one extends is shorter.
     by_length = sorted(range(len(lengths)), key=lambda row: (lengths[row], index_of_key(keys[row])))
@@ -72,7 +68,10 @@ def trajectory_places(
         length = 0
         for row in rows:
             # The tokens of a row come after those that it begins with.
-            for begins in _beginnings(row, continued_R):
+            chain = [row]
+            while (earlier := continued_R[chain[-1]]) is not None:
+                chain.append(earlier)
+            for begins in reversed(chain):
                 tokens = token_R[begins][prompt_R[begins] :]
                 new = tokens[place_of_token[tokens] < 0]
                 place_of_token[new] = np.arange(length, length + len(new))
@@ -81,14 +80,6 @@ def trajectory_places(
         torch.from_numpy(place_of_token[tokens[n:]])
         for tokens, n in zip(token_R, prompt_R, strict=True)
     ]
-
-
-def _beginnings(row: int, continued_R: Sequence[int | None]) -> list[int]:
-    """The rows that a row begins with, the shortest first, and the row itself."""
-    chain = [row]
-    while (earlier := continued_R[chain[-1]]) is not None:
-        chain.append(earlier)
-    return chain[::-1]
 
 
 def compute_session_advantages(
@@ -101,7 +92,7 @@ def compute_session_advantages(
         continued_R: number of the row that each row continues; None for none.
     """
     rows = read_fields(batch.keys, batch.partition_id, READ)
-    tokens_R = tokens_of_tags(batch.keys, batch.tags)
+    tokens_R = tokens_of_tags(batch.tags)
     response_R = rows[MASK].offsets().diff().tolist()
     prompt_R = [tokens - response for tokens, response in zip(tokens_R, response_R, strict=True)]
     places_R = trajectory_places(batch.keys, prompt_R, response_R, continued_R)
@@ -119,16 +110,9 @@ def session_advantages(
         places_R: their :func:`trajectory_places`.
     """
     fields = {name: rows[name].unbind() for name in READ if name in rows}
-    sessions = rows_of_sessions(keys)
-    columns = [_columns(fields, session, places_R) for session in sessions]
-    estimated = _estimated(columns, [keys[session[0]] for session in sessions], algorithm)
-    session_of = {row: number for number, session in enumerate(sessions) for row in session}
-    return {
-        name: jagged(
-            estimated[name][session_of[row], places] for row, places in enumerate(places_R)
-        )
-        for name in RESULTS
-    }
+    columns = [_columns(fields, session, places_R) for session in rows_of_sessions(keys)]
+    estimated = _estimate_sessions(keys, columns, places_R, algorithm)
+    return {name: jagged(value_R) for name, value_R in estimated.items()}
 
 
 def _columns(
@@ -171,17 +155,25 @@ def _columns(
     return columns | {REWARDS: rewards}
 
 
-def _estimated(
-    columns: Sequence[Mapping[str, torch.Tensor]], keys: Sequence[str], algorithm: DictConfig
-) -> TensorDict:
-    """What verl's estimator makes of samples with these keys, from the :func:`_columns` of each:
-    (samples, longest)."""
+def _estimate_sessions(
+    keys: Sequence[str],
+    columns: Sequence[Mapping[str, torch.Tensor]],
+    places_R: Sequence[torch.Tensor],
+    algorithm: DictConfig,
+) -> dict[str, list[torch.Tensor]]:
+    """Of rows with these keys, what verl's estimator makes of the :func:`_columns` of each session,
+    at the places of their tokens."""
+    sessions = rows_of_sessions(keys)
+    fields = {name: jagged(column[name] for column in columns) for name in columns[0]}
     # verl's estimators take samples padded to the longest.
-    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
-    padded = {name: pad([column[name] for column in columns]) for name in columns[0]}
-    uids = np.array([uid_of_key(key) for key in keys], dtype=object)
-    batch = TensorDict(padded, batch_size=len(keys))
-    return estimate(DataProto(batch=batch, non_tensor_batch={"uid": uids}), algorithm)
+    batch = TensorDict(fields, batch_size=len(sessions)).to_padded_tensor()
+    uids = np.array([uid_of_key(keys[session[0]]) for session in sessions], dtype=object)
+    found = estimate(DataProto(batch=batch, non_tensor_batch={"uid": uids}), algorithm)
+    session_of = {row: number for number, session in enumerate(sessions) for row in session}
+    return {
+        name: [found[name][session_of[row], places] for row, places in enumerate(places_R)]
+        for name in RESULTS
+    }
 
 
 def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
@@ -191,7 +183,9 @@ def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
     A token that no other is compared with is its own mean, so its advantage is 0. A sample without
     another of its prompt has no baseline, and what ``grpo`` gives it: its reward.
     """
-    settings = estimator_settings(algorithm)
+    # What verl's trainer hands its estimators.
+    settings = {name: algorithm[name] for name in ("gamma", "lam")} | {"config": algorithm}
+    settings["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
     estimator = ESTIMATORS.get(algorithm.adv_estimator, Estimator())
     mask = samples.batch[MASK]
     found = {name: torch.zeros_like(samples.batch[REWARDS]) for name in RESULTS}
@@ -207,8 +201,8 @@ def estimate(samples: DataProto, algorithm: DictConfig) -> TensorDict:
     for some_S, name in parts:
         if not some_S.any():
             continue
-        settings["adv_estimator"] = name
-        estimated = compute_advantage(samples.select_idxs(some_S), **settings).batch
+        some = samples.select_idxs(some_S)
+        estimated = compute_advantage(some, adv_estimator=name, **settings).batch
         trains = estimated[MASK].any(-1, keepdim=True)
         for result, values in found.items():
             # Such as a mean over the trained tokens of a prompt that has none.
@@ -228,39 +222,23 @@ def estimator_for_any_rows(algorithm: DictConfig) -> Iterator[None]:
         algorithm.adv_estimator = name
 
 
-def estimator_settings(algorithm: Any) -> dict[str, Any]:
-    """What verl's trainer hands its estimators from the job's section ``algorithm``."""
-    settings = {name: algorithm[name] for name in ("adv_estimator", "gamma", "lam")}
-    settings["norm_adv_by_std_in_grpo"] = algorithm.get("norm_adv_by_std_in_grpo", True)
-    return settings | {"config": algorithm}
-
-
 def compute_row_advantages(batch: KVBatchMeta, algorithm: DictConfig) -> None:
-    """Puts what verl's trainer would compute of these rows if there were no others."""
-    # Not at the top: importing verl's v1 trainers imports the padded ones, and these import this
-    # module.
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-
+    """Puts what verl's trainer would compute of these rows if there were no others, by another
+    estimator than ``grpo``."""
     rows = read_fields(batch.keys, batch.partition_id, READ_BY_VERL)
     data = DataProto(batch=rows.to_padded_tensor())
     data.batch["token_level_scores"] = data.batch[SCORES]
     if REWARDS not in rows:
         data.batch[REWARDS] = data.batch[SCORES]
     data.non_tensor_batch["uid"] = np.array(list(map(uid_of_key, batch.keys)), dtype=object)
-    if algorithm.adv_estimator == AdvantageEstimator.GRPO:
-        computed = compute_advantage_for_multi_trajectories(
-            data, batch_keys=list(batch.keys), **estimator_settings(algorithm)
-        ).batch
-    else:
-        computed = estimate(data, algorithm)
+    computed = estimate(data, algorithm)
     put_columns(batch, {name: response_to_nested(computed[name], rows[MASK]) for name in RESULTS})
 
 
-def fix_sessions_ending_untrained(
-    batch: KVBatchMeta, algorithm: DictConfig, trained: Collection[str]
+def compute_grpo_advantages(
+    batch: KVBatchMeta, algorithm: DictConfig, trained: Collection[str], *, has_verls: bool
 ) -> None:
-    """Gives rows the advantages that verl's GRPO takes from sessions, where the last row of one has
-    no trained token.
+    """Puts the advantages that verl's GRPO takes from sessions.
 
     verl gives all rows of a session the advantage of the last one, from its first trained token;
     without one, that is 0. Here its function sees, of each session, the reward of its last row,
@@ -268,13 +246,12 @@ def fix_sessions_ending_untrained(
 
     Args:
         trained: keys of the rows that had a trained token before any was rejected.
+        has_verls: whether verl's are there, which stay where each session ends in a trained row.
     """
-    sessions = rows_of_sessions(batch.keys)
-    if algorithm.adv_estimator != AdvantageEstimator.GRPO:
-        return
     rows = read_fields(batch.keys, batch.partition_id, READ)
+    sessions = rows_of_sessions(batch.keys)
     mask_R = rows[MASK].unbind()
-    if all(mask_R[session[-1]].any() for session in sessions):
+    if has_verls and all(mask_R[session[-1]].any() for session in sessions):
         return
     score_R, reward_R = (
         [values.sum() for values in rows[name if name in rows else SCORES].unbind()]
@@ -289,11 +266,10 @@ def fix_sessions_ending_untrained(
         )
         # One trained token stands for all of a session's: GRPO reads but the sum of rewards.
         samples.append({MASK: mask_R[0].new_ones(1), REWARDS: reward[None]})
-    first_S = [batch.keys[session[0]] for session in sessions]
-    estimated = _estimated(samples, first_S, algorithm)["advantages"]
-    session_of = {row: number for number, session in enumerate(sessions) for row in session}
-    fixed = jagged(estimated[session_of[row], 0] * mask for row, mask in enumerate(mask_R))
-    put_columns(batch, dict.fromkeys(RESULTS, fixed))
+    places_R = [torch.zeros_like(mask, dtype=torch.int64) for mask in mask_R]
+    estimated_R = _estimate_sessions(batch.keys, samples, places_R, algorithm)["advantages"]
+    advantages = jagged(map(torch.mul, estimated_R, mask_R))
+    put_columns(batch, dict.fromkeys(RESULTS, advantages))
 
 
 def check_advantages_stay_with_rows(config: DictConfig) -> None:
@@ -305,7 +281,7 @@ def check_advantages_stay_with_rows(config: DictConfig) -> None:
     if config.algorithm.get("use_pf_ppo") and config.algorithm.adv_estimator == "gae":
         refuse(
             "algorithm.use_pf_ppo=True",
-            "verl resamples the rows of a batch, and its v1 trainer stores their advantages under "
-            "the old rows' keys, so rows would train with the advantages of other rows",
+            "verl resamples the rows and stores their advantages under the old rows' keys, so rows "
+            "would train with the advantages of other rows",
             "Set it to False.",
         )

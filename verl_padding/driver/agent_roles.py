@@ -24,27 +24,23 @@ def check_baseline(config: DictConfig, padding: PaddingConfig) -> None:
     """Refuses a baseline of roles for an estimator that has none."""
     name = config.algorithm.adv_estimator
     if padding.baseline == "role" and name in ESTIMATORS and not ESTIMATORS[name].has_groups:
-        grouping = [other for other, each in ESTIMATORS.items() if each.has_groups]
-        refuse(
-            "padding.baseline='role'",
-            f"algorithm.adv_estimator={name} does not compare the sessions of a prompt, so "
-            "there is no baseline per role",
-            f"Set padding.baseline=prompt, or choose one of {', '.join(grouping)}.",
-        )
+        why = f"algorithm.adv_estimator={name} does not compare the sessions of a prompt"
+        refuse("padding.baseline='role'", why, "Set it to prompt, or use such an estimator (grpo).")
 
 
 def read_roles(keys: Sequence[str], partition_id: str) -> list[str]:
     """The role of each row; a PaddingDataError if one has none."""
-    fields = read_fields(keys, partition_id, [EXTRA_FIELDS]) if keys else {}
-    extra_R = tu.get(fields, EXTRA_FIELDS) if EXTRA_FIELDS in fields else [{}] * len(keys)
-    role_R = []
+    role_R: list[str] = []
+    if not keys:
+        return role_R
+    fields = read_fields(keys, partition_id, [EXTRA_FIELDS])
+    extra_R = tu.get(fields, EXTRA_FIELDS, [{}] * len(keys))
     for key, extra in zip(keys, extra_R, strict=True):
         role = extra.get(ROLE) if isinstance(extra, Mapping) else None
         if not isinstance(role, str) or not role:
             raise PaddingDataError(
-                f"row {key!r}: extra_fields[{ROLE!r}] is {role!r}, but padding.baseline=role needs "
-                "the name of a role. Have the agent loop give each row one, or set "
-                "padding.baseline=prompt."
+                f"row {key!r}: extra_fields[{ROLE!r}] is {role!r}, not the name of a role. Have "
+                "the agent loop give each row one, or set padding.baseline=prompt."
             )
         role_R.append(role)
     return role_R

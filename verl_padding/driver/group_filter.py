@@ -29,27 +29,23 @@ def filter_groups_by_sessions(buffer: Any, *, by_role: bool) -> Any:
     own: Any = getattr(type(buffer), "_dapo_filtered_keys", None)
     if own is not filter_rows or buffer.filter_groups_metric is None:
         return buffer
-    role_of: dict[str, str] = {}
     views: dict[str, Any] = {}  # the buffer as each role sees it, with what verl remembers of that
 
     def filter_sessions(partition_id: str) -> tuple[set[str], Counter[float]]:
         rows, finished = buffer.partitions[partition_id], buffer.finished_keys[partition_id]
         keys = [key for key in rows if uid_of_key(key) in finished]
-        new = [key for key in keys if key not in role_of]
-        found = read_roles(new, partition_id) if by_role else [""] * len(new)
-        role_of.update(zip(new, found, strict=True))
-        for key in role_of.keys() - rows.keys():
-            del role_of[key]
+        role_R = read_roles(keys, partition_id) if by_role else [""] * len(keys)
         # A prompt without a row is in no role; verl refuses it.
         empty = finished - set(map(uid_of_key, keys))
         kept: set[str] = set()
         reward_of: dict[str, float] = {}
-        for role in dict.fromkeys(role_of[key] for key in keys) or [""]:
+        for role in dict.fromkeys(role_R) or [""]:
             if role not in views:
                 views[role] = copy(buffer)
                 views[role]._dapo_classification_cache = defaultdict(dict)
             # Two rows of session 0 and one of session 1 are two votes: verl sees the last of each.
-            view, with_role = views[role], [key for key in keys if role_of[key] == role]
+            view = views[role]
+            with_role = [key for key, each in zip(keys, role_R, strict=True) if each == role]
             last_S = [with_role[session[-1]] for session in rows_of_sessions(with_role)]
             uids = set(map(uid_of_key, last_S))
             view.partitions = {partition_id: {key: rows[key] for key in last_S}}

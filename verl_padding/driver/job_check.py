@@ -33,12 +33,11 @@ def check_job(config: DictConfig) -> VerlJob:
         refuse("padding=None", "a padded trainer needs this section", "Add +padding=fast.")
     padding = PaddingConfig.from_section(config.get("padding"))
     check_workers_get_it(config)
-    trainers = "padded trainers extend verl's v1 trainers"
+    why = "padded trainers extend verl's v1 trainers alone"
     if (async_training := config.get("async_training")) is not None:
-        why = f"{trainers}, not the fully asynchronous one"
         refuse(f"async_training={async_training}", why, "Leave it out.")
     if not config.trainer.use_v1:
-        refuse("trainer.use_v1=False", f"{trainers}, not the older one", "Set it to True.")
+        refuse("trainer.use_v1=False", why, "Set it to True.")
     name = config.trainer.v1.trainer_mode
     # The mode that a padded trainer extends; by its name where it is one of verl's.
     mode = getattr(TRAINER_REGISTRY.get(name), "extends", None) or check_mode(name)
@@ -47,12 +46,9 @@ def check_job(config: DictConfig) -> VerlJob:
     check_baseline(config, padding)
     job = VerlJob(config, padding, mode)
     if job.parameter_sync_step != 1 and job.mode != SEPARATE_ASYNC:
-        refuse(
-            f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}",
-            "in this mode the rollout sleeps after a step's first local update, and the next "
-            "update would wait for it forever",
-            f"Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.",
-        )
+        setting = f"trainer.v1.{job.mode}.parameter_sync_step={job.parameter_sync_step}"
+        why = "the rollout sleeps after the first local update, and the next would wait forever"
+        refuse(setting, why, f"Set it to 1, or trainer.v1.trainer_mode={SEPARATE_ASYNC}.")
     check_verl(config, {engine.strategy for engine in job.engines.values()})
     check_adapters(config, job.mode, job.engines.values())
     model = config.actor_rollout_ref.model

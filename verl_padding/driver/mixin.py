@@ -10,6 +10,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 from verl_padding.driver.group_filter import filter_groups_by_sessions
 from verl_padding.driver.job_check import check_job
 from verl_padding.driver.receipts import Receipts, leaves_receipt
+from verl_padding.driver.samples import compute_advantages
 from verl_padding.driver.training_steps import TRAIN, TrainingSteps
 from verl_padding.job.attention import use_torch_attention
 from verl_padding.job.verl_check import untried_verl
@@ -105,7 +106,7 @@ class PaddedTrainer(VerlTrainer):
     def _step_once(
         self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int
     ) -> KVBatchMeta:
-        with self.steps.local_update(metrics, timing_raw):
+        with self.steps.local_update(metrics):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
             self.receipts.end_local_update()
             self.steps.hide_rows_without_loss(batch)
@@ -130,7 +131,8 @@ class PaddedTrainer(VerlTrainer):
 
     @leaves_receipt
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return self.steps.compute_advantages(batch, metrics, super()._compute_advantage)
+        by_verl = super()._compute_advantage
+        return compute_advantages(batch, metrics, by_verl, self._job, self.steps.current)
 
     @leaves_receipt
     def _compute_metrics(

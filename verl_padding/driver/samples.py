@@ -4,28 +4,90 @@ verl's driver functions divide by the rows that they get. Among these, a row wit
 is a KL of 0, a perplexity of 1, and one more sample of its prompt; so they get the others alone.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 
-from verl_padding.config import PaddingConfig
-from verl_padding.driver.advantages import MASK, RESULTS, REWARDS, SCORES
+from verl_padding.driver.advantages import (
+    MASK,
+    RESULTS,
+    REWARDS,
+    SCORES,
+    compute_grpo_advantages,
+    compute_row_advantages,
+    compute_session_advantages,
+    estimator_for_any_rows,
+)
+from verl_padding.driver.agent_roles import parts_by_role, read_roles
+from verl_padding.driver.planned_update import PlannedUpdate
+from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.columns import jagged
 from verl_padding.pads.queue import (
     KVBatchMeta,
     put_columns,
     read_fields,
+    rows_like,
     select_rows,
     tokens_of_masks,
 )
+from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.plan.row_keys import rows_of_sessions
+from verl_padding.prefix_sharing.detection import PrefixDetection
 
 WEIGHTS = "rollout_is_weights"
 
 
-def rows_that_train(batch: KVBatchMeta) -> list[int]:
-    """Numbers of the rows that have a trained token."""
-    return [row for row, tokens in enumerate(tokens_of_masks(batch, MASK)) if tokens]
+def compute_advantages(
+    batch: KVBatchMeta,
+    metrics: dict[str, Any],
+    by_verl: Callable[[KVBatchMeta, dict[str, Any]], KVBatchMeta],
+    job: VerlJob,
+    update: PlannedUpdate | None,
+) -> KVBatchMeta:
+    """Advantages by ``_compute_advantage`` of verl's trainer, of rows that have a trained token;
+    those of sessions and of roles, where they are asked for, and of sessions whose last row is not
+    trained.
+
+    Args:
+        update: the one that runs.
+    """
+    algorithm, by_role = job.config.algorithm, job.padding.baseline == "role"
+    by_session = job.padding.advantages == "session"
+    trained = [row for row, tokens in enumerate(tokens_of_masks(batch, MASK)) if tokens]
+    is_stock = not by_session and not by_role and len(trained) == len(batch)
+    if is_stock:
+        batch = by_verl(batch, metrics)
+    elif trained:
+        # All of its results but advantages are kept: KL penalties, weights, what is rejected.
+        with estimator_for_any_rows(algorithm):
+            computed = by_verl(select_rows(batch, trained), metrics)
+        batch = rows_like(computed, batch.keys, batch.tags)
+    put_results_of_untrained(batch, trained)
+    if update is not None and update.batch.keys != batch.keys:
+        update = None  # a trainer of one's own may have made another batch of its rows
+    continued_R: list[int | None] = [None] * len(batch)
+    if by_session and update is not None:
+        continued_R = update.prefixes.continued_R
+    elif by_session:
+        tokens_R = tokens_of_tags(batch.tags)
+        prefixes = PrefixDetection(batch, tokens_R, may_have_images=job.has_images)
+        continued_R = prefixes.continued_R
+    parts = [(batch, continued_R)]
+    if by_role:
+        role_R = update.role_R if update else read_roles(batch.keys, batch.partition_id)
+        parts = list(parts_by_role(batch, role_R, continued_R))
+    trained_keys = {batch.keys[row] for row in trained}
+    for part, continued in parts:
+        if by_session:
+            compute_session_advantages(part, algorithm, continued)
+        elif algorithm.adv_estimator == "grpo":
+            compute_grpo_advantages(part, algorithm, trained_keys, has_verls=is_stock)
+        elif not is_stock:
+            trained_rows = [row for row, key in enumerate(part.keys) if key in trained_keys]
+            samples = select_rows(part, rows_counted_as_samples(part.keys, trained_rows))
+            compute_row_advantages(samples, algorithm)
+    return batch
 
 
 def rows_counted_as_samples(keys: Sequence[str], trained: Collection[int]) -> list[int]:
@@ -57,20 +119,3 @@ def put_results_of_untrained(batch: KVBatchMeta, trained: Sequence[int]) -> None
         values = scores if name == REWARDS else map(torch.zeros_like, scores)
         columns[name] = jagged(value.to(dtype) for value in values)
     put_columns(untrained, columns)
-
-
-def sample_unit(keys: Sequence[str], padding: PaddingConfig) -> str:
-    """Says of sessions with several rows that each row is a sample to the job; "" where none is,
-    or sessions have one row."""
-    by_row = [
-        f"padding.{name}" for name in ("advantages", "weighting") if getattr(padding, name) == "row"
-    ]
-    if not by_row or len(rows_of_sessions(keys)) == len(keys):
-        return ""
-    rows, sessions = (
-        " and ".join(f"{name}={unit}" for name in by_row) for unit in ("row", "session")
-    )
-    return (
-        f"sessions have several rows, and each row counts as a sample, by {rows}. Where the rows "
-        f"of a session are one rollout with one reward, set {sessions} (docs/sessions.md)."
-    )

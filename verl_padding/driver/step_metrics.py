@@ -1,8 +1,8 @@
 """What pads cost, what the plan does and what the workers say, logged under ``padding/`` each
 step."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,8 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
-from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job import metric_names as names
-from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS
+from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CRITIC
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.worker.losses import MICRO_BATCHES, PACKING_EFFICIENCY
 
@@ -30,74 +29,59 @@ REPORTED = (
 def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> dict[str, float]:
     """Metrics of a plan, of real rows with these tokens (prompt and response) and pads of
     ``pad_length``."""
-    n_rows, pad_tokens = len(tokens_R), plan.n_pads * pad_length
+    pad_tokens = plan.n_pads * pad_length
     metrics: dict[str, float] = {
-        names.REAL_ROWS_TOTAL: n_rows,
+        names.REAL_ROWS_TOTAL: len(tokens_R),
         names.PAD_ROWS_TOTAL: plan.n_pads,
-        "padding/pad_rows/share": plan.n_pads / n_rows,
         "padding/pad_tokens/total": pad_tokens,
         "padding/pad_tokens/share": pad_tokens / sum(tokens_R),
     }
     for call, layout in plan.layouts.items():
-        figures, trains = plan.figures[call], CALL_BY_NAME[call].trains
-        if trains:
-            metrics |= {
-                names.OPTIMIZER_STEPS.format(update=call): layout.n_mini_batches,
-                f"padding/{call}/mini_batch_real_rows/min": min(layout.real_rows_M),
-                f"padding/{call}/mini_batch_real_rows/max": max(layout.real_rows_M),
-                f"padding/{call}/pad_rows/total": layout.n_pads,
-                f"padding/{call}/imbalance": figures.imbalance,
-            }
-            if layout.dropped:
-                metrics[names.DROPPED_ROWS.format(update=call)] = sum(map(len, layout.dropped))
+        figures, logged = plan.figures[call], dict[str, float | None]()
         if plan.packer == "plan":
-            call_metrics = {"micro_batch_imbalance": figures.micro_imbalance}
+            logged["micro_batch_imbalance"] = figures.micro_imbalance
             if plan.sharing != "off":
-                call_metrics["computed_tokens/total"] = figures.computed_tokens
-                call_metrics["sharing_factor"] = figures.sharing_factor
-            if not trains:  # of updates the workers report these, whoever cut the micro-batches
-                call_metrics["micro_batches"] = figures.micro_batches
-                call_metrics["packing_efficiency"] = figures.packing_efficiency
-            metrics |= {
-                f"padding/{call}/{name}": value
-                for name, value in call_metrics.items()
-                if value is not None
-            }
+                logged["computed_tokens/total"] = figures.computed_tokens
+                logged["sharing_factor"] = figures.sharing_factor
+        if CALL_BY_NAME[call].trains:
+            logged["optimizer_steps/total"] = layout.n_mini_batches
+            logged["mini_batch_real_rows/min"] = min(layout.real_rows_M)
+            logged["mini_batch_real_rows/max"] = max(layout.real_rows_M)
+            logged["pad_rows/total"] = layout.n_pads
+            logged["imbalance"] = figures.imbalance
+        else:  # of updates the workers report these, whoever cut the micro-batches
+            logged["micro_batches"] = figures.micro_batches
+            logged["packing_efficiency"] = figures.packing_efficiency
+        # None of what only verl's packer knows.
+        metrics |= {
+            f"padding/{call}/{name}": value for name, value in logged.items() if value is not None
+        }
     return metrics
 
 
 @dataclass
-class CallTokens:
-    """Tokens of real rows in a worker call, over all times that a step has made it."""
+class WorkDone:
+    """What worker calls have done for real rows, over all times that a step has made them."""
 
+    calls: set[str] = field(default_factory=set)
     computed: int = 0
-    """Those that reached the models, as workers have counted them."""
-    row_tokens: int = 0
-    """Those of the rows, each with all of its own, in each epoch."""
-    all_row_tokens: int = 0
-    """As ``row_tokens``, with rows that an update leaves out."""
+    """Tokens that reached the models, as workers have counted them."""
+    shared: int = 0
+    """Those that did not, as other rows have them."""
+    zero_advantage: int = 0
+    """Those that did not, as their rows were left out."""
 
 
-def saved_metrics(
-    calls: Mapping[str, CallTokens], *, step_tokens: int, has_pass: bool
-) -> dict[str, float]:
-    """Tokens of real rows that the calls of a step have computed, and those that they need not.
-
-    Args:
-        step_tokens: tokens of all rows of the step, those that an update leaves out among them.
-        has_pass: whether a pass has computed old log-probs, or none could be left out.
-    """
+def saved_metrics(work: WorkDone, pass_tokens: int) -> dict[str, float]:
+    """Tokens of real rows that the calls of a step have computed, and those that they need not,
+    ``pass_tokens`` of them in a pass for old log-probs."""
     # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100 are
     # computed, 60 and 40 saved.
-    computed = sum(each.computed for each in calls.values())
-    shared = sum(each.row_tokens for each in calls.values()) - computed
-    update = calls.get(ACTOR, CallTokens())
-    zero_advantage = update.all_row_tokens - update.row_tokens
-    pass_tokens = 0 if has_pass else step_tokens
+    saved = (work.shared, work.zero_advantage, pass_tokens)
     return {
-        names.ALL_COMPUTED_TOKENS: computed,
-        **dict(zip(names.SAVED_TOKENS, (shared, zero_advantage, pass_tokens), strict=True)),
-        names.SAVED_PASSES: int(not has_pass),
+        names.ALL_COMPUTED_TOKENS: work.computed,
+        **dict(zip(names.SAVED_TOKENS, saved, strict=True)),
+        names.SAVED_PASSES: int(pass_tokens > 0),
     }
 
 
@@ -108,61 +92,38 @@ def layout_of_ranks(plan: BatchPlan) -> Layout | None:
 
 
 def performance_metrics(
-    rows_of: Sequence[TrainedRows],
-    pad_tags: Sequence[Mapping[str, Any]],
-    timing_raw: dict[str, float],
-    n_gpus: int,
+    tokens: int, response_tokens: int, timing_raw: dict[str, float], n_gpus: int
 ) -> dict[str, float]:
-    """verl's metrics of throughput and of time per token: of the rows of each local update, and of
-    pads with these tags.
-
-    Args:
-        timing_raw: verl's timers of the global step.
-    """
-    tokens_R = [n for rows in rows_of for n in rows.tokens_R.tolist()]
-    response_R = [n for rows in rows_of for n in rows.response_R.tolist()]
-    tokens = torch.tensor([*tokens_R, *(tag["seq_len"] for tag in pad_tags)])
-    response = torch.tensor([*response_R, *(tag["response_len"] for tag in pad_tags)])
-    lengths = {"prompt_length": tokens - response, "response_length": response}
-    batch = DataProto(
-        batch=TensorDict(lengths, len(tokens)), meta_info={"global_token_num": tokens.tolist()}
-    )
+    """verl's metrics of throughput and of time per token, by verl's timers of the global step."""
+    # verl sums these over rows.
+    lengths = {
+        "prompt_length": torch.tensor([tokens - response_tokens]),
+        "response_length": torch.tensor([response_tokens]),
+    }
+    batch = DataProto(batch=TensorDict(lengths, 1), meta_info={"global_token_num": [tokens]})
     per_token = compute_timing_metrics(batch, timing_raw)
     return {**per_token, **compute_throughout_metrics(batch, timing_raw, n_gpus)}
 
 
 def rank_token_metrics(
-    plan: BatchPlan, tokens_R: Sequence[int], pad_length: int, prefix: str
+    plan: BatchPlan, tokens_R: Sequence[int], pad_length: int
 ) -> dict[str, float]:
     """verl's metrics of what a rank gets."""
     if (layout := layout_of_ranks(plan)) is None:
         return {}
     lengths = [tokens_R[row] if row < len(tokens_R) else pad_length for row in layout.order]
     partitions = np.arange(len(lengths)).reshape(layout.dp_size, -1).tolist()
-    return dict(log_seqlen_unbalance(lengths, partitions, prefix=prefix))
+    return dict(log_seqlen_unbalance(lengths, partitions, prefix="global_seqlen"))
 
 
-def worker_metrics(
-    metrics: dict[str, Any], seconds_before: Mapping[str, float], seconds_after: Mapping[str, float]
-) -> dict[str, float]:
-    """What the workers have reported about the calls of a step, renamed; their ``padding/`` metrics
-    leave ``metrics``.
-
-    Args:
-        metrics: verl's metrics of the step, in which an update's are under ``actor/`` and
-            ``critic/``.
-        seconds_before, seconds_after: verl's timers, which run on over the local updates of a
-            global step.
-    """
+def worker_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """What the workers have reported about the updates of a step, under ``actor/`` and ``critic/``
+    in verl's ``metrics``, renamed; their ``padding/`` metrics leave these."""
     reported: dict[str, float] = {}
-    for call in CALLS:
+    for update in (ACTOR, CRITIC):
         for theirs in REPORTED:
-            if call.trains and (name := f"{call.name}/{theirs}") in metrics:
-                ours = theirs.rpartition("/")[2]
-                reported[f"padding/{call.name}/{ours}"] = metrics[name]
+            if (name := f"{update}/{theirs}") in metrics:
+                reported[f"padding/{update}/{theirs.rpartition('/')[2]}"] = metrics[name]
                 if theirs in (MICRO_BATCHES, PACKING_EFFICIENCY):
                     del metrics[name]
-        if call.timer in seconds_after:
-            seconds = seconds_after[call.timer] - seconds_before.get(call.timer, 0.0)
-            reported[names.CALL_SECONDS.format(call=call.name)] = seconds
     return reported

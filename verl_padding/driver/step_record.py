@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_padding.driver.batch_metrics import TrainedRows
 from verl_padding.driver.planned_update import PlannedUpdate
-from verl_padding.driver.trained_rows import TrainedRows
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.plan.layout import Layout
@@ -43,7 +43,7 @@ def write_record(
         RecordedStep(
             step=step,
             update=number,
-            keys=update.batch.keys,
+            keys=tuple(update.batch.keys),
             rows=list(recorded_rows(step, update, rows)) if padding.record else [],
             timings=update.timings,
         )
@@ -61,15 +61,12 @@ def write_record(
 def recorded_rows(step: int, update: PlannedUpdate, rows: TrainedRows) -> Iterator[RecordedRow]:
     """The rows of a local update of a global step, in the order of its batch."""
     place_of = {call: places(layout) for call, layout in update.plan.layouts.items()}
-    tries, weight_R = update.prefixes.by_tokens, update.padded[ACTOR].weights(ACTOR)
+    tries, weight_R = update.prefixes.by_tokens, update.weights(ACTOR)
     # In depth-first order a row shares with the one before it.
     order = np.argsort(tries.dfs_position_R)
     for row, key in enumerate(rows.keys):
-        shared, trained, made_by = (
-            int(tries.shared_R[row]),
-            int(rows.trained_R[row]),
-            rows.weights_step_R[row],
-        )
+        shared, made_by = int(tries.shared_R[row]), rows.weights_step_R[row]
+        trained = int(rows.trained_R[row])
         yield RecordedRow(
             row=row,
             key=key,

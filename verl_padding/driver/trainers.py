@@ -41,8 +41,7 @@ def resolve_trainer(trainer: type) -> type[PaddedTrainer]:
         refuse(
             "padding",
             f"{trainer.__name__} is not a padded trainer and would ignore it",
-            f"Set trainer.v1.trainer_mode to one of {', '.join(MODES)}, make your trainer extend "
-            "verl_padding.driver.trainers.PaddedTrainerSync (or one of its siblings), or leave "
-            "+padding out.",
+            f"Set trainer.v1.trainer_mode to one of {', '.join(MODES)}, or extend "
+            "verl_padding.driver.trainers.PaddedTrainerSync or a sibling.",
         )
     return chosen

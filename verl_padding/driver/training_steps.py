@@ -3,43 +3,37 @@ verl calls them."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from verl.utils.profiler import simple_timer
 
 from verl_padding.config import MIN_PAD_LENGTH
-from verl_padding.driver import advantages, batch_metrics, step_metrics
-from verl_padding.driver.agent_roles import parts_by_role, read_roles
+from verl_padding.driver import batch_metrics, step_metrics
 from verl_padding.driver.planned_update import PlannedUpdate, update_seed
-from verl_padding.driver.samples import (
-    put_results_of_untrained,
-    rows_counted_as_samples,
-    rows_that_train,
-)
+from verl_padding.driver.samples import rows_counted_as_samples
 from verl_padding.driver.step_record import write_record
-from verl_padding.driver.step_timing import read_timings, timing_metrics
-from verl_padding.driver.trained_rows import TrainedRows
-from verl_padding.driver.worker_calls import dp_size, probe_models, wrap_worker_groups
-from verl_padding.job import metric_names as names
-from verl_padding.job.calls import ACTOR, CALLS, LOG_PROB
+from verl_padding.driver.worker_calls import (
+    dp_size,
+    probe_models,
+    read_timings,
+    wrap_worker_groups,
+)
+from verl_padding.job.calls import CALLS
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
-from verl_padding.pads.queue import KVBatchMeta, rows_like, select_rows, set_aside
-from verl_padding.pads.tags import PADDING_TAG, tokens_of_tags
+from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
+from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
-from verl_padding.pads.upsampling import find_images
+from verl_padding.pads.upsampling import image_of_pads
 from verl_padding.pads.vision_families import image_maker
-from verl_padding.prefix_sharing.detection import PrefixDetection
 
 logger = logging.getLogger(__name__)
 
-ComputeAdvantage = Callable[[KVBatchMeta, dict[str, Any]], KVBatchMeta]
-"""verl's ``_compute_advantage`` of a trainer."""
 TRAIN = "train"
 """verl's name for the queue's partition of training rows."""
 
@@ -73,9 +67,7 @@ class TrainingSteps:
         self._worker_groups = wrap_worker_groups(trainer, job, self.update_for)
         self._schema = Schema(job.padding.fields)
         self._said: set[str] = set()  # in the log
-        self._by_role = job.padding.baseline == "role"
         self._updates: list[PlannedUpdate] = []  # of the global step
-        self._failed: set[str] = set()  # uids of its prompts with a session that raised an error
         self._saved: Counter[str] = Counter()
         self._show_savings()
         self.has_probed = False
@@ -84,20 +76,11 @@ class TrainingSteps:
     def start(self) -> None:
         """Begins a global step."""
         self._updates = []
-        self._failed.clear()
 
     def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
-        # The planner refuses a batch without a row.
-        if batch.keys and not self.has_probed:
-            if why := probe_models(self._worker_groups, self._job, batch):
-                self._job.forbid_branches(why)
-            self.has_probed = True
-        # verl's replay buffer has just given this batch, and still has what it knew of its prompts.
-        self._failed |= getattr(self._trainer.replay_buffer, "failure_keys", {}).get(TRAIN, set())
         update = self._plan_update(batch)
         self._show_savings()
-        update.check_declared()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
         self.current = update
@@ -115,126 +98,66 @@ class TrainingSteps:
         update = self._plan_update(rows, [call])
         if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
             update.join(self.current)
+        failed = True
         try:
             update.put_pads()
             yield update
-        except BaseException:
-            update.close(failed=True)
-            raise
-        update.close()
+            failed = False
+        finally:
+            update.close(failed=failed)
 
     @contextmanager
-    def local_update(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Iterator[None]:
+    def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
         """A with-block that plans and makes a local update; its pads are taken out at the end,
         whatever happens."""
-        # verl's timers run on over the local updates of a step.
-        seconds_before = dict(timing_raw)
+        failed = True
         try:
             yield
-            update = self.current
-            assert update is not None, "a local update without a plan"
-            update.close()
-            metrics.update(made := update.final_metrics())
-            self._saved.update(made)
-        except BaseException:
-            if self.current is not None:
-                self.current.close(failed=True)
-            raise
+            failed = False
         finally:
-            self.current = None
-        metrics.update(step_metrics.worker_metrics(metrics, seconds_before, timing_raw))
+            update, self.current = self.current, None
+            if update is not None:
+                update.close(failed=failed)
+        assert update is not None, "a local update without a plan"
+        metrics.update(made := update.final_metrics())
+        self._saved.update(made)
+        metrics.update(step_metrics.worker_metrics(metrics))
         self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
             with simple_timer("timing_s/padding/timing", metrics):
                 update.timings = read_timings(self._worker_groups)
-            cost = self._job.planner_job().row_cost
-            metrics.update(timing_metrics(update.timings, cost))
         self._updates.append(update)
 
     def hide_rows_without_loss(self, batch: KVBatchMeta) -> None:
         """Marks the rows of the local update that verl's means over rows are to leave out as verl
         marks its pads, in this batch alone."""
-        assert self.current is not None, "a local update without a plan"
-        planned, with_loss = self.current.batch, self.current.rows_with_loss
-        samples = {planned.keys[row] for row in rows_counted_as_samples(planned.keys, with_loss)}
+        update = self.current
+        assert update is not None, "a local update without a plan"
+        keys, tokens_R = update.batch.keys, update.loss_tokens_R
+        with_loss = [row for row, tokens in enumerate(tokens_R) if tokens]
+        samples = {keys[row] for row in rows_counted_as_samples(keys, with_loss)}
         for key, tag in zip(batch.keys, batch.tags, strict=True):
             if key not in samples:
                 tag[PADDING_TAG] = True
-
-    def compute_advantages(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], by_verl: ComputeAdvantage
-    ) -> KVBatchMeta:
-        """Advantages by verl's method, of rows that have a trained token; those of sessions and of
-        roles, where they are asked for, and of sessions whose last row is not trained."""
-        by_session, algorithm = self._job.padding.advantages == "session", self._config.algorithm
-        trained = rows_that_train(batch)
-        uses_stock = not by_session and not self._by_role and len(trained) == len(batch)
-        if uses_stock:
-            batch = by_verl(batch, metrics)
-        elif trained:
-            # All of its results but advantages are kept: KL penalties, weights, what is rejected.
-            with advantages.estimator_for_any_rows(algorithm):
-                computed = by_verl(select_rows(batch, trained), metrics)
-            batch = rows_like(computed, batch.keys, batch.tags)
-        put_results_of_untrained(batch, trained)
-        trained_keys = {batch.keys[row] for row in trained}
-        continued_R: list[int | None] = [None] * len(batch)
-        if by_session:
-            continued_R = self._prefixes_of(batch).continued_R
-        parts = [(batch, continued_R)]
-        if self._by_role:
-            update = self._update_of(batch)
-            role_R = read_roles(batch.keys, batch.partition_id) if update is None else update.role_R
-            parts = list(parts_by_role(batch, role_R, continued_R))
-        for part, continued in parts:
-            if by_session:
-                advantages.compute_session_advantages(part, algorithm, continued)
-                continue
-            if not uses_stock:
-                trained_rows = [row for row, key in enumerate(part.keys) if key in trained_keys]
-                samples = select_rows(part, rows_counted_as_samples(part.keys, trained_rows))
-                advantages.compute_row_advantages(samples, algorithm)
-            advantages.fix_sessions_ending_untrained(part, algorithm, trained_keys)
-        return batch
-
-    def _update_of(self, batch: KVBatchMeta) -> PlannedUpdate | None:
-        """The update that runs, if it has these rows."""
-        update = self.current
-        return update if update is not None and update.batch.keys == batch.keys else None
-
-    def _prefixes_of(self, batch: KVBatchMeta) -> PrefixDetection:
-        if (update := self._update_of(batch)) is not None:
-            return update.prefixes
-        tokens_R = tokens_of_tags(batch.keys, batch.tags)
-        return PrefixDetection(batch, tokens_R, may_have_images=self._job.has_images)
 
     def compute_metrics(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
         """Metrics of all local updates of a global step, and their record."""
         step = self._trainer.global_steps
         with simple_timer("timing_s/padding/rows", metrics):
-            rows_of = [
-                TrainedRows.read(
-                    update.batch, update.padded[ACTOR].mask_R, update.prefixes.continued_R
-                )
-                for update in self._updates
-            ]
-            metrics.update(batch_metrics.row_metrics(rows_of))
+            rows_of = [update.trained_rows() for update in self._updates]
+            metrics.update(batch_metrics.session_metrics(rows_of))
+            metrics.update(batch_metrics.advantage_metrics(rows_of))
             # In the place of what verl's trainer has computed just before, of real rows alone.
-            pad_tags = [tag for update in self._updates for tag in update.counted_pad_tags]
+            tokens = sum(int(rows.tokens_R.sum()) for rows in rows_of)
+            tokens += sum(update.n_counted_pads * update.pad_length for update in self._updates)
+            response = sum(int(rows.response_R.sum()) for rows in rows_of)
+            response += sum(update.n_counted_pads for update in self._updates)  # a token each
             n_gpus = self._trainer._get_n_gpus_for_throughput()
-            metrics.update(step_metrics.performance_metrics(rows_of, pad_tags, timing_raw, n_gpus))
-            counts = batch_metrics.session_counts(
-                rows_of,
-                prompts=self._config.data.train_batch_size,
-                sessions=self._config.actor_rollout_ref.rollout.n,
-                failed=self._failed,
-            )
-            metrics.update(counts)
-            if self._by_role:
+            performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
+            metrics.update(performance)
+            if self._job.padding.baseline == "role":
                 roles_of = [update.role_R for update in self._updates]
                 metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
-            if self._job.mode != SYNC:
-                metrics.update(batch_metrics.staleness_metrics(rows_of, step))
             write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
@@ -248,7 +171,7 @@ class TrainingSteps:
         """
         batches = [update.batch for update in self._updates]
         if self.current is not None:
-            batches += [self.current.batch, *self.current.pads]
+            batches += [self.current.batch, self.current.pads]
         return set_aside(batches if self._job.mode != SYNC else [])
 
     def _log_once(self, message: str, about: str = "") -> None:
@@ -271,6 +194,10 @@ class TrainingSteps:
     def _plan_update(
         self, batch: KVBatchMeta, calls: Collection[str] | None = None
     ) -> PlannedUpdate:
+        # The planner refuses a batch without a row.
+        if batch.keys and not self.has_probed:
+            probe_models(self._worker_groups, self._job, batch)
+            self.has_probed = True
         step = self._trainer.global_steps
         return PlannedUpdate(
             self._job,
@@ -285,11 +212,11 @@ class TrainingSteps:
 
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
-        job, tokenizer, image = self._job, self._trainer.tokenizer, None
+        job, tokenizer, make = self._job, self._trainer.tokenizer, None
+        if job.has_vision:
+            make = image_maker(job.padding.multimodal, job.model_config)
         # With a vision model, only the rows say whether this batch shows it anything.
-        if job.has_vision and (images := find_images(batch)) is not None:
-            maker = image_maker(job.padding.multimodal, job.model_config)
-            image = maker(images) if maker is not None else None
+        image = image_of_pads(batch, make)
         # Only the model reads it.
         tokens = [tokenizer.eos_token_id, tokenizer.pad_token_id, 0]
         return PadTemplate(
@@ -310,8 +237,6 @@ class TrainingSteps:
         """What verl logs of the pass for old log-probs, where there is none."""
         if not self._job.skips_old_log_probs:
             return
-        # verl times the pass that is not made.
-        metrics.pop(names.CALL_SECONDS.format(call=LOG_PROB), None)
         # The update's entropy is the pass's, unless a mean over rows has a configured denominator.
         by_tokens = self._config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
         is_mean = by_tokens or self._job.padding.denominator == "rows"

@@ -2,14 +2,14 @@
 rows."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import ray
+from torch.utils._pytree import tree_leaves
 from verl.single_controller.base.worker_group import WorkerGroup
-from wrapt import FunctionWrapper
 
 from verl_padding.driver.planned_update import PlannedUpdate
 from verl_padding.errors import PaddingDataError, PaddingError
@@ -20,8 +20,10 @@ from verl_padding.pads.planned_call import CALL
 from verl_padding.pads.queue import KVBatchMeta, n_rows, read_rows, rows_like
 from verl_padding.plan import Layout
 from verl_padding.plan.plural import plural
+from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker.cross_contamination import BRANCH_LIMIT, check_cross_contamination
 from verl_padding.worker.incompatibilities import INCOMPATIBILITIES, find_incompatibilities
+from verl_padding.worker.micro_batch_clock import TIMINGS, read_in_worker
 from verl_padding.worker.work_done import (
     SCHEDULER_STEPS,
     STEPS,
@@ -40,45 +42,41 @@ UpdateFor = Callable[[str, KVBatchMeta], AbstractContextManager[PlannedUpdate]]
 """A with-block that has the plan and pads of a call, by its name in the plan and its rows."""
 
 
-class UnplannedWorkerGroup:
-    """Wraps a worker group that no plan knows: calls go through, but those that bring rows in
-    TransferQueue are refused."""
-
-    def __init__(self, worker_group: Any):
-        self._worker_group = worker_group
-
-    def __getattr__(self, name: str) -> Any:
-        target = getattr(self._worker_group, name)
-        return FunctionWrapper(target, _refuse_rows) if callable(target) else target
-
-
-class PaddedWorkerGroup(UnplannedWorkerGroup):
+class PaddedWorkerGroup:
     """Wraps a worker group of verl: its batch calls take real rows and send the padded ones.
 
     So verl's trainer methods run as they are, and only a worker call can see a pad. A batch that is
     not in TransferQueue goes through. A call outside of an update, or with other rows than that
     has planned for it, gets a plan and pads of its own, which are gone when it returns. After each
-    call, workers tell what they have done.
+    call, workers tell what they have done. Other calls that bring rows in TransferQueue are
+    refused, and so is each one where ``update_for`` is None.
     """
 
-    def __init__(self, worker_group: Any, update_for: UpdateFor):
-        super().__init__(worker_group)
-        self._update_for = update_for
+    def __init__(self, worker_group: Any, update_for: UpdateFor | None = None):
+        self._worker_group, self._update_for = worker_group, update_for
 
     def __getattr__(self, name: str) -> Any:
-        if name in CALL_OF_METHOD:
-            return partial(self._call, CALL_OF_METHOD[name], getattr(self._worker_group, name))
-        return super().__getattr__(name)
+        target = getattr(self._worker_group, name)
+        if name in CALL_OF_METHOD and self._update_for is not None:
+            return partial(self._call, self._update_for, CALL_OF_METHOD[name], target)
+        return partial(_refuse_rows, target) if callable(target) else target
 
     def _call(
-        self, call: WorkerCall, target: Callable[..., Any], batch: Any, /, *args: Any, **kwargs: Any
+        self,
+        update_for: UpdateFor,
+        call: WorkerCall,
+        target: Callable[..., Any],
+        batch: Any,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if not isinstance(batch, KVBatchMeta):
             return target(batch, *args, **kwargs)
-        with self._update_for(call.name, batch) as update:
-            padded = update.prepare_call(call.name)
+        with update_for(call.name, batch) as update:
+            update.prepare_call(call.name)
             self._worker_group.execute_with_func_generator(start_call)
-            make = padded.update_rows if call.trains else padded.call_rows
+            make = update.update_rows if call.trains else update.call_rows
             sent = make(call.name, batch)
             output = target(sent, *args, **kwargs)
             # The critic's calls answer with a future of each rank's answer, for which verl waits
@@ -86,46 +84,33 @@ class PaddedWorkerGroup(UnplannedWorkerGroup):
             answers = ray.get(getattr(output, "futures", []))
             work = self._worker_group.execute_with_func_generator(read_work).non_tensor_batch[WORK]
             epochs = sent.extra_info.get("epochs", 1) if call.trains else 1
-            tokens = check_work(call, padded.plan.layouts[call.name], epochs, work)
+            tokens = check_work(call, update.plan.layouts[call.name], epochs, work)
             update.note_work(call.name, tokens, epochs)
             if call.trains:
                 return output
-            is_batch = isinstance(output, KVBatchMeta)
-            _check_answers(call.name, [output] if is_batch else answers, sent)
-            if is_batch:
+            if isinstance(output, KVBatchMeta):
+                answers = [output]
                 output = rows_like(output, batch.keys, batch.tags)
                 output.extra_info.pop(CALL, None)
+            if (came := sum(map(n_rows, answers))) != len(sent):
+                raise PaddingDataError(
+                    f"worker call {call.name!r}: outputs of {came} came back for "
+                    f"{plural(len(sent), 'row')} sent. See the workers' logs."
+                )
             return output
 
 
-def _batches(given: Any) -> Iterator[KVBatchMeta]:
-    """The batches in TransferQueue among arguments, and in lists and dictionaries of them."""
-    if isinstance(given, KVBatchMeta):
-        yield given
-    elif isinstance(given, list | tuple | dict):
-        for each in given.values() if isinstance(given, dict) else given:
-            yield from _batches(each)
-
-
-def _refuse_rows(target: Any, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _refuse_rows(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Makes a call that is not planned, unless it brings rows in TransferQueue."""
-    if rows := list(_batches([*args, *kwargs.values()])):
+    given = tree_leaves((args, kwargs))
+    if rows := [each for each in given if isinstance(each, KVBatchMeta)]:
         name = getattr(target, "__name__", type(target).__name__)
         raise PaddingDataError(
             f"worker call {name!r}: {plural(len(rows[0]), 'row')} in TransferQueue would reach "
-            f"workers without pads, as this call is not planned ({', '.join(CALL_OF_METHOD)} are). "
-            "Send it the rows' data as a TensorDict, or train without +padding."
+            "workers without pads, as this call is not planned. Send it the rows' data as a "
+            "TensorDict, or train without +padding."
         )
     return target(*args, **kwargs)
-
-
-def _check_answers(call: str, answers: Sequence[Any], sent: KVBatchMeta) -> None:
-    """Refuses a pass whose workers have not answered for all rows that were sent."""
-    if (came := sum(map(n_rows, answers))) != len(sent):
-        raise PaddingDataError(
-            f"worker call {call!r}: outputs of {came} came back for {plural(len(sent), 'row')} "
-            "sent. None is used. See the workers' logs for the reason."
-        )
 
 
 def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Counter[str]]) -> int:
@@ -142,8 +127,7 @@ def check_work(call: WorkerCall, layout: Layout, epochs: int, work: Sequence[Cou
         if (found := (done[STEPS], done[SCHEDULER_STEPS])) != wanted:
             raise PaddingError(
                 f"worker call {call.name!r}: rank {rank} took {found} (optimizer, scheduler) "
-                f"steps, but {wanted} are planned: verl's workers do not train as in verl 0.9.1. "
-                "Train with that, or without +padding."
+                f"steps, but {wanted} are planned. Use verl 0.9.1, or train without +padding."
             )
     return sum(done[TOKENS] for done in work)
 
@@ -163,20 +147,20 @@ def wrap_worker_groups(
 
     Returns: each group once: actor and reference may be one object, and verl asks whether they are.
     """
-    named = {name: getattr(trainer, name, None) for name in WORKER_GROUPS.values()}
-    groups = {name: group for name, group in named.items() if group is not None}
     wrapped: dict[int, PaddedWorkerGroup] = {}
-    for group in {id(group): group for group in groups.values()}.values():
-        group.execute_with_func_generator(check_in_worker)
-        block_savings(
-            job, group.execute_with_func_generator(find_incompatibilities(job.savings.on))
-        )
-        wrapped[id(group)] = PaddedWorkerGroup(group, update_for)
-    for name, group in groups.items():
+    for name in WORKER_GROUPS.values():
+        group = getattr(trainer, name, None)
+        if group is None:
+            continue
+        if id(group) not in wrapped:
+            group.execute_with_func_generator(check_in_worker)
+            answer = group.execute_with_func_generator(find_incompatibilities(job.savings.on))
+            block_savings(job, answer)
+            wrapped[id(group)] = PaddedWorkerGroup(group, update_for)
         setattr(trainer, name, wrapped[id(group)])
     for name, value in [*vars(trainer).items()]:
         if isinstance(value, WorkerGroup):
-            setattr(trainer, name, UnplannedWorkerGroup(value))
+            setattr(trainer, name, PaddedWorkerGroup(value))
     return list(wrapped.values())
 
 
@@ -189,23 +173,19 @@ def block_savings(job: VerlJob, answer: Any) -> None:
         job.savings.block(SHARING, job.savings.incompatibilities[PACKER])
 
 
-def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> str:
-    """Has each model show, on the position ids of a batch, that it keeps packed rows apart.
-
-    Returns: why rows that branch share nothing; empty if they may share what is before.
-    """
+def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KVBatchMeta) -> None:
+    """Has each model show, on the position ids of a batch, that it keeps packed rows apart, and
+    whether rows that branch may share what is before."""
     (row,) = read_rows(batch.keys[:1], batch.partition_id, ["position_ids"])
-    engines = job.engines.items()
-    fixes = {role: f"{engine.model_section}.use_remove_padding=False" for role, engine in engines}
-    probe = check_cross_contamination(
-        row["position_ids"].shape[:-1],
-        shares=job.shares,
-        fixes=fixes,
-        multiples={role: engine.micro_batch_multiple for role, engine in engines},
-    )
-    answers = [worker_group.execute_with_func_generator(probe) for worker_group in worker_groups]
-    for answer in answers:
+    probe = check_cross_contamination(row["position_ids"].shape[:-1], shares=job.shares)
+    for worker_group in worker_groups:
+        answer = worker_group.execute_with_func_generator(probe)
         block_savings(job, answer)
-    return next(
-        (str(why) for answer in answers for why in answer.non_tensor_batch[BRANCH_LIMIT] if why), ""
-    )
+        for why in filter(None, answer.non_tensor_batch[BRANCH_LIMIT]):
+            job.forbid_branches(str(why))
+
+
+def read_timings(worker_groups: list[PaddedWorkerGroup]) -> list[MicroBatchTiming]:
+    """Reads the workers' clocks after a local update."""
+    answers = [group.execute_with_func_generator(read_in_worker) for group in worker_groups]
+    return [timing for answer in answers for timing in answer.non_tensor_batch[TIMINGS]]

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_padding.job.role_engine import ACTOR_MODEL, ACTOR_SECTION, CRITIC_MODEL, has_critic
+from verl_padding.job.role_engine import ACTOR_MODEL, ACTOR_SECTION, CRITIC_MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,8 @@ def use_torch_attention(config: DictConfig) -> None:
     # With the package kernels, transformers fetches flash-attn from its hub.
     if config.trainer.device != "cuda" or find_spec("flash_attn") or find_spec("kernels"):
         return
-    engines = {ACTOR_MODEL: ACTOR_SECTION}
-    if has_critic(config):
-        engines[CRITIC_MODEL] = "critic"
     changed = []
-    for model, section in engines.items():
+    for model, section in {ACTOR_MODEL: ACTOR_SECTION, CRITIC_MODEL: "critic"}.items():
         setting = f"{model}.override_config.attn_implementation"
         is_fsdp = OmegaConf.select(config, f"{section}.strategy") in FSDP
         if is_fsdp and OmegaConf.select(config, setting, default=FLASH_ATTN) == FLASH_ATTN:

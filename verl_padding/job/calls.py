@@ -18,8 +18,6 @@ class WorkerCall:
     """Method of verl's worker group."""
     role: str
     """Role whose engine answers: ``actor``, ``ref`` or ``critic``."""
-    timer: str
-    """verl's name for the seconds that the call takes."""
     trains: bool = False
     """Whether it trains on its rows, cut into mini-batches."""
 
@@ -37,10 +35,10 @@ class WorkerCall:
 WORKER_GROUPS = {"actor": "actor_rollout_wg", "ref": "ref_policy_wg", "critic": "critic_wg"}
 """Role -> the attribute of verl's trainer that holds its worker group."""
 CALLS = (
-    WorkerCall(LOG_PROB, "compute_log_prob", "actor", "old_log_prob"),
-    WorkerCall(REF, "compute_ref_log_prob", "ref", "ref"),
-    WorkerCall(VALUES, "infer_batch", "critic", "values"),
-    WorkerCall(ACTOR, "update_actor", "actor", "update_actor", trains=True),
-    WorkerCall(CRITIC, "train_mini_batch", "critic", "update_critic", trains=True),
+    WorkerCall(LOG_PROB, "compute_log_prob", "actor"),
+    WorkerCall(REF, "compute_ref_log_prob", "ref"),
+    WorkerCall(VALUES, "infer_batch", "critic"),
+    WorkerCall(ACTOR, "update_actor", "actor", trains=True),
+    WorkerCall(CRITIC, "train_mini_batch", "critic", trains=True),
 )
 CALL_BY_NAME = {call.name: call for call in CALLS}

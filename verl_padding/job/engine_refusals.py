@@ -8,15 +8,16 @@ has the setting, its value and the fix.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.attention import FLASH_ATTN, FSDP
 from verl_padding.job.incompatibility import Incompatibility, refuse
-from verl_padding.job.model_config import has_linear_attention, n_routed_experts, rope_by_length
+from verl_padding.job.model_config import has_linear_attention, rope_by_length
 from verl_padding.job.modes import SEPARATE_ASYNC
-from verl_padding.job.role_engine import PARALLEL_SIZES, REF_SECTION, RoleEngine, is_lora
+from verl_padding.job.role_engine import RoleEngine, is_lora
 from verl_padding.job.savings import PACKER, SHARING, Savings
 from verl_padding.job.verl_check import saving_incompatibilities
 from verl_padding.plan.cost import up_to_multiple
@@ -33,18 +34,9 @@ DEPENDS_ON_ALL = (CHUNK, "index_topk", "keep_window_size")
 """Settings of models in which what a token attends to depends on all that is computed beside it,
 once that is longer than this many tokens, which the probe is not."""
 
-CAPACITY = "moe_expert_capacity_factor"
-LEARNT_FROM_ALL = ("moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_z_loss_coeff")
-"""Settings by which Megatron's routers learn from tokens that have no loss, too (its
-``router.py``)."""
-BIAS, BIAS_RATE = "moe_router_enable_expert_bias", "moe_router_bias_update_rate"
-BIASES_FOLLOW = {"deepseek_v3", "glm4v_moe", "kimi_k2", "nemotron_h"}
-"""Types of models whose experts Megatron's bridges give biases that follow tokens."""
-
 LORA_MERGE = "actor_rollout_ref.model.lora.merge"
 ADAPTERS = {
-    "fsdp": ("lora_rank", "lora_adapter_path"),
-    "fsdp2": ("lora_rank", "lora_adapter_path"),
+    **dict.fromkeys(FSDP, ("lora_rank", "lora_adapter_path")),
     "megatron": ("lora.rank", "lora.adapter_path"),
     "veomni": (),
 }
@@ -60,8 +52,6 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
         savings.block_unless_explicit(PACKER, _has_fixed_sizes(engines[-1]))
     savings.block(SHARING, sharing_incompatibilities(engines, savings))
     for engine in engines:
-        first = next(each for each in engines if each.strategy == engine.strategy)
-        _check_groups_are_equal(first, engine)
         if engine.strategy == "megatron":
             _check_megatron(engine)
         _check_attention(engine)
@@ -69,8 +59,7 @@ def check_engines(engines: Sequence[RoleEngine], savings: Savings) -> None:
         if engine.padded_to != "row" and is_cut_by_verl:
             refuse(
                 f"{engine.model_section}.use_remove_padding=False",
-                f"rows of {engine.section} are padded to the longest of their micro-batch, which "
-                "verl's packer does not count",
+                "verl's packer does not count what pads rows to the longest of a micro-batch",
                 "Set it to True, or padding.packer=plan.",
             )
 
@@ -101,21 +90,6 @@ def _has_fixed_sizes(engine: RoleEngine) -> Incompatibility:
     return Incompatibility(setting, "micro-batches are not cut by tokens", "Set it to True.")
 
 
-def _check_groups_are_equal(first: RoleEngine, other: RoleEngine) -> None:
-    """Roles share their processes, and Megatron and VeOmni make groups once a process, by the
-    engine that starts first (verl's ``MegatronEngine._init_device_mesh``, VeOmni's
-    ``init_parallel_state``)."""
-    for word, name in PARALLEL_SIZES[other.strategy].items():
-        size, first_size = other.size(word), first.size(word)
-        if size != first_size and other.strategy not in FSDP:  # which makes groups of its own
-            refuse(
-                f"{other.section}.{other.strategy}.{name}={size}",
-                f"differs from {first.section}.{first.strategy}.{name}={first_size}, but they "
-                "share process groups",
-                "Set both to the same value.",
-            )
-
-
 def _check_attention(engine: RoleEngine) -> None:
     """Ranks that share a row by Ulysses exchange tokens for heads around its attention, which some
     attentions pass by: verl and VeOmni exchange around flash attention, each for its own engines
@@ -128,20 +102,18 @@ def _check_attention(engine: RoleEngine) -> None:
     if ranks > 1 and not (isinstance(attention, str) and re.fullmatch(known, attention)):
         refuse(
             f"{section}.attn_implementation={attention}",
-            f"does not support Ulysses: each of {ranks} sequence-parallel ranks of "
-            f"{engine.section} would attend only to its own part of a row",
+            f"each of {ranks} Ulysses ranks would attend to its own part of a row",
             f"Set it to {FLASH_ATTN}, or the Ulysses size to 1.",
         )
 
 
 def _check_megatron(engine: RoleEngine) -> None:
-    """Refuses settings with which Megatron would not compute the plan, or pads would count."""
-    section = f"{engine.section}.megatron"
-    config, override = engine.config, engine.megatron_override
+    """Refuses settings with which Megatron would not compute the plan."""
+    section, config = f"{engine.section}.megatron", engine.config
     if config.dynamic_context_parallel:
         refuse(
             f"{section}.dynamic_context_parallel=True",
-            "verl's scheduler would cut the micro-batches of all ranks, not the plan",
+            "verl's scheduler would cut micro-batches, not the plan",
             "Set it to False.",
         )
     # verl makes the last row longer, and of two chunks for context parallel ranks that differ in
@@ -150,37 +122,15 @@ def _check_megatron(engine: RoleEngine) -> None:
     if config.pad_to_length and config.use_remove_padding and bucket % multiple:
         refuse(
             f"{section}.pad_to_length_bucket={bucket}",
-            f"context and tensor parallel ranks take lengths in multiples of {multiple}",
+            f"ranks that share rows take lengths in multiples of {multiple}",
             f"Set it to {up_to_multiple(bucket, multiple)}.",
-        )
-    trains = engine.section != REF_SECTION
-    # With a factor of 1.25, 8 experts and 64 tokens, an expert takes its first 10 and drops the
-    # rest, in passes as well: a pad may take a real token's place.
-    for name in (CAPACITY, *(LEARNT_FROM_ALL if trains else ())):
-        value = override.get(name)
-        # Megatron takes a capacity below 0 for none.
-        if value in (None, "none", 0) or (name == CAPACITY and value < 0):
-            continue
-        refuse(
-            f"{section}.override_transformer_config.{name}={value}",
-            "routers would count all tokens of a micro-batch, including those of pads",
-            "Leave it out, as verl does.",
-        )
-    if trains and engine.trains_mtp:
-        refuse(
-            f"{engine.model_section}.mtp.enable_train=True",
-            "Megatron averages this loss over all micro-batches, and those of pads would shrink it",
-            "Set it to False.",
         )
 
 
 def length_incompatibilities(named: str, model: Mapping[str, Any]) -> Iterator[Incompatibility]:
     """What in a model, by its Hugging Face config, keeps a row from sharing with a longer one."""
     if rope := rope_by_length(model):
-        why = (
-            f"this model's rotary embeddings depend on the length of its input ({rope}), so a "
-            "prefix differs between rows"
-        )
+        why = f"{rope}, so prefixes of rows of other lengths differ"
         yield Incompatibility(named, why, "Choose another model, or padding.sharing=off.")
 
 
@@ -190,8 +140,7 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
     compute it."""
     text = model.get("text_config") or model
     for engine in engines:
-        if engine.strategy == "megatron":
-            _check_expert_biases(engine, model)
+        if engine.strategy == "megatron":  # whose code is not transformers'
             continue
         for key in DEPENDS_ON_ALL:
             # Unpacked, a chunk is of a row's tokens.
@@ -199,8 +148,7 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
                 unpack = f", or set {engine.model_section}.use_remove_padding=False."
                 refuse(
                     named,
-                    f"in this model, what a token attends to depends on all that is packed with it "
-                    f"({key}={text[key]}), so pads would change real rows",
+                    f"{key}={text[key]} has tokens attend by all that is packed with them",
                     "Choose another model" + (unpack if key == CHUNK else "."),
                 )
         _check_linear_attention(engine, model, named)
@@ -209,28 +157,11 @@ def check_model(named: str, model: Mapping[str, Any], engines: Sequence[RoleEngi
 def _check_linear_attention(engine: RoleEngine, model: Mapping[str, Any], named: str) -> None:
     """Refuses Ulysses ranks whose linear attention would not go on from the rank before: verl
     exchanges states for Qwen3.5's language models with a tower alone (its ``qwen3_5.py``)."""
-    ranks, kind = engine.size("Ulysses"), model.get("model_type")
+    kind, ranks = model.get("model_type"), engine.size("Ulysses")
     exchanges = kind in ("qwen3_5", "qwen3_5_moe") and engine.section != "critic"
     if engine.strategy in FSDP and ranks > 1 and has_linear_attention(model) and not exchanges:
-        why = (
-            f"linear attention of model_type={kind} does not support Ulysses: each of {ranks} "
-            f"ranks of {engine.section} would start its part of a row without the state before it"
-        )
-        refuse(named, why, "Set the Ulysses size to 1.")
-
-
-def _check_expert_biases(engine: RoleEngine, model: Mapping[str, Any]) -> None:
-    override, kind = engine.megatron_override, model.get("model_type")
-    by_bridge = kind in BIASES_FOLLOW and n_routed_experts(model) > 0
-    follows = override.get(BIAS, by_bridge) and override.get(BIAS_RATE) != 0
-    if engine.section != REF_SECTION and follows:
-        refuse(
-            f"{engine.section}.megatron.override_transformer_config.{BIAS_RATE}="
-            f"{override.get(BIAS_RATE)}",
-            f"in models of type {kind}, expert biases follow the tokens that experts get, "
-            "including those of pads",
-            "Set it to 0.",
-        )
+        why = f"each of {ranks} Ulysses ranks would miss the state before its part of a row"
+        refuse(f"{named}, model_type={kind}", why, "Set the Ulysses size to 1.")
 
 
 def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine]) -> None:
@@ -238,10 +169,11 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
     instead, or that never reaches the rollout."""
     for engine in engines:
         section, own = engine.model_section, ADAPTERS[engine.strategy]
-        model = OmegaConf.select(config, section)
-        names = [name for each in ADAPTERS.values() for name in each]
-        given = {name: OmegaConf.select(model, name) for name in dict.fromkeys(names)}
-        given = {name: value for name, value in given.items() if value not in (None, "", 0, -1)}
+        given = {
+            name: value
+            for name in dict.fromkeys(chain(*ADAPTERS.values()))
+            if (value := OmegaConf.select(config, f"{section}.{name}")) not in (None, "", 0, -1)
+        }
         has_rank = bool(own) and own[0] in given
         for name, value in given.items():
             if not has_rank or not (name in own or name.endswith("rank")):
@@ -256,5 +188,5 @@ def check_adapters(config: DictConfig, mode: str, engines: Iterable[RoleEngine])
     if is_lora(config) and not merges and gets_base:
         # That rollout gets what get_per_tensor_param() of an engine gives at first, without what
         # comes beside it.
-        why = f"in {SEPARATE_ASYNC} and on a CPU, the rollout gets the base model's weights"
-        refuse(f"{LORA_MERGE}={merges}", f"{why} without the adapter", "Set it to True.")
+        why = f"in {SEPARATE_ASYNC} and on a CPU, the adapter does not reach the rollout"
+        refuse(f"{LORA_MERGE}={merges}", why, "Set it to True.")

@@ -15,7 +15,14 @@ from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.loss_weightings import CORRECTION
 from verl_padding.job.modes import SEPARATE_ASYNC
 from verl_padding.job.role_engine import ACTOR_SECTION
-from verl_padding.job.verl_losses import ESTIMATOR, ESTIMATORS, LOSS_MODE, losses_that, verls_own
+from verl_padding.job.verl_losses import (
+    ESTIMATOR,
+    ESTIMATORS,
+    LOSS_MODE,
+    POLICY_LOSSES,
+    losses_that,
+    verls_own,
+)
 from verl_padding.plan import STRATEGIES, Job
 
 ROLLOUT_CORRECTION = "algorithm.rollout_correction"
@@ -82,8 +89,8 @@ def old_log_prob_incompatibilities(
     )
     yield from _if_set(config, readers, "it reads old log-probs, or replaces them")
     # The workers see whether a loss of one of these names is verl's (worker/incompatibilities.py).
-    losses = losses_that(lambda loss: loss.reads_old_log_probs_alone)
-    yield from _unless_one_of(config, LOSS_MODE, losses, "it may read other results of the pass")
+    why = "it may read other results of the pass"
+    yield from _unless_one_of(config, LOSS_MODE, [*POLICY_LOSSES], why)
     estimators = [name for name, each in ESTIMATORS.items() if not each.reads_old_log_probs]
     known = verls_own(estimators, ADV_ESTIMATOR_REGISTRY)
     yield from _unless_one_of(config, ESTIMATOR, known, "it reads old log-probs, or may")

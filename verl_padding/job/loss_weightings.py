@@ -38,8 +38,7 @@ def check_losses(config: DictConfig, padding: PaddingConfig) -> None:
         if loss.loss_agg_mode == "seq-mean-token-sum-norm" and loss.loss_scale_factor is None:
             refuse(
                 f"{section}.loss_scale_factor=None",
-                f"with loss_agg_mode={loss.loss_agg_mode} verl divides by the padded width of each "
-                "micro-batch",
+                f"loss_agg_mode={loss.loss_agg_mode} divides by the padded width",
                 "Set it to a constant, such as data.max_response_length.",
             )
 
@@ -49,12 +48,10 @@ def packing_incompatibility(config: DictConfig) -> Incompatibility | None:
 
     verl's own packer decides it then, as in stock verl.
     """
-    loss, normalize = (
-        OmegaConf.select(config, LOSS_MODE),
-        f"{CORRECTION}.rollout_is_batch_normalize",
-    )
+    loss = OmegaConf.select(config, LOSS_MODE)
+    normalize = f"{CORRECTION}.rollout_is_batch_normalize"
     if not POLICY_LOSSES.get(loss, PolicyLoss()).is_sum:  # verl refuses one that it does not know
-        why = "it selects tokens across a micro-batch, so it is no sum over rows or tokens"
+        why = "it selects tokens across a micro-batch"
         return Incompatibility(f"{LOSS_MODE}={loss}", why, "Choose another loss.")
     if loss == BYPASS and OmegaConf.select(config, normalize):
         why = "it divides by the mean over the rows of a micro-batch"
@@ -72,9 +69,8 @@ def _refusal_of_policy_loss(config: DictConfig, mode: str, by_session: bool) -> 
         why = str(incompatibility).removesuffix(".")
     elif POLICY_LOSSES.get(loss, PolicyLoss()).is_mean_over_rows and is_sum_of_tokens:
         why = (
-            f"{LOSS_MODE}={loss} is a mean over rows, but with {ACTOR_SECTION}.loss_agg_mode={mode}"
-            " the other terms are sums over tokens: they have no common denominator. Choose "
-            f"{MEAN_OF_TOKENS}"
+            f"{LOSS_MODE}={loss} is a mean over rows, and {ACTOR_SECTION}.loss_agg_mode={mode} one "
+            f"over tokens. Choose {MEAN_OF_TOKENS}"
         )
     else:
         return ""

@@ -22,7 +22,6 @@ SAVED_PASSES = "padding/saved/passes/total"
 SESSION_SCORE = "padding/session/score/mean"
 REPEATED_TOKENS = "padding/repeated_tokens/total"
 
-# Of an update or a worker call.
+# Of an update.
 OPTIMIZER_STEPS = "padding/{update}/optimizer_steps/total"
 DROPPED_ROWS = "padding/{update}/left_out_rows/total"
-CALL_SECONDS = "padding/{call}/seconds"

@@ -24,15 +24,12 @@ def meant_by(name: str, value: Any) -> str | None:
 
 def refuse_misspelt_flag(config: DictConfig) -> None:
     """Refuses a config with such a key, which changes nothing, or with the mode of a padded
-    trainer, and without the flag."""
+    trainer."""
     for key, value in config.items():
         if key != FLAG and (meant := meant_by(str(key), value)):
             why = "neither verl nor verl_padding reads this key"
             refuse(f"+{key!s}={value}", why, f"Did you mean {meant}?")
     mode = str(OmegaConf.select(config, MODE))
     if (verls := mode.removeprefix("padded_")) != mode:
-        refuse(
-            f"{MODE}={mode}",
-            "padding is requested by a flag, not by a mode",
-            f"Set {MODE}={verls} +{FLAG}=prompt.",
-        )
+        why = "padding is requested by a flag, not by a mode"
+        refuse(f"{MODE}={mode}", why, f"Set {MODE}={verls} +{FLAG}=prompt.")

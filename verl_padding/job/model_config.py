@@ -20,15 +20,6 @@ TOWERS = ("vision", "visual", "audio")
 """What the names of those parts of a model's config have in them that see one image or sound, and
 no text."""
 
-BRANCHING_LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers in which a row may go on from where another one was computed."""
-LINEAR = "linear_attention"
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of models with a mixture of experts."""
-GATED_DELTA_RULE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
-"""Types of language models in whose layers of kind :data:`LINEAR` it may, too, as these mix tokens
-by two callables (``prefix_sharing/linear_attention.py``); others of that kind have other code."""
-
 
 def folder_here(path: Any) -> Path | None:
     """The folder of a model or tokenizer that a config names, if it is one of this machine.
@@ -99,21 +90,9 @@ def rope_by_length(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def kinds_of_layers(config: Mapping[str, Any]) -> set[str]:
-    """The kinds of attention, or of what is in its place, in a model's layers; none where its
-    config does not say."""
-    return {str(kind) for part in _parts(config) for kind in part.get("layer_types") or ()}
-
-
 def has_linear_attention(config: Mapping[str, Any]) -> bool:
-    """Whether a model has layers whose linear attention can follow rows that branch."""
-    text = config.get("text_config") or config
-    return text.get("model_type") in GATED_DELTA_RULE and LINEAR in kinds_of_layers(config)
-
-
-def has_latent_attention(config: Mapping[str, Any]) -> bool:
-    """Whether a model's keys and values are made from latent vectors (MLA)."""
-    return any(part.get("kv_lora_rank") for part in _parts(config))
+    """Whether a model has layers of linear attention, by its config."""
+    return any("linear_attention" in (part.get("layer_types") or ()) for part in _parts(config))
 
 
 def has_tower(config: Mapping[str, Any]) -> bool:
@@ -123,12 +102,6 @@ def has_tower(config: Mapping[str, Any]) -> bool:
         and (any(tower in str(name) for tower in TOWERS) or has_tower(value))
         for name, value in config.items()
     )
-
-
-def n_routed_experts(model: Mapping[str, Any]) -> int:
-    """Experts of a layer that its router chooses from; 0 for a dense model."""
-    found = (part.get(key) for part in _parts(model) for key in (*EXPERTS, "moe_num_experts"))
-    return next((experts for experts in found if isinstance(experts, int) and experts > 0), 0)
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ def check_mode(mode: str) -> str:
     """The mode; a PaddingConfigError if it has no padded counterpart."""
     if mode not in MODES:
         raise PaddingConfigError(
-            f"{MODE}={mode!r}: not a trainer that can be padded. Choices: {', '.join(MODES)}, or "
-            "the name of a registered trainer that extends one of the padded ones."
+            f"{MODE}={mode!r}: not a trainer that can be padded. Choices: {', '.join(MODES)}, or a "
+            "registered trainer that extends a padded one."
         )
     return mode

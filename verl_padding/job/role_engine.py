@@ -78,9 +78,6 @@ class RoleEngine:
     attention: Any
     """transformers' name of the model's attention; None, or a name for each of its parts, where it
     is to choose."""
-    trains_mtp: bool
-    """Whether the model is to learn to predict several tokens (MTP), with a loss inside of its
-    forward pass."""
 
     @property
     def strategy(self) -> str:
@@ -228,15 +225,12 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
     is_known = engine.strategy in PARALLEL_SIZES
     if not is_known or not strategy.startswith(type(engine).strategy):
         why = f"the section's engine is a {type(engine).__name__}"
-        if not is_known:
-            why = "only the engines of FSDP, Megatron and VeOmni were tried with pads"
         fix = "Choose both by verl's config group model_engine: dp, megatron or veomni."
         refuse(f"{section}.strategy={strategy}", why, fix)
     model = OmegaConf.select(config, CRITIC_MODEL if is_critic else ACTOR_MODEL)
     # verl's TrainingWorker takes it from the model, whose config class has it True by default.
     engine.use_remove_padding = bool(model.get("use_remove_padding", True))
     attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
-    mtp = model.get("mtp") or {}
     return RoleEngine(
         section=section,
         settings=settings,
@@ -244,7 +238,6 @@ def worker_engine(config: DictConfig, section: str) -> RoleEngine:
         n_gpus=int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes),
         # VeOmni's does not look at the model's section.
         attention=engine.attn_implementation if engine.strategy == "veomni" else attention,
-        trains_mtp=bool(mtp.get("enable")) and bool(mtp.get("enable_train")),
     )
 
 

@@ -24,5 +24,5 @@ def check_workers_get_it(config: Any) -> None:
     given = (OmegaConf.select(config, FOR_WORKERS), os.environ.get(VARIABLE))
     if VENDOR not in given and not ray.is_initialized():
         why = "the padding section is not the config group's, so workers would not pad"
-        fix = f"Add padding: prompt to the defaults list above it, or set +{FOR_WORKERS}={VENDOR}."
+        fix = f"Add padding: prompt to the defaults list, or set +{FOR_WORKERS}={VENDOR}."
         refuse(f"{FOR_WORKERS}={given[0]}", why, fix)

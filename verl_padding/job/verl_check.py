@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.job.incompatibility import Incompatibility, refuse
 from verl_padding.job.savings import SAVINGS
-from verl_padding.job.verl_facts import FACTS, VISION, Fact
+from verl_padding.job.verl_facts import FACTS, Fact
 from verl_padding.job.verl_source import VerlSource, installed_verl
 
 TRIED = ("0.9.1",)
@@ -22,10 +22,8 @@ FIX = f"Install verl=={TRIED[-1]}, or leave +padding out."
 
 @cache
 def missing_facts(source: VerlSource) -> dict[Fact, str]:
-    """The facts that do not hold in verl's source, each with a line that says what is missing, and
-    what would happen."""
-    missing = {fact: fact.what_is_missing(source) for fact in FACTS}
-    return {fact: f"{what}: {fact.without}" for fact, what in missing.items() if what}
+    """The facts that do not hold in verl's source, each with a line that says what is missing."""
+    return {fact: what for fact in FACTS if (what := fact.what_is_missing(source))}
 
 
 def _missing(strategies: Collection[str]) -> list[tuple[Fact, str]]:
@@ -49,13 +47,6 @@ def check_verl(config: DictConfig, strategies: Collection[str] = ()) -> None:
             refuse(f"{fact.needed_by}={value}", line, f"Set another value. {FIX}")
 
 
-def check_vision(model: str) -> None:
-    """Refuses a model with a vision tower if what it needs of verl is not there."""
-    for fact, line in _missing(()):
-        if fact.needed_by == VISION:
-            refuse(model, line, FIX)
-
-
 def saving_incompatibilities(saving: str, strategies: Collection[str]) -> Iterator[Incompatibility]:
     """What a saving needs of verl and does not find, in a job with engines of these strategies."""
     for fact, line in _missing(strategies):
@@ -67,7 +58,5 @@ def untried_verl() -> str:
     """What is to be said of a release of verl that was not tried; empty of one that was."""
     if (version := installed_verl().version) in TRIED:
         return ""
-    return (
-        f"verl=={version} was not tried (tried: {', '.join(TRIED)}). Its source has what the "
-        "plug-in relies on; compare the first steps with those under a tried release."
-    )
+    tried = f"verl=={version} was not tried (tried: {', '.join(TRIED)})"
+    return f"{tried}. Compare the first steps with those under a tried release."

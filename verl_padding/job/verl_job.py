@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.config import MIN_PAD_LENGTH, PaddingConfig
 from verl_padding.errors import PaddingConfigError
-from verl_padding.job.attention import FSDP
 from verl_padding.job.calls import ACTOR, CALL_BY_NAME, CALLS, CRITIC, LOG_PROB, REF, VALUES
 from verl_padding.job.engine_refusals import check_engines, check_model, length_incompatibilities
 from verl_padding.job.incompatibilities import (
@@ -21,15 +20,11 @@ from verl_padding.job.incompatibilities import (
 )
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.loss_weightings import packing_incompatibility
-from verl_padding.job.megatron_branches import branch_limit
 from verl_padding.job.model_config import (
-    BRANCHING_LAYERS,
-    LINEAR,
     config_path,
     folder_here,
     has_linear_attention,
     has_tower,
-    kinds_of_layers,
     read_model_config,
 )
 from verl_padding.job.role_engine import (
@@ -40,7 +35,6 @@ from verl_padding.job.role_engine import (
     role_engines,
 )
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS, Savings
-from verl_padding.job.verl_check import check_vision
 from verl_padding.pads.vision_families import image_maker
 from verl_padding.plan import Job, Pass, PlanError, Update
 from verl_padding.plan.cost import up_to_multiple
@@ -55,10 +49,8 @@ kernels keep a state for each 64 tokens in any case."""
 def translate_plan_error(refusal: PlanError | str) -> str:
     """What the planner refuses or hints at, in the words of a job's settings: ``padding.seed=`` for
     ``seed=``."""
-    message = re.sub(
-        r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", str(refusal)
-    )
-    return re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", message)
+    message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", str(refusal))
+    return re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", message)
 
 
 class VerlJob:
@@ -78,9 +70,8 @@ class VerlJob:
         """What the job computes less; :meth:`check_models`, the workers and the rows may turn off
         more."""
         self.may_branch = True
-        """Whether rows that branch may share what is before, and not only full prefixes: not in
-        layers in which a token depends on more than the tokens before it that attention sees, as
-        :meth:`check_models` finds."""
+        """Whether rows that branch may share what is before, and not only full prefixes: not in a
+        model in which the workers find that they mix (``worker/cross_contamination.py``)."""
         self._with_states: set[str] = set()
         self._fetched = False
         self.parameter_sync_step = int(
@@ -93,11 +84,13 @@ class VerlJob:
         if incompatibility := packing_incompatibility(config):
             for saving in (PACKER, SHARING):
                 self.savings.block(saving, [incompatibility])
-        needed = old_log_prob_incompatibilities(
-            config, self.planner_job(), local_updates=self.parameter_sync_step
-        )
+        job, updates = self.planner_job(), self.parameter_sync_step
+        needed = old_log_prob_incompatibilities(config, job, local_updates=updates)
         self.savings.block(ZERO_ADVANTAGE_ROWS, zero_advantage_incompatibilities(config))
         self.savings.block(OLD_LOG_PROBS, needed)
+        if job.optimizer_steps == "by_rows":
+            rows = job.mini_batch_rows(job.updates[ACTOR])
+            self.savings.limits[OLD_LOG_PROBS] = f"until a batch has more than {rows} rows"
 
     @property
     def skips_old_log_probs(self) -> bool:
@@ -152,33 +145,12 @@ class VerlJob:
             # The actor's first, whose sizes its reference takes where it has none of its own.
             check_model(named, model, self._engines_of(section)[::-1])
         if self.has_vision:
-            check_vision(f"{ACTOR_MODEL}.path={self.config.actor_rollout_ref.model.path}")
             image_maker(self.padding.multimodal, self.model_config)
-        self._with_states = {name for name, model in models.items() if has_linear_attention(model)}
-        for section, model in models.items():
-            if why := self._branch_limit(section, model):
-                self.forbid_branches(why)
+        self._with_states = {name for name in models if has_linear_attention(models[name])}
 
     def _engines_of(self, section: str) -> list[RoleEngine]:
         """The engines that compute a section's model."""
         return [engine for engine in self.engines.values() if engine.model_section == section]
-
-    def _branch_limit(self, section: str, model: Mapping[str, Any]) -> str | None:
-        """Why rows that branch may not share what is before in a model; None if they may."""
-        engines = self._engines_of(section)
-        follows = has_linear_attention(model) and all(each.strategy in FSDP for each in engines)
-        others = kinds_of_layers(model) - BRANCHING_LAYERS - ({LINEAR} if follows else set())
-        if others:
-            kind = (model.get("text_config") or model).get("model_type")
-            return f"{section}.path is of model_type={kind}, with layers of kinds {sorted(others)}"
-        if follows and any(engine.size("Ulysses") > 1 for engine in engines):
-            return f"Ulysses ranks of {section} exchange states of linear attention between rows"
-        limits = (
-            branch_limit(engine.megatron_override, model)
-            for engine in engines
-            if engine.strategy == "megatron"
-        )
-        return next((f"{section}: {limit}" for limit in limits if limit), None)
 
     def forbid_branches(self, why: str) -> None:
         """Has rows share nothing less than all of a row, where they share at all and have not been

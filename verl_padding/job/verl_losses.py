@@ -16,21 +16,17 @@ BYPASS = "bypass_mode"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """Properties of a policy loss of verl; ``tests/job/test_verl_losses.py`` computes each of
-    them."""
+    """Properties of a policy loss of verl, which ``tests/equivalence`` computes; none reads more of
+    the pass before the update than old log-probs."""
 
     is_zero_without_advantage: bool = True
     """Whether it is a sum of terms which the advantage multiplies: a row without one has no
     gradient."""
-    reads_old_log_probs_alone: bool = True
-    """Whether it reads nothing of the pass before the update but old log-probs."""
     is_sum: bool = True
     """Whether it is a sum over rows or tokens, so that rows can weigh differently; not if it
     chooses tokens among those of all rows of a micro-batch."""
     is_mean_over_rows: bool = False
     """Whether it is a mean over rows, whatever ``loss_agg_mode`` says of the other terms."""
-    skips_zero_advantages: bool = False
-    """Whether its clip fractions, means over all tokens, count none with an advantage of 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +44,18 @@ class Estimator:
 
 
 POLICY_LOSSES = {
-    "vanilla": PolicyLoss(skips_zero_advantages=True),
+    "vanilla": PolicyLoss(),
     "dppo_tv": PolicyLoss(),
     "dppo_kl": PolicyLoss(),
-    "gspo": PolicyLoss(skips_zero_advantages=True),
-    "sapo": PolicyLoss(is_mean_over_rows=True, skips_zero_advantages=True),
+    "gspo": PolicyLoss(),
+    "sapo": PolicyLoss(is_mean_over_rows=True),
     "gpg": PolicyLoss(),
     "clip_cov": PolicyLoss(is_zero_without_advantage=False, is_sum=False),
     "kl_cov": PolicyLoss(is_zero_without_advantage=False, is_sum=False),
-    "geo_mean": PolicyLoss(is_mean_over_rows=True, skips_zero_advantages=True),
+    "geo_mean": PolicyLoss(is_mean_over_rows=True),
     "cispo": PolicyLoss(),
     "dro": PolicyLoss(is_zero_without_advantage=False),
-    BYPASS: PolicyLoss(skips_zero_advantages=True),
+    BYPASS: PolicyLoss(),
 }
 ESTIMATORS = {
     "gae": Estimator(has_groups=False, whitens=True),

@@ -17,7 +17,6 @@ class VerlSource:
     def __init__(self, root: Path):
         self.root = root
         self._modules: dict[str, ast.Module | None] = {}
-        self._code: dict[tuple[str, str], str | None] = {}
 
     @property
     def version(self) -> str:
@@ -35,11 +34,6 @@ class VerlSource:
     def code(self, file: str, name: str) -> str | None:
         """The code of a definition as ``ast.unparse`` writes it, without its docstring; None if it
         is not there."""
-        if (file, name) not in self._code:
-            self._code[file, name] = self._unparse(file, name)
-        return self._code[file, name]
-
-    def _unparse(self, file: str, name: str) -> str | None:
         node: ast.Module | Definition | None = self.module(file)
         for part in name.split("."):
             inside = node.body if node is not None else []
@@ -50,13 +44,12 @@ class VerlSource:
         says = ast.get_docstring(node) is not None
         return "\n".join(map(ast.unparse, node.body[says:]))
 
-    def lacks(self, file: str, name: str, code: tuple[str, ...]) -> list[str]:
-        """Which of some pieces of code a definition does not have; its name if there is no such
-        definition."""
-        body = self.code(file, name)
-        if body is None:
-            return [name]
-        return [piece for piece in code if not re.search(_whole(piece), body)]
+    def lacks(self, file: str, name: str, pieces: tuple[str, ...]) -> str:
+        """What a definition does not have of some pieces of code; empty if it has all."""
+        if (code := self.code(file, name)) is None:
+            return "is not there"
+        lacking = [piece for piece in pieces if not re.search(_whole(piece), code)]
+        return f"has no {', '.join(lacking)}" if lacking else ""
 
 
 def _whole(piece: str) -> str:

@@ -22,7 +22,6 @@ class _CpuDeviceModule(ModuleType):
     memory_allocated = memory_reserved = _always(0)
     max_memory_allocated = max_memory_reserved = _always(0)
     mem_get_info = _always((0, 0))
-    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     get_rng_state = staticmethod(torch.get_rng_state)
     set_rng_state = staticmethod(torch.set_rng_state)
     get_device_name = _always(PLATFORM)

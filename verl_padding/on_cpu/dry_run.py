@@ -14,14 +14,13 @@ from textwrap import shorten
 from typing import Any
 from unittest import mock
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingError
 from verl_padding.job.metric_names import GRAD_NORM
-from verl_padding.on_cpu.in_the_job import STEP_BEGINS
 from verl_padding.on_cpu.launch import START_S, TIMED_OUT, run_command
 from verl_padding.on_cpu.reduced_job import MODEL, reduced, write_shrunk_model
-from verl_padding.on_cpu.scripted_replies import TEXTS
+from verl_padding.on_cpu.verl_patches import TEXTS
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
 from verl_padding.record.run_files import LOG, ROLLOUTS, dumps_in, read_dump, read_metrics
@@ -36,6 +35,8 @@ SHOWN = (
 ROLLOUT_METRICS = "training/rollout_"
 """Prefix of metrics that compare the rollout with the trainer. They mean nothing for scripted
 replies."""
+STEP_BEGINS = "Creating file logger"
+"""What verl prints when its workers are up."""
 SESSION_FAILED = "Error in _run_prompt"
 """What verl logs of a session that has failed, before it goes on without the session."""
 DUMPED = {"uid": str, "input": str, "output": str, "score": float | int | None}
@@ -100,8 +101,8 @@ def run_step(
         f"metrics are not finite: {', '.join(not_finite)}": not_finite,
         f"{failed} sessions failed, and verl went on without them": failed,
     }
-    if rewards := re.search(r"PaddingDataError: (reward\..*)", log):
-        raise DryRunError(rewards[1], details="")
+    if reward := re.search(r"PaddingDataError: (reward\..*)", log):
+        raise DryRunError(reward[1], details="")
     if found := [what for what, is_so in wrong.items() if is_so]:
         raise DryRunError(f"step: {'; '.join(found)}", excerpt(log))
     dumped = [row for path in dumps_in(folder / ROLLOUTS) for row in read_dump(path, **DUMPED)]
@@ -115,12 +116,9 @@ def run_step(
 
 def _run_job(config: DictConfig, folder: Path, timeout_s: float, replies: Sequence[str]) -> int:
     """Runs a job by verl's own command, and returns its exit code."""
-    with open_dict(config):
-        config.hydra = {"run": {"dir": str(folder / "hydra")}}
-    (folder / "config").mkdir()
-    OmegaConf.save(config, folder / "config" / "job.yaml")
-    command = [sys.executable, "-m", "verl.trainer.main_ppo"]
-    command += ["--config-path", str(folder / "config"), "--config-name", "job"]
+    OmegaConf.save(config, folder / "job.yaml")
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"hydra.run.dir={folder}/hydra"]
+    command += ["--config-path", str(folder), "--config-name", "job"]
     with mock.patch.dict("os.environ", {TEXTS: json.dumps(list(replies))}):
         return run_command(
             command, folder=folder, timeout_s=timeout_s, timed_from=STEP_BEGINS, cwd=Path.cwd()

@@ -27,46 +27,33 @@ SHORT_RESPONSE = 2048
 LEFT_OUT = (
     "reward.reward_model.enable",
     "distillation.enabled",
-    "algorithm.filter_groups.enable",  # of a random model, all groups earn the same
+    "algorithm.filter_groups.enable",
     f"{ROLLOUT}.enable_rollout_routing_replay",
 )
-"""What takes models that are not here, and is reported where the job asks for it."""
+"""What the dry run turns off, and reports where the job asks for it."""
 
 HEADS, HEAD = 2, 32
 WIDTH = HEADS * HEAD
 SIZES = {
-    "hidden_size": WIDTH,
-    "moe_intermediate_size": WIDTH,
-    "shared_expert_intermediate_size": WIDTH,
-    "intermediate_size": 2 * WIDTH,
-    "num_attention_heads": HEADS,
-    "linear_num_key_heads": HEADS,
-    "linear_num_value_heads": HEADS,
-    "q_lora_rank": HEAD,
-    "kv_lora_rank": HEAD,
-    "qk_nope_head_dim": HEAD,
-    "v_head_dim": HEAD,
-    "linear_key_head_dim": HEAD,
-    "linear_value_head_dim": HEAD,
-    "qk_rope_head_dim": HEAD // 2,
-    "num_experts": 4,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
-    "num_hidden_layers": 2,
-    "max_window_layers": 2,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_nextn_predict_layers": 0,
-    # of a vision tower, whose outputs are as wide as the text model
-    "depth": 2,
+    "mamba_n_heads": 128,
+    "moe_k": 2,
+    "hidden_size": WIDTH,  # also out_hidden_size: a vision tower's outputs are as wide as the text
     "embed_dim": WIDTH,
-    "out_hidden_size": WIDTH,
-    "num_heads": HEADS,
+    "intermediate_size": 2 * WIDTH,
+    "_heads": HEADS,
+    "qk_head_dim": 2 * HEAD,  # turned by positions, and not
+    "head_dim": HEAD,
+    "lora_rank": HEAD,
+    "experts": 4,
+    "experts_per_tok": 2,
+    "predict_layers": 0,
+    "_layers": 2,
+    "depth": 2,
+    "dense_replace": 1,
+    "_group": 1,
     "num_position_embeddings": 64,
 }
-"""Largest size of each key of a model's config."""
+"""End of a key of a model's config -> its largest size; the first one holds."""
 LAYERS = {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
 """Which layers of a vision tower are special."""
 OF_ENGINE = {"strategy", "_target_", "optim", "checkpoint"}
@@ -103,55 +90,46 @@ def reduced(
     if tokenizer and not folder_here(tokenizer):
         left_out.append(f"{MODEL}.tokenizer_path ({tokenizer}): the model's own takes its place")
     left_out.append(f"{ROLLOUT}.name={config.actor_rollout_ref.rollout.name}: replies are scripted")
-    changes = _changes(config, folder) | dict.fromkeys(LEFT_OUT, False)
-    for section in (MODEL, "critic.model"):
-        changes |= {
-            f"{section}.path": str(model),
-            # What these name is in the small model's folder.
-            f"{section}.hf_config_path": None,
-            f"{section}.tokenizer_path": None,
-            f"{section}.override_config": {"attn_implementation": attention},
-        }
+    changes = _changes(config)
     with read_write(config), open_dict(config):
         if (strategy := config.actor_rollout_ref.actor.strategy) not in ("fsdp", "fsdp2"):
             _put_fsdp2(config)
             left_out.append(f"the engine {strategy}: FSDP2 takes its place")
         # What the job sets is overwritten; what these files leave out stays the job's.
         for name in ON_A_CPU:
-            on_a_cpu = OmegaConf.load(Path(configs.__file__).parent / name)
-            assert isinstance(on_a_cpu, DictConfig)
-            on_a_cpu.pop("defaults", None)
-            config.merge_with(on_a_cpu)
+            config.merge_with(OmegaConf.load(Path(configs.__file__).parent / name))
+        config.pop("defaults", None)
+        for section in (config.actor_rollout_ref.model, config.critic.model):
+            section.path = str(model)
+            section.override_config.attn_implementation = attention
+        config.trainer.rollout_data_dir = str(folder / ROLLOUTS)
         for setting, value in changes.items():
-            OmegaConf.update(config, setting, value, force_add=True)
-        config.ray_kwargs.ray_init.pop("address", None)
+            OmegaConf.update(config, setting, value)
     return config, left_out
 
 
 def _check_data_is_here(config: DictConfig) -> None:
     """Refuses files of data that verl would fetch, those of ``hdfs://`` by a shell command."""
-    for setting in ("data.train_files", "data.val_files"):
-        files = OmegaConf.select(config, setting)
+    for name in ("train_files", "val_files"):
+        files = config.data.get(name)
         for file in [files] if isinstance(files, str) else files or ():
             if "://" in file:
-                refuse(f"{setting}={file}", "a dry run fetches no data", "Name a file here.")
+                refuse(f"data.{name}={file}", "a dry run fetches no data", "Name a file here.")
 
 
-def _changes(config: DictConfig, folder: Path) -> dict[str, Any]:
+def _changes(config: DictConfig) -> dict[str, Any]:
     """Setting -> its value in the dry run, where that depends on the job."""
     validates = config.trainer.get("val_before_train", True) or config.trainer.test_freq > 0
-    changes = {
-        "trainer.test_freq": 1 if validates else -1,
-        "trainer.default_local_dir": str(folder / "checkpoints"),
-        "trainer.rollout_data_dir": str(folder / ROLLOUTS),
+    changes = {"trainer.test_freq": 1 if validates else -1}
+    limits = {
+        "max_token_len_per_gpu": config.data.max_prompt_length + SHORT_RESPONSE,
+        "micro_batch_size_per_gpu": 1,
     }
-    budget = config.data.max_prompt_length + SHORT_RESPONSE
     for section in (ACTOR, REF, ROLLOUT, "critic"):
         for name, value in OmegaConf.select(config, section).items():
-            if value is not None and name.endswith("max_token_len_per_gpu"):
-                changes[f"{section}.{name}"] = min(value, budget)
-            elif value is not None and name.endswith("micro_batch_size_per_gpu"):
-                changes[f"{section}.{name}"] = 1
+            for end, limit in limits.items():
+                if value is not None and name.endswith(end):
+                    changes[f"{section}.{name}"] = min(value, limit)
     return changes
 
 
@@ -179,13 +157,12 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in config.items()
         if key != "quantization_config" and not key.endswith("_implementation")
     }
-    for key, size in SIZES.items():
-        if isinstance(small.get(key), int) and not isinstance(small[key], bool):
-            small[key] = min(small[key], size)
-    if isinstance(small.get("head_dim"), int):
-        small["head_dim"] = HEAD
+    for key, value in small.items():
+        size = next((size for end, size in SIZES.items() if key.endswith(end)), None)
+        if size is not None and type(value) is int:
+            small[key] = min(value, size)
     # Grouped heads stay grouped: 8 of 32 become 1 of 2, and 32 of 32 become 2 of 2.
-    if heads := small.get("num_key_value_heads"):
+    if heads := config.get("num_key_value_heads"):
         small["num_key_value_heads"] = HEADS if heads == config.get("num_attention_heads") else 1
     if kinds := small.get("layer_types"):  # one of each kind, if there are two
         small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
@@ -196,17 +173,8 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
         if "long_factor" in rope:  # LongRoPE has a factor for each frequency of a large head
             small[key] = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)}
     small |= {key: layers for key, layers in LAYERS.items() if key in small}
-    for part in ("text_config", "vision_config"):
-        if small.get(part):
-            small[part] = shrunk(small[part])
-    return small
-
-
-def _copy_what_is_not_weights(folder: Path, place: Path) -> None:
-    """Copies a folder of a model or tokenizer."""
-    for file in folder.iterdir():
-        if file.is_file() and not file.name.endswith(WEIGHTS):
-            shutil.copy(file, place / file.name)
+    parts = ("text_config", "vision_config")
+    return small | {part: shrunk(small[part]) for part in parts if small.get(part)}
 
 
 def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
@@ -233,21 +201,20 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
         try:
             folder = Path(snapshot_download(section.path, local_files_only=True))
         except LocalEntryNotFoundError as error:
-            why = f"{MODEL}.path={section.path}: neither a local folder nor in the hub's cache"
-            fix = f"hf download {section.path} --exclude '*.safetensors'"
-            raise PaddingConfigError(f"{why}. Fetch it ({fix}).") from error
-    _copy_what_is_not_weights(folder, place)
-    model_config = (place / "config.json").read_text()
-    if tokenizer := section.get("tokenizer_path") and folder_here(section.tokenizer_path):
-        _copy_what_is_not_weights(tokenizer, place)
-        (place / "config.json").write_text(model_config)
-    config_file = Path(section.get("hf_config_path") or place, "config.json")
-    config = json.loads(read_text(config_file))
+            fix = f"Fetch it (hf download {section.path} --exclude '*.safetensors')."
+            why = "neither a local folder nor in the hub's cache"
+            raise PaddingConfigError(f"{MODEL}.path={section.path}: {why}. {fix}") from error
+    config = json.loads(read_text(Path(section.get("hf_config_path") or folder, "config.json")))
+    tokenizer = folder_here(section.get("tokenizer_path") or folder)
+    for source in (folder, tokenizer) if tokenizer else (folder,):
+        for file in source.iterdir():
+            if file.is_file() and not file.name.endswith(WEIGHTS):
+                shutil.copy(file, place / file.name)
     (place / "config.json").write_text(json.dumps(shrunk(config), indent=1))
     hf = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust)
     if not hf.architectures:
         why = "its config.json has no architectures, from which verl finds the model's class"
-        raise PaddingConfigError(f"{MODEL}.path={section.path}: {why}. Add it.")
+        refuse(f"{MODEL}.path={section.path}", why, "Add it.")
     name = hf.architectures[0]
     model_class = getattr(transformers, name, None)
     with torch.random.fork_rng(devices=[]):

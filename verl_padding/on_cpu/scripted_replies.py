@@ -7,9 +7,6 @@ from typing import Any
 
 from verl_padding.on_cpu.rollout.batch_generation import Generation
 
-TEXTS = "VERL_PADDING_REPLIES"
-"""Environment variable with the texts of scripted replies as JSON; where it is set, rollout servers
-give no others."""
 NOISE = 24  # most tokens of a reply that nobody wrote
 EXAMPLES = {"string": "1 + 2", "integer": 1, "number": 1.5, "boolean": True}
 """Type in a tool's schema -> an argument of it."""

@@ -56,14 +56,12 @@ OF_KIND: dict[TinyModelKind, dict[str, Any]] = {
         "rope_parameters": MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
     },
 }
-TOWER = {
+VISION = {
     "depth": 2,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_heads": 2,
     "num_position_embeddings": 64,
-}
-VISION = TOWER | {
     "out_hidden_size": SIZES["hidden_size"],
     "patch_size": IMAGE_PATCH,
     "spatial_merge_size": 2,

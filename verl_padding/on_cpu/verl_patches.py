@@ -21,6 +21,9 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 ROLLOUT_NAME = "transformers"  # value of ``actor_rollout_ref.rollout.name``
+TEXTS = "VERL_PADDING_REPLIES"
+"""Environment variable with the texts of scripted replies as JSON: it is set in a dry run, where
+rollout servers give no others."""
 FIRST_PORT, LAST_PORT = 20_000, 32_767
 """Above the ports of ``ray start``'s workers (to 19999), below those that Linux (32768) and macOS
 (49152) give away."""
@@ -52,10 +55,11 @@ class _OnCpu:
     engine_config: Any
 
     def _build_module(self) -> Any:
-        from verl_padding.worker.packed_attention import pack_attention
+        from verl_padding.worker.packed_attention import use_packed_attention
 
         module = super()._build_module()  # type: ignore[misc]
-        pack_attention(module, self.engine_config)
+        if self.engine_config.use_remove_padding:
+            use_packed_attention(module)
         return module
 
 
@@ -143,10 +147,8 @@ class VllmCpuFinder(DistributionFinder):
 
 # A string names a module and its function, which wrapt imports when the hook is run.
 HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
-    (
-        "verl.plugin.platform",
-        lambda _: import_module("verl_padding.on_cpu.cpu_platform"),
-    ),  # registers its class
+    # These modules register their classes.
+    ("verl.plugin.platform", lambda _: import_module("verl_padding.on_cpu.cpu_platform")),
     (
         "verl.checkpoint_engine.base",
         lambda _: import_module("verl_padding.on_cpu.rollout.shared_file_checkpoint"),
@@ -164,17 +166,13 @@ HOOKS: tuple[tuple[str, Callable[[Any], object] | str], ...] = (
         "verl_padding.on_cpu.rollout.request_names:name_sessions",
     ),
     ("verl.trainer.ppo.v1.replay_buffer", poll_often),
-    ("verl.trainer.ppo.v1.trainer_base", "verl_padding.on_cpu.in_the_job:announce_step"),
-    (
-        "verl.experimental.reward_loop.reward_loop",
-        "verl_padding.on_cpu.in_the_job:check_rewards",
-    ),
-    (
-        "verl.experimental.reward_loop.reward_loop",
-        "verl_padding.on_cpu.in_the_job:trust_models_as_the_job",
-    ),
 )
 """Modules of verl, and what is called with each."""
+REWARD_LOOP = "verl.experimental.reward_loop.reward_loop"
+DRY_RUN_HOOKS = (
+    (REWARD_LOOP, "verl_padding.on_cpu.in_the_job:check_rewards"),
+    (REWARD_LOOP, "verl_padding.on_cpu.in_the_job:trust_models_as_the_job"),
+)
 
 
 def register() -> None:
@@ -185,8 +183,7 @@ def register() -> None:
     # Of its 8 threads, TransferQueue warns at each put and get: hundreds of lines a step, through
     # all of Ray's log.
     os.environ.setdefault("TQ_NUM_THREADS", "1")
-    sys.meta_path.append(
-        VllmCpuFinder()
-    )  # the last one: a distribution that is really named vllm comes first
-    for module, hook in HOOKS:
+    # The last one: a distribution that is really named vllm comes first.
+    sys.meta_path.append(VllmCpuFinder())
+    for module, hook in HOOKS + (DRY_RUN_HOOKS if TEXTS in os.environ else ()):
         register_post_import_hook(hook, module)

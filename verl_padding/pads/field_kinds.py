@@ -26,14 +26,9 @@ class Kind(Enum):
     def tokens(self, prompt: int, response: int) -> int | None:
         """Tokens of a field in a row of ``prompt`` + ``response``; None for a kind that does not
         follow the row."""
-        whole = prompt + response
-        lengths = {
-            Kind.PROMPT: prompt,
-            Kind.RESPONSE: response,
-            Kind.SEQUENCE: whole,
-            Kind.POSITIONS: whole,
-        }
-        return lengths.get(self)
+        lengths = {Kind.PROMPT: prompt, Kind.RESPONSE: response}
+        whole = prompt + response if self in (Kind.SEQUENCE, Kind.POSITIONS) else None
+        return lengths.get(self, whole)
 
 
 FOUND_BY_LENGTH = (Kind.PROMPT, Kind.RESPONSE, Kind.SEQUENCE)

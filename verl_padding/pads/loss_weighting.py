@@ -79,8 +79,7 @@ def loss_factors(
             raise PaddingDataError(
                 f"row {keys[with_loss[0]]!r}: {LOSS_WEIGHT}={weight_R[with_loss[0]]}, and no row "
                 f"of mini-batch {number} of {ACTOR!r} that has a token with a loss "
-                f"({plural(len(with_loss), 'row')}) weighs more: there is nothing to train on. "
-                "Give one of them a weight above 0, or let the agent loop leave such rows out."
+                f"({plural(len(with_loss), 'row')}) weighs more. Leave such rows out."
             )
         factor_R[rows] = _factors(
             [keys[row] for row in rows], weights[rows], tokens[rows], weighting
@@ -89,9 +88,8 @@ def loss_factors(
             if tokens[row] and weights[row] and not FLOAT32.tiny <= factor_R[row] <= FLOAT32.max:
                 raise PaddingDataError(
                     f"row {keys[row]!r}: {LOSS_WEIGHT}={weight_R[row]!r}: in mini-batch {number} "
-                    f"of {ACTOR!r} its gradient would be multiplied by "
-                    f"{factor_R[row]:.3g}, which float32 cannot hold. Give rows weights that are "
-                    "nearer to each other and to 1."
+                    f"of {ACTOR!r} its gradient would be multiplied by {factor_R[row]:.3g}, which "
+                    "float32 cannot hold. Give rows weights nearer to 1."
                 )
     return factor_R.tolist()
 

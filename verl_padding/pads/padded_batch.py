@@ -1,14 +1,22 @@
 """A batch with its plan and its pads: put in, ordered into worker calls, taken out."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
+from tensordict import TensorDict
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, row_columns
-from verl_padding.pads.loss_weighting import ACTOR, LOSS_WEIGHT, LossWeighting, loss_factors
+from verl_padding.pads.loss_weighting import (
+    ACTOR,
+    LOSS_WEIGHT,
+    MEAN_OF_TOKENS,
+    LossWeighting,
+    loss_factors,
+)
 from verl_padding.pads.planned_call import (
     CALL,
     MiniBatch,
@@ -31,6 +39,7 @@ from verl_padding.pads.template import Columns, PadTemplate
 from verl_padding.pads.upsampling import check_weight_is_a_field, new_pads
 from verl_padding.plan import BatchPlan
 
+BY_ROWS = LossWeighting(mode=MEAN_OF_TOKENS)
 NO_ADAPTER, LOG_PROB = "no_lora_adapter", "log_prob"
 """verl's key in ``extra_info`` of a pass of a LoRA actor as its own reference, and the pass."""
 
@@ -43,11 +52,16 @@ class PaddedBatch:
     :func:`~verl_padding.pads.upsampling.strip` of them takes them out.
 
     A PaddingDataError refuses a real row that :class:`SourceRows` refuses, or that cannot weigh
-    what its agent loop says. ``weighting`` says how the actor's loss weighs rows; without it all
-    weigh the same. ``may_branch`` says whether rows share tokens before they branch, or only
-    full prefixes; None where they share nothing. ``timed`` says whether the workers time
-    micro-batches, ``own_old_log_probs`` whether the actor's update takes its own log-probs for
-    those of the old policy, ``drops_zero_advantage`` whether it may leave rows out.
+    what its agent loop says.
+
+    Args:
+        weighting: how the actor's loss weighs rows.
+        may_branch: whether rows share tokens before they branch, or only full prefixes; None where
+            they share nothing.
+        timed: whether the workers time micro-batches.
+        own_old_log_probs: whether the actor's update takes its own log-probs for those of the old
+            policy.
+        drops_zero_advantage: whether it may leave rows out.
     """
 
     def __init__(
@@ -56,7 +70,7 @@ class PaddedBatch:
         plan: BatchPlan,
         template: PadTemplate,
         *,
-        weighting: LossWeighting | None = None,
+        weighting: LossWeighting = BY_ROWS,
         may_branch: bool | None = None,
         timed: bool = False,
         own_old_log_probs: bool = False,
@@ -66,25 +80,20 @@ class PaddedBatch:
         self.batch = rows_like(batch, batch.keys, batch.tags)
         """The real rows as they were planned."""
         self.plan = plan
-        self.pads = new_pads(self.batch, plan.n_pads, template)
-        """All pads of the plan, whether they have been put or not."""
+        self.pads = new_pads(self.batch, 0, template)
+        """Those that have been put, or are about to be."""
         self.pad_length = template.length
         self._template = template
-        self._may_branch, self._timed = may_branch, timed
-        self._by_rows = weighting is None or weighting.by_rows
-        self._own_old_log_probs = own_old_log_probs
+        self.may_branch, self._timed = may_branch, timed
+        self._weighting, self._own_old_log_probs = weighting, own_old_log_probs
         self._drops_zero_advantage = drops_zero_advantage
-        leaving_out = {call for call, layout in plan.layouts.items() if any(layout.dropped)}
-        assert leaving_out <= ({ACTOR} if drops_zero_advantage else set()), (
-            f"{leaving_out} would divide by the rows that they compute"
-        )
         self._source = SourceRows(self.batch)
         self._fields_put: set[str] = set()
-        self._factor_R = None if weighting is None else self._loss_factors(weighting)
+        self._factor_R = self._loss_factors()
 
-    def _loss_factors(self, weighting: LossWeighting) -> list[float] | None:
+    def _loss_factors(self) -> list[float] | None:
         """Of each real row in the actor's update; None where all weigh the same."""
-        weight_R = self._source.weights()
+        weight_R, weighting = self._source.weights(), self._weighting
         if not self._source.keys_with(LOSS_WEIGHT) and not weighting.by_session:
             return None
         # Also where the actor does not train, as while its critic warms up.
@@ -93,20 +102,32 @@ class PaddedBatch:
                 f"field {LOSS_WEIGHT!r}: no loss of this job can weigh its rows: "
                 f"{weighting.refusal}"
             )
-        layout = self.plan.layouts.get(ACTOR)
-        if layout is None:
+        if ACTOR not in self.plan.layouts:
             return None
+        layout = self.plan.layouts[ACTOR]
         return loss_factors(layout, self.batch.keys, weight_R, self.loss_tokens_R, weighting)
 
     def put_pads(self) -> None:
-        """Puts all pads, with the fields that real rows have by now, in one put; none if one of
-        these is refused."""
+        """Puts the pads of the plan that are not there yet, with the fields that real rows have by
+        now, in one put; none if one of these is refused."""
+        n_pads = max(self.plan.n_pads - len(self.pads), 0)
         # One is made even if none is needed: a field that no pad can have is refused when it first
         # appears.
-        fields = self._new_fields(len(self.pads) or 1)
-        if self.pads.keys:
-            self._fields_put = set(fields)
-            put_new_rows(self.pads, fields)
+        fields = self._new_fields(n_pads or 1)
+        if n_pads:
+            pads = new_pads(self.batch, n_pads, self._template)
+            self._fields_put = self._fields_put or set(fields)
+            # They are known before they are put: whatever happens, they are taken out again.
+            self.pads = rows_like(pads, self.pads.keys + pads.keys, self.pads.tags + pads.tags)
+            put_new_rows(pads, TensorDict(fields, batch_size=n_pads))
+
+    def replace_layout(self, call: str, plan: BatchPlan) -> None:
+        """Has a call follow another plan of the same mini-batches, whose pads :meth:`put_pads`
+        puts."""
+        layouts = {**self.plan.layouts, call: plan.layouts[call]}
+        figures = {**self.plan.figures, call: plan.figures[call]}
+        self.plan = replace(self.plan, layouts=layouts, figures=figures)
+        vars(self).pop("mask_R", None)  # read anew
 
     def update_rows(self, call: str, batch: KVBatchMeta) -> KVBatchMeta:
         """The rows of an update, with what the loss must know of each mini-batch.
@@ -121,21 +142,22 @@ class PaddedBatch:
             # all rows of a call have, so without this, `advantages` would vanish from every rank
             # that holds a pad.
             pads = select_rows(self.pads, range(layout.n_pads))
-            put_columns(pads, self._new_fields(layout.n_pads))
+            put_columns(
+                pads, self._new_fields(layout.n_pads, self._fields_put | COLUMN_DTYPES.keys())
+            )
         steps = mini_batches(
             layout,
-            self._trained_tokens_R,
+            [int(mask.sum()) for mask in self.mask_R],
             self.loss_tokens_R,
-            by_rows=self._by_rows,
+            by_rows=self._weighting.by_rows,
             leaves_out=call == ACTOR and self._drops_zero_advantage,
         )
         steps *= batch.extra_info.get("epochs", 1)
         takes_own = call == ACTOR and self._own_old_log_probs and not self.has_old_log_probs()
         if takes_own and len(steps) > 1:
             raise PaddingDataError(
-                f"worker call {call!r}: the second of {len(steps)} optimizer steps needs "
-                "log-probs of the old policy, but no pass has computed them. Make the pass first, "
-                "or set padding.recompute_old_log_probs=true."
+                f"worker call {call!r}: the second of {len(steps)} optimizer steps needs old "
+                "log-probs. Make their pass first, or set padding.recompute_old_log_probs=true."
             )
         rows = self.call_rows(call, batch, steps, takes_own_log_probs=takes_own)
         rows.extra_info |= cut_into(layout)
@@ -153,8 +175,10 @@ class PaddedBatch:
     def idle_steps(self, call: str) -> int:
         """Optimizer steps of an update, once it was called, none of whose rows has a trained token
         that weighs."""
-        weighed_R = zip(self._trained_tokens_R, self.weights(call), strict=True)
-        trains_R = [n * weight > 0 for n, weight in weighed_R]
+        weight_R = self.weights(call)
+        trains_R = [
+            bool(mask.any() and weight) for mask, weight in zip(self.mask_R, weight_R, strict=True)
+        ]
         return sum(
             not any(trains_R[row] for row in rows) for rows in self.plan.layouts[call].rows_M
         )
@@ -166,10 +190,6 @@ class PaddedBatch:
         # Read as late as that: until then the trainer may reject tokens.
         fields = read_fields(self.batch.keys, self.batch.partition_id, ["response_mask"])
         return [mask.bool() for mask in fields["response_mask"].unbind()]
-
-    @cached_property
-    def _trained_tokens_R(self) -> list[int]:
-        return [int(mask.sum()) for mask in self.mask_R]
 
     @cached_property
     def loss_tokens_R(self) -> list[int]:
@@ -191,9 +211,12 @@ class PaddedBatch:
             "the batch changed between plan and worker call"
         )
         layout, tries = self.plan.layouts[call], self.plan.tries
+        assert not any(layout.dropped) or (call == ACTOR and self._drops_zero_advantage), (
+            f"{call} would divide by the rows that it computes"
+        )
         # The trainer may have reordered its batch, and changed its tags, since it was planned.
-        keys = [*batch.keys, *self.pads.keys]
-        tag_of = dict(zip(keys, [*batch.tags, *self.pads.tags], strict=True))
+        tag_of = dict(zip(batch.keys, batch.tags, strict=True))
+        tag_of |= zip(self.pads.keys, self.pads.tags, strict=True)
         planned = [*self.batch.keys, *self.pads.keys]
         ordered = [planned[row] for row in layout.order]
         rows = rows_like(batch, ordered, [tag_of[key] for key in ordered])
@@ -203,10 +226,10 @@ class PaddedBatch:
         if call != LOG_PROB:
             rows.extra_info.pop(NO_ADAPTER, None)
         name = "ref" if rows.extra_info.get(NO_ADAPTER) else call
-        shares = self._may_branch is not None
+        shares = self.may_branch is not None
         rows.extra_info[CALL] = PlannedCall(
             layout=layout,
-            may_branch=self._may_branch,
+            may_branch=self.may_branch,
             position_R=tries.dfs_position_R.tolist() if shares and tries is not None else (),
             timed_as=name if self._timed else None,
             factor_R=self._factor_R if call == ACTOR else None,
@@ -216,11 +239,11 @@ class PaddedBatch:
         put_columns(rows, row_columns(layout, marks_pads=bool(steps or layout.n_pads)))
         return rows
 
-    def _new_fields(self, n_pads: int) -> Columns:
-        """What pads do not have yet of what real rows have by now."""
+    def _new_fields(self, n_pads: int, leave_out: Collection[str] = ()) -> Columns:
+        """Of some pads, what real rows have by now; columns of an earlier call come anew with each
+        call."""
         rows = self._source.read()
         check_weight_is_a_field(rows)
-        # Columns of an earlier call come anew with each call.
-        leave_out = self._fields_put | COLUMN_DTYPES.keys()
-        names = dict.fromkeys(name for row in rows for name in row if name not in leave_out)
+        there = dict.fromkeys(name for row in rows for name in row)
+        names = [name for name in there if name not in COLUMN_DTYPES and name not in leave_out]
         return self._template.fields(rows, names, n_pads)

@@ -36,8 +36,6 @@ class MiniBatch:
     all_loss_tokens: int | None = None
     """Of an update that may leave rows out: tokens with a loss of all rows, by their ``loss_mask``,
     which verl divides by."""
-    all_trained_tokens: int | None = None
-    """Of such an update: ``trained_tokens``, with those of rows that are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +102,6 @@ def mini_batches(
                 ),
                 reporting_ranks=sum(map(any, trained_DR)),
                 all_loss_tokens=sum(loss_tokens_R[row] for row in rows) if leaves_out else None,
-                all_trained_tokens=sum(trained_tokens_R[row] for row in rows)
-                if leaves_out
-                else None,
             )
         )
     return found

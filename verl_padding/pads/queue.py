@@ -2,11 +2,10 @@
 TransferQueue."""
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 import torch
@@ -125,61 +124,57 @@ def _look_up(keys: Sequence[str], partition_id: str) -> BatchMeta:
         there = tags_of(partition_id)
         first = next((key for key in keys if key not in there), keys[0])
         raise PaddingDataError(
-            f"row {first!r}: not in TransferQueue ({lost} of {len(keys)} rows of the batch are "
-            f"not). Leave the rows of a step in partition {partition_id!r} until it has ended."
+            f"row {first!r}: not in TransferQueue ({lost} of {len(keys)} rows are not). Leave a "
+            f"step's rows in partition {partition_id!r} until it has ended."
         )
     meta.custom_meta = []  # a put then leaves those in the controller as they are
     return meta
 
 
-class Listing(NamedTuple):
-    """What TransferQueue's controller knows about some rows; their data is not read."""
+def list_rows(
+    keys: Sequence[str], partition_id: str
+) -> tuple[
+    dict[frozenset[str], list[str]],
+    dict[str, dict[str, tuple[int, ...] | None]],
+    dict[str, torch.dtype],
+]:
+    """What TransferQueue's controller knows about some rows; their data is not read.
 
-    keys_by_fields: dict[frozenset[str], list[str]]
-    """Rows grouped by the fields that they have."""
-    shapes: dict[str, dict[str, tuple[int, ...] | None]]
-    """Field that all rows have -> row -> shape, None of a value that is no tensor."""
-    dtypes: dict[str, torch.dtype]
-    """Tensor field of the partition -> dtype of its first put, which all others must have."""
-    sizes: dict[str, set[int]]
-    """Tensor field -> numbers of values in one of the rows."""
+    Returns:
+        Rows grouped by the fields that they have.
+        Field that all rows have -> row -> shape, None of a value that is no tensor.
+        Tensor field of the partition -> dtype of its first put, which all others must have.
 
-
-def list_rows(keys: Sequence[str], partition_id: str) -> Listing:
-    """A PaddingDataError refuses a row that has a field in another dtype than the first row that
-    was put: TransferQueue stores it, does not list it, and says so in its log alone."""
+    Raises:
+        PaddingDataError: a row has a field in another dtype: TransferQueue stores it, does not list
+            it, and says so in its log alone.
+    """
     meta = _look_up(keys, partition_id)
     rows = list(meta.global_indexes)
     fields = ray.get(controller().__ray_call__.remote(_fields_of, partition_id, rows))
-    for name, field in fields.items():
-        for key in compress(keys, field.unlisted_R):
+    for name, (dtype, _, unlisted_R) in fields.items():
+        for key in compress(keys, unlisted_R):
             raise PaddingDataError(
                 f"field {name!r}: TransferQueue has stored it for row {key!r} without listing it, "
-                "as with any field whose dtype differs from that of the first put "
-                f"({field.dtype or 'no tensor'}), and all fields after it. Have all rows put "
-                f"{name} and the fields before it in one dtype."
+                f"as its dtype, or that of a field before it, is not that of the first put "
+                f"({dtype or 'no tensor'}). Have all rows put each field in one dtype."
             )
     keys_by_fields: dict[frozenset[str], list[str]] = {}
-    has_RF = zip(*(field.has_R for field in fields.values()), strict=True)
+    has_RF = zip(*(has_R for _, has_R, _ in fields.values()), strict=True)
     for key, has_F in zip(keys, has_RF, strict=True):
         keys_by_fields.setdefault(frozenset(compress(fields, has_F)), []).append(key)
     shapes = {}
     for name, schema in meta.field_schema.items():
         shape_R = schema.get("per_sample_shapes") or [schema["shape"]] * len(keys)
         shapes[name] = dict(zip(keys, shape_R, strict=True))
-    dtypes = {name: field.dtype for name, field in fields.items() if field.dtype is not None}
-    sizes = {name: field.sizes for name, field in fields.items()}
-    return Listing(keys_by_fields, shapes, dtypes, sizes)
+    dtypes = {name: dtype for name, (dtype, _, _) in fields.items() if dtype is not None}
+    return keys_by_fields, shapes, dtypes
 
 
-class _Field(NamedTuple):
-    dtype: torch.dtype | None
-    sizes: set[int]
-    has_R: list[bool]
-    unlisted_R: list[bool]
-
-
-def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Field]:
+def _fields_of(
+    queue: Any, partition_id: str, rows: list[int]
+) -> dict[str, tuple[torch.dtype | None, list[bool], list[bool]]]:
+    """Field -> its dtype, whether each row has it, and whether it has it without being listed."""
     # Runs in TransferQueue's controller. A put with a field in another dtype than the first put of
     # that field is stored, but listed only up to there.
     partition = queue.partitions[partition_id]
@@ -189,17 +184,12 @@ def _fields_of(queue: Any, partition_id: str, rows: list[int]) -> dict[str, _Fie
         meta = partition.field_metadata.get(name)
         listed = meta.global_indexes if meta else ()
         unlisted_R = [has and row not in listed for row, has in zip(rows, has_R, strict=True)]
-        # One shape of all rows, or one of each; None of values that are no tensors.
-        held = list(compress(rows, has_R)) if meta else []
-        shapes = [meta.per_sample_shapes.get(row, meta.shape) for row in held]
-        sizes = {math.prod(shape) for shape in shapes if shape is not None}
-        fields[name] = _Field(meta.dtype if meta else None, sizes, has_R, unlisted_R)
+        fields[name] = (meta.dtype if meta else None, has_R, unlisted_R)
     return fields
 
 
-def put_new_rows(rows: KVBatchMeta, columns: Mapping[str, Any]) -> None:
+def put_new_rows(rows: KVBatchMeta, fields: TensorDict) -> None:
     """Puts rows that are not there yet, with their tags, in one put."""
-    fields = TensorDict(dict(columns), batch_size=len(rows))
     tq.kv_batch_put(keys=rows.keys, partition_id=rows.partition_id, fields=fields, tags=rows.tags)
 
 
@@ -227,21 +217,19 @@ def set_aside(batches: Iterable[KVBatchMeta]) -> Iterator[None]:
 
     The rows of one batch come back with the fields that all of them had.
     """
-    kept: list[tuple[KVBatchMeta, TensorDict, list[dict[str, Any]]]] = []
+    kept: list[tuple[KVBatchMeta, TensorDict]] = []
     try:
         for batch in batches:
             tags = tags_of(batch.partition_id)
-            there = batch.select_keys([key for key in batch.keys if key in tags])
-            if there.keys:
-                fields = read_fields(there.keys, there.partition_id)
-                kept.append((there, fields, [tags[key] for key in there.keys]))
-                clear(there.keys, there.partition_id)
+            keys = [key for key in batch.keys if key in tags]
+            if keys:
+                rows = rows_like(batch, keys, [tags[key] for key in keys])
+                kept.append((rows, read_fields(keys, batch.partition_id)))
+                clear(keys, batch.partition_id)
         yield
     finally:
-        for batch, data, tags_R in kept:
-            tq.kv_batch_put(
-                keys=batch.keys, partition_id=batch.partition_id, fields=data, tags=tags_R
-            )
+        for rows, fields in kept:
+            put_new_rows(rows, fields)
 
 
 def clear_leftovers(partition_id: str) -> None:
@@ -259,8 +247,7 @@ def clear_leftovers(partition_id: str) -> None:
     if left:
         logger.warning(
             f"verl_padding: cleared {plural(len(left), 'key')} that an earlier trainer left in "
-            f"TransferQueue's partition {partition_id!r} (pads, and rows whose prompt has been "
-            f"sampled already): {first_few(left)}"
+            f"TransferQueue (pads, and rows whose prompt was sampled): {first_few(left)}"
         )
         clear(left, partition_id)
 

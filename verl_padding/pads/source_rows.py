@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import COLUMN_DTYPES, IS_PADDING
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
-from verl_padding.pads.queue import KVBatchMeta, Listing, list_rows, read_rows
-from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding, wrong_tag
-from verl_padding.plan.plural import plural
+from verl_padding.pads.queue import KVBatchMeta, list_rows, read_rows
+from verl_padding.pads.tags import LENGTH_TAGS, check_no_pads, is_padding
 
 TOKEN_FIELDS = "prompts", "responses"
 """Fields of every row, (tokens,) each, from whose lengths those of other fields follow."""
@@ -31,17 +32,15 @@ class SourceRows:
     def __init__(self, batch: KVBatchMeta):
         self._batch = batch
         check_no_pads(batch.keys, map(is_padding, batch.tags))
-        listing = list_rows(batch.keys, batch.partition_id)
-        self._keys_by_fields = listing.keys_by_fields
-        _check_column_names(listing)
-        check_no_pads(*self._column(IS_PADDING))
-        for names, keys in listing.keys_by_fields.items():
+        self._keys_by_fields, shapes, dtypes = list_rows(batch.keys, batch.partition_id)
+        self._check_columns(dtypes)
+        for names, keys in self._keys_by_fields.items():
             for name in TOKEN_FIELDS:
                 if name not in names:
                     raise missing_field(keys[0], name)
-        lengths = _lengths(batch, listing)
+        lengths = _lengths(batch, shapes)
         self._keys = [
-            _of_different_lengths(keys, lengths) for keys in listing.keys_by_fields.values()
+            _of_different_lengths(keys, lengths) for keys in self._keys_by_fields.values()
         ]
 
     def keys_with(self, name: str) -> list[str]:
@@ -55,6 +54,19 @@ class SourceRows:
         keys = self.keys_with(name)
         rows = read_rows(keys, self._batch.partition_id, [name]) if keys else []
         return keys, [row[name] for row in rows]
+
+    def _check_columns(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        for name, dtype in COLUMN_DTYPES.items():
+            keys, values = self._column(name)
+            fits = all(isinstance(value, torch.Tensor) and value.numel() == 1 for value in values)
+            # A column has one dtype in the partition, whichever rows have it.
+            if not fits or dtypes.get(name, dtype) != dtype:
+                raise PaddingDataError(
+                    f"field {name!r}: the padding sends workers a column of this name, one {dtype} "
+                    "per row. Give the rows' field another name."
+                )
+            if name == IS_PADDING:
+                check_no_pads(keys, values)
 
     def weights(self) -> list[float]:
         """The weight of each row of the batch; rows without the field weigh 1, and one that is no
@@ -76,40 +88,29 @@ def _weight(key: str, value: object) -> float:
         weight = math.nan
     if not math.isfinite(weight) or weight < 0:
         raise PaddingDataError(
-            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not a finite number of at least 0. Have the "
-            "agent loop give the row such a weight, or none, which is a weight of 1."
+            f"row {key!r}: {LOSS_WEIGHT}={value!r}: not a finite number of at least 0. Correct it "
+            "in the agent loop."
         )
     return weight
 
 
-def _check_column_names(listing: Listing) -> None:
-    names = frozenset[str]().union(*listing.keys_by_fields)
-    # Rows may have the columns of an earlier call: one value each, in the column's dtype.
-    for name, dtype in COLUMN_DTYPES.items():
-        # A column has one dtype in the partition, whichever rows have it.
-        found = listing.dtypes.get(name, "no tensor" if name in names else dtype)
-        most = max(listing.sizes.get(name, ()), default=1)
-        if found != dtype or most != 1:
-            kind = str(found) if most == 1 else f"{found} of up to {plural(most, 'value')}"
-            raise PaddingDataError(
-                f"field {name!r}: rows have it, as {kind}, but the padding sends workers a column "
-                f"of this name, one {dtype} per row. Give the rows' field another name."
-            )
-
-
-def _lengths(batch: KVBatchMeta, listing: Listing) -> dict[str, tuple[int, int]]:
+def _lengths(
+    batch: KVBatchMeta, shapes: Mapping[str, Mapping[str, tuple[int, ...] | None]]
+) -> dict[str, tuple[int, int]]:
     """Prompt and response tokens of each row, which its tags have to agree with."""
     lengths = {}
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        prompts, responses = (listing.shapes[name][key] for name in TOKEN_FIELDS)
+        prompts, responses = (shapes[name][key] for name in TOKEN_FIELDS)
         if not prompts or not responses:
             raise missing_field(key, "responses" if prompts else "prompts")
         prompt, response = lengths[key] = prompts[0], responses[0]
         check_prompt(key, prompt)
         for name, tokens in zip(LENGTH_TAGS, (prompt, response, prompt + response), strict=True):
             if tag.get(name, tokens) != tokens:
-                what = f"its fields have {prompt} prompt and {response} response tokens"
-                raise wrong_tag(key, tag, name, what)
+                raise PaddingDataError(
+                    f"row {key!r}: tag {name}={tag[name]!r}, but its fields have {prompt} prompt "
+                    f"and {response} response tokens. Tag it with these and their sum."
+                )
     return lengths
 
 
@@ -128,13 +129,12 @@ def check_prompt(key: str | int, tokens: int) -> None:
     if tokens == 0:
         raise PaddingDataError(
             f"row {key!r}: its prompt has no token. verl takes the log-prob of the first response "
-            "token from the last token of the prompt: put a token there, such as that of the "
-            "beginning."
+            "token from the last of the prompt. Put one there."
         )
 
 
 def missing_field(key: str | int, name: str) -> PaddingDataError:
     return PaddingDataError(
-        f"row {key!r}: has no field {name!r} of tokens. The lengths of other fields follow from "
-        "prompts and responses: put both into each row, without padding tokens."
+        f"row {key!r}: has no field {name!r} of tokens, from which the lengths of other fields "
+        "follow. Put it into each row."
     )

@@ -1,7 +1,7 @@
 """What the tags of a row say: whether the row is a pad, and how many tokens it has."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import compress
 from typing import Any
 
@@ -17,25 +17,8 @@ LENGTH_TAGS = ("prompt_len", "response_len", "seq_len")
 
 
 def is_padding(tag: Mapping[str, Any]) -> bool:
-    """Whether a row with this tag is a pad.
-
-    Raises:
-        TypeError: the tag is no mapping.
-        PaddingDataError: it says neither.
-    """
-    if not isinstance(tag, Mapping):
-        raise TypeError(f"{tag!r}: not the tag of a row. Give a dict.")
-    try:
-        return truth(tag.get(PADDING_TAG, False))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise PaddingDataError(f"tag {PADDING_TAG}: {error}. Give true or false.") from error
-
-
-def truth(mark: Any) -> bool:
-    """A mark of one value, with a ValueError for NaN, which is true to Python."""
-    if mark != mark:
-        raise ValueError("NaN is neither true nor false")
-    return bool(mark)
+    """Whether a row with this tag is a pad."""
+    return bool(tag.get(PADDING_TAG, False))
 
 
 def check_no_pads(names: Iterable[str | int], is_pad_R: Iterable[object]) -> None:
@@ -43,25 +26,10 @@ def check_no_pads(names: Iterable[str | int], is_pad_R: Iterable[object]) -> Non
     for name in compress(names, is_pad_R):
         raise PaddingDataError(
             f"row {name!r}: tagged {PADDING_TAG}=True, or marked so by a column, before any pad "
-            "was made. It is a pad of an earlier step, or of other padding: clear it, or remove "
-            "the mark."
+            "was made. Clear it, or remove the mark."
         )
 
 
-def tokens_of_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Tokens of each row, by its tag ``seq_len``; one that is missing, or no whole number, is a
-    PaddingDataError."""
-    tokens_R = []
-    for key, tag in zip(keys, tags, strict=True):
-        try:
-            tokens_R.append(operator.index(tag["seq_len"]))
-        except (KeyError, TypeError) as error:
-            raise wrong_tag(key, tag, "seq_len", "a whole number of tokens is needed") from error
-    return tokens_R
-
-
-def wrong_tag(key: str, tag: Mapping[str, Any], name: str, what: str) -> PaddingDataError:
-    return PaddingDataError(
-        f"row {key!r}: tag {name}={tag.get(name)!r}, but {what}. Tag each row with the tokens of "
-        "its prompts and responses, and with their sum as seq_len, as verl's agent loop does."
-    )
+def tokens_of_tags(tags: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Tokens of each row."""
+    return [operator.index(tag["seq_len"]) for tag in tags]

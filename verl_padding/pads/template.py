@@ -22,7 +22,7 @@ from verl_padding.pads.vision_families import SmallestImage
 PAD_RESPONSE_LENGTH = 1
 ROWS_NAMED = 4
 """Rows whose lengths a message names."""
-EMPTY_OF_ITSELF = (bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset)
+EMPTY_OF_ITSELF = (bool, int, float, str, bytes, list, tuple, set)
 Row = Mapping[str, Any]
 """Fields of a row by name; ``prompts`` (P,) and ``responses`` (R,) among them."""
 Columns = dict[str, torch.Tensor | NonTensorStack]
@@ -51,24 +51,17 @@ class Schema:
         no choice. Where no kind fits, or several do and nothing says which, this raises a
         PaddingDataError.
         """
-        values = [row[name] for row in rows]
-        if (declared := self._declared.get(name)) is not None:
-            if not _fits(declared.kind, values, rows):
-                raise _unclear(
-                    name, rows, f"are not those of its declared kind, {declared.kind.value}."
-                )
-            return declared
-        known = KNOWN_FIELDS.get(name) or self._found.get(name)
-        if known is not None and _fits(known.kind, values, rows):
-            return known
-        # Of a list or an array, a pad would get an empty one, where verl reads a value per token.
-        if (
-            known is not None
-            and known.kind in FOUND_BY_LENGTH
-            and isinstance(values[0], (list, np.ndarray))
-        ):
-            raise _unclear(name, rows, f"are not tensors, as kind {known.kind.value} needs.")
-        fitting, fill = _kinds_that_fit(values, rows), known.fill if known else Fill.ZERO
+        values, declared = [row[name] for row in rows], self._declared.get(name)
+        known = declared or KNOWN_FIELDS.get(name) or self._found.get(name)
+        if known is not None:
+            if _fits(known.kind, values, rows):
+                return known
+            # Of a list or an array, a pad would get an empty one, where verl reads a value per
+            # token.
+            no_tensor = isinstance(values[0], (list, np.ndarray))
+            if declared or (no_tensor and known.kind in FOUND_BY_LENGTH):
+                raise _unclear(name, rows, f"are not those of kind {known.kind.value}.")
+        fitting = _kinds_that_fit(values, rows)
         # Masks of one token beside responses of one and two are wrong, and not one value a row.
         if name in KNOWN_FIELDS and KNOWN_FIELDS[name].kind.tokens(1, 1) is not None:
             fitting = [kind for kind in fitting if kind is not Kind.ROW]
@@ -81,7 +74,7 @@ class Schema:
         if not fitting or len(pad_sizes) > 1:
             named = " and ".join(kind.value for kind in fitting)
             raise _unclear(name, rows, f"fit {named or 'no kind'}.")
-        field = FieldFormat(fitting[0], fill)
+        field = FieldFormat(fitting[0], known.fill if known else Fill.ZERO)
         # Not kept: one of several, since later rows may say more and other pads be longer; nor an
         # object, which fits anything: a field that was None so far may yet hold tensors.
         if len(fitting) == 1 and field.kind is not Kind.OBJECT:
@@ -99,8 +92,7 @@ def _unclear(name: str, rows: Sequence[Row], what: str) -> PaddingDataError:
         fix = "Store it as a tensor"
     return PaddingDataError(
         f"field {name!r}: its kind is unclear. Its shapes {[_shape(row[name]) for row in rows]} "
-        f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} {fix}, "
-        "or do not put it into the rows."
+        f"in rows of (prompt, response) lengths {[_lengths(row) for row in rows]} {what} {fix}."
     )
 
 
@@ -138,12 +130,6 @@ def _lengths(row: Row) -> tuple[int, int]:
     return len(row["prompts"]), len(row["responses"])
 
 
-def shortest_pad(image: SmallestImage | None) -> int:
-    """Tokens of a pad that has a response, and a prompt of at least one token, with the image at
-    its end."""
-    return max(1, len(image.token_ids) if image else 0) + PAD_RESPONSE_LENGTH
-
-
 class PadTemplate:
     """Makes the fields of pads from those of real rows.
 
@@ -153,7 +139,8 @@ class PadTemplate:
     ``teacher_ids`` (8, 20) -> (4, 20).
 
     Args:
-        length: tokens of a pad.
+        length: tokens of a pad; None for the fewest: a response, and a prompt of at least one
+            token, with the image at its end.
         image: what pads show the model's vision tower; None for nothing.
     """
 
@@ -161,17 +148,18 @@ class PadTemplate:
         self,
         *,
         eos_token_id: int,
-        length: int,
+        length: int | None = None,
         schema: Schema | None = None,
         image: SmallestImage | None = None,
     ):
-        if length < (shortest := shortest_pad(image)):
-            why = "its prompt has at least one token, or those of the smallest image of the model"
+        shortest = max(1, len(image.token_ids) if image else 0) + PAD_RESPONSE_LENGTH
+        self.length = shortest if length is None else length
+        if self.length < shortest:
             raise PaddingDataError(
-                f"length={length}: a pad here has at least {shortest}: {why}. Give {shortest}."
+                f"length={length}: the prompt of a pad has at least one token, or those of the "
+                f"model's smallest image. Give {shortest}."
             )
-        self.length = length
-        self._lengths = (length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
+        self._lengths = (self.length - PAD_RESPONSE_LENGTH, PAD_RESPONSE_LENGTH)
         self._fills = {Fill.EOS: eos_token_id, Fill.ONE: 1}
         self._schema = schema or Schema()
         self._image = image
@@ -215,12 +203,7 @@ class PadTemplate:
             # Every axis of M-RoPE counts a text token alike.
             return torch.arange(length).to(value).expand(*value.shape[:-1], length).clone()
         shape = value.shape if length is None else (length, *value.shape[1:])
-        fill = self._fills.get(field.fill, 0)
-        try:
-            made = value.new_full(shape, fill)
-        except (OverflowError, RuntimeError) as error:
-            why = f"field {name!r} of {value.dtype} cannot hold it"
-            raise PaddingDataError(f"eos_token_id={fill}: {why}. Give the tokenizer's.") from error
+        made = value.new_full(shape, self._fills.get(field.fill, 0))
         if name in ("prompts", "input_ids") and self._image is not None:
             # The image's tokens end the prompt: all tokens before them are end-of-sequence.
             ids = torch.tensor(self._image.token_ids, dtype=made.dtype)

@@ -3,14 +3,12 @@ them."""
 
 import json
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.source_rows import TOKEN_FIELDS, check_prompt, missing_field
 from verl_padding.pads.template import Columns, same_in_all
@@ -18,11 +16,8 @@ from verl_padding.pads.template import Columns, same_in_all
 LAYOUTS = "verl_padding_layouts"
 """Column of a padded TensorDict, the same JSON in each row: its columns before there were pads,
 each with its ragged axis, 0 for a plain tensor, -1 for a strided nested one, null for what is no
-tensor; and its own value before, if it was there. A column of texts, since TransferQueue takes
-nothing that is held once for all rows."""
+tensor. A column of texts, since TransferQueue takes nothing that is held once for all rows."""
 STRIDED = -1
-
-WRAPPERS = (NonTensorData, NonTensorStack)
 
 
 def row_dicts(batch: TensorDict) -> list[dict[str, Any]]:
@@ -30,19 +25,15 @@ def row_dicts(batch: TensorDict) -> list[dict[str, Any]]:
 
     A PaddingDataError refuses rows without prompts or responses, or with an empty prompt.
     """
-    columns = _columns(batch)
-    for name in columns:
-        if not isinstance(column := batch.get(name), torch.Tensor | NonTensorStack):
-            raise PaddingDataError(
-                f"field {name!r}: a {type(column).__name__} within the rows. Put its columns "
-                "into the rows themselves, or give each row a dict."
-            )
+    columns = {
+        name: column.unbind(0) if isinstance(column, torch.Tensor) else column.tolist()
+        for name, column in _columns(batch).items()
+    }
     for name in TOKEN_FIELDS:
         if name not in columns:
             raise missing_field(0, name)
     rows = [
-        {name: _plain(value_R[row]) for name, value_R in columns.items()}
-        for row in range(len(batch))
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
     for number, row in enumerate(rows):
         check_prompt(number, len(row["prompts"]))
@@ -50,35 +41,50 @@ def row_dicts(batch: TensorDict) -> list[dict[str, Any]]:
 
 
 def append(batch: TensorDict, fields: Columns, n_pads: int) -> TensorDict:
-    """The rows of a TensorDict, and the first ``n_pads`` pads behind them; what it holds once for
-    all rows stays."""
+    """The rows of a TensorDict, and the first ``n_pads`` of one or more pads behind them, told
+    apart by a column; what it holds once for all rows stays."""
     columns = _columns(batch)
-    layouts = {name: _ragged_axis(batch.get(name)) for name in columns if name != LAYOUTS}
-    # Rows that were padded before keep what that has noted.
-    if before := columns.pop(LAYOUTS, None):
-        layouts[LAYOUTS] = _plain(before[0])
-    if IS_PADDING not in columns:
-        no_pads = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
-        columns[IS_PADDING] = no_pads.unbind(0)
+    axis_of = {name: _ragged_axis(column) for name, column in columns.items()}
+    if IS_PADDING in columns:
+        axis_of[IS_PADDING] = 0
+    marks = torch.arange(len(batch) + n_pads, device=batch.device) >= len(batch)
+    # On the device of the batch, its texts too, by tensordict's rule.
+    pads = TensorDict(dict(fields), batch_size=n_pads or 1, device=batch.device)
     joined = {
-        name: _column([*value_R, *fields[name].unbind(0)[:n_pads]], layouts.get(name, 0))
-        for name, value_R in columns.items()
+        name: _column([*column.unbind(0), *pads.get(name).unbind(0)[:n_pads]], axis_of[name])
+        for name, column in columns.items()
+        if name != IS_PADDING
     }
-    return _with_layouts(_rows_like(batch, joined, len(batch) + n_pads), json.dumps(layouts))
-
-
-def _with_layouts(rows: TensorDict, layouts: str) -> TensorDict:
-    return rows.set(LAYOUTS, same_in_all(layouts, len(rows)).to(rows.device))
+    # Rows that were padded before keep what was noted then.
+    joined.setdefault(LAYOUTS, same_in_all(json.dumps(axis_of), len(marks)))
+    return _rows_like(batch, joined | {IS_PADDING: marks}, len(marks))
 
 
 def select(batch: TensorDict, rows: Sequence[int]) -> TensorDict:
     """Some rows of a TensorDict, its columns laid out as they are."""
     # Not verl's index_select_tensor_dict, which cannot take columns with two ragged axes.
-    columns = {
-        name: _column([value_R[row] for row in rows], _ragged_axis(batch.get(name)))
-        for name, value_R in _columns(batch).items()
-    }
+    columns = {}
+    for name, column in _columns(batch).items():
+        value_R = column.unbind(0)
+        columns[name] = _column([value_R[row] for row in rows], _ragged_axis(column))
     return _rows_like(batch, columns, len(rows))
+
+
+def restore(rows: TensorDict) -> TensorDict:
+    """The real rows of a padded TensorDict, laid out as before there were pads."""
+    if LAYOUTS not in rows:
+        return rows
+    axis_of = json.loads(rows[LAYOUTS][0])
+    rows = rows.exclude(LAYOUTS, *{IS_PADDING} - axis_of.keys())
+    for name in axis_of.keys() & rows.keys():
+        rows[name] = _column(rows.get(name).unbind(0), axis_of[name])
+    return rows
+
+
+def _columns(batch: TensorDict) -> Columns:
+    """What each row has a value of its own in."""
+    # NonTensorData is one value for all rows, such as a temperature that verl hands to its workers.
+    return {name: column for name, column in batch.items() if not isinstance(column, NonTensorData)}
 
 
 def _rows_like(batch: TensorDict, columns: Columns, n_rows: int) -> TensorDict:
@@ -88,32 +94,6 @@ def _rows_like(batch: TensorDict, columns: Columns, n_rows: int) -> TensorDict:
         if name not in columns:
             tu.assign_non_tensor_data(rows, name, value.data)
     return rows
-
-
-def restore(rows: TensorDict) -> TensorDict:
-    """The real rows of a padded TensorDict, laid out as before there were pads."""
-    if LAYOUTS not in rows.keys():  # noqa: SIM118
-        return rows
-    layouts = json.loads(_plain(rows.get(LAYOUTS).unbind(0)[0]))
-    before, rows = layouts.pop(LAYOUTS, None), rows.exclude(LAYOUTS)
-    for name in layouts.keys() & rows.keys():
-        rows[name] = _column(rows.get(name).unbind(0), layouts[name])
-    rows = rows if IS_PADDING in layouts else rows.exclude(IS_PADDING)
-    return rows if before is None else _with_layouts(rows, before)
-
-
-def _columns(batch: TensorDict) -> dict[str, Sequence[Any]]:
-    """Field -> value of each row, in tensordict's wrapper where it is no tensor."""
-    # NonTensorData is one value for all rows, such as a temperature that verl hands to its workers.
-    return {
-        name: column.unbind(0)
-        for name, column in batch.items()
-        if not isinstance(column, NonTensorData)
-    }
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, WRAPPERS) else value
 
 
 def _ragged_axis(column: torch.Tensor | NonTensorStack) -> int | None:
@@ -128,12 +108,7 @@ def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | No
     """A column of rows, with the ragged axis that their shapes have; with ``ragged_axis`` if all
     have one shape."""
     if ragged_axis is None:
-        wrapped = [each if isinstance(each, WRAPPERS) else NonTensorData(each) for each in values]
-        # Those of a batch on a device are on it, too, by tensordict's rule; those of pads are not.
-        device = wrapped[0].device
-        return NonTensorStack(
-            *(each if each.device == device else each.to(device) for each in wrapped)
-        )
+        return NonTensorStack(*values)
     # (3, 8) and (3, 5) differ in their second axis: the column is (rows, 3, ragged).
     shapes = zip(*(value.shape for value in values), strict=True)
     differing = [axis for axis, sizes in enumerate(shapes, 1) if len(set(sizes)) > 1]
@@ -143,9 +118,8 @@ def _column(values: Sequence[Any], ragged_axis: int | None) -> torch.Tensor | No
     if not axis:
         return torch.stack(list(values))
     # Not as_nested_tensor, which takes the first axis to be ragged where all rows have one shape.
-    ends = torch.tensor(
-        [0, *accumulate(value.shape[axis - 1] for value in values)], device=values[0].device
-    )
+    lengths = [0, *(value.shape[axis - 1] for value in values)]
+    ends = torch.tensor(lengths, device=values[0].device).cumsum(0)
     return torch.nested.nested_tensor_from_jagged(
         torch.cat(list(values), dim=axis - 1), ends, jagged_dim=axis
     )

@@ -1,7 +1,6 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import compress
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -24,16 +23,14 @@ from verl_padding.pads.queue import (
     select_rows,
 )
 from verl_padding.pads.source_rows import SourceRows
-from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding, truth
-from verl_padding.pads.template import PadTemplate, Schema, same_in_all, shortest_pad
+from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding
+from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.tensordict_rows import append, restore, row_dicts, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
-from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import row_key
 
 ROWS_AT_ONCE = 32
 """Rows whose images are read together: images are large, and most often the first will do."""
-OF_LAZY_STACKS = "a lazy stack becomes a TensorDict by densify(layout=torch.jagged)"
 EXTRA_FIELDS, MULTI_MODAL_INPUTS = "extra_fields", "multi_modal_inputs"
 Batch = TypeVar("Batch", KVBatchMeta, TensorDict)
 
@@ -49,11 +46,9 @@ def upsample(
 ) -> Batch:
     """Appends pads to a batch until ``multiple`` divides its number of rows.
 
-    The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows
-    themselves. A pad is what a padded trainer makes: it has all fields of the batch's rows, with
-    the same dtypes and ranks, masks of zero and neutral values. Pads are marked in the column
-    ``is_padding`` and, in TransferQueue, by a tag of that name. :func:`strip` takes them out
-    again.
+    The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows. A pad
+    has all of their fields, with the same dtypes and ranks and neutral values. The column
+    ``is_padding`` marks it, and a tag of that name in TransferQueue. :func:`strip` takes it out.
 
     Example:
         >>> padded = upsample(batch, multiple=8)
@@ -63,46 +58,46 @@ def upsample(
     Args:
         multiple: of rows, such as the lcm of data-parallel size and mini-batches.
         eos_token_id: the token that fills a pad.
-        length: tokens of a pad, at least 2; engines that round rows up may need more. None for the
-            fewest.
+        length: tokens of a pad; None for the fewest, 2 without an image.
         fields: formats of fields whose kind does not follow from the rows (``padding.fields``).
-        image: makes the image of pads from ``multi_modal_inputs`` of a row with images;
-            :func:`~verl_padding.pads.vision_families.image_maker` returns it for a model. None
-            for no image.
+        image: :func:`~verl_padding.pads.vision_families.image_maker` of a model; None for no image.
 
-    Returns: a new batch of the same type: the batch's rows, then the pads. A plain tensor becomes a
-        jagged one where rows and pads differ in length.
+    Returns: the batch's rows, then the pads, in jagged tensors where their lengths differ.
 
     Raises:
-        PaddingDataError: an argument is invalid, or no pad can be made: the batch has no row,
-            already a pad, a row without prompt or response, or a field of unclear kind, or
-            ``length`` leaves no prompt token. Batch and queue are unchanged.
+        PaddingDataError: no pad can be made: the batch has no row, already a pad, a row without
+            prompt or response, or a field of unclear kind. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
-    _check_batch(batch)
     _check_arguments(multiple, eos_token_id, length, fields or {})
     names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
     check_no_pads(names, _which_are_pads(batch))
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
-    inputs = find_images(batch) if image else None
-    shown = image(inputs) if image and inputs else None
     template = PadTemplate(
         eos_token_id=eos_token_id,
-        length=shortest_pad(shown) if length is None else length,
+        length=length,
         schema=Schema(fields),
-        image=shown,
+        image=image_of_pads(batch, image),
     )
-    return _append_pads(batch, -len(batch) % multiple, template)
-
-
-def _check_batch(batch: object) -> None:
-    if not isinstance(batch, KVBatchMeta | TensorDict):
-        raise TypeError(f"{type(batch)}: not a KVBatchMeta or a TensorDict; {OF_LAZY_STACKS}")
+    n_pads = -len(batch) % multiple
+    rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
+    # Rows are refused whether this batch needs pads or not.
+    columns = template.fields(rows, n_pads=n_pads or 1)
+    if isinstance(batch, TensorDict):
+        return append(batch, columns, n_pads)
+    marked: KVBatchMeta = rows_like(batch, batch.keys, batch.tags)
+    put_columns(marked, {IS_PADDING: torch.zeros(len(batch), dtype=torch.bool)})
+    if not n_pads:
+        return marked
+    pads: KVBatchMeta = new_pads(batch, n_pads, template)
+    columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
+    put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
+    return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
 
 
 def _check_arguments(
-    multiple: object, eos_token_id: object, length: object, fields: object
+    multiple: object, eos_token_id: object, length: object, fields: Mapping[str, object]
 ) -> None:
     for name, value, least in (
         ("multiple", multiple, 1),
@@ -112,35 +107,10 @@ def _check_arguments(
         # bool is an int to Python, not to a user.
         if not isinstance(value, int | np.integer) or value is True or value < least:
             raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
-    if not isinstance(fields, Mapping):
-        raise PaddingDataError(f"fields={fields!r}: give a FieldFormat per field name.")
     for name, declared in fields.items():
         if not isinstance(declared, FieldFormat):
-            raise PaddingDataError(
-                f"fields[{name!r}]={declared!r}: give FieldFormat(Kind.RESPONSE), say."
-            )
-
-
-def _append_pads(batch: Batch, n_pads: int, template: PadTemplate) -> Batch:
-    rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
-    # Rows are refused whether this batch needs pads or not.
-    fields = template.fields(rows, n_pads=n_pads or 1)
-    if isinstance(batch, TensorDict):
-        like = fields.get(IS_PADDING, torch.zeros(n_pads or 1, device=batch.device))
-        # Rows may be marked by Python's own truth values, too.
-        fields[IS_PADDING] = (
-            torch.ones_like(like, dtype=torch.bool)
-            if isinstance(like, torch.Tensor)
-            else same_in_all(True, n_pads or 1)
-        )
-        return append(batch, fields, n_pads)
-    marked: KVBatchMeta = rows_like(batch, batch.keys, batch.tags)
-    put_columns(marked, {IS_PADDING: torch.zeros(len(batch), dtype=torch.bool)})
-    if not n_pads:
-        return marked
-    pads: KVBatchMeta = new_pads(batch, n_pads, template)
-    put_new_rows(pads, fields | {IS_PADDING: torch.ones(n_pads, dtype=torch.bool)})
-    return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
+            fix = "give FieldFormat(Kind.RESPONSE), say"
+            raise PaddingDataError(f"fields[{name!r}]={declared!r}: {fix}.")
 
 
 def strip(batch: Batch) -> Batch:
@@ -153,15 +123,12 @@ def strip(batch: Batch) -> Batch:
     Example:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
         True
-
-    Raises:
-        TypeError: the batch is neither a ``KVBatchMeta`` nor a ``TensorDict``.
     """
-    _check_batch(batch)
+    rows: Batch = real_rows(batch)
     if isinstance(batch, TensorDict):
-        return restore(real_rows(batch))
-    clear(list(compress(batch.keys, _which_are_pads(batch))), batch.partition_id)
-    return real_rows(batch)
+        return restore(rows)
+    clear(sorted({*batch.keys} - {*rows.keys}), batch.partition_id)
+    return rows
 
 
 def real_rows(batch: Any) -> Any:
@@ -187,13 +154,10 @@ def real_rows(batch: Any) -> Any:
     if isinstance(batch, list | tuple):
         return [batch[row] for row in places]
     if len(batch) and not places:
-        raise PaddingDataError(
-            f"{plural(len(batch), 'row')}, all of them pads: jagged fields need a row. Check "
-            f"{IS_PADDING} first if a rank may hold only pads."
-        )
+        raise PaddingDataError(f"{len(batch)} rows, all of them pads: check {IS_PADDING} first.")
     if isinstance(batch, TensorDict):
         return select(batch, places)
-    return batch.select_idxs(torch.tensor(places, dtype=torch.int64))
+    return batch.select_idxs(torch.tensor(places))
 
 
 def _which_are_pads(batch: Any) -> list[bool]:
@@ -202,28 +166,30 @@ def _which_are_pads(batch: Any) -> list[bool]:
         batch = batch.tags
     if isinstance(batch, list | tuple):
         return [is_padding(tag) for tag in batch]
-    if isinstance(batch, TensorDict):
-        column = batch.get(IS_PADDING, None)
-    elif isinstance(batch, DataProto):
-        column = batch.non_tensor_batch.get(IS_PADDING)
-        if column is None and batch.batch is not None:
-            column = batch.batch.get(IS_PADDING)
-    else:
+    if not isinstance(batch, TensorDict | DataProto):
         raise TypeError(
-            f"{type(batch)}: not a KVBatchMeta, a list of tags, a TensorDict or a DataProto; "
-            f"{OF_LAZY_STACKS}"
+            f"{type(batch)}: not a KVBatchMeta, a list of tags, a TensorDict (of a lazy stack, by "
+            "densify(layout=torch.jagged)) or a DataProto"
         )
-    if column is None:
-        return [False] * len(batch)
-    marks = column.unbind(0) if isinstance(column, torch.Tensor) else column.tolist()
+    parts = [batch.non_tensor_batch, batch.batch] if isinstance(batch, DataProto) else [batch]
+    for columns in parts:
+        if columns is not None and IS_PADDING in columns:
+            return [_truth(mark) for mark in columns[IS_PADDING]]
+    return [False] * len(batch)
+
+
+def _truth(mark: Any) -> bool:
     try:
-        # item() takes no tensor of several values.
-        return [truth(torch.as_tensor(mark).item()) for mark in marks]
+        value = torch.as_tensor(mark).item()  # of one value
+        if value in (0, 1):  # which NaN is not
+            return bool(value)
+        why = "neither true nor false"
     except (TypeError, ValueError, RuntimeError) as error:
-        raise PaddingDataError(
-            f"field {IS_PADDING!r}: {error}. It must have one value per row, whether it is a pad: "
-            "correct it, or rename the field."
-        ) from error
+        why = str(error)
+    raise PaddingDataError(
+        f"field {IS_PADDING!r}: {mark!r}: {why}. It must have one value per row, whether it is a "
+        "pad: correct it, or rename the field."
+    )
 
 
 def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchMeta:
@@ -234,12 +200,16 @@ def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchM
     return KVBatchMeta(keys=keys, tags=[tag] * n_pads, partition_id=batch.partition_id)
 
 
-def find_images(batch: KVBatchMeta | TensorDict) -> Inputs | None:
-    """``multi_modal_inputs`` of a row that has an image or a video; None if no row of the batch has
-    one."""
+def image_of_pads(
+    batch: KVBatchMeta | TensorDict, make: Callable[[Inputs], SmallestImage] | None
+) -> SmallestImage | None:
+    """What is made from ``multi_modal_inputs`` of a row that has an image or a video; None if no
+    row of the batch has one."""
+    if make is None:
+        return None
     for inputs in images_of_rows(batch):
-        if any(name.startswith("pixel_values") for name in inputs or {}):
-            return inputs
+        if inputs and any(name.startswith("pixel_values") for name in inputs):
+            return make(inputs)
     return None
 
 
@@ -263,6 +233,5 @@ def check_weight_is_a_field(rows: Iterable[Mapping[str, object]]) -> None:
         if isinstance(extra, Mapping) and LOSS_WEIGHT in extra:
             raise PaddingDataError(
                 f"field {EXTRA_FIELDS!r}: {LOSS_WEIGHT}={extra[LOSS_WEIGHT]!r} is in it, but a "
-                "weight is a field of its own. Give the agent loop's output a class with the "
-                f"field {LOSS_WEIGHT}."
+                f"weight is a field of its own: {LOSS_WEIGHT} of the agent loop's output."
             )

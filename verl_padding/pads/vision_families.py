@@ -75,10 +75,9 @@ def image_maker(choice: str, config: Mapping[str, Any]) -> Callable[[Inputs], Sm
         return None
     if model_type not in SMALLEST:
         raise PaddingConfigError(
-            f"padding.multimodal={choice!r}: the smallest image of model type "
-            f"{model_type!r} is unknown. Known: {', '.join(sorted(SMALLEST))}; no image is "
-            f"needed for {', '.join(sorted(RUNS_WITHOUT_IMAGES))}. Set padding.multimodal=empty "
-            "if the model can run on text alone on some ranks and with images on others, or if "
-            "no row of the job has images."
+            f"padding.multimodal={choice!r}: the smallest image of model type {model_type!r} is "
+            f"unknown (known: {', '.join(sorted(SMALLEST))}). Set padding.multimodal=empty if the "
+            "model can run on text alone on some ranks and with images on others, or if no row of "
+            "the job has images."
         )
     return partial(SMALLEST[model_type], config)

@@ -29,8 +29,7 @@ from verl_padding.plan.job import Job, Packer, Sharing
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.planner import plan_batch
 from verl_padding.plan.rows import MAX_TOKENS, Rows
-from verl_padding.plan.strategies import STRATEGIES
-from verl_padding.plan.strategies.lcm import padded_rows
+from verl_padding.plan.strategies import STRATEGIES, padded_rows
 
 __all__ = [
     "COST_MODELS",

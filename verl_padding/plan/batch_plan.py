@@ -84,9 +84,8 @@ def layout_as_json(
         return {"rows": [names_R[row] for row in real], "pads": len(rows) - len(real)}
 
     def rank(rows_K: Sequence[Sequence[int]]) -> dict[str, Any]:
-        if layout.cut_by == "verl":
-            return held(rows_K[0])
-        return {"micro_batches": [*map(held, rows_K)]}
+        micro_batches = [*map(held, rows_K)]
+        return micro_batches[0] if layout.cut_by == "verl" else {"micro_batches": micro_batches}
 
     steps = [{"ranks": [*map(rank, rows_DK)]} for rows_DK in layout.rows_MDK]
     return {"steps": steps, "figures": asdict(figures)}

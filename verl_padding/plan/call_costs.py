@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from verl_padding.plan.calls import Call
 from verl_padding.plan.cost import CostModel, Int64s, up_to_multiple
+from verl_padding.plan.layout import RowsDK
 from verl_padding.plan.prefix_tries import PrefixTries
 
 MICRO_BATCH_OVERHEAD_TOKENS = 256
@@ -22,7 +23,7 @@ after the other) takes a tenth of a millisecond, in which a rank trains this man
 of a billion parameters."""
 
 
-def flatten_micro_batches(rows_DK: Sequence[Sequence[Sequence[int]]]) -> tuple[Int64s, Int64s]:
+def flatten_micro_batches(rows_DK: RowsDK) -> tuple[Int64s, Int64s]:
     """The rows of all micro-batches behind each other, rank by rank, and for each row the number of
     its micro-batch."""
     # [[0, 1], [2]] on rank 0 and [[3], [4]] on rank 1: rows 0 1 2 3 4 of micro-batches 0 0 1 2 3.
@@ -75,13 +76,6 @@ class CallCosts:
         """Cost of this many tokens in one row."""
         return int(self.cost_model(np.array([tokens], dtype=np.int64))[0])
 
-    def computed(self, rows: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
-        """Tokens and cost of each of the rows, or segments, that are computed if these rows share a
-        micro-batch."""
-        numbers = np.asarray(rows, dtype=np.int64)
-        _, tokens_I, cost_I = self.computed_in(numbers, np.zeros_like(numbers))
-        return tokens_I, cost_I
-
     def computed_in(self, rows: Int64s, batch_I: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Micro-batch, tokens and cost of all that is computed of rows in several of them, one
         after the other."""
@@ -96,16 +90,10 @@ class CallCosts:
         it."""
         # Tokens 3 to 5 of a row see all five: the pairs of five tokens less those of the first two.
         # In multiples of 4, one token more is computed: the pairs of six.
-        if not start_I.any():
-            return self.cost_R[rows]
         end_I = start_I + self._rounded_up(self.tokens_R[rows] - start_I)
-        return np.where(
-            start_I > 0, self.cost_model(end_I) - self.cost_model(start_I), self.cost_R[rows]
-        )
+        return self.cost_model(end_I) - self.cost_model(start_I)
 
-    def micro_batch_loads(
-        self, rows_DK: Sequence[Sequence[Sequence[int]]]
-    ) -> tuple[Int64s, Int64s]:
+    def micro_batch_loads(self, rows_DK: RowsDK) -> tuple[Int64s, Int64s]:
         """Tokens and cost (D, K) of each rank's micro-batches, as the engine computes them; numbers
         from ``n_rows`` on are pads."""
         # Rows of 5 and 3 tokens beside a pad of 2: 10 tokens where rows are packed, and 15 where
@@ -130,11 +118,11 @@ class CallCosts:
             loads.append(load_B.reshape(shape))
         return loads[0], loads[1]
 
-    def used_tokens(self, rows_DK: Sequence[Sequence[Sequence[int]]], tokens_DK: Int64s) -> Int64s:
-        """Tokens (D, K) that micro-batches take of the token budget: the ``tokens_DK`` that are
-        computed, but of a row that branches off another a whole multiple, and ``min_branch_tokens``
-        at least."""
-        if self.tries is None or not self._uses_more:
+    def used_tokens(self, rows_DK: RowsDK) -> Int64s:
+        """Tokens (D, K) that micro-batches take of the token budget: those that are computed, but
+        of a row that branches off another a whole multiple, and ``min_branch_tokens`` at least."""
+        tokens_DK, _ = self.micro_batch_loads(rows_DK)
+        if self.tries is None:
             return tokens_DK
         numbers, batch_I = flatten_micro_batches(rows_DK)
         is_real_I = numbers < self.n_rows
@@ -151,16 +139,11 @@ class CallCosts:
         used_I = np.maximum(self._rounded_up(tokens_I), self.call.min_branch_tokens)
         return np.where(branches_I, used_I, tokens_I)
 
-    @property
-    def _uses_more(self) -> bool:
-        """Whether rows that branch may take more of the token budget than they have tokens."""
-        return self.call.min_branch_tokens > 1 or self.call.token_multiple > 1
-
     def _rounded_up(self, tokens_I: Int64s) -> Int64s:
         """What the engine computes for rows, or segments, of so many tokens."""
         return up_to_multiple(tokens_I, self.call.token_multiple)
 
-    def step_time(self, rows_DK: Sequence[Sequence[Sequence[int]]]) -> int:
+    def step_time(self, rows_DK: RowsDK) -> int:
         """Cost of the slowest ranks of a mini-batch, where they synchronize, and the handling of
         micro-batches and pads."""
         # Ranks that cost 900 + 100 and 300 + 600 in two micro-batches: 900 + 600 where they
@@ -173,7 +156,6 @@ class CallCosts:
         return int(slowest) + handling
 
     def longest_first(self, rows: Sequence[int]) -> Int64s:
-        """The numbers of rows, the longest row first; of rows that count as equally long, the
-        costliest."""
+        """The numbers of rows, the longest row first."""
         numbers = np.array(rows, dtype=np.int64)
-        return numbers[np.lexsort((-self.cost_R[numbers], -self.tokens_R[numbers]))]
+        return numbers[np.argsort(-self.tokens_R[numbers], kind="stable")]

@@ -1,8 +1,10 @@
 """The worker calls of a training step, and what each requires of the rows that it gets."""
 
-from collections.abc import Collection, Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from verl_padding.plan.cost import up_to_multiple
 from verl_padding.plan.errors import PlanError
@@ -40,24 +42,14 @@ class Call:
     token_multiple: int = 1
     """An engine that packs rows rounds the length of each, or of its segment, up to a multiple of
     this many tokens, as ranks that share a row require."""
-    min_branch_tokens: int = 0
+    min_branch_tokens: int = 1
     """Least tokens of the budget that each row of a trie that branches takes, however few of its
     tokens are computed: linear attention keeps a state between two branches."""
     budget_setting: str = "token_budget"
     """Setting that raises the budget, for messages."""
 
     def __post_init__(self) -> None:
-        check_choices(self, sync_point=get_args(SyncPoint), padded_to=get_args(PaddedTo))
-        check_at_least_one(
-            self,
-            "dp_size",
-            "micro_batch_rows",
-            "micro_batch_multiple",
-            "bucket_tokens",
-            "token_multiple",
-        )
-        if self.token_budget is not None:
-            check_at_least_one(self, "token_budget")
+        check_fields(self)
 
     @property
     def local_batch_multiple(self) -> int:
@@ -97,10 +89,6 @@ class Update(Call):
     these are cut."""
     mini_batch_setting: str = "prompts_per_mini_batch"
     """Setting of ``prompts_per_mini_batch``, for messages."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least_one(self, "prompts_per_mini_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,16 +139,12 @@ SETTING_FIELDS = {
 """Field -> the one with the name of its setting."""
 
 
-def check_at_least_one(values: object, *names: str) -> None:
-    """Raises a PlanError if an attribute of one of these names is below 1."""
-    for name in names:
-        if getattr(values, name) < 1:
-            setting = getattr(values, SETTING_FIELDS.get(name, ""), name)
-            raise PlanError(f"{setting}={getattr(values, name)}: must be at least 1")
-
-
-def check_choices(values: object, **choices: Collection[str]) -> None:
-    """Raises a PlanError if an attribute is none of its choices."""
-    for name, allowed in choices.items():
-        if getattr(values, name) not in allowed:
-            raise PlanError(f"{name}={getattr(values, name)!r}: not one of {', '.join(allowed)}")
+def check_fields(values: Call | StepShape) -> None:
+    """Raises a PlanError if a number is below 1, unless it is the seed, or a name is no choice."""
+    kinds = get_type_hints(type(values))
+    for name, value in vars(values).items():
+        setting = getattr(values, SETTING_FIELDS.get(name, ""), name)
+        if type(value) is int and value < 1 and name != "seed":
+            raise PlanError(f"{setting}={value}: must be at least 1")
+        if get_origin(kinds[name]) is Literal and value not in (choices := get_args(kinds[name])):
+            raise PlanError(f"{setting}={value!r}: not one of {', '.join(choices)}")

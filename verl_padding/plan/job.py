@@ -3,16 +3,9 @@ arranged."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from verl_padding.plan.calls import (
-    Call,
-    OptimizerSteps,
-    Pass,
-    StepShape,
-    check_at_least_one,
-    check_choices,
-)
+from verl_padding.plan.calls import Call, Pass, StepShape, check_fields
 from verl_padding.plan.cost import COST_MODELS, CostModel
 from verl_padding.plan.errors import PlanError
 from verl_padding.plan.strategies import STRATEGIES
@@ -43,17 +36,12 @@ class Job(StepShape):
     own."""
 
     def __post_init__(self) -> None:
-        check_choices(self, packer=get_args(Packer), sharing=get_args(Sharing))
-        check_choices(self, optimizer_steps=get_args(OptimizerSteps))
-        check_choices(self, strategy=STRATEGIES, cost_model=COST_MODELS)
-        check_at_least_one(self, "prompts", "sessions_per_prompt", "row_multiple", "pad_tokens")
+        check_fields(self)
         if self.sharing != "off" and self.packer != "plan":
             raise PlanError(
                 f"sharing={self.sharing!r} with packer={self.packer!r}: only the plan keeps rows "
-                "that share in one micro-batch; choose packer='plan'"
+                "that share together; choose packer='plan'"
             )
-        if self.seed < 0:
-            raise PlanError(f"seed={self.seed}: must be at least 0")
         assert self.updates.keys().isdisjoint(self.inference), "each call has a name of its own"
         for name in self.updates:
             STRATEGIES[self.strategy].check(self, name)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Literal
 
 CutBy = Literal["rows", "tokens", "verl"]
 RowNumbers = tuple[int, ...]
-RowsMDK = Sequence[Sequence[Sequence[Sequence[int]]]]
-"""Row numbers of each micro-batch, by mini-batch and rank; numbers from that of real rows on are
-pads."""
+RowsDK = Sequence[Sequence[Sequence[int]]]
+"""Row numbers of each rank's micro-batches, of which all ranks have equally many; numbers from that
+of real rows on are pads."""
+RowsMDK = Sequence[RowsDK]
+"""The same of each mini-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,44 +44,6 @@ class Layout:
             # Workers count micro-batches by their rows: one without any would be on other ranks
             # alone, and these would wait for it.
             assert min(map(min, n_rows_DK)) >= 1, f"micro-batches of {n_rows_DK} rows"
-
-    def flatten_for_pass(self) -> Layout:
-        """The same ranks, order of rows and micro-batches, for a pass, which takes the whole batch
-        at once."""
-        # Two mini-batches, whose micro-batches of rank 0 are (0, 1) (2) and (5), become one with
-        # (0, 1) (2) (5).
-        by_rank = zip(*self.rows_MDK, strict=True)
-        return self._with_micro_batches(
-            [[*chain.from_iterable(local_batches)] for local_batches in by_rank]
-        )
-
-    def concat(self, other: Layout) -> Layout:
-        """The micro-batches of this layout of one mini-batch, and after them those of another one
-        with other rows."""
-        # Of five rows and one pad, 5, this layout's; the other one's pads 5 and 6 become 6 and 7.
-        behind_DK = (
-            [tuple(row + self.n_pads * (row >= self.n_rows) for row in rows) for rows in rows_K]
-            for rows_K in other.rows_MDK[0]
-        )
-        held = zip(self.rows_MDK[0], behind_DK, strict=True)
-        return self._with_micro_batches([[*first, *behind] for first, behind in held])
-
-    def _with_micro_batches(self, rows_DK: list[list[RowNumbers]]) -> Layout:
-        """A layout of one mini-batch with these micro-batches, whose pads are numbered anew."""
-        in_order = chain.from_iterable(chain.from_iterable(rows_DK))
-        pads = sorted(row for row in in_order if row >= self.n_rows)
-        number = {pad: self.n_rows + place for place, pad in enumerate(pads)}
-        rows_MDK = tuple(
-            tuple(tuple(number.get(row, row) for row in rows) for rows in rows_K)
-            for rows_K in rows_DK
-        )
-        return replace(self, rows_MDK=(rows_MDK,), dropped=())
-
-    @property
-    def n_micro_batches(self) -> int | None:
-        """Micro-batches that a rank computes, summed over the mini-batches; None if verl's packer
-        cuts them."""
-        return sum(len(rows_DK[0]) for rows_DK in self.rows_MDK) if self.cut_by != "verl" else None
 
     @property
     def n_mini_batches(self) -> int:

@@ -1,12 +1,11 @@
 """What the optimizer steps of a layout cost: the one place where layouts of any origin are tallied
 and scored."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from verl_padding.plan.batch_plan import LayoutFigures
 from verl_padding.plan.call_costs import CallCosts, flatten_micro_batches
-from verl_padding.plan.layout import Layout, RowsMDK
+from verl_padding.plan.layout import Layout, RowsDK, RowsMDK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +35,20 @@ class MiniBatchCost:
 def score_layout(layout: Layout, costs: CallCosts) -> LayoutFigures:
     """The figures of a layout."""
     steps = mini_batch_costs(layout.rows_MDK, costs)
-    cost = sum(step.cost for step in steps)
-    n_ranks, budget = layout.dp_size, costs.call.token_budget
-    slowest = sum(step.mini_slowest for step in steps)
-    micro_slowest = sum(step.micro_slowest for step in steps)
-    n_micro = layout.n_micro_batches
-    computed = sum(step.computed_tokens for step in steps)
+    total = {
+        field.name: sum(getattr(step, field.name) for step in steps)
+        for field in fields(MiniBatchCost)
+    }
+    n_micro = None if layout.cut_by == "verl" else total["micro_batches"]
+    n_ranks, computed = layout.dp_size, total["computed_tokens"]
+    room = (n_micro or 0) * n_ranks * (costs.call.token_budget or 0)
     return LayoutFigures(
-        imbalance=slowest * n_ranks / cost,
+        imbalance=total["mini_slowest"] * n_ranks / total["cost"],
         micro_batches=n_micro,
-        packing_efficiency=computed / (n_micro * n_ranks * budget) if n_micro and budget else None,
+        packing_efficiency=computed / room if room else None,
         computed_tokens=computed,
-        sharing_factor=sum(step.real_tokens for step in steps) / computed,
-        micro_imbalance=micro_slowest * n_ranks / cost if layout.cut_by != "verl" else None,
+        sharing_factor=total["real_tokens"] / computed,
+        micro_imbalance=total["micro_slowest"] * n_ranks / total["cost"] if n_micro else None,
         optimizer_steps=layout.n_mini_batches,
         pads=layout.n_pads,
         real_rows_min=min(layout.real_rows_M),
@@ -71,7 +71,7 @@ def mini_batch_costs(rows_MDK: RowsMDK, costs: CallCosts) -> list[MiniBatchCost]
     return [_step_cost(rows_DK, costs) for rows_DK in rows_MDK]
 
 
-def _step_cost(rows_DK: Sequence[Sequence[Sequence[int]]], costs: CallCosts) -> MiniBatchCost:
+def _step_cost(rows_DK: RowsDK, costs: CallCosts) -> MiniBatchCost:
     numbers, _ = flatten_micro_batches(rows_DK)
     real = numbers[numbers < costs.n_rows]
     n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())

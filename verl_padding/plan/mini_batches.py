@@ -2,14 +2,14 @@
 rows and prompts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Self, TypeVar
 
 import numpy as np
 
 from verl_padding.plan.calls import Update
+from verl_padding.plan.row_keys import rows_by_name
 from verl_padding.plan.rows import Rows
 
 Unit = TypeVar("Unit")
@@ -20,14 +20,14 @@ Groups = list[list[int]]
 class MiniBatches:
     """The real rows of an update, cut into mini-batches."""
 
-    rows_M: list[list[int]]
+    rows_M: Sequence[Sequence[int]]
     """Numbers of the real rows of each mini-batch that are computed; none is empty."""
-    dropped_M: list[tuple[int, ...]] = field(default_factory=list)
+    dropped_M: tuple[tuple[int, ...], ...] = ()
     """Those that are not, of each mini-batch; empty if all are."""
     mini_batch_rows: int | None = None
     """Rows of a mini-batch, pads among them, if the strategy fixes their number."""
-    warning: str | None = None
-    """Why there are fewer optimizer steps than configured."""
+    steps: int = 1
+    """Optimizer steps that the batch should take; it takes fewer if its rows are too few."""
 
     def without(self, zero_advantage: Sequence[int]) -> Self:
         """The same mini-batches, of which ``zero_advantage`` rows are left out.
@@ -35,43 +35,32 @@ class MiniBatches:
         One of zero-advantage rows alone keeps the first of them: its optimizer step happens all the
         same, and logs what it logs.
 
-        >>> MiniBatches(rows_M=[[0, 1], [2, 3]]).without([1, 3, 2])
-        MiniBatches(rows_M=[[0], [3]], dropped_M=[(1,), (2,)], mini_batch_rows=None, warning=None)
+        >>> without = MiniBatches(rows_M=[[0, 1], [2, 3]]).without([1, 3, 2])
+        >>> without.rows_M, without.dropped_M
+        ([[0], [3]], ((1,), (2,)))
         """
         if not zero_advantage:
             return self
         place = {row: number for number, row in enumerate(zero_advantage)}
-        rows_M = []
-        for rows in self.rows_M:
-            rows_M.append(
-                [row for row in rows if row not in place] or [min(rows, key=place.__getitem__)]
-            )
+        rows_M = [
+            [row for row in rows if row not in place] or [min(rows, key=place.__getitem__)]
+            for rows in self.rows_M
+        ]
         kept = {row for rows in rows_M for row in rows}
-        dropped_M = [tuple(row for row in rows if row not in kept) for rows in self.rows_M]
+        dropped_M = tuple(tuple(row for row in rows if row not in kept) for rows in self.rows_M)
         return replace(self, rows_M=rows_M, dropped_M=dropped_M, mini_batch_rows=None)
 
 
-def cut_evenly(
-    order: Sequence[int], steps: int, name: str, mini_batch_rows: int | None = None
-) -> MiniBatches:
+def cut_evenly(order: Sequence[int], steps: int, mini_batch_rows: int | None = None) -> MiniBatches:
     """Cuts rows in their order; counts differ by at most one, the larger ones first."""
-    n_parts = min(steps, len(order))
-    rows_M = [[order[place] for place in part] for part in even_ranges(len(order), n_parts)]
-    warning = None
-    if n_parts < steps:
-        warning = (
-            f"{name}: only {n_parts} of {steps} optimizer steps, because each step needs a row "
-            f"and the batch has only {len(order)}"
-        )
-    return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, warning=warning)
+    parts = np.array_split(np.array(order), min(steps, len(order)))
+    rows_M = [part.tolist() for part in parts]
+    return MiniBatches(rows_M=rows_M, mini_batch_rows=mini_batch_rows, steps=steps)
 
 
 def rows_of_prompts(rows: Rows) -> list[list[int]]:
     """Rows of each prompt, prompts in order of first appearance."""
-    groups: dict[str, list[int]] = {}
-    for row, prompt in enumerate(rows.prompt_R):
-        groups.setdefault(prompt, []).append(row)
-    return list(groups.values())
+    return list(rows_by_name(rows.prompt_R).values())
 
 
 def ordered(units: Sequence[Unit], update: Update, seed: int) -> list[Unit]:
@@ -80,17 +69,6 @@ def ordered(units: Sequence[Unit], update: Update, seed: int) -> list[Unit]:
         return list(units)
     permutation = np.random.default_rng(seed).permutation(len(units))
     return [units[unit] for unit in permutation.tolist()]
-
-
-def even_ranges(n_items: int, n_parts: int) -> list[range]:
-    """Cuts items in their order; sizes differ by at most one, the larger ones first.
-
-    >>> even_ranges(5, 2)
-    [range(0, 3), range(3, 5)]
-    """
-    size, rest = divmod(n_items, n_parts)
-    ends = [part * size + min(part, rest) for part in range(n_parts + 1)]
-    return [range(start, end) for start, end in pairwise(ends)]
 
 
 def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
@@ -116,7 +94,7 @@ def even_groups(n_rows_P: Sequence[int], n_groups: int) -> Groups:
     """
     # Prompts of 1, 1, 9 and 9 rows in two groups: in order 2 against 18. Either side has two
     # prompts, so a small one is swapped for a large one: 10 against 10.
-    groups = [list(prompts) for prompts in even_ranges(len(n_rows_P), n_groups)]
+    groups = [part.tolist() for part in np.array_split(np.arange(len(n_rows_P)), n_groups)]
     n_rows_M = [sum(n_rows_P[prompt] for prompt in group) for group in groups]
     while (exchange := _find_exchange(groups, n_rows_M, n_rows_P)) is not None:
         giver, prompt, taker, returned = exchange

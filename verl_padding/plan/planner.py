@@ -1,7 +1,8 @@
 """The planner's one verb: rows and the shape of a job in, a plan out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import chain
 
 import numpy as np
 
@@ -42,37 +43,34 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     """
     if not len(rows):
         raise NoRealRowError(
-            "no real row in the batch: every session failed or came back empty. Look for errors "
-            "of the agent loop, or let verl replace failed groups "
-            "(trainer.v1.sampler.sync_refill_failed_groups=True)"
+            "no real row in the batch: every session failed or came back empty. See the errors of "
+            "the agent loop, or set trainer.v1.sampler.sync_refill_failed_groups=True"
         )
     for name, call in job.calls():
         _check_longest_row(rows, job, name, call)
     cuts = {
         name: STRATEGIES[job.strategy]
-        .cut(rows, job, name)
+        .cut(rows, job, update)
         .without(rows.zero_advantage if update.drops_zero_advantage else ())
         for name, update in job.updates.items()
     }
     whole = _whole_batch(rows, cuts.values())
     layouts: dict[str, Layout] = {}
     figures: dict[str, LayoutFigures] = {}
-    call_of_inputs: list[tuple[object, str]] = []
+    inputs: dict[str, object] = {}
     for name, call in job.calls():
-        costs, update = costs_of(rows, job, call), reuses_layout_of(job, call)
-        cut = cuts.get(name, whole)
         # Calls with the same inputs get the same layout, so it is planned and scored once.
-        inputs = (cut, update, layout_key(call))
-        same = next((other for known, other in call_of_inputs if known == inputs), None)
-        if same is not None:
-            layouts[name], figures[name] = layouts[same], figures[same]
-        else:
+        cut, update = cuts.get(name, whole), reuses_layout_of(job, call)
+        inputs[name] = cut, update, layout_key(call)
+        same = next(other for other in inputs if inputs[other] == inputs[name])
+        if same == name:
+            costs = costs_of(rows, job, call)
             if update is None:
                 layouts[name] = fill_local_batches(costs, job.packer, cut)
             else:
                 layouts[name] = _layout_as_in(layouts[update], costs, job.packer)
             figures[name] = score_layout(layouts[name], costs)
-            call_of_inputs.append((inputs, name))
+        layouts[name], figures[name] = layouts[same], figures[same]
     return BatchPlan(
         n_rows=len(rows),
         packer=job.packer,
@@ -80,48 +78,59 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         layouts=layouts,
         figures=figures,
         tries=rows.tries,
-        warnings=tuple(cut.warning for cut in cuts.values() if cut.warning),
+        warnings=tuple(_warnings(rows, cuts)),
         hint=_hint(rows, job, layouts),
     )
 
 
 def _whole_batch(rows: Rows, cuts: Iterable[MiniBatches]) -> MiniBatches:
     """All rows, for a pass, and as many pads as updates whose mini-batches have a fixed size."""
-    fixed = [
-        len(cut.rows_M) * cut.mini_batch_rows for cut in cuts if cut.mini_batch_rows is not None
-    ]
+    fixed = [len(cut.rows_M) * cut.mini_batch_rows for cut in cuts if cut.mini_batch_rows]
     return MiniBatches(rows_M=[[*range(len(rows))]], mini_batch_rows=max(fixed, default=None))
+
+
+def _warnings(rows: Rows, cuts: Mapping[str, MiniBatches]) -> Iterator[str]:
+    held = f"{plural(len(rows), 'row')} of {plural(len(set(rows.prompt_R)), 'prompt')}"
+    for name, cut in cuts.items():
+        if len(cut.rows_M) < cut.steps:
+            yield (
+                f"{name}: only {len(cut.rows_M)} of {cut.steps} optimizer steps, because each "
+                f"needs a prompt or row of its own, and the batch has {held}"
+            )
 
 
 def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
     """What makes fewer pads, where an update has more of them than rows."""
     for name, update in job.updates.items():
         layout = layouts[name]
-        if layout.n_pads > len(rows):
-            fixes = ["take fewer ranks"] if update.dp_size > 1 else []
-            if STRATEGIES[job.strategy].has_own_steps:  # a mini-batch has its rows, or pads
-                fixes.append("choose another strategy")
-            elif layout.n_mini_batches > 1:
-                size = update.prompts_per_mini_batch
-                fixes.append(f"raise {update.mini_batch_setting}, now {size}")
-            if update.token_budget is None:
-                fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
-            return (
-                f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since all ranks "
-                "get equally many rows of a mini-batch, in whole micro-batches."
-                + (f" For fewer, {', or '.join(fixes)}." if fixes else "")
-            )
+        if layout.n_pads <= len(rows):
+            continue
+        fixes = ["take fewer ranks"] if update.dp_size > 1 else []
+        if STRATEGIES[job.strategy].has_own_steps:  # a mini-batch has its rows, or pads
+            fixes.append("choose another strategy")
+        elif layout.n_mini_batches > 1:
+            fixes.append(f"raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}")
+        if update.token_budget is None:
+            fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
+        return (
+            f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since all ranks get "
+            "equally many rows of a mini-batch, in whole micro-batches."
+            + (f" For fewer, {', or '.join(fixes)}." if fixes else "")
+        )
     return None
 
 
 def _layout_as_in(update: Layout, costs: CallCosts, packer: Packer) -> Layout:
     """The layout of a pass with the micro-batches of an update, and after them those of what that
     leaves out."""
-    layout = update.flatten_for_pass()
-    rest = sorted(row for rows in update.dropped for row in rows)
-    if not rest:
-        return layout
-    return layout.concat(fill_local_batches(costs, packer, MiniBatches(rows_M=[rest])))
+    # Two mini-batches, whose micro-batches of rank 0 are (0, 1) (2) and (5), become one with (0, 1)
+    # (2) (5).
+    rows_MDK = update.rows_MDK
+    if rest := sorted(row for rows in update.dropped for row in rows):
+        mini_batch, first_pad = MiniBatches(rows_M=[rest]), costs.n_rows + update.n_pads
+        rows_MDK += fill_local_batches(costs, packer, mini_batch, first_pad).rows_MDK
+    rows_DK = tuple(tuple(chain.from_iterable(rows_MK)) for rows_MK in zip(*rows_MDK, strict=True))
+    return replace(update, rows_MDK=(rows_DK,), dropped=())
 
 
 def reuses_layout_of(job: Job, call: Call) -> str | None:
@@ -134,15 +143,14 @@ def reuses_layout_of(job: Job, call: Call) -> str | None:
     those whose rows are padded to the longest one of their local mini-batch, which for a pass holds
     all mini-batches.
     """
-    if not isinstance(call, Pass) or call.as_update is None or call.as_update not in job.updates:
+    name = call.as_update if isinstance(call, Pass) else None
+    if name is None or name not in job.updates:
         return None
     if call.padded_to == "local_batch" or job.packer == "verl" or call.token_budget is None:
         return None
-    update = job.updates[call.as_update]
-    call_key, update_key = (
-        replace(layout_key(each), sync_point="micro_batch") for each in (call, update)
-    )
-    return call.as_update if call_key == update_key else None
+    calls = call, job.updates[name]
+    keys = {replace(layout_key(each), sync_point="micro_batch") for each in calls}
+    return name if len(keys) == 1 else None
 
 
 def costs_of(rows: Rows, job: Job, call: Call) -> CallCosts:
@@ -176,17 +184,18 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
     """Refuses rows that do not fit into a micro-batch."""
     longest = max(range(len(rows)), key=rows.tokens_R.__getitem__)
     key, tokens = rows.key_R[longest], rows.tokens_R[longest]
-    if call.token_budget is not None and tokens > call.token_budget:
-        raise RowTooLongError(
-            f"row {key!r} has {tokens} tokens, prompt and response, more than the "
-            f"{call.token_budget} that a micro-batch of {name!r} may hold: raise "
-            f"{call.budget_setting} until it holds {tokens}, or keep rows shorter "
-            "(data.max_prompt_length, data.max_response_length)",
-        )
     # As if all rows were as long: sums over rows, and rectangles of rows, stay below it.
-    cost = int(job.row_cost(np.array([tokens], dtype=np.int64))[0])
-    if cost * len(rows) > MAX_COST:
-        raise RowTooLongError(
-            f"row {key!r} has {tokens} tokens, too many to plan {len(rows)} rows together: keep "
-            "rows shorter (data.max_prompt_length, data.max_response_length)",
+    cost = int(job.row_cost(np.array([tokens]))[0]) * len(rows)
+    if call.token_budget is not None and tokens > call.token_budget:
+        why = (
+            f"more than the {call.token_budget} that a micro-batch of {name!r} may hold: raise "
+            f"{call.budget_setting} until it holds {tokens}, or"
         )
+    elif cost > MAX_COST:
+        why = f"too many to plan {len(rows)} rows together:"
+    else:
+        return
+    raise RowTooLongError(
+        f"row {key!r} has {tokens} tokens, prompt and response, {why} keep rows shorter "
+        "(data.max_prompt_length, data.max_response_length)"
+    )

@@ -117,16 +117,9 @@ class PrefixTries:
         return cls.in_order(list(map(len, ids_R)), order, shared_R[order])
 
     @cached_property
-    def _min_shared(self) -> list[Int64s]:
-        """A sparse table for range minimum queries: entry i of line k is the minimum that the rows
-        at places i to i + 2^k - 1 share with the row before them."""
-        # Line 0 has what each place shares, 0 5 2 4; line 1 the minimum of two of them, 0 2 2; line
-        # 2 that of four, 0.
-        lines = [self.shared_R[np.argsort(self.dfs_position_R)]]
-        while len(lines[-1]) > 1 << (len(lines) - 1):
-            width = 1 << (len(lines) - 1)
-            lines.append(np.minimum(lines[-1][:-width], lines[-1][width:]))
-        return lines
+    def _shared_in_order(self) -> Int64s:
+        """What the row at each place shares with the one before it; and an end, 0."""
+        return np.append(self.shared_R[np.argsort(self.dfs_position_R)], 0)
 
     def shared_among(self, rows: Int64s, group_I: Int64s | None = None) -> tuple[Int64s, Int64s]:
         """Which of some rows comes first, next and so on, and how many tokens each may share with
@@ -142,42 +135,22 @@ class PrefixTries:
         order = (
             np.argsort(dfs_position_I) if group_I is None else np.lexsort((dfs_position_I, group_I))
         )
-        shared_I = np.zeros_like(order)
-        if len(order) > 1:
-            first, end = dfs_position_I[order[:-1]] + 1, dfs_position_I[order[1:]] + 1
-            beside = np.arange(1, len(order))
-            if group_I is not None:
-                together = group_I[order[1:]] == group_I[order[:-1]]
-                first, end, beside = first[together], end[together], beside[together]
-            shared_I[beside] = self._min_between(first, end)
+        # From place 0 to 3 it is the minimum of the places from 1 to before 4.
+        minima = np.minimum.reduceat(self._shared_in_order, dfs_position_I[order] + 1)
+        shared_I = np.append(0, minima)[: len(order)]
+        if group_I is not None:
+            shared_I[1:][np.diff(group_I[order]) != 0] = 0
         if self.whole_rows_only:
             # Not before the minimum: a row that branches off both may be between a row and one that
             # it begins.
             shared_I[shared_I < self.tokens_R[rows[order]]] = 0
         return order, shared_I
 
-    def shared_by_pairs(self, one_I: Int64s, other_I: Int64s) -> Int64s:
-        """How many of their first tokens pairs of different rows share."""
-        one_I, other_I = self.dfs_position_R[one_I], self.dfs_position_R[other_I]
-        return self._min_between(np.minimum(one_I, other_I) + 1, np.maximum(one_I, other_I) + 1)
-
-    def _min_between(self, first_I: Int64s, end_I: Int64s) -> Int64s:
-        """The minimum that a row shares with the one before it, at the places from ``first_I`` on
-        to before ``end_I``."""
-        # Of the places 1 to 3 of 0 5 2 4, two entries of line 1 cover all: min(5, 2) and min(2, 4).
-        # So the rows at the places 0 and 3 share two tokens.
-        min_I = np.zeros_like(first_I)
-        power_I = np.log2(end_I - first_I).astype(np.int64)
-        for k in set(power_I.tolist()):
-            at, line = np.flatnonzero(power_I == k), self._min_shared[k]
-            min_I[at] = np.minimum(line[first_I[at]], line[end_I[at] - (1 << k)])
-        return min_I
-
     @property
     def has_branches(self) -> bool:
         """Whether any rows share a token that need not be computed again, and then branch."""
         branches_R = (self.shared_R >= MIN_SHARED_TOKENS) & (self.shared_R < self.tokens_R)
-        return not self.whole_rows_only and bool(branches_R.any())
+        return bool(branches_R.any()) and not self.whole_rows_only
 
     @property
     def has_shared_tokens(self) -> bool:

@@ -1,5 +1,6 @@
 """The form of a row's key in TransferQueue, as verl 0.9 writes it: ``{uid}_{session}_{index}``."""
 
+import re
 from collections.abc import Iterable
 
 KEY_FORM = "{uid}_{session}_{index}"
@@ -32,10 +33,17 @@ def rows_of_sessions(keys: Iterable[str]) -> list[list[int]]:
     >>> rows_of_sessions(["a_0_10", "b_0_0", "a_0_2"])
     [[2, 0], [1]]
     """
-    rows_of: dict[str, list[tuple[int, int]]] = {}
-    for row, key in enumerate(keys):
-        rows_of.setdefault(session_of_key(key), []).append((index_of_key(key), row))
-    return [[row for _, row in sorted(rows)] for rows in rows_of.values()]
+    keys = list(keys)
+    sessions = rows_by_name(map(session_of_key, keys)).values()
+    return [sorted(rows, key=lambda row: index_of_key(keys[row])) for rows in sessions]
+
+
+def rows_by_name(name_R: Iterable[str]) -> dict[str, list[int]]:
+    """Numbers of the rows of each name, in the order of first rows."""
+    rows_of: dict[str, list[int]] = {}
+    for row, name in enumerate(name_R):
+        rows_of.setdefault(name, []).append(row)
+    return rows_of
 
 
 def parts_of_key(key: str) -> tuple[str, str, str] | None:
@@ -44,12 +52,5 @@ def parts_of_key(key: str) -> tuple[str, str, str] | None:
     >>> parts_of_key("math_7_0_1")
     ('math_7', '0', '1')
     """
-    uid, *counts = key.rsplit("_", 2)
-    # isdigit alone takes superscripts and the digits of other scripts.
-    if (
-        not uid
-        or len(counts) != 2
-        or not all(count.isascii() and count.isdigit() for count in counts)
-    ):
-        return None
-    return uid, counts[0], counts[1]
+    parts = re.fullmatch(r"(.+)_([0-9]+)_([0-9]+)", key, re.DOTALL)
+    return (parts[1], parts[2], parts[3]) if parts else None

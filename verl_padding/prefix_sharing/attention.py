@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie
+from verl_padding.prefix_sharing.prefix_trie import TRIE, Paths, PrefixTrie, make_paths
 
 ENTRIES = ("flash_attention_2", "flash_attention_3")
 """Attentions of transformers that follow a trie, as ours does (``worker/packed_attention.py``)."""
@@ -103,17 +103,16 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        query_length: int,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
         if (followed := kwargs.pop(TRIE, None)) is None:
-            return attend(query, key, value, attention_mask, query_length, *args, **kwargs)
+            return attend(query, key, value, attention_mask, *args, **kwargs)
         # The segments [5, 6, 7, 9, 9] and [7, 8] have the queries 0 .. 4 and 5 6, and the keys
         # 0 .. 4 and 0 1 5 6.
         trie, layer = followed
         trie.attended.add(layer)
-        paths = trie.paths(query.shape[1], query.device)
+        paths: Paths = trie.once(make_paths, query.shape[1], query.device)
         kwargs |= {
             "position_ids": None,
             "cu_seq_lens_q": paths.ends_L,
@@ -122,6 +121,6 @@ def gather_paths(attend: Callable[..., Any]) -> Callable[..., Any]:
             "max_length_k": max(paths.path_lengths_L),
         }
         key, value = (GatherTokens.apply(states, 1, paths.places) for states in (key, value))
-        return attend(query, key, value, None, query_length, *args, **kwargs)
+        return attend(query, key, value, None, *args, **kwargs)
 
     return attend_to_paths

@@ -28,7 +28,13 @@ from verl_padding.errors import PaddingDataError
 from verl_padding.pads.queue import KVBatchMeta, fields_of_all, first_few, read_fields
 from verl_padding.pads.upsampling import EXTRA_FIELDS, images_of_rows
 from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.plan.row_keys import index_of_key, rows_of_sessions, session_of_key, uid_of_key
+from verl_padding.plan.row_keys import (
+    index_of_key,
+    rows_by_name,
+    rows_of_sessions,
+    session_of_key,
+    uid_of_key,
+)
 from verl_padding.prefix_sharing.row_inputs import (
     IMAGES,
     RECORDED,
@@ -80,12 +86,9 @@ class PrefixDetection:
         # Sessions meet images of their own: rows of two sessions that look at different ones may
         # have the same tokens.
         group_R = list(map(session_of_key if self.has_images else uid_of_key, self._keys))
-        rows_of: dict[str, list[int]] = {}
-        for row, group in enumerate(group_R):
-            rows_of.setdefault(group, []).append(row)
         order: list[int] = []
         shared_R = np.zeros(len(group_R), dtype=np.int64)
-        for part in self._parts(rows_of.values(), MAX_TOKENS_READ):
+        for part in self._parts(rows_by_name(group_R).values(), MAX_TOKENS_READ):
             ids_R = RowInputs(self._read(part, [TOKENS])).ids_R
             tries = PrefixTries.from_tokens(ids_R, [group_R[row] for row in part])
             order += [part[place] for place in np.argsort(tries.dfs_position_R)]
@@ -137,17 +140,22 @@ class PrefixDetection:
         """
         continued_R: list[int | None] = [None] * len(self._keys)
         sessions, declared = self._sessions_of_rows, self._declared
-        for part in self._parts(
-            sessions, MAX_LARGE_TOKENS_READ if self.has_images else MAX_TOKENS_READ
-        ):
+        at_once = MAX_LARGE_TOKENS_READ if self.has_images else MAX_TOKENS_READ
+        for part in self._parts(sessions, at_once):
             images_R = {}
             if self.has_images:
                 images_R = dict(zip(part, tu.get(self._read(part, [IMAGES]), IMAGES), strict=True))
-            for row, earlier in continued_rows(
-                self.by_tokens, self._keys, part, declared, images_R
-            ).items():
+            found = continued_rows(self.by_tokens, self._keys, part, declared, images_R)
+            for row, earlier in found.items():
                 continued_R[row] = earlier
-        self._warn_of_mistaken(declared, continued_R)
+        said = declared.items()
+        mistaken = [self._keys[row] for row, earlier in said if continued_R[row] != earlier]
+        if mistaken:
+            logger.warning(
+                f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} "
+                f"({len(mistaken)} in all) names no earlier row of the session that they begin "
+                "with. They continue no row. Correct it in the agent loop."
+            )
         return continued_R
 
     @cached_property
@@ -185,19 +193,6 @@ class PrefixDetection:
             # A row that is not in the batch has been left out of it.
             declared[row] = None if place is None else number.get(f"{session_of_key(key)}_{place}")
         return declared
-
-    def _warn_of_mistaken(
-        self, declared: Mapping[int, int | None], continued_R: Sequence[int | None]
-    ) -> None:
-        mistaken = [
-            self._keys[row] for row, earlier in declared.items() if continued_R[row] != earlier
-        ]
-        if mistaken:
-            logger.warning(
-                f"verl_padding: extra_fields[{EXTENDS!r}] of rows {first_few(mistaken)} "
-                f"({len(mistaken)} in all) names no earlier row of the session that they begin "
-                "with. They continue no row. Correct it in the agent loop."
-            )
 
     def _read(self, rows: Sequence[int], names: Sequence[str]) -> TensorDict:
         return read_fields([self._keys[row] for row in rows], self._partition, names)
@@ -245,13 +240,18 @@ def continued_rows(
 
     found = {}
     for session in rows_of_sessions([keys[row] for row in rows]):
-        numbers = [rows[place] for place in session]
-        numbers.sort(key=lambda row: tries.tokens_R[row])  # equal ones stay in the session's order
-        for place, row in enumerate(numbers):
-            shorter = np.array(numbers[:place], dtype=np.int64)
-            shared = tries.shared_by_pairs(shorter, np.full_like(shorter, row))
-            beginnings = shorter[shared == tries.tokens_R[shorter]].tolist()
-            earlier = next((each for each in reversed(beginnings) if continues(row, each)), None)
-            if earlier is not None:
-                found[row] = earlier
+        numbers = np.array([rows[place] for place in session])
+        order, shared_I = tries.shared_among(numbers)
+        numbers = numbers[order]
+        # Of equal rows, the last of the session comes first.
+        tokens_I = tries.tokens_R[numbers]
+        differs_I = (shared_I[1:] < tokens_I[1:]) | (tokens_I[1:] < tokens_I[:-1])
+        numbers = numbers[np.lexsort((-order, np.append(0, differs_I.cumsum())))]
+        for place, row in enumerate(numbers.tolist(), 1):
+            # What a row begins with comes after it, the longest first.
+            minima, after = np.minimum.accumulate(shared_I[place:]), numbers[place:]
+            for earlier in after[minima == tries.tokens_R[after]].tolist():
+                if continues(row, earlier):
+                    found[row] = earlier
+                    break
     return found

@@ -55,6 +55,15 @@ VERLS_ENGINES = tuple(
     MEGATRON.replace("megatron", engine) for engine in ("fsdp", "megatron", "veomni")
 )
 """Modules of verl whose engines share."""
+READ_ROWS = (
+    "prepare_model_inputs",
+    "prepare_model_outputs",
+    "forward_step",
+    # Megatron's
+    "postprocess_micro_batch_func",
+    "_lm_head_logits_processor",
+)
+"""Methods of engines that read fields of rows."""
 SEGMENTS = "computed_segments"
 """Key of what an engine keeps of a micro-batch's inputs for its outputs: the segments, selected
 once."""
@@ -99,12 +108,10 @@ def engine_incompatibilities(engine: Any) -> Iterator[Incompatibility]:
     verls = next((cls for cls in stock.__mro__ if cls.__module__ in VERLS_ENGINES), stock)
     # Rows are compared by what verl's own methods read of them: those of another engine may read
     # more.
-    megatron_methods = ("postprocess_micro_batch_func", "_lm_head_logits_processor")
-    read = (name for name in megatron_methods if hasattr(verls, name))
-    for name in ("prepare_model_inputs", "prepare_model_outputs", "forward_step", *read):
+    for name in READ_ROWS:
         # The module that Python, or functools.wraps, has written on it.
         own: Any = getattr(stock, name, None)
-        if getattr(inspect.unwrap(own), "__module__", None) not in VERLS_ENGINES:
+        if own and inspect.unwrap(own).__module__ not in VERLS_ENGINES:
             yield Incompatibility(
                 f"engine={stock.__name__}",
                 f"its {name} is not verl's, and may read fields that are not compared before rows "

@@ -20,7 +20,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from verl_padding.plan.cost import Int64s
 from verl_padding.prefix_sharing.attention import GatherTokens
-from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie
+from verl_padding.prefix_sharing.prefix_trie import TRIE, PrefixTrie, segments_with_rest
 
 CONVOLUTION, RULE = "causal_conv1d_fn", "chunk_gated_delta_rule"
 """What a layer mixes tokens by."""
@@ -75,7 +75,7 @@ def cut_pieces(trie: PrefixTrie, tokens: int, device: torch.device) -> Pieces:
     # Segments of 5 and 2 tokens begin at 0 and 5; the second goes on from place 1. Pieces end at 2,
     # after that place, and at 5 and 7: [0, 2) on level 0, and [2, 5) and [5, 7), which both go on
     # from it, on level 1.
-    segments = _segments(trie, tokens)
+    segments = segments_with_rest(trie, tokens)
     begins = accumulate((len(path) - start for path, start in segments), initial=0)
     # Where each segment begins -> where the piece that it goes on from ends, one behind the token
     # before its first one; 0 if there is none.
@@ -87,26 +87,29 @@ def cut_pieces(trie: PrefixTrie, tokens: int, device: torch.device) -> Pieces:
     # Where a piece ends -> its level, and its number there; nothing ends at 0. A parent comes first
     # in the order of borders, as a token is computed after all that are before it on its path.
     level_of, index_of = {0: -1}, {0: -1}
-    pieces: list[list[tuple[int, int]]] = []
-    parents: list[list[int]] = []
+    # Beginnings, ends and parents of the pieces of each level.
+    pieces: list[list[tuple[int, int, int]]] = []
     for begin, end in pairwise(borders):
         # A piece that does not begin a segment goes on from the one right before it.
         parent_end = parent_end_of.get(begin, begin)
         level = level_of[parent_end] + 1
         if level == len(pieces):
             pieces.append([])
-            parents.append([])
         level_of[end], index_of[end] = level, len(pieces[level])
-        pieces[level].append((begin, end))
-        parents[level].append(index_of[parent_end])
-    places = torch.cat([torch.arange(*piece) for level_pieces in pieces for piece in level_pieces])
+        pieces[level].append((begin, end, index_of[parent_end]))
+    places = torch.cat([torch.arange(begin, end) for begin, end, _ in chain(*pieces)])
     levels: list[Level] = []
-    for level_pieces, parents_of_level in zip(pieces, parents, strict=True):
-        lengths = [end - begin for begin, end in level_pieces]
+    for of_level in pieces:
+        lengths = [end - begin for begin, end, _ in of_level]
         ends = torch.tensor([*accumulate(lengths, initial=0)])
-        parent_numbers = torch.tensor(parents_of_level, device=device) if levels else None
+        parents = torch.tensor([parent for _, _, parent in of_level], device=device)
         levels.append(
-            Level(lengths=lengths, parents=parent_numbers, ends=ends.to(device), ends_cpu=ends)
+            Level(
+                lengths=lengths,
+                parents=parents if levels else None,
+                ends=ends.to(device),
+                ends_cpu=ends,
+            )
         )
     return Pieces(levels=levels, places=places.to(device), inverse=places.argsort().to(device))
 
@@ -121,7 +124,7 @@ def convolved_places(
     read: list[Int64s] = []
     kept: list[Int64s] = []
     at = 0
-    for path, start in _segments(trie, tokens):
+    for path, start in segments_with_rest(trie, tokens):
         missing = max(width - 1 - start, 0)
         read += [np.full(missing, tokens), path[start - (width - 1 - missing) :]]
         at += width - 1
@@ -129,13 +132,6 @@ def convolved_places(
         at += len(path) - start
     places, outputs = (torch.from_numpy(np.concatenate(each)).to(device) for each in (read, kept))
     return places, outputs
-
-
-def _segments(trie: PrefixTrie, tokens: int) -> list[tuple[Int64s, int]]:
-    """The path of each segment, and where on it the segment begins."""
-    paths = [trie.place_RT[leaf] for leaf in trie.leaf_L]
-    segments = list(zip(paths, trie.start_L, strict=True))
-    return segments + ([(np.arange(trie.tokens, tokens), 0)] if tokens > trie.tokens else [])
 
 
 def linear_layers(model: nn.Module) -> Iterator[nn.Module]:

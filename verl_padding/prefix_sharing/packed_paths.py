@@ -50,17 +50,10 @@ def pack_paths(
             first = start + number * chunk
             positions.append(np.arange(first, first + chunk))
             places.append(path[: first + chunk])
-    lengths, path_lengths = ([len(each) for each in parts] for parts in (positions, places))
-    ends_L, path_ends_L = (
-        torch.tensor([*accumulate(each, initial=0)], dtype=torch.int32, device=device)
-        for each in (lengths, path_lengths)
-    )
     return PackedPaths(
         places=torch.from_numpy(_gathered_places(ends, ranks)[np.concatenate(places)]).to(device),
-        lengths_L=lengths,
-        path_lengths_L=path_lengths,
-        ends_L=ends_L,
-        path_ends_L=path_ends_L,
+        lengths_L=list(map(len, positions)),
+        path_lengths_L=list(map(len, places)),
         positions=torch.from_numpy(np.concatenate(positions)).to(device),
     )
 

@@ -40,10 +40,20 @@ class Paths:
     """Tokens of each segment."""
     path_lengths_L: list[int]
     """Tokens of each path."""
-    ends_L: torch.Tensor
-    """int32 (L + 1,): where the segments begin and end."""
-    path_ends_L: torch.Tensor
-    """int32 (L + 1,): where the paths begin and end."""
+
+    @cached_property
+    def ends_L(self) -> torch.Tensor:
+        """int32 (L + 1,): where the segments begin and end."""
+        return self._ends(self.lengths_L)
+
+    @cached_property
+    def path_ends_L(self) -> torch.Tensor:
+        """int32 (L + 1,): where the paths begin and end."""
+        return self._ends(self.path_lengths_L)
+
+    def _ends(self, lengths: list[int]) -> torch.Tensor:
+        ends = [*accumulate(lengths, initial=0)]
+        return torch.tensor(ends, dtype=torch.int32, device=self.places.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +101,6 @@ class PrefixTrie:
             self.cache[make, *of] = make(self, *of)
         return self.cache[make, *of]
 
-    def paths(self, tokens: int, device: torch.device) -> Paths:
-        """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the trie
-        fill up Ulysses ranks."""
-        paths: Paths = self.once(_make_paths, tokens, device)
-        return paths
-
     @cached_property
     def row_places(self) -> torch.Tensor:
         """Where the tokens of the rows are computed, one row after the other."""
@@ -109,22 +113,23 @@ class PrefixTrie:
         return any(self.start_L)
 
 
-def _make_paths(trie: PrefixTrie, tokens: int, device: torch.device) -> Paths:
-    rest = [tokens - trie.tokens] if tokens > trie.tokens else []
-    lengths_L, path_lengths_L = trie.lengths_L + rest, trie.path_lengths_L + rest
-    behind = np.arange(trie.tokens, tokens)
-    places = np.concatenate([*(trie.place_RT[leaf] for leaf in trie.leaf_L), behind])
-    ends_L, path_ends_L = (
-        torch.tensor([*accumulate(lengths, initial=0)], dtype=torch.int32, device=device)
-        for lengths in (lengths_L, path_lengths_L)
-    )
+def make_paths(trie: PrefixTrie, tokens: int, device: torch.device) -> Paths:
+    """What attention to the paths needs, of a micro-batch of ``tokens``: those behind the trie fill
+    up Ulysses ranks."""
+    segments = segments_with_rest(trie, tokens)
     return Paths(
-        places=torch.from_numpy(places).to(device),
-        lengths_L=lengths_L,
-        path_lengths_L=path_lengths_L,
-        ends_L=ends_L,
-        path_ends_L=path_ends_L,
+        places=torch.from_numpy(np.concatenate([path for path, _ in segments])).to(device),
+        lengths_L=[len(path) - start for path, start in segments],
+        path_lengths_L=[len(path) for path, _ in segments],
     )
+
+
+def segments_with_rest(trie: PrefixTrie, tokens: int) -> list[tuple[Int64s, int]]:
+    """The path of each segment, and where on it the segment begins; the tokens behind the trie, up
+    to ``tokens``, are one more."""
+    paths = [trie.place_RT[leaf] for leaf in trie.leaf_L]
+    segments = list(zip(paths, trie.start_L, strict=True))
+    return segments + ([(np.arange(trie.tokens, tokens), 0)] if tokens > trie.tokens else [])
 
 
 def trie_of_rows(lengths_R: Sequence[int]) -> PrefixTrie:

@@ -4,23 +4,43 @@ where."""
 import json
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from textwrap import shorten
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
+from pydantic import FailFast, Field
 
 from verl_padding.errors import PaddingDataError
-from verl_padding.record.data_errors import as_data_error
 
 MAX_BYTES, MAX_LINE_BYTES, MAX_TEXT_BYTES = 1 << 32, 1 << 26, 1 << 22
 """Most bytes of a file of lines, of one of its lines, and of a file that is read as a whole."""
 MAX_DIGITS, MAX_NUMBER = 18, 1e300
 """Of an integer, which so fits int64, and of any number, so that sums of them are finite."""
+T = TypeVar("T")
+MAX_CAUSE = 300
+"""Characters of a cause of a refusal, which may quote the file."""
 SHORTEN = "Give a shorter one"
+Count = Annotated[int, Field(strict=True, ge=0, lt=10**MAX_DIGITS)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Counts = Annotated[tuple[Count, ...], FailFast()]
+Texts = Annotated[tuple[str, ...], FailFast()]
+"""Types of what a line of JSON may have; one value of another kind ends a line's check."""
+
+
+@contextmanager
+def as_data_error(name: str, expected: str, fix: str) -> Iterator[None]:
+    """Turns what reading a file of another kind raises into a PaddingDataError of one line."""
+    try:
+        yield
+    except PaddingDataError:
+        raise
+    except Exception as error:  # of any kind, by what is in the file
+        why = shorten(f"{type(error).__name__}: {error}", MAX_CAUSE, placeholder=" ..")
+        raise PaddingDataError(f"{name}: not {expected} ({why}). {fix}.") from error
 
 
 def read_lines(path: Path, *, may_be_pipe: bool = False) -> Iterator[bytes]:
@@ -80,7 +100,7 @@ def load_json(text: bytes) -> Any:
 
 
 def _integer(digits: str) -> float:
-    return int(digits) if len(digits.lstrip("-")) <= MAX_DIGITS else _float(digits)
+    return int(digits) if len(digits) <= MAX_DIGITS else _float(digits)
 
 
 def _float(digits: str) -> float:
@@ -89,41 +109,11 @@ def _float(digits: str) -> float:
 
 
 def read_objects(
-    lines: Iterable[bytes], name: str, expected: str, fix: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of JSON lines, each after its place, ``steps/3.jsonl, line 7``; a
-    PaddingDataError if a line has none."""
+    lines: Iterable[bytes], name: str, expected: str, fix: str, parse: Callable[[dict[str, Any]], T]
+) -> Iterator[T]:
+    """What is parsed of the objects of JSON lines; a PaddingDataError names the line that has none,
+    ``steps/3.jsonl, line 7``, or that the parser raises for."""
     for number, line in enumerate(lines, start=1):
-        place = f"{name}, line {number}"
-        with as_data_error(place, expected, fix):
-            values = load_json(line)
-            if not isinstance(values, dict):
-                raise TypeError(f"a {type(values).__name__}")
-        yield place, values
-
-
-def check_fields(kind: type, values: Mapping[str, Any]) -> None:
-    """Raises a TypeError if a value of a data class's field is not of its type."""
-    hints = _hints(kind)
-    for name, value in values.items():
-        if name in hints and not is_a(value, hints[name]):
-            raise TypeError(f"{name}={value!r}")
-
-
-_hints = cache(get_type_hints)
-
-
-def is_a(value: object, kind: Any) -> bool:
-    """Whether a value of JSON is of a type: whole numbers are counts, from 0, and others finite."""
-    of = get_args(kind)
-    if isinstance(kind, UnionType):
-        return any(is_a(value, each) for each in of)
-    if isinstance(value, list) and get_origin(kind) in (Sequence, tuple):
-        return all(is_a(each, of[0]) for each in value)
-    if isinstance(value, dict) and get_origin(kind) is Mapping:
-        return all(is_a(each, of[1]) for each in value.values())
-    if kind is int:
-        return type(value) is int and value >= 0
-    if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-    return type(value) is kind
+        with as_data_error(f"{name}, line {number}", expected, fix):
+            parsed = parse(dict(load_json(line)))
+        yield parsed

@@ -8,12 +8,19 @@ from statistics import fmean
 from typing import Any
 
 from omegaconf import DictConfig
+from pydantic import TypeAdapter
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import MAX_DIGITS, is_a, read_lines, read_objects, read_yaml
+from verl_padding.record.files import (
+    MAX_DIGITS,
+    Count,
+    as_data_error,
+    read_lines,
+    read_objects,
+    read_yaml,
+)
 
 ROW_REWARD = "critic/score/mean"
 """A metric of each training step."""
@@ -50,24 +57,21 @@ def read_metrics(folder: Path) -> list[tuple[int, dict[str, float]]]:
         PaddingDataError: the file is none of verl's file logger.
     """
     path = folder / METRICS
-    what, fix = "metrics of verl's file logger", "Move it elsewhere"
+    step_number = TypeAdapter(Count)
+
+    def parse(entry: dict[str, Any]) -> tuple[int, dict[str, float]]:
+        numbers = {
+            name: known_or_nan(value)
+            for name, value in dict(entry["data"]).items()
+            if isinstance(value, int | float | None)
+        }
+        return step_number.validate_python(entry["step"]), numbers
+
     # The last line may be half written.
     lines = (line for line in read_lines(path) if line.endswith(b"\n")) if path.exists() else ()
-    logged = []
-    for place, entry in read_objects(lines, str(path), what, fix):
-        with as_data_error(place, what, fix):
-            if not is_a(entry["step"], int):
-                raise TypeError(f"step={entry['step']!r}")
-            logged.append((entry["step"], dict(entry["data"])))
-    return [(step, _numbers(data)) for step, data in logged if ROW_REWARD in data]
-
-
-def _numbers(data: dict[str, Any]) -> dict[str, float]:
-    return {
-        name: known_or_nan(value)
-        for name, value in data.items()
-        if isinstance(value, int | float | None)
-    }
+    what, fix = "metrics of verl's file logger", "Move it elsewhere"
+    logged = list(read_objects(lines, str(path), what, fix, parse))
+    return [(step, data) for step, data in logged if ROW_REWARD in data]
 
 
 def known_or_nan(value: float | None) -> float:
@@ -107,15 +111,15 @@ def read_dump(path: Path, **fields: Any) -> list[dict[str, Any]]:
         PaddingDataError: a line lacks one of them, or the last line has no end. verl writes dumps
             in a thread: a job that is running, or was killed, may leave a part of one.
     """
+
+    def check(row: dict[str, Any]) -> dict[str, Any]:
+        for name, kind in fields.items():
+            if not isinstance(row[name], kind):
+                raise TypeError(f"{name}={row[name]!r}")
+        return row
+
     what, fix = "a rollout dump of verl", "Move it elsewhere"
-    rows = []
-    for place, row in read_objects(_whole_lines(path), str(path), what, fix):
-        with as_data_error(place, what, fix):
-            for name, kind in fields.items():
-                if not isinstance(row[name], kind):
-                    raise TypeError(f"{name}={row[name]!r}")
-            rows.append(row)
-    return rows
+    return list(read_objects(_whole_lines(path), str(path), what, fix, check))
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

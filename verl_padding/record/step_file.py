@@ -7,26 +7,31 @@ docs/reference.md has the form. Nothing of a row's texts or token ids is in it, 
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BeforeValidator, StrictBool, TypeAdapter
 
 from verl_padding.plan import Rows
 from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import check_fields, read_lines, read_objects, read_text
+from verl_padding.record.files import (
+    Count,
+    Number,
+    Texts,
+    as_data_error,
+    read_lines,
+    read_objects,
+    read_text,
+)
 from verl_padding.record.timings import MicroBatchTiming
 
-FORMAT_VERSION = 4
-"""Version of the form: a reader knows by it whether it can read a file."""
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the
 checkpoints."""
-
-
+MAX_CALLS = 16
 SAVINGS = "savings.txt"
 """Which savings the job has, beside the files of its steps."""
 
@@ -34,42 +39,50 @@ SAVINGS = "savings.txt"
 class Place(NamedTuple):
     """Where a worker call computes a row."""
 
-    mini_batch: int
-    rank: int
+    mini_batch: Count
+    rank: Count
     """Data-parallel rank."""
-    micro_batch: int | None
+    micro_batch: Count | None
     """Its number in the mini-batch; None if verl's packer cuts the micro-batches."""
+
+
+def check_calls(places: Any) -> Any:
+    """Refuses places in more worker calls than a step has, before each is looked at."""
+    if len(places) > MAX_CALLS:
+        raise ValueError(f"places in {len(places)} calls")
+    return places
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRow:
     """A row of a local update."""
 
-    row: int
+    row: Count
     """Its number in the update, from 0."""
     key: str
-    tokens: int
+    tokens: Count
     """Tokens of prompt and response."""
-    trained_tokens: int
+    trained_tokens: Count
     """Tokens that ``response_mask`` keeps."""
-    reward: float
-    """The row's score, summed over its tokens; verl gives each row of a session the session's."""
-    advantage: float | None
+    reward: Number | None
+    """The row's score, summed over its tokens; verl gives each row of a session the session's. None
+    where it is not finite."""
+    advantage: Number | None
     """Mean over its trained tokens; None where it has none."""
-    zero_advantage: bool
+    zero_advantage: StrictBool
     """Whether it adds nothing to the gradient: no trained token, or an advantage of exactly 0 on
     each."""
-    weight: float
+    weight: Number | None
     """Factor of the gradient of its outputs in the actor's update; 1 if all rows weigh the same."""
-    shared_tokens: int
+    shared_tokens: Count
     """How many of its first tokens are also those of row ``shares_with``."""
-    shares_with: int | None
+    shares_with: Count | None
     """Number of the row with which it shares them: the one before it in the order of tries. None
     for none."""
-    staleness: int | None
+    staleness: Count | None
     """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None if
     unknown."""
-    places: Mapping[str, Place]
+    places: Annotated[Mapping[str, Place], BeforeValidator(check_calls)]
     """Where each planned worker call computes it; calls that leave it out are missing."""
 
 
@@ -77,10 +90,12 @@ class RecordedRow:
 class RecordedStep:
     """A local update of a global step; modes without local updates have one per step."""
 
-    step: int
-    update: int
+    form: Literal[4] = 4
+    """Version of the form: a reader knows by it whether it can read a file."""
+    step: Count
+    update: Count
     """Its number in the step, from 0."""
-    keys: Sequence[str] = field(repr=False)
+    keys: Texts = field(repr=False)
     """Key of each row, in the order of the batch."""
     rows: list[RecordedRow] = field(default_factory=list, repr=False)
     """In the order of ``keys``; empty where rows are not recorded."""
@@ -106,19 +121,17 @@ class RecordedStep:
         )
 
 
+STEP, ROW = TypeAdapter(RecordedStep), TypeAdapter(RecordedRow)
+TIMING = TypeAdapter(MicroBatchTiming)
+
+
 def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
     """Writes the local updates of a step, and makes the folder: of each a line with its number and
     keys, then a line for each row, then one for each timing. The file is there once it is whole."""
     lines: list[Mapping[str, Any]] = []
     for each in updates:
-        lines.append(
-            {
-                "form": FORMAT_VERSION,
-                "step": each.step,
-                "update": each.update,
-                "keys": list(each.keys),
-            }
-        )
+        header = {"form": each.form, "step": each.step, "update": each.update}
+        lines.append(header | {"keys": each.keys})
         lines += [{name: or_null(value) for name, value in vars(row).items()} for row in each.rows]
         lines += map(vars, each.timings)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,24 +172,17 @@ def read_steps(path: Path) -> list[RecordedStep]:
 
 def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     """The same of a file's lines, and its name."""
-    expected = f"the file of a step in form {FORMAT_VERSION}"
+    expected = f"the file of a step in form {RecordedStep.form}"
     fix = "Name one that padding.record=true has written in this version"
     steps: list[RecordedStep] = []
-    for place, values in read_objects(lines, name, expected, fix):
-        with as_data_error(place, expected, fix):
-            # A line of an update's keys, or of a timing (it has a call), or else of a row.
-            if "keys" in values:
-                if (form := values.pop("form", None)) != FORMAT_VERSION:
-                    raise ValueError(f"form={form}")
-                check_fields(RecordedStep, values)
-                steps.append(RecordedStep(**values | {"rows": [], "timings": []}))
-            elif "call" in values:
-                check_fields(MicroBatchTiming, values)
-                tuples = {key: tuple(each) for key, each in values.items() if type(each) is list}
-                steps[-1].timings.append(MicroBatchTiming(**values | tuples))
-            else:
-                steps[-1].rows.append(_row(values))
     with as_data_error(name, expected, fix):
+        for line in read_objects(lines, name, expected, fix, _parse):
+            if isinstance(line, RecordedStep):
+                steps.append(line)
+            elif isinstance(line, RecordedRow):
+                steps[-1].rows.append(line)
+            else:
+                steps[-1].timings.append(line)
         if not steps:
             raise LookupError("it holds no step")
         for step in steps:
@@ -184,15 +190,11 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
     return steps
 
 
-def _row(values: Mapping[str, Any]) -> RecordedRow:
-    # Null where they were not finite.
-    unknown: dict[str, Any] = {key: math.nan for key in ("reward", "weight") if values[key] is None}
-    places = {call: Place(*place) for call, place in values["places"].items()}
-    for place in places.values():
-        check_fields(Place, place._asdict())
-    others = {key: each for key, each in values.items() if key not in unknown | {"places": {}}}
-    check_fields(RecordedRow, others)
-    return RecordedRow(**others, **unknown, places=places)
+def _parse(values: dict[str, Any]) -> RecordedStep | RecordedRow | MicroBatchTiming:
+    # A line of an update's keys, or of a timing (it has a call), or else of a row.
+    if "keys" in values:
+        return STEP.validate_python({"form": None} | values)
+    return TIMING.validate_python(values) if "call" in values else ROW.validate_python(values)
 
 
 def _check_rows(step: RecordedStep) -> None:

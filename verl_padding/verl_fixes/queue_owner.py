@@ -29,8 +29,7 @@ def check_queue_owner() -> None:
         return
     queue.detach()
     raise PaddingConfigError(
-        f"RAY_ADDRESS: the TransferQueue of this Ray cluster belongs to another job, {owner}, and "
-        "verl has one queue per cluster. Give this job a cluster of its own (RAY_ADDRESS=local or "
-        "+ray_kwargs.ray_init.address=local), or wait until the other job has ended; Ray takes a "
-        "few seconds to end one that was killed."
+        f"RAY_ADDRESS: the TransferQueue of this Ray cluster belongs to another job, {owner}. Give "
+        "this one a cluster of its own (RAY_ADDRESS=local or "
+        "+ray_kwargs.ray_init.address=local), or wait until the other has ended."
     )

@@ -17,7 +17,7 @@ alone when what they have in common is computed once. That is no refusal: if the
 such a model share only full prefixes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,12 +27,13 @@ from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingConfigError
 from verl_padding.job.incompatibility import Incompatibility
-from verl_padding.job.model_config import EXPERTS, LINEAR
+from verl_padding.job.model_config import has_linear_attention
+from verl_padding.job.role_engine import ACTOR_MODEL, CRITIC_MODEL
 from verl_padding.job.savings import SHARING
 from verl_padding.prefix_sharing.engine import BranchesMixedError, find_trie
 from verl_padding.prefix_sharing.prefix_trie import TRIE
-from verl_padding.worker.incompatibilities import answer_of
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.incompatibilities import INCOMPATIBILITIES
+from verl_padding.worker.training_workers import answer, training_workers
 
 ROW, NEIGHBOUR, LONGER = 16, 16, 8
 """Tokens of the row, of each neighbour, and of what a longer row goes on with."""
@@ -42,15 +43,15 @@ times what they differ by in a pass that is repeated."""
 LEAK, LEAK_OF_EXPERTS = 0.02, 0.05
 """Part of the effect of a row's first token that a difference by rounding has at most; the latter
 where a token may get other experts by rounding, or linear attention other chunks."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of models with a mixture of experts."""
 BRANCH_LIMIT = "branch_limit"
 """What the probe answers for each rank: why rows that branch share nothing in one of its models, or
 an empty text."""
 MIXES = "outputs of rows that branch are not those of the rows alone"
 
 
-def check_cross_contamination(
-    axes: Sequence[int], *, shares: bool, fixes: Mapping[str, str], multiples: Mapping[str, int]
-) -> Callable[[Any], Any]:
+def check_cross_contamination(axes: Sequence[int], *, shares: bool) -> Callable[[Any], Any]:
     """For verl's ``execute_with_func_generator``: a PaddingConfigError if a model of a worker does
     not keep rows apart.
 
@@ -60,22 +61,18 @@ def check_cross_contamination(
         shares: whether tokens are to be computed once: a shorter row's outputs have to be those of
             the longer one's beginning then, too, or the answer has an incompatibility, and
             :data:`BRANCH_LIMIT` in it says why rows that branch share nothing.
-        fixes, multiples: role -> what to set where rows are not kept apart, and of how many
-            micro-batches its engine's schedule takes multiples.
     """
 
     def probe(worker: Any) -> Any:
         limit, found = "", []
         for role, training_worker in training_workers(worker).items():
-            if role in fixes and _packs_rows(training_worker.engine_config):
-                outcome = _probe(
-                    role, training_worker, tuple(axes), shares, fixes[role], multiples[role]
-                )
+            if _packs_rows(training_worker.engine_config):
+                outcome = _probe(role, training_worker, tuple(axes), shares)
                 if isinstance(outcome, Incompatibility):
                     found.append((SHARING, outcome))
                 else:
                     limit = limit or outcome
-        return answer_of(found, **{BRANCH_LIMIT: limit})
+        return answer(**{INCOMPATIBILITIES: found, BRANCH_LIMIT: limit})
 
     return probe
 
@@ -89,11 +86,11 @@ def _packs_rows(config: Any) -> bool:
 
 
 def _probe(
-    role: str, training_worker: Any, axes: tuple[int, ...], shares: bool, fix: str, multiple: int
+    role: str, training_worker: Any, axes: tuple[int, ...], shares: bool
 ) -> str | Incompatibility:
     """Refuses a model that does not keep rows apart; returns why rows that branch share nothing,
     empty if they may share what is before, or why no rows may share."""
-    compute = partial(_outputs, training_worker, axes=axes, multiple=multiple)
+    compute = partial(_outputs, training_worker, axes=axes)
     text = training_worker.model_config.hf_config.get_text_config()
     passes = list(_rows(text.vocab_size))
     outputs = [found for rows in passes if (found := compute(rows)) is not None]
@@ -121,11 +118,11 @@ def _probe(
         f" attn_implementation={loaded._attn_implementation}"
     )
     if not leak <= min(rounding, leak_limit):  # nor where it is no number
+        section = CRITIC_MODEL if role == "critic" else ACTOR_MODEL
         raise PaddingConfigError(
-            f"{fix.partition('=')[0]}=True: packed rows see each other in the {role}, so pads "
-            f"would change real rows ({model}: other neighbours change a row's outputs by "
-            f"{leak:.2g}, its own first token by {own:.2g}). Set {fix}, or choose another model "
-            "or attention."
+            f"{section}.use_remove_padding=True: packed rows see each other in the {role} ({model}:"
+            f" other neighbours change a row's outputs by {leak:.2g}, its own first token by "
+            f"{own:.2g}). Set it to False, or choose another model or attention."
         )
     if not shares:
         return ""
@@ -133,8 +130,8 @@ def _probe(
     beginning = _distance(one[1], one[3][: len(one[1])])
     if not beginning <= leak_limit:
         why = (
-            f"in the {role}, a row's outputs differ from those of a longer row that begins with it "
-            f"(by {beginning:.2g}; its own first token changes them by {own:.2g})"
+            f"in the {role}, a longer row that begins with a row has other outputs (by "
+            f"{beginning:.2g}; its first token changes them by {own:.2g})"
         )
         return Incompatibility(model, why, "Set padding.sharing=off, or choose another model.")
     if in_trie is None:
@@ -160,24 +157,16 @@ def _rows(vocab_size: int) -> Iterator[list[torch.Tensor]]:
 
 def _rounds_more(text: Any) -> bool:
     """Whether a model's outputs depend on more than the rounding of sums."""
-    has_linear_layers = LINEAR in (getattr(text, "layer_types", None) or ())
-    return has_linear_layers or any(getattr(text, name, None) for name in EXPERTS)
+    has_experts = any(getattr(text, name, None) for name in EXPERTS)
+    return has_experts or has_linear_attention(text.to_dict())
 
 
 def _outputs(
-    training_worker: Any,
-    rows: Sequence[torch.Tensor],
-    *,
-    axes: tuple[int, ...],
-    multiple: int,
-    shares: bool = False,
+    training_worker: Any, rows: list[torch.Tensor], *, axes: tuple[int, ...], shares: bool = False
 ) -> list[torch.Tensor] | None:
-    """What the engine computes for each row of a micro-batch, which it gets ``multiple`` times, but
-    for the last token.
-
-    None on a rank that has no outputs.
-    """
-    micro_batch_size, rows = len(rows), [*rows] * multiple
+    """What the engine computes for each row of a micro-batch, but for the last token; None on a
+    rank that has no outputs."""
+    micro_batch_size, rows = len(rows), rows * _schedule_multiple(training_worker.engine)
     ones = [torch.ones_like(ids) for ids in rows]
     response_masks = [mask[1:] for mask in ones]
     fields = {
@@ -207,6 +196,12 @@ def _outputs(
         line.detach().float().cpu()[: len(ids) - 2]
         for line, ids in zip(found.unbind(), rows, strict=True)
     ]
+
+
+def _schedule_multiple(engine: Any) -> int:
+    """Megatron's interleaved schedule takes multiples of this many micro-batches."""
+    stages = getattr(engine.engine_config, "virtual_pipeline_model_parallel_size", None) or 1
+    return engine.tf_config.microbatch_group_size_per_vp_stage if stages > 1 else 1
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -5,18 +5,17 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.savings import OLD_LOG_PROBS, PACKER, SHARING, ZERO_ADVANTAGE_ROWS
-from verl_padding.job.verl_losses import losses_that
+from verl_padding.job.verl_losses import POLICY_LOSSES, losses_that
 from verl_padding.prefix_sharing.engine import engine_incompatibilities
 from verl_padding.worker.plan_packer import PATCHED, module_of
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import answer, training_workers
 
 INCOMPATIBILITIES = "incompatibilities"
-"""Name of what workers answer: of each rank a tuple of (saving, incompatibility)."""
+"""Name of what workers answer: of each rank a list of (saving, incompatibility)."""
 NamedIncompatibilities = Iterator[tuple[str, Incompatibility]]
 
 
@@ -32,20 +31,9 @@ def find_incompatibilities(savings: Collection[str]) -> Callable[[Any], Any]:
                 found += _loss_incompatibilities(training_worker.loss_fn, savings)
                 if OLD_LOG_PROBS in savings:
                     found += _noise_incompatibilities(training_worker.engine.module)
-        return answer_of(found)
+        return answer(**{INCOMPATIBILITIES: found})
 
     return find
-
-
-def answer_of(found: Collection[tuple[str, Incompatibility]], **others: Any) -> Any:
-    """A rank's answer, of a class that verl can concatenate over ranks, with these values beside
-    it."""
-    from verl.protocol import DataProto
-
-    answer = np.empty(1, dtype=object)
-    answer[0] = tuple(found)
-    beside = {name: np.array([value]) for name, value in others.items()}
-    return DataProto(non_tensor_batch={INCOMPATIBILITIES: answer, **beside})
 
 
 def _engine_incompatibilities(engine: Any, savings: Collection[str]) -> NamedIncompatibilities:
@@ -71,7 +59,7 @@ def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompa
         mode = mode if loss.__module__.startswith("verl.") else None
     admitting = {
         ZERO_ADVANTAGE_ROWS: losses_that(lambda each: each.is_zero_without_advantage),
-        OLD_LOG_PROBS: losses_that(lambda each: each.reads_old_log_probs_alone),
+        OLD_LOG_PROBS: [*POLICY_LOSSES],
     }
     for saving, admitted in admitting.items():
         if saving in savings and mode not in admitted:
@@ -80,15 +68,8 @@ def _loss_incompatibilities(loss: Any, savings: Collection[str]) -> NamedIncompa
             yield saving, Incompatibility(f"the actor's loss={mode or loss!r}", why, fix)
 
 
-def _noise_incompatibilities(module: Any) -> NamedIncompatibilities:
-    if where := _noise(module):
-        why = "the actor is random in training, so an update's log-probs differ from a pass's"
-        yield OLD_LOG_PROBS, Incompatibility(where, why, "Set it to 0.")
-
-
-def _noise(modules: Any) -> str | None:
-    """A module of a model, or of the parts of one, that draws something while it trains; None if
-    there is none."""
+def _noise_incompatibilities(modules: Any) -> NamedIncompatibilities:
+    """What of a model, or of the parts of one, draws something while it trains."""
     for part in modules if isinstance(modules, list | tuple) else [modules]:
         for name, module in part.named_modules():
             rates = {
@@ -100,5 +81,7 @@ def _noise(modules: Any) -> str | None:
                 rates["p"] = module.p
             for each, rate in rates.items():
                 if isinstance(rate, float) and rate > 0:
-                    return f"{name}.{each}={rate}"
-    return None
+                    why = "the actor is random in training, so a pass has other log-probs"
+                    setting = f"{name}.{each}={rate}"
+                    yield OLD_LOG_PROBS, Incompatibility(setting, why, "Set it to 0.")
+                    return

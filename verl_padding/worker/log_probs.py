@@ -1,9 +1,7 @@
-"""Log-probs and entropies of logits in chunks, where flash-attn, whose cross entropy verl takes, is
-not installed.
+"""Log-probs of logits in chunks, where flash-attn, whose cross entropy verl takes, is missing.
 
-verl then computes the log-probs of one token after the other, in a loop of Python, and entropies of
-all tokens at once. Here the exponentials of a chunk are all that is held beside the logits,
-forwards and backwards.
+verl then computes those of one token after the other, in a loop of Python. Here the exponentials of
+a chunk are all that is held beside the logits, forwards and backwards.
 """
 
 from typing import Any
@@ -17,22 +15,11 @@ CHUNK = 2**26
 
 
 def use_chunks(torch_functional: Any) -> None:
-    """Puts ours in the place of functions of ``verl.utils.torch_functional``."""
+    """Puts ours into ``verl.utils.torch_functional``."""
     has_kernel = torch_functional.NPU_CROSS_ENTROPY_LOSS_AVAILABLE
     if not (has_kernel or torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE):
         torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True  # verl's spelling
         torch_functional.cross_entropy_loss = cross_entropy_loss
-        torch_functional.entropy_from_logits = entropy_from_logits
-
-
-def install(engine: Any) -> None:
-    """Has an engine compute log-probs and entropies so, unless its config chooses a way."""
-    from verl.utils import torch_functional
-
-    use_chunks(torch_functional)
-    takes_verls = not getattr(engine.engine_config, "entropy_from_logits_with_chunking", True)
-    if torch_functional.entropy_from_logits is entropy_from_logits and takes_verls:
-        engine.compute_entropy_from_logits = entropy_from_logits
 
 
 def cross_entropy_loss(
@@ -46,11 +33,6 @@ def cross_entropy_loss(
             kept for the gradient of another loss, as top-k distillation in chunks keeps them.
     """
     return CrossEntropy.apply(logits, labels, inplace_backward), None
-
-
-def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """verl's function of this name: (.., vocabulary) -> (..), in float32 at least."""
-    return Entropy.apply(logits.reshape(-1, logits.shape[-1])).view(logits.shape[:-1])
 
 
 def _chunks(logits: torch.Tensor) -> list[slice]:
@@ -82,27 +64,3 @@ class CrossEntropy(torch.autograd.Function):
             p.scatter_add_(1, labels[chunk, None], p.new_full((1, 1), -1.0).expand(len(p), 1))
             out[chunk] = p.mul_(gradient[chunk, None])
         return out, None, None
-
-
-class Entropy(torch.autograd.Function):
-    """H = log sum exp x - sum p x, whose derivative by x is -p (x - sum p x)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        log_sums, means = [], []
-        for chunk in _chunks(logits):
-            x = _exact(logits[chunk])
-            log_sums.append(x.logsumexp(-1))
-            means.append((x - log_sums[-1][:, None]).exp_().mul_(x).sum(-1))
-        ctx.save_for_backward(logits, log_sum := torch.cat(log_sums), mean := torch.cat(means))
-        return log_sum - mean
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        (gradient,), (logits, log_sums, means) = gradients, ctx.saved_tensors
-        out = torch.empty_like(logits)
-        for chunk in _chunks(logits):
-            x = _exact(logits[chunk])
-            p = (x - log_sums[chunk, None]).exp()
-            out[chunk] = p.mul_(x - means[chunk, None]).mul_(-gradient[chunk, None])
-        return out

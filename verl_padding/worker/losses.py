@@ -22,7 +22,6 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested
 
-from verl_padding.job.verl_losses import POLICY_LOSSES
 from verl_padding.pads.columns import BATCH_ROW, IS_PADDING, jagged, read_column
 from verl_padding.pads.planned_call import CALL, MINI_BATCH, MiniBatch, PlannedCall
 from verl_padding.prefix_sharing.prefix_trie import computed_rows
@@ -40,8 +39,6 @@ ROW_MEAN = "geo_mean"
 """verl 0.9 adds this loss up over micro-batches and takes its mean over ranks, each with equal
 weight, so a row weighs more the fewer rows its micro-batch holds. A mean of r of the mini-batch's R
 rows is r / R of its mean."""
-
-CLIP_FRACTIONS = frozenset({"actor/pg_clipfrac", "actor/pg_clipfrac_lower"})
 
 # Only its name says what a metric of verl is: an extreme, as in reduce_metrics, or a mean over
 # rows, as the metrics of a rollout correction that are perplexities or of sequences. All other
@@ -69,21 +66,13 @@ class RealRowsLoss:
     the gradient of their outputs is multiplied. Loss and metrics are those of rows that weigh the
     same.
 
-    Of an update that may leave zero-advantage rows out, denominators are those of all rows. Losses
-    and clip fractions in which such rows count nothing are those of all rows, too; other metrics
-    are of the computed rows, and named so.
+    Of an update that may leave zero-advantage rows out, denominators are those of all rows, and so
+    are losses, in which such rows count nothing; other metrics are of the computed rows, and named
+    so.
     """
 
     def __init__(self, inner: Callable[..., Any]):
         self.inner = normalize_over_mini_batch(inner)
-        policy_loss = _policy_loss(inner)
-        mode = None if policy_loss is None else policy_loss.loss_mode
-        # Rows without an advantage add nothing to these fractions, so where an update leaves such
-        # rows out, they can still be taken over all rows. Not those of a bypass that rejects
-        # tokens: they are of the tokens that are left, which no plan counts.
-        skips_zeros = mode in POLICY_LOSSES and POLICY_LOSSES[mode].skips_zero_advantages
-        rejects = skips_zeros and (policy_loss.get("rollout_correction") or {}).get("rollout_rs")
-        self._fractions_of_all = CLIP_FRACTIONS if skips_zeros and not rejects else frozenset()
         # Losses that a mini-batch without a trained token reports as 0: those that ``inner`` has
         # reported before, and from the first mini-batch on the one that verl's is known to have.
         is_verls = isinstance(inner, partial) and inner.func is ppo_loss
@@ -132,29 +121,10 @@ class RealRowsLoss:
                 model_output["log_probs"].detach(), data["response_mask"]
             )
         loss, metrics = self.inner(model_output=model_output, data=data, **kwargs)
-        return loss, self._share(metrics, data, mini_batch) | packing
-
-    def _share(
-        self, metrics: dict[str, Any], data: TensorDict, mini_batch: MiniBatch
-    ) -> dict[str, Any]:
-        """The micro-batch's part in the metrics of its mini-batch."""
-        self._reported_losses.update(summed_metrics(metrics))
-        tokens = int(data["response_mask"].sum())
-        share = partial(
-            _weight_metrics,
-            row_share=len(data) / mini_batch.trained_rows,
-            reporting_ranks=mini_batch.reporting_ranks,
-            dp_size=int(data["dp_size"]),
+        self._reported_losses.update(
+            name for name, value in metrics.items() if _aggregation(value) is AggregationType.SUM
         )
-        shared = share(metrics, token_share=tokens / mini_batch.trained_tokens)
-        if mini_batch.all_trained_tokens is None:
-            return shared
-        fractions = {name: metrics[name] for name in self._fractions_of_all & metrics.keys()}
-        keeps = {*summed_metrics(metrics), *fractions}
-        shared |= share(fractions, token_share=tokens / mini_batch.all_trained_tokens)
-        return {
-            name if name in keeps else f"{name}_computed": metric for name, metric in shared.items()
-        }
+        return loss, _weighted_metrics(metrics, data, mini_batch) | packing
 
 
 def _packing_metrics(data: TensorDict, real_R: torch.Tensor) -> dict[str, Metric]:
@@ -257,40 +227,45 @@ class RunningMetric(Metric):
         return RunningMetric(aggregation=self.aggregation)
 
 
-def _weight_metrics(
-    metrics: dict[str, Any],
-    *,
-    token_share: float,
-    row_share: float,
-    reporting_ranks: int,
-    dp_size: int,
+def _aggregation(metric: Any) -> AggregationType:
+    return metric.aggregation if isinstance(metric, Metric) else AggregationType.MEAN
+
+
+def _weighted_metrics(
+    metrics: dict[str, Any], data: TensorDict, mini_batch: MiniBatch
 ) -> dict[str, Any]:
-    """Metrics of a loss on a micro-batch that has this part of its mini-batch's trained tokens, and
-    of their rows.
+    """What a micro-batch's metrics add to those of its mini-batch.
 
     Sums (losses, which verl scales by the data-parallel size) stay sums; means become weighted
     sums, of tokens or, by their name, of rows; extremes stay extremes. What cannot be added up (a
     standard deviation) becomes the mean of the micro-batches', as in verl. Only the ranks that hold
-    a trained token of the mini-batch report metrics.
+    a trained token of the mini-batch report metrics. All but sums are of the computed rows, and
+    named so where an update may leave rows out.
     """
     # Of a mini-batch's 120 trained tokens, 90 are on one of two ranks, in one micro-batch with a
     # mean of 0.4, and 30 on the other, with 0.8: shares of 0.4 x 3/4 x 2 and 0.8 x 1/4 x 2, whose
     # mean over the ranks, 0.5, is that of all tokens.
-    shared = {}
+    ranks, shared = mini_batch.reporting_ranks, {}
+    share_of = {
+        "tokens": int(data["response_mask"].sum()) / mini_batch.trained_tokens,
+        "rows": len(data) / mini_batch.trained_rows,
+    }
     for name, value in metrics.items():
-        aggregation = value.aggregation if isinstance(value, Metric) else AggregationType.MEAN
+        aggregation = _aggregation(value)
         number = float(value.aggregate() if isinstance(value, Metric) else value)
+        if aggregation is AggregationType.SUM:
+            # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
+            shared[name] = RunningMetric(aggregation, number * ranks / int(data["dp_size"]))
+            continue
         if aggregation is AggregationType.MEAN:
             kind = _kind_of_mean(name)
-            if kind in ("min", "max"):
-                aggregation = AggregationType(kind)
-            else:
+            if kind in share_of:
                 aggregation = AggregationType.SUM
-                number *= (row_share if kind == "rows" else token_share) * reporting_ranks
-        elif aggregation is AggregationType.SUM:
-            # verl takes the mean of the ranks' sums. Absent ranks would add a zero to that mean.
-            number *= reporting_ranks / dp_size
-        shared[name] = RunningMetric(aggregation, number)
+                number *= share_of[kind] * ranks
+            else:
+                aggregation = AggregationType(kind)
+        own_name = name if mini_batch.all_loss_tokens is None else f"{name}_computed"
+        shared[own_name] = RunningMetric(aggregation, number)
     return shared
 
 
@@ -303,12 +278,3 @@ def _kind_of_mean(name: str) -> str:
     if extreme := _EXTREME.search(name):
         return extreme[1] or extreme[2]
     return "rows" if _OF_ROWS.search(name) else "tokens"
-
-
-def summed_metrics(metrics: dict[str, Any]) -> list[str]:
-    """Names of those metrics of a loss that verl adds up over micro-batches, as it does losses."""
-    return [
-        name
-        for name, value in metrics.items()
-        if getattr(value, "aggregation", None) is AggregationType.SUM
-    ]

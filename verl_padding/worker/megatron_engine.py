@@ -23,7 +23,6 @@ from torch import nn
 from torch.distributed.nn.functional import all_gather
 from verl.utils.device import get_device_id, get_device_name
 
-from verl_padding.job.megatron_branches import branch_limit
 from verl_padding.prefix_sharing.attention import GatherTokens
 from verl_padding.prefix_sharing.engine import BranchesMixedError, expand_outputs, segments_of
 from verl_padding.prefix_sharing.packed_paths import PackedPaths, pack_paths
@@ -37,6 +36,25 @@ else:
     VerlEngine = object  # a mixin: one of verl's engines comes behind it
 
 
+DOES_NOT = "Megatron's attention does not follow branches with"
+BRANCH_WITH: dict[str, tuple[Any, ...]] = {
+    "multi_latent_attention": (False,),
+    "mrope_section": (None,),
+    "experimental_attention_variant": (None,),
+    "use_kitchen_attention": (False,),
+    "softmax_type": ("vanilla",),
+    "attention_dropout": (0.0,),
+    "qk_clip": (False,),
+    "log_max_attention_logit": (False,),
+    "fp8_dot_product_attention": (False,),
+    "fp8_multi_head_attention": (False,),
+    "mtp_num_layers": (None, 0),
+    "overlap_moe_expert_parallel_comm": (False,),
+    "cuda_graph_impl": ("none",),
+    "enable_cuda_graph": (False,),
+    "external_cuda_graph": (False,),
+}
+"""Setting of Megatron's ``TransformerConfig`` -> its values with which attention follows paths."""
 FOLLOWED = {
     "megatron.core.transformer.dot_product_attention.DotProductAttention.forward",
     "megatron.core.extensions.transformer_engine.TEDotProductAttention.forward",
@@ -61,11 +79,10 @@ class MegatronSharingEngine(VerlEngine):
         All ranks ask at once, before any trie: a limit of one stage is that of all.
         """
         if get_device_name() == "npu":
-            return "Megatron's attention does not follow branches on an NPU"
-        limit = branch_limit(vars(self.tf_config), complete=True)
-        stage_limits = (limit_of_stage(stage) for stage in self.module)
+            return f"{DOES_NOT} an NPU"
+        own = [limit_of_settings(self.tf_config), *map(limit_of_stage, self.module)]
         limits: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(limits, limit or next(filter(None, stage_limits), None))
+        dist.all_gather_object(limits, next(filter(None, own), None))
         return next(filter(None, limits), None)
 
     def initialize(self) -> None:
@@ -78,8 +95,8 @@ class MegatronSharingEngine(VerlEngine):
         # Not before: the other ranks of a pipeline would wait for this one.
         if self._mixes_branches:
             raise BranchesMixedError(
-                f"padding.sharing='on': layers of {self.stock.__name__} have not followed the "
-                "paths of rows that branch, so they mix branches. Set padding.sharing=off."
+                f"padding.sharing='on': layers of {self.stock.__name__} have mixed rows that "
+                "branch. Set padding.sharing=off."
             )
         return answer
 
@@ -115,13 +132,16 @@ def language_model(model: nn.Module) -> Any:
 
 
 def core_attentions(model: nn.Module) -> list[Any]:
-    """The core attention of each layer of a stage; None for a layer that has none as Megatron's
-    are."""
-    gpt = language_model(model)
-    layers = [None] if gpt is None else gpt.decoder.layers
-    attentions = (getattr(layer, "self_attention", None) for layer in layers)
-    cores = [getattr(attention, "core_attention", None) for attention in attentions]
-    return [core if hasattr(core, "config") else None for core in cores]
+    """The core attention of each layer of a stage whose layers follow tries."""
+    return [layer.self_attention.core_attention for layer in language_model(model).decoder.layers]
+
+
+def limit_of_settings(config: Any) -> str | None:
+    """Why rows that branch share nothing, by a ``TransformerConfig``; None if they may."""
+    for name, admitted in BRANCH_WITH.items():
+        if (value := getattr(config, name, "unknown")) not in admitted:
+            return f"{DOES_NOT} {name}={value}"
+    return None
 
 
 def limit_of_stage(model: nn.Module) -> str | None:
@@ -131,34 +151,33 @@ def limit_of_stage(model: nn.Module) -> str | None:
     from megatron.core.transformer.attention import SelfAttention
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    does_not = "Megatron's attention does not follow branches with"
     gpt = language_model(model)
     if gpt is None or type(gpt.decoder) is not TransformerBlock:
-        return f"{does_not} {type(model if gpt is None else gpt.decoder).__name__}"
+        return f"{DOES_NOT} {type(model if gpt is None else gpt.decoder).__name__}"
     turns = getattr(gpt, "rotary_pos_emb", None)
     if type(turns) not in (type(None), RotaryEmbedding, YarnRotaryEmbedding):
-        return f"{does_not} rotary_pos_emb={type(turns).__name__}"
-    for layer, core in zip(gpt.decoder.layers, core_attentions(model), strict=True):
-        if core is None or type(layer.self_attention) is not SelfAttention:
-            return f"{does_not} {type(getattr(layer, 'self_attention', layer)).__name__}"
+        return f"{DOES_NOT} rotary_pos_emb={type(turns).__name__}"
+    for layer in gpt.decoder.layers:
+        attention = getattr(layer, "self_attention", layer)
+        core: Any = getattr(attention, "core_attention", None)
+        if type(attention) is not SelfAttention or not hasattr(core, "config"):
+            return f"{DOES_NOT} {type(attention).__name__}"
         attend = type(core).forward
         name = f"{attend.__module__}.{attend.__qualname__}"
         if name not in FOLLOWED or hasattr(attend, "__wrapped__") or "forward" in vars(core):
-            return f"{does_not} core_attention={type(core).__name__} and another forward"
+            return f"{DOES_NOT} core_attention={type(core).__name__} and another forward"
         # Transformer Engine's has a text of its own, and gets that of the layer.
-        mask = layer.self_attention.attn_mask_type.name
-        if "causal" not in mask or "causal" not in getattr(
-            core.attn_mask_type, "name", core.attn_mask_type
-        ):
-            return f"{does_not} attn_mask_type={mask}"
-        if limit := branch_limit(vars(core.config), complete=True):
+        mask, own = attention.attn_mask_type.name, core.attn_mask_type
+        if "causal" not in mask or "causal" not in getattr(own, "name", own):
+            return f"{DOES_NOT} attn_mask_type={mask}"
+        if limit := limit_of_settings(core.config):
             return limit
     return None
 
 
 def follow_paths(model: nn.Module) -> None:
     """Has the attention of a stage's layers follow tries that it gets."""
-    for core in filter(None, core_attentions(model)):
+    for core in core_attentions(model):
         core.forward = along_paths(core, core.forward)
 
 
@@ -166,8 +185,6 @@ def trie_hook(model: nn.Module, trie: PrefixTrie) -> AbstractContextManager[Any]
     """A with-block in which the layers of a stage get a trie with the micro-batch that it
     computes."""
     gpt = language_model(model)
-    if gpt is None:
-        return nullcontext()
     hook = functools.partial(with_trie, gpt, trie)
     handle: AbstractContextManager[Any]
     handle = gpt.decoder.register_forward_pre_hook(hook, with_kwargs=True)

@@ -6,9 +6,9 @@ nothing and are read when the step is over.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -17,26 +17,13 @@ from tensordict import TensorDict
 from verl.utils.device import get_device_name, get_torch_device
 
 from verl_padding.pads.columns import BATCH_ROW, read_column
-from verl_padding.pads.planned_call import planned_call
+from verl_padding.pads.planned_call import PlannedCall, planned_call
 from verl_padding.prefix_sharing.prefix_trie import computed_rows
 from verl_padding.record.timings import MicroBatchTiming
 from verl_padding.worker.training_workers import training_workers
 
 TIMINGS = "timings"
 """Name of the timings in what a worker answers."""
-
-
-@dataclass
-class _MiniBatch:
-    """One call of the engine; ``held`` goes by the names of :class:`MicroBatchTiming`."""
-
-    call: str
-    n_rows: int
-    """Real rows of the batch."""
-    number: int
-    start_s: float = field(default_factory=time.time)
-    held: list[dict[str, Any]] = field(default_factory=list)
-    marks: list[Any] = field(default_factory=list)
 
 
 class MicroBatchClock:
@@ -49,15 +36,34 @@ class MicroBatchClock:
         # In a pipeline the passes of several micro-batches take turns: only their sum can be
         # measured.
         self._whole = (getattr(engine.engine_config, "pipeline_model_parallel_size", 1) or 1) > 1
-        self._timed: list[_MiniBatch] = []
-        self._current: _MiniBatch | None = None
+        self._call: PlannedCall | None = None
+        self._n_timed: Counter[str | None] = Counter()  # mini-batches of each call
+        self._marks: list[tuple[Any, dict[str, Any] | None]] = []
+        """Where each micro-batch begins, with its values in a timing, and where each mini-batch
+        ends."""
 
     def read(self) -> list[MicroBatchTiming]:
         """The timings since they were read last; on a GPU it waits for what is still under way."""
-        timed, self._timed = self._timed, []
-        if timed and self._has_events:
+        if not self._marks:
+            return []
+        now = self._now()
+        if self._has_events:
             self._device.synchronize()
-        return [timing for each in timed for timing in self._timings(each)]
+        ended_s = time.time()
+        # Marks at 0, 3 and 7 s: micro-batches of 3 and 4 s.
+        timings = [
+            MicroBatchTiming(
+                rank=self._engine.get_data_parallel_rank(),
+                start_s=ended_s - self._seconds(begin, now),
+                seconds=self._seconds(begin, end),
+                **values,
+            )
+            for (begin, values), (end, _) in pairwise(self._marks)
+            if values is not None
+        ]
+        self._marks.clear()
+        self._n_timed.clear()
+        return timings
 
     @contextmanager
     def mini_batch(self, data: TensorDict) -> Iterator[None]:
@@ -66,41 +72,47 @@ class MicroBatchClock:
         if call is None or call.timed_as is None:
             yield
             return
-        number = sum(each.call == call.timed_as for each in self._timed)
-        timed = _MiniBatch(call.timed_as, call.layout.n_rows, number)
+        self._call = call
         if self._whole:
-            self._begin(timed, data)
-        else:
-            self._current = timed
+            self._begin(data)
         try:
             yield
         finally:
-            self._current = None
-        timed.marks.append(self._mark())
-        self._timed.append(timed)
+            self._call = None
+        self._marks.append((self._now(), None))
+        self._n_timed[call.timed_as] += 1
 
     def micro_batch(self, micro_batch: Any) -> Any:
         """Marks the beginning of what an engine's ``forward_step`` gets, and returns it."""
-        if self._current is None:
+        if self._call is None or self._whole:
             return micro_batch
         data = micro_batch
         if not isinstance(micro_batch, TensorDict):  # Megatron's engine takes it from an iterator
             data = next(micro_batch)
             micro_batch = iter([data])
-        self._begin(self._current, data)
+        self._begin(data)
         return micro_batch
 
-    def _begin(self, timed: _MiniBatch, data: TensorDict) -> None:
+    def _begin(self, data: TensorDict) -> None:
         """Marks the beginning of a micro-batch and its rows, which are on the CPU: nothing waits
         for a device."""
-        timed.marks.append(self._mark())
-        number_R = read_column(data, BATCH_ROW).tolist()
-        rows = tuple(number for number in number_R if number < timed.n_rows)
+        assert self._call is not None, "a micro-batch of no call"
+        now, number_R = self._now(), read_column(data, BATCH_ROW).tolist()
+        rows = tuple(number for number in number_R if number < self._call.layout.n_rows)
         _, computed, shared = zip(*computed_rows(data), strict=True)
-        held = {"rows": rows, "pads": len(number_R) - len(rows), "computed_tokens": computed}
-        timed.held.append(held | {"shared_tokens": shared if any(shared) else ()})
+        before = self._marks[-1][1] if self._marks else None
+        values = {
+            "call": self._call.timed_as,
+            "mini_batch": self._n_timed[self._call.timed_as],
+            "micro_batch": 0 if before is None else before["micro_batch"] + 1,
+            "rows": rows,
+            "pads": len(number_R) - len(rows),
+            "computed_tokens": computed,
+            "shared_tokens": shared if any(shared) else (),
+        }
+        self._marks.append((now, values))
 
-    def _mark(self) -> Any:
+    def _now(self) -> Any:
         if not self._has_events:
             return time.perf_counter()
         event = self._device.Event(enable_timing=True)
@@ -110,24 +122,6 @@ class MicroBatchClock:
     def _seconds(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end) / 1e3 if self._has_events else end - begin)
 
-    def _timings(self, timed: _MiniBatch) -> Iterator[MicroBatchTiming]:
-        # Marks at 0, 3 and 7 s: micro-batches of 3 and 4 s.
-        start_s = timed.start_s
-        for micro_batch, (held, (begin, end)) in enumerate(
-            zip(timed.held, pairwise(timed.marks), strict=True)
-        ):
-            seconds = self._seconds(begin, end)
-            yield MicroBatchTiming(
-                call=timed.call,
-                rank=self._engine.get_data_parallel_rank(),
-                mini_batch=timed.number,
-                micro_batch=micro_batch,
-                start_s=start_s,
-                seconds=seconds,
-                **held,
-            )
-            start_s += seconds
-
 
 def read_in_worker(worker: Any) -> Any:
     """For verl's ``execute_with_func_generator``: what a worker's engines took, as
@@ -135,12 +129,11 @@ def read_in_worker(worker: Any) -> Any:
     from verl.protocol import DataProto
 
     # Of ranks that share their rows, only one answers.
-    engines = [training_worker.engine for training_worker in training_workers(worker).values()]
     timings = [
         timing
-        for engine in engines
-        for timing in engine.clock.read()
-        if engine.is_mp_src_rank_with_outputs()
+        for training_worker in training_workers(worker).values()
+        for timing in training_worker.engine.clock.read()
+        if training_worker.engine.is_mp_src_rank_with_outputs()
     ]
     answer = np.empty(len(timings), dtype=object)
     answer[:] = timings

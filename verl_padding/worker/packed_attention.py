@@ -30,6 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from verl_padding.errors import PaddingConfigError, PaddingError
 from verl_padding.job.attention import PACKED
 from verl_padding.prefix_sharing.attention import attention_layers, pass_trie
+from verl_padding.prefix_sharing.linear_attention import linear_layers
 from verl_padding.worker.varlen_attention import flash_attn_func, flash_attn_varlen_func
 
 CAUSAL_LAYERS = {"full_attention", "sliding_attention", "linear_attention"}
@@ -39,40 +40,29 @@ BY_VERL = ("verl.models.transformers.qwen2_vl", "verl.models.transformers.glm4v"
 
 
 def pack_rows(engine: Any) -> None:
-    """:data:`PACKED`, and linear attention that keeps rows apart, for FSDP engines that pack
-    rows."""
-    config = engine.engine_config
-    if not (config.strategy.startswith("fsdp") and config.use_remove_padding):
-        return
-    pack_attention(engine.module, config)
-    # verl 0.9 and transformers 5 tell linear layers where rows begin for Qwen3.5's language models
-    # with a vision tower, on GPUs with fla; in Qwen3-Next, in a Qwen3.5 of text alone, in critics
-    # and on CPUs, a row goes on from the row before it. Ulysses ranks share rows by fla's own
-    # exchange, or see each other, as the probe finds.
-    if config.ulysses_sequence_parallel_size == 1:
-        engine.keep_rows_apart()
-
-
-def pack_attention(model: nn.Module, engine_config: Any) -> None:
-    """Puts :data:`PACKED` in the place of a model's sdpa, if its engine packs rows.
+    """:data:`PACKED`, and linear attention that keeps rows apart, for FSDP engines that pack rows.
 
     Raises:
         PaddingConfigError: Ulysses ranks share rows, and the model's attention does not exchange
             their tokens.
     """
-    if not engine_config.use_remove_padding:
+    config, model = engine.engine_config, engine.module
+    if not (config.strategy.startswith("fsdp") and config.use_remove_padding):
         return
     use_packed_attention(model)
-    text = model.config.get_text_config()
-    if (
-        text._attn_implementation == "sdpa"
-        and (ranks := engine_config.ulysses_sequence_parallel_size) > 1
-    ):
+    # verl 0.9 and transformers 5 tell linear layers where rows begin for Qwen3.5's language models
+    # with a vision tower, on GPUs with fla; in Qwen3-Next, in a Qwen3.5 of text alone, in critics
+    # and on CPUs, a row goes on from the row before it. Ulysses ranks share rows by fla's own
+    # exchange, or see each other, as the probe finds.
+    if (ranks := config.ulysses_sequence_parallel_size) == 1:
+        engine.keep_rows_apart()
+    elif model.config.get_text_config()._attn_implementation == "sdpa":
         raise PaddingConfigError(
-            f"ulysses_sequence_parallel_size={ranks}: verl exchanges tokens around flash "
-            f"attention, which {type(model).__name__} cannot run by torch alone. Install "
-            "flash-attn, or set it to 1."
+            f"ulysses_sequence_parallel_size={ranks}: {type(model).__name__} has no attention "
+            "around which verl exchanges tokens. Install flash-attn, or set it to 1."
         )
+    elif any(linear_layers(model)):
+        engine.branch_limit = "Ulysses ranks exchange states of linear attention between rows"
 
 
 def use_packed_attention(model: nn.Module) -> None:
@@ -85,8 +75,8 @@ def use_packed_attention(model: nn.Module) -> None:
     layers = list(attention_layers(model))
     verl_modules = [
         module
-        for name in BY_VERL
-        if (module := sys.modules.get(name)) and _attend_by(layers, module)
+        for module in map(sys.modules.get, BY_VERL)
+        if module and any(_names(layer) is vars(module) for layer in layers)
     ]
     if (
         text._attn_implementation == "sdpa"
@@ -105,10 +95,6 @@ def _names(layer: nn.Module) -> dict[str, Any]:
     """What a layer's forward pass knows by name: transformers' table of attentions, if it attends
     by that."""
     return inspect.unwrap(layer.forward).__globals__
-
-
-def _attend_by(layers: list[nn.Module], module: Any) -> bool:
-    return any(_names(layer) is vars(module) for layer in layers)
 
 
 def _bring_kernels(module: Any) -> None:
@@ -208,8 +194,7 @@ def attend(
     if "sliding_window" not in kwargs and _has_window(module):
         raise PaddingError(
             f"attn_implementation=sdpa: {type(module).__name__} has its sliding window only in a "
-            "mask, which torch's kernels do not take. Set "
-            "override_config.attn_implementation=eager, with padding.sharing=off."
+            "mask. Set override_config.attn_implementation=eager, with padding.sharing=off."
         )
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         if kwargs.get("position_ids") is None:  # some layers do not hand them on

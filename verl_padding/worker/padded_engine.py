@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils import torch_functional
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.vendor import VARIABLE, VENDOR
@@ -23,7 +24,7 @@ from verl_padding.prefix_sharing.engine import MEGATRON, SharingEngine
 from verl_padding.prefix_sharing.row_inputs import TOKENS as INPUT_IDS
 from verl_padding.verl_fixes.position_ids import fix_all_position_ids
 from verl_padding.verl_fixes.text_without_image import give_features_alone
-from verl_padding.worker import log_probs
+from verl_padding.worker.log_probs import use_chunks
 from verl_padding.worker.losses import RealRowsLoss
 from verl_padding.worker.megatron_engine import MegatronSharingEngine
 from verl_padding.worker.micro_batch_clock import MicroBatchClock
@@ -59,7 +60,7 @@ class PaddedEngine(VerlEngine):
         self._real_rows_loss = functools.cache(RealRowsLoss)
         fix_all_position_ids()
         give_features_alone(self.module)
-        log_probs.install(self)
+        use_chunks(torch_functional)
         pack_rows(self)
 
     def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
@@ -74,8 +75,7 @@ class PaddedEngine(VerlEngine):
             if not call.mini_batches or rows not in call.mini_batches[0].local_batches:
                 raise PaddingDataError(  # verl would train on wrong rows
                     f"an optimizer step has {len(rows)} rows that are not the plan's next "
-                    "mini-batch: verl's workers do not cut a batch as in verl 0.9.1. Train with "
-                    "that, or without +padding."
+                    "mini-batch. Train with verl 0.9.1, or without +padding."
                 )
             tu.assign_non_tensor_data(data, MINI_BATCH, call.mini_batches.popleft())
             tu.assign_non_tensor(data, update_lr_scheduler=not call.mini_batches)

@@ -72,8 +72,7 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
         local_batches = zip(chain(*layout.local_batches), chain(*layout.rows_MDK), strict=True)
         if (rows_K := dict(local_batches).get(numbers)) is None:
             raise PaddingDataError(
-                f"rows {numbers[:8]}.. on one rank: not in the plan's order, so rows were lost or "
-                "moved. Set padding.packer=verl, which does not need that order."
+                f"rows {numbers[:8]}.. on one rank: not those of the plan. Set padding.packer=verl."
             )
         # Micro-batches (3, 5) and (8,) of a rank are at the places 0 1 and 2.
         ends = accumulate(map(len, rows_K), initial=0)
@@ -95,14 +94,13 @@ def follow_plan(prepare: PrepareMicroBatches) -> PrepareMicroBatches:
             if computed > (budget := token_budget(data)):
                 if call.may_branch is None:
                     raise PaddingDataError(
-                        f"a micro-batch of {tokens} tokens, more than the {budget} of this call: "
-                        "rows have changed since the plan. Set padding.packer=verl to have the "
-                        "workers cut them anew."
+                        f"a micro-batch of {tokens} tokens, more than its budget of {budget}: rows "
+                        "have changed since the plan. Set padding.packer=verl."
                     )
                 logger.warning(
                     f"verl_padding: a micro-batch computes {computed} tokens, more than its budget "
-                    f"of {budget}: its rows have changed since the plan, or share less than "
-                    "planned. If memory does not suffice, set padding.sharing=off."
+                    f"of {budget}: its rows have changed, or share less than planned. If memory "
+                    "does not suffice, set padding.sharing=off."
                 )
         return micro_batches, indices
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
@@ -17,6 +18,17 @@ def training_workers(worker: Any) -> dict[str, Any]:
         if (training_worker := getattr(worker, role, None)) is not None
     }
     return held or {"critic": worker}
+
+
+def answer(**values: Any) -> Any:
+    """A rank's answer, of a class that verl concatenates over ranks: ``non_tensor_batch`` has an
+    array with each rank's value."""
+    from verl.protocol import DataProto
+
+    arrays = {name: np.empty(1, dtype=object) for name in values}
+    for name, value in values.items():
+        arrays[name][0] = value
+    return DataProto(non_tensor_batch=arrays)
 
 
 def token_budget(data: TensorDict) -> int:

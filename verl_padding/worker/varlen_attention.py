@@ -50,19 +50,18 @@ def flash_attn_varlen_func(
     if softcap or s_aux is not None:
         raise PaddingError(
             f"attn_implementation=sdpa: softcap={softcap}, sinks={s_aux is not None}: torch's "
-            "kernels support neither. Install flash-attn, or set "
-            "override_config.attn_implementation=eager."
+            "kernels support neither. Install flash-attn, or set it to eager."
         )
     window = (window_size[0], 0) if causal else window_size
     if has_kernel(q) and not dropout_p:
         from torch.nn.attention import varlen
 
-        grouped = gqa_kwargs(q.device) if q.shape[1] != k.shape[1] else {}
-        if grouped is None:
-            k, v = (_as_many_heads(states, q) for states in (k, v))
+        # torch 2.11 takes keys of fewer heads as they are.
+        is_told = q.shape[1] != k.shape[1] and "enable_gqa" in kernel_settings()
+        grouped = {"enable_gqa": True} if is_told else {}
         lengths = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
         return varlen.varlen_attn(
-            q, k, v, *lengths, scale=softmax_scale, window_size=window, **grouped or {}
+            q, k, v, *lengths, scale=softmax_scale, window_size=window, **grouped
         )
     # Repeated, for with grouped heads and a mask torch keeps all weights; and split, for the
     # gradient of a slice is as long as what it was cut from.
@@ -94,46 +93,19 @@ def has_kernel(query: torch.Tensor) -> bool:
         query.is_cuda
         and query.dtype in HALF
         and query.shape[-1] <= 256
-        and _has_varlen(query.device)
+        and torch.cuda.get_device_capability(query.device)[0] >= 8
+        and "window_size" in kernel_settings()  # from torch 2.11 on
     )
 
 
 @cache
-def _has_varlen(device: torch.device) -> bool:
-    if (
-        find_spec("torch.nn.attention.varlen") is None
-        or torch.cuda.get_device_capability(device)[0] < 8
-    ):
-        return False
+def kernel_settings() -> tuple[str, ...]:
+    """Names of what torch's kernel can be told; none where torch has no such kernel."""
+    if find_spec("torch.nn.attention.varlen") is None:
+        return ()
     from torch.nn.attention import varlen
 
-    return "window_size" in inspect.signature(varlen.varlen_attn).parameters  # from torch 2.11 on
-
-
-@cache
-def gqa_kwargs(device: torch.device) -> dict[str, bool] | None:
-    """How torch's kernel is told that keys have fewer heads than queries; None where they have to
-    be repeated.
-
-    Versions differ: 2.11 takes them as they are, later ones with ``enable_gqa``. It is tried, once.
-    """
-    from torch.nn.attention import varlen
-
-    draw = torch.Generator(device).manual_seed(0)
-    q, k = (
-        torch.randn(4, heads, 64, dtype=HALF[0], device=device, generator=draw) for heads in (4, 2)
-    )
-    ends = torch.tensor([0, 4], dtype=torch.int32, device=device)
-    repeated = _as_many_heads(k, q)
-    want = varlen.varlen_attn(q, repeated, repeated, ends, ends, 4, 4, window_size=(-1, 0))
-    for grouped in ({}, {"enable_gqa": True}):
-        try:
-            got = varlen.varlen_attn(q, k, k, ends, ends, 4, 4, window_size=(-1, 0), **grouped)
-        except (TypeError, ValueError, RuntimeError):  # what versions answer that do not take this
-            continue
-        if torch.allclose(got, want, atol=0.05):
-            return grouped
-    return None
+    return tuple(inspect.signature(varlen.varlen_attn).parameters)
 
 
 def _as_many_heads(states: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -4,9 +4,7 @@ optimizers and of schedulers."""
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import answer, training_workers
 
 WORK = "work"
 """Name of what workers answer: of each rank a ``Counter`` of :data:`TOKENS`, :data:`STEPS` and
@@ -17,21 +15,18 @@ TOKENS, STEPS, SCHEDULER_STEPS = "tokens", "optimizer_steps", "scheduler_steps"
 def start_call(worker: Any) -> Any:
     """For verl's ``execute_with_func_generator``: what a worker tells of a call, its peak memory
     too, is of that call alone; verl's is the highest since the process began."""
-    from verl.protocol import DataProto
     from verl.utils.device import get_torch_device
 
     for training_worker in training_workers(worker).values():
         training_worker.engine.done.clear()
     if hasattr(get_torch_device(), "reset_peak_memory_stats"):
         get_torch_device().reset_peak_memory_stats()
-    return DataProto()
+    return answer()
 
 
 def read_work(worker: Any) -> Any:
     """For verl's ``execute_with_func_generator``: what a worker has done since :func:`start_call`,
     as ``non_tensor_batch[WORK]``."""
-    from verl.protocol import DataProto
-
     done: Counter[str] = Counter()
     for training_worker in training_workers(worker).values():
         engine = training_worker.engine
@@ -41,6 +36,4 @@ def read_work(worker: Any) -> Any:
         if not engine.is_mp_src_rank_with_outputs():
             engine_work[TOKENS] = 0  # of ranks that share their rows, only one counts them
         done.update(engine_work)
-    answer = np.empty(1, dtype=object)
-    answer[0] = done
-    return DataProto(non_tensor_batch={WORK: answer})
+    return answer(**{WORK: done})

@@ -13,16 +13,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss, value_loss
 
 from verl_padding.errors import PaddingConfigError, PaddingError
-from verl_padding.job.vendor import VARIABLE, VENDOR
+from verl_padding.job.vendor import FOR_WORKERS, VARIABLE, VENDOR
 from verl_padding.worker.losses import normalize_over_mini_batch
 from verl_padding.worker.padded_engine import PaddedEngine
-from verl_padding.worker.training_workers import training_workers
+from verl_padding.worker.training_workers import answer, training_workers
 
 ALONE = {"dp_size": 1, "global_batch_size": 2, "batch_num_tokens": 5}
 """Ranks, rows and trained tokens of a mini-batch that is two responses of 2 and 3 tokens."""
@@ -31,18 +32,18 @@ THRICE = {"dp_size": 3}
 
 
 def check_in_worker(worker: Any) -> Any:
-    """For verl's ``execute_with_func_generator``: refuses engines and losses that no plan reaches.
+    """For verl's ``execute_with_func_generator``: refuses engines and losses that no plan reaches,
+    or in which pads count.
 
     Raises:
-        PaddingConfigError: an engine is not a padded one.
+        PaddingConfigError: an engine is not a padded one, or has such a setting.
         PaddingError: a loss of verl's reads other names.
     """
-    from verl.protocol import DataProto
-
     for role, training_worker in training_workers(worker).items():
         check_is_padded(training_worker.engine)
+        check_megatron(role, training_worker)
         check_loss_scaling(role, training_worker.loss_fn)
-    return DataProto()
+    return answer()
 
 
 def check_is_padded(engine: Any) -> None:
@@ -50,18 +51,36 @@ def check_is_padded(engine: Any) -> None:
     workers that do not have the variable."""
     if isinstance(engine, PaddedEngine):
         return
-    name, vendor = type(engine).__name__, os.environ.get(VARIABLE)
+    why = f"{type(engine).__name__} follows no plan"
+    vendor = os.environ.get(VARIABLE)
     if vendor != VENDOR:
-        raise PaddingConfigError(
-            f"{VARIABLE}={vendor}: workers have verl's own {name}, which follows no plan. Set "
-            f"+ray_kwargs.ray_init.runtime_env.env_vars.{VARIABLE}={VENDOR}, as +padding=.. does, "
-            f"or {VARIABLE}={VENDOR} in the runtime environment of the Ray job that you start."
+        fix = f"Set {VARIABLE}={VENDOR} in the runtime environment of the Ray job that you start"
+        raise PaddingConfigError(f"{VARIABLE}={vendor}: {why}. {fix}, or +{FOR_WORKERS}={VENDOR}.")
+    fix = "Call verl_padding.worker.padded_engine.register_padded_engines() after its module"
+    raise PaddingConfigError(f"strategy={engine.engine_config.strategy}: {why}. {fix}.")
+
+
+def check_megatron(role: str, training_worker: Any) -> None:
+    """Refuses what Megatron would compute of all tokens, those of pads too: places at experts, in
+    passes as well, of which the first come get theirs, and losses beside that of the role."""
+    if (config := getattr(training_worker.engine, "tf_config", None)) is None:
+        return
+    counts = {"moe_expert_capacity_factor": (config.moe_expert_capacity_factor or -1) > 0}
+    if role != "ref":
+        kinds, has_loss = config.moe_router_load_balancing_type, np.any(config.moe_aux_loss_coeff)
+        counts["moe_router_load_balancing_type"] = "sinkhorn" in kinds or (
+            has_loss and kinds not in ("none", ["none"])
         )
-    raise PaddingConfigError(
-        f"strategy={engine.engine_config.strategy}: {name} has no padded counterpart. Call "
-        "verl_padding.worker.padded_engine.register_padded_engines() after the module that "
-        "registers it with verl."
-    )
+        counts["moe_z_loss_coeff"] = config.moe_z_loss_coeff
+        rate = config.moe_router_bias_update_rate
+        counts["moe_router_bias_update_rate"] = config.moe_router_enable_expert_bias and rate
+        trains_mtp = training_worker.model_config.mtp.enable_train
+        counts["mtp_num_layers"] = trains_mtp and config.mtp_num_layers
+    for name in filter(counts.get, counts):
+        raise PaddingConfigError(
+            f"override_transformer_config.{name}={getattr(config, name)}: in Megatron's {role}, it "
+            "counts the tokens of pads. Turn it off (a rate is 0, mtp.enable_train=False)."
+        )
 
 
 def check_loss_scaling(role: str, loss: Any) -> None:
@@ -84,8 +103,7 @@ def check_loss_scaling(role: str, loss: Any) -> None:
             names = ", ".join(f"{name}={value}" for name, value in said.items())
             raise PaddingError(
                 f"the {role}'s loss={loss.func.__name__}: with {names} it is {found:.6g}, not "
-                f"{right:.6g}. It does not read these names as in verl 0.9.1: train with that, or "
-                "without +padding."
+                f"{right:.6g}. Train with verl 0.9.1, or without +padding."
             )
 
 

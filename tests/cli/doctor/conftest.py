@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from tests.support.doctored_job import MODEL, RAN, TRAIN, A, write_files
 from tests.support.verl_config import compose_job
+from verl_padding.cli.doctor.finding import run_check
 from verl_padding.cli.doctor.job import startup, verls_own_check
 
 
@@ -53,7 +54,7 @@ def found(composed, verls, folder, monkeypatch):
         config = deepcopy(composed)
         for setting, value in changes.items():
             OmegaConf.update(config, setting, value, force_add=True)
-        both = [*startup(config, verls), *verls_own_check(config)]
+        both = [*startup(config, verls), *run_check("verl", verls_own_check(config))]
         assert not (folder / RAN).exists()  # nothing of the user's code was run
         return {each.subject: (each.verdict, each.message) for each in both[::-1]}
 

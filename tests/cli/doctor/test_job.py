@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.doctored_job import LOOP, LOOPS, MODEL, REWARD, SAMPLER, A, mistakes
+from verl_padding.cli.doctor.finding import run_check
 from verl_padding.cli.doctor.job import check_job_of
 from verl_padding.job.composition import JobArguments
 
@@ -26,17 +27,15 @@ def test_a_job_without_a_mistake_is_found_to_have_none(found):
 
 def findings(*overrides):
     """On a padded job: subject -> (verdict, message)."""
-    found = check_job_of(JobArguments(overrides=(*overrides, "+padding=prompt")))
+    job = JobArguments(overrides=(*overrides, "+padding=prompt"))
+    found = run_check("job", check_job_of(job))
     return {each.subject: (each.verdict, each.message) for each in found}
 
 
 WRONG = (
-    "actor_rollout_ref.rollout.m=4",
     "padding.strategy=promt",
     "trainer.v1.trainer_mode=synk",
-    "trainer.v1.trainer_mode=padded_sync",
     "actor_rollout_ref.actor.ppo_mini_batch_size=16",
-    "actor_rollout_ref.rollout.n=eight",
 )
 """Overrides with which a job cannot start."""
 

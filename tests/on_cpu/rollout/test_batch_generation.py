@@ -24,10 +24,6 @@ def model(request, tmp_path_factory):
     return sharpened(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
-of_one_kind = pytest.mark.parametrize("model", ["qwen2"], indirect=True)
-"""For what is the same whatever the model."""
-
-
 def rows_of(model, *, count=17, **settings):
     """Requests of all lengths."""
     rng = Random(1)
@@ -39,37 +35,6 @@ def rows_of(model, *, count=17, **settings):
         Generation(prompt, rng.randint(1, 20), seed=seed, **settings)
         for seed, prompt in enumerate(prompts)
     ]
-
-
-@torch.inference_mode()
-def one_pass(model, generation, **inputs):
-    """(responses, vocabulary) log-probs of the response from one forward pass over the whole
-    sequence, alone."""
-    ids = torch.tensor([generation.prompt_ids + generation.token_ids])
-    logits = model(input_ids=ids, use_cache=False, **inputs).logits[
-        0, len(generation.prompt_ids) - 1 : -1
-    ]
-    return (logits / (generation.temperature or 1.0)).log_softmax(-1)
-
-
-def assert_log_probs(generation, log_probs):
-    """Those of a response are those of its tokens."""
-    expected = log_probs.gather(-1, torch.tensor(generation.token_ids)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(generation.log_probs), expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_log_probs_are_those_of_a_single_forward_pass(model, temperature):
-    rows = rows_of(model, temperature=temperature)
-
-    generate(model, rows)
-
-    for generation in rows:
-        assert len(generation.token_ids) == generation.max_new_tokens
-        log_probs = one_pass(model, generation)
-        assert_log_probs(generation, log_probs)
-        if not temperature:
-            assert generation.token_ids == log_probs.argmax(-1).tolist()
 
 
 def test_in_float64_company_changes_no_bit_of_a_row(model):
@@ -92,15 +57,3 @@ def test_in_float64_company_changes_no_bit_of_a_row(model):
             ]
         )
     assert found == [found[0]] * 3
-
-
-@of_one_kind
-def test_a_row_ends_with_its_stop_token(model):
-    free = Generation([5, 6, 7], 12, seed=3)
-    generate(model, [free])
-    stop = free.token_ids[4]
-
-    stopped = Generation([5, 6, 7], 12, seed=3, stop_ids={stop})
-    generate(model, [stopped])
-
-    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]

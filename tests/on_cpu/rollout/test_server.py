@@ -61,24 +61,6 @@ def weights(model):
 
 
 @in_a_loop
-async def test_concurrent_requests_get_the_log_probs_of_the_weights(model, server):
-    await server.load_weights(weights(model), global_steps=7)
-    prompts = [[5, 6, 7][: 1 + n % 3] for n in range(12)]
-    outputs = await asyncio.gather(
-        *[server.generate(p, PARAMS, str(n)) for n, p in enumerate(prompts)]
-    )
-    for prompt, output in zip(prompts, outputs, strict=True):
-        ids = torch.tensor([prompt + output.token_ids])
-        with torch.inference_mode():
-            expected = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        expected = expected.gather(-1, ids[0, len(prompt) :, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(output.log_probs), expected, rtol=0, atol=1e-5)
-        assert output.stop_reason == "completed"
-        assert output.extra_fields["global_steps"] == 7
-    assert len({tuple(output.token_ids) for output in outputs}) == 12  # no two samples are alike
-
-
-@in_a_loop
 async def test_a_request_is_answered_by_its_id_at_any_time_by_any_server(model, server):
     prompts = {str(n): [[5, 6], [7], [5, 6], [8, 9, 10]][n % 4] for n in range(24)}
     answers = []
@@ -101,13 +83,6 @@ async def test_a_request_is_answered_by_its_id_at_any_time_by_any_server(model, 
     assert (
         len({tuple(tokens) for tokens, _ in answers[0].values()}) == 24
     )  # no two samples are alike
-    for seed in (1, 2):
-        other = TransformersServer(
-            SimpleNamespace(**{**vars(CONFIG), "seed": seed}), server._model_config
-        )
-        await other.load_weights(weights(model), global_steps=1)
-        again = await other.generate(prompts["3"], PARAMS, "3")
-        assert (again.token_ids == answers[0]["3"][0]) == (seed == CONFIG.seed)
 
 
 def live_models(kind):
@@ -122,6 +97,8 @@ async def test_new_weights_are_used_and_old_ones_are_gone(model, server):
     await server.load_weights(weights(model), global_steps=1)
     first = await server.generate([1, 2, 3], greedy, "")
     assert live_models(type(model)) == old + 1
+    expected = model(torch.tensor([[1, 2, 3]])).logits[0, -1].log_softmax(-1).max()
+    assert first.log_probs[0] == pytest.approx(expected.item(), abs=1e-5)
     await server.sleep()
     assert live_models(type(model)) == old
     with pytest.raises(RuntimeError, match="sleeps"):
@@ -181,12 +158,3 @@ async def test_requests_that_fail_raise_and_later_ones_are_answered(model, serve
     errors = await asyncio.gather(*failing, return_exceptions=True)
     assert all(isinstance(error, IndexError) for error in errors)
     assert (await server.generate([1], PARAMS, "")).token_ids
-
-
-@in_a_loop
-async def test_a_request_that_is_cancelled_leaves_the_others_their_answers(model, server):
-    await server.load_weights(weights(model))
-    cancelled, other = (asyncio.create_task(server.generate([n], PARAMS, str(n))) for n in range(2))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    assert (await other).token_ids

@@ -9,13 +9,11 @@ from verl_padding.plan.prefix_tries import PrefixTries
 @pytest.mark.parametrize(
     ("prompt", "sessions", "budget", "least", "multiple", "n_rows_K"),
     [
-        (100, 64, 2048, 0, 1, [64]),  # 110 + 63 x 11 tokens
+        (100, 64, 2048, 1, 1, [64]),  # 110 + 63 x 11 tokens
         (100, 64, 2048, 128, 1, [16, 16, 16, 16]),  # 110 + 15 x 128
-        (100, 64, 352, 0, 16, [16, 16, 16, 16]),  # 112 + 15 x 16
+        (100, 64, 352, 1, 16, [16, 16, 16, 16]),  # 112 + 15 x 16
         # All fit into one micro-batch if nothing is shared: 200 x 20 tokens.
         (10, 200, 4096, 128, 1, [32, 32, 32, 32, 32, 32, 8]),
-        # Runs of a trie that come into one micro-batch part there.
-        (10, 5, 400, 128, 1, [3, 2]),
     ],
 )
 def test_rows_that_branch_take_no_less_of_the_budget_than_is_said(

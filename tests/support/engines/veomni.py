@@ -31,7 +31,7 @@ class _OnCpu:
 
         in_float32 = partial(transformer_impl.MixedPrecisionConfig, param_dtype="float32")
         with mock.patch.object(transformer_impl, "MixedPrecisionConfig", in_float32):
-            super()._build_model_optimizer()  # type: ignore[misc]
+            super()._build_model_optimizer()
 
 
 @cache

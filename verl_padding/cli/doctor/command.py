@@ -1,19 +1,16 @@
 """The command ``verl-padding doctor``: shows what was checked, and what came of it."""
 
-from collections.abc import Iterable
-
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from verl_padding.cli.doctor.finding import Finding, Verdict, run_check
+from verl_padding.cli.doctor.finding import run_check
 from verl_padding.cli.doctor.installation import choose_platform, plug_in, verl, versions
-from verl_padding.cli.doctor.job import PADDING_OFF, check_job_of
+from verl_padding.cli.doctor.job import check_job_of
 from verl_padding.cli.job_config import quiet_imports
 from verl_padding.job.composition import JobArguments
 from verl_padding.plan.plural import plural
 
-STYLES: dict[Verdict, str] = {"ok": "green", "hint": "blue", "warning": "yellow", "wrong": "red"}
+STYLES = {"ok": "green", "hint": "blue", "warning": "yellow", "wrong": "red"}
 
 
 def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
@@ -26,38 +23,23 @@ def diagnose(arguments: JobArguments | None, *, console: Console) -> int:
         findings += run_check("plug-in", plug_in())
         if arguments is not None:
             findings += run_check("job", check_job_of(arguments))
-    findings = list(dict.fromkeys(findings))
-    console.print(_table(each for each in findings if each.verdict != "hint"))
-    if hints := [each for each in findings if each.verdict == "hint"]:
-        console.print("\nWhat else the job could use:")
-        console.print(_table(hints))
-    for finding in findings:
-        if finding.details:
-            console.print(Text(f"\n{finding.subject}:", style="red"))
-            console.print(finding.details, markup=False, highlight=False)
-    console.print(_verdict(findings, for_a_job=arguments is not None))
-    return int(any(finding.verdict == "wrong" for finding in findings))
-
-
-def _verdict(findings: list[Finding], *, for_a_job: bool) -> Text:
-    if wrong := sum(finding.verdict == "wrong" for finding in findings):
-        return Text(f"{wrong} wrong.", style="red")
-    if not for_a_job:
-        return Text("Nothing wrong was found. Give a job's overrides to check it too.")
-    message = "Nothing wrong was found"
-    if warnings := sum(finding.verdict == "warning" for finding in findings):
-        message = f"{plural(warnings, 'warning')}: the job can start, but may not do what is meant"
-    if PADDING_OFF in findings:
-        message += ", but the job trains without padding"
-    next_step = "verl-padding dry-run runs your data, agent, rewards and a step on this machine."
-    return Text(f"{message}. {next_step}")
-
-
-def _table(findings: Iterable[Finding]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for finding in findings:
-        verdict = Text(finding.verdict, style=STYLES[finding.verdict])
-        table.add_row(verdict, Text(f"{finding.subject}: {finding.message}"))
-    return table
+    # Hints last: what else the job could use.
+    findings = sorted(dict.fromkeys(findings), key=lambda each: each.verdict == "hint")
+    for each in findings:
+        verdict = Text(f"{each.verdict:9}", style=STYLES[each.verdict])
+        said = Text(f"{each.subject}: {each.message}")
+        console.print(verdict, said, sep="", soft_wrap=True)
+    if wrong := sum(each.verdict == "wrong" for each in findings):
+        console.print(f"{wrong} wrong.", style="red")
+    elif arguments is None:
+        console.print("Nothing wrong was found. Give a job's overrides to check it too.")
+    else:
+        found = "Nothing wrong was found"
+        if warnings := sum(each.verdict == "warning" for each in findings):
+            what = "the job can start, but may not do what is meant"
+            found = f"{plural(warnings, 'warning')}: {what}"
+        console.print(
+            f"{found}. verl-padding dry-run runs your data, agent, rewards and a step on this "
+            "machine."
+        )
+    return int(wrong > 0)

@@ -17,8 +17,6 @@ from verl_padding.errors import meant
 from verl_padding.plan.plural import plural
 
 TRAIN, VALIDATION = "data.train_files", "data.val_files"
-READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}
-"""End of a file's name -> the reader that verl takes."""
 REWARD = "reward.custom_reward_function.path"
 
 
@@ -33,84 +31,67 @@ def data_findings(config: DictConfig, tokenizer: Any | None) -> Iterator[Finding
     for setting in (TRAIN, VALIDATION):
         files = OmegaConf.select(config, setting)
         files = [files] if isinstance(files, str) else files or []
-        if not files:
-            yield wrong(setting, "no file. Name at least one.")
         if any("://" in file for file in files):
             continue
+        named = ", ".join(files) or "no file"
         needed = config.data.train_batch_size if setting == TRAIN else 1
         try:
             rows = list(islice(chain.from_iterable(map(_rows, files)), needed))
         except Exception as error:  # of the libraries that verl reads it with
             why = " ".join(str(error).split())
-            yield wrong(setting, f"{', '.join(files)}: cannot be read ({why}). Correct it.")
+            yield wrong(setting, f"{named}: cannot be read ({why}). Correct it.")
             continue
+        if len(rows) < needed:
+            why = f"{plural(len(rows), 'prompt')}, and {needed} are needed"
+            yield wrong(setting, f"{named}: {why}. Give more, or lower data.train_batch_size.")
         if rows:
             yield from _columns(config, setting, rows[0])
             yield from _agents(config, setting, rows)
             if config.data.prompt_key in rows[0] and tokenizer is not None:
                 yield from _prompts(config, setting, rows, tokenizer)
-        if len(rows) < needed and files:
-            why = f"{plural(len(rows), 'prompt')}, fewer than data.train_batch_size={needed}"
-            yield wrong(setting, f"{', '.join(files)}: {why}. Give more, or lower it.")
 
 
 def _rows(file: str) -> Iterator[Mapping[str, Any]]:
     import datasets
 
     path = Path(file).expanduser()
-    if path.suffix not in READERS:
-        raise ValueError(f"verl reads {', '.join(READERS)}, not {file}")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file}")
     datasets.disable_progress_bars()
-    rows = datasets.load_dataset(
-        READERS[path.suffix], data_files=str(path), split="train", streaming=True
-    )
+    reader = "parquet" if path.suffix == ".parquet" else "json"
+    rows = datasets.load_dataset(reader, data_files=str(path), split="train", streaming=True)
     return iter(rows.decode(False))  # images of rows may be elsewhere, and are not fetched
 
 
 def _columns(config: DictConfig, setting: str, row: Mapping[str, Any]) -> Iterator[Finding]:
-    """Columns that verl reads, and the user's agent loops may not."""
+    """Columns that verl reads, and whether it has a reward for a row where the job has none."""
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+    from verl.utils.reward_score import default_compute_score
+
     if config.data.prompt_key not in row:
         fix = f"Set data.prompt_key. {meant(config.data.prompt_key, row.keys())}"
         yield wrong(setting, f"no column {config.data.prompt_key!r} (data.prompt_key). {fix}")
+    rewards, has_function = config.reward, OmegaConf.select(config, REWARD) is not None
     # A loop of the user's may give rewards itself.
-    if OmegaConf.select(config, REWARD) is None and own_agent_loops(config):
+    if rewards.reward_model.enable or (own_agent_loops(config) and not has_function):
         return
-    read = _columns_of_rewards(config)
-    for column in sorted(read - row.keys()):
-        yield wrong(setting, f"no column {column!r}, which the reward manager reads. Add it.")
+    manager = REWARD_MANAGER.get(rewards.reward_manager.name)
+    if manager is None or rewards.reward_manager.source != "register":
         return
-    yield from _rewards(config, row)
-
-
-def _columns_of_rewards(config: DictConfig) -> set[str]:
-    """What the job's reward manager reads of a row without asking whether it is there."""
-    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
-
-    settings = config.reward.reward_manager
-    manager = REWARD_MANAGER.get(settings.name) if settings.source == "register" else None
-    if manager is None or config.reward.reward_model.enable:
-        return set()
-    source = inspect.getsource(manager.run_single)
-    return set(re.findall(r'\.non_tensor_batch\["(\w+)"\]', source))
-
-
-def _rewards(config: DictConfig, row: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether verl has a reward for a row where the job has none."""
-    from verl.utils.reward_score import default_compute_score
-
-    if OmegaConf.select(config, REWARD) or config.reward.reward_model.enable:
-        return
-    source = row.get("data_source")
-    try:
-        # No reward takes None for a solution, but verl says first if it has none for the source.
-        default_compute_score(source, None, None)
-    except NotImplementedError:
-        why = f"verl has no reward for data_source={source!r}"
-        yield wrong(REWARD, f"None: {why}. Set it to a file with your reward function.")
-    except (TypeError, AttributeError, ImportError):
-        return
+    read = re.findall(r'\.non_tensor_batch\["(\w+)"\]', inspect.getsource(manager.run_single))
+    if missing := set(read) - row.keys():
+        why = f"no column {min(missing)!r}, which the reward manager reads"
+        yield wrong(setting, f"{why}. Add it.")
+    elif not has_function:
+        source = row.get("data_source")
+        try:
+            # No reward takes None for a solution, but verl first says if it has none for a source.
+            default_compute_score(source, None, None)
+        except NotImplementedError:
+            why = f"verl has no reward for data_source={source!r}"
+            yield wrong(REWARD, f"None: {why}. Set it to a file with your reward function.")
+        except (TypeError, AttributeError, ImportError):
+            return
 
 
 def _agents(config: DictConfig, setting: str, rows: list[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -118,9 +99,7 @@ def _agents(config: DictConfig, setting: str, rows: list[Mapping[str, Any]]) -> 
     loops = agent_loops(config)
     named = {row["agent_name"] for row in rows if "agent_name" in row}
     for name in sorted(map(str, named - set(loops))):
-        why = (
-            f"agent_name={name!r} is not an agent loop of the job ({AGENT}.agent_loop_config_path)"
-        )
+        why = f"agent_name={name!r}: not an agent loop of {AGENT}.agent_loop_config_path"
         yield wrong(setting, f"{why}. {meant(name, loops)}")
 
 
@@ -128,20 +107,15 @@ def _prompts(
     config: DictConfig, setting: str, rows: list[Mapping[str, Any]], tokenizer: Any
 ) -> Iterator[Finding]:
     """Whether the chat template takes a prompt, and prompts are short enough."""
-    longest = config.data.max_prompt_length
-    options = dict(config.data.get("apply_chat_template_kwargs") or {})
-    options |= {"add_generation_prompt": True, "return_dict": False}
-    if not isinstance(rows[0][config.data.prompt_key], list):
-        why = f"{config.data.prompt_key!r} is not a list of messages (role and content)"
+    column, longest = config.data.prompt_key, config.data.max_prompt_length
+    if not isinstance(rows[0][column], list):
+        why = f"{column!r} is not a list of messages (role and content)"
         yield wrong(setting, f"{why}. Make it one.")
         return
-    kinds = [config.data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio")]
-    texts = [row for row in rows if not any(row.get(key) for key in kinds)]
-    try:
-        lengths = [
-            len(tokenizer.apply_chat_template(row[config.data.prompt_key], **options))
-            for row in texts
-        ]
+    options = dict(config.data.get("apply_chat_template_kwargs") or {})
+    options |= {"add_generation_prompt": True, "return_dict": False}
+    try:  # of text alone: images and sounds make a prompt longer
+        lengths = [len(tokenizer.apply_chat_template(row[column], **options)) for row in rows]
     except Exception as error:  # of the template, or of a tokenizer without one
         why = " ".join(str(error).split())
         yield wrong(setting, f"the model's chat template rejects a prompt ({why}). Correct it.")

@@ -5,67 +5,55 @@ Nothing of them is run. What is in the data, ``data.py`` says.
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import leaves
-from verl_padding.errors import PaddingDataError, meant
+from verl_padding.errors import meant
 from verl_padding.job.model_config import OF_HUB
-from verl_padding.record.data_errors import as_data_error
-from verl_padding.record.files import read_text, read_yaml
+from verl_padding.record.files import as_data_error, read_text, read_yaml
 
 AGENT = "actor_rollout_ref.rollout.agent"
 WRITTEN = "save_path"
 EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
-MODULES = ("external_lib", "custom_backend_module")
-"""Names of settings that name modules, for verl to import; it is :data:`EXTERNAL_LIB` that the
-doctor imports, too."""
 RESUMED, STEP = "trainer.resume_from_path", "global_step_"
-CONFIG_FILES = (".yaml", ".yml", ".json", ".py")
 
 
-def settings_in_use(config: DictConfig) -> dict[str, Any]:
-    """Each setting that the job reads, by its full key."""
+def files_and_modules(config: DictConfig) -> Iterator[Finding]:
+    """What is not there: mandatory settings, files, modules, and names in them."""
     from verl.trainer.ppo.utils import need_critic
 
     unused = [] if need_critic(config) else ["critic."]
     if config.trainer.resume_mode != "resume_path":
         unused.append(RESUMED)
-    return {
+    settings = {
         key: value for key, value in leaves(config).items() if not key.startswith(tuple(unused))
     }
-
-
-def files_and_modules(config: DictConfig) -> Iterator[Finding]:
-    """What is not there: mandatory settings, files, modules, and names in them."""
-    settings = settings_in_use(config)
     for key, value in settings.items():
         section, _, name = key.rpartition(".")
+        name_key = f"{section}.name"
         if value == MISSING:
             yield wrong(key, "not set, and it has no default. Set it.")
-        elif not isinstance(value, str | list | ListConfig) or not value:
+        elif not isinstance(value, str) or not value:
             continue
-        elif name in MODULES and key != EXTERNAL_LIB:
-            modules = [value] if isinstance(value, str) else value
-            yield from (
-                wrong(key, f"{module}: no such module. {FIX_MODULE}")
-                for module in modules
-                if find_module(module) is None
-            )
         elif name == "optimizer_impl":
             by = f"{section}.optimizer"
             yield from _class_named(by, f"{value}.{settings[by]}")
         elif name.endswith("_class"):
-            yield from _class_named(key, str(value))
-        elif name == "path" and f"{section}.name" in settings:
-            yield from code_file(key, str(value), f"{section}.name", settings[f"{section}.name"])
+            yield from _class_named(key, value)
+        elif name == "path" and name_key in settings:
+            module = value.removeprefix("pkg://").replace("/", ".")
+            path = Path(value.removeprefix("file://"))
+            file = find_module(module) if value.startswith("pkg://") else path
+            yield from _code(key, value, file, name_key, settings[name_key])
         elif name != WRITTEN and (name == "path" or name.endswith("_path")):
-            yield from _path(key, str(value))
+            yield from _path(key, value)
     step = settings.get(RESUMED, STEP)
     if STEP not in str(step):
         yield wrong(RESUMED, f"{step}: not the folder of a step. Set it to one, such as {STEP}20.")
@@ -74,7 +62,6 @@ def files_and_modules(config: DictConfig) -> Iterator[Finding]:
 
 
 FIX_MODULE = "Correct it, or start the job where it can be imported."
-FIX_PATH = "Correct the path."
 
 
 def _path(key: str, value: str) -> Iterator[Finding]:
@@ -82,11 +69,10 @@ def _path(key: str, value: str) -> Iterator[Finding]:
 
     if "://" in value or _here(value).exists():
         return
-    is_model = "model" in key and not value.endswith(CONFIG_FILES)
     owner = Path(value).parent
     is_here = owner != Path() and owner.is_dir()
-    if not is_model or is_here or not OF_HUB.fullmatch(value):
-        yield wrong(key, f"{value}: no such file or folder. {FIX_PATH}")
+    if "model" not in key or is_here or not OF_HUB.fullmatch(value):
+        yield wrong(key, f"{value}: no such file or folder. Correct the path.")
     elif not isinstance(try_to_load_from_cache(value, "config.json"), str):
         why = "neither a local folder nor in this machine's cache of the hub"
         yield warning(key, f"{value}: {why}. Correct it, unless verl can fetch it.")
@@ -103,35 +89,25 @@ def _here(path: str) -> Path:
         return expanded
 
 
-def code_file(key: str, value: str, name_key: str, name: str | None) -> Iterator[Finding]:
-    """A file, or ``pkg://`` and a module, of a user's code, and a name that verl takes from it."""
-    module = value.removeprefix("pkg://").replace("/", ".")
-    path = value.removeprefix("file://")
-    file = find_module(module) if value.startswith("pkg://") else Path(path)
-    if file is None or not file.exists():
-        yield wrong(key, f"{value}: no such file. {FIX_PATH}")
-    else:
-        yield from _names(key, value, file, name_key, name)
-
-
 def _class_named(key: str, value: str) -> Iterator[Finding]:
     module, _, name = value.rpartition(".")
-    file = find_module(module) if module else None
-    if file is None:
-        yield wrong(key, f"{value}: there is no module {module!r}. {FIX_MODULE}")
-    else:
-        yield from _names(key, value, file, key, name)
+    yield from _code(key, value, find_module(module), key, name)
 
 
-def _names(key: str, value: str, file: Path, name_key: str, name: str | None) -> Iterator[Finding]:
+def _code(
+    key: str, value: str, file: Path | None, name_key: str, name: str | None
+) -> Iterator[Finding]:
+    """A file of a user's code, and a name that verl takes from it."""
+    if file is None or not file.exists():
+        yield wrong(key, f"{value}: no such file or module. {FIX_MODULE}")
+        return
     try:
         words = _words(file)
-    except (SyntaxError, ValueError, PaddingDataError) as error:  # a zero byte is a ValueError
+    except (SyntaxError, ValueError) as error:  # a zero byte is a ValueError
         yield wrong(key, f"{value}: {error}. Correct the file.")
         return
     if name is not None and words and name not in words:
-        given = value if name_key == key else name
-        yield wrong(name_key, f"{given}: {file} does not define {name}. {meant(name, words)}")
+        yield wrong(name_key, f"{name}: {file} does not define it. {meant(name, words)}")
 
 
 def _words(file: Path) -> set[str]:
@@ -148,19 +124,15 @@ def _words(file: Path) -> set[str]:
 def find_module(name: str) -> Path | None:
     """The file of a module, or the folder of a namespace package, and nothing is imported; None if
     there is none."""
-    # importlib's find_spec imports the packages above a module.
-    where, spec = None, None
-    parts = name.split(".")
-    for depth in range(len(parts)):
-        above = ".".join(parts[: depth + 1])
-        found = (finder.find_spec(above, where) for finder in sys.meta_path)
-        spec = next((each for each in found if each is not None), None)
-        if spec is None:
-            return None
-        # A package that is imported may have changed where its modules are.
-        where = getattr(sys.modules.get(above), "__path__", spec.submodule_search_locations)
-    assert spec is not None
-    return Path(spec.origin if spec.has_location and spec.origin else next(iter(where or ["."])))
+    # find_spec alone imports the packages above a module.
+    top, *others = name.split(".")
+    spec = find_spec(top) if top else None
+    for part in others:
+        spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    if spec is None:
+        return None
+    folders = spec.submodule_search_locations or ["."]
+    return Path(spec.origin if spec.has_location and spec.origin else next(iter(folders)))
 
 
 def own_agent_loops(config: DictConfig) -> dict[str, str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from verl_padding.errors import PaddingError
+
 Verdict = Literal["ok", "hint", "warning", "wrong"]
 
 
@@ -18,7 +20,6 @@ class Finding:
     unlikely to do what is meant."""
     subject: str  # a package, or a setting by its full key
     message: str  # what was found; if it is not ok: the value, what is the matter, and the fix
-    details: str = ""  # a traceback, where there is one
 
 
 ok, hint = partial(Finding, "ok"), partial(Finding, "hint")
@@ -26,11 +27,14 @@ warning, wrong = partial(Finding, "warning"), partial(Finding, "wrong")
 
 
 def run_check(subject: str, findings: Iterable[Finding]) -> list[Finding]:
-    """Makes findings one by one; an exception among them becomes the last one."""
+    """Makes findings one by one; a refusal or an exception among them becomes the last one."""
     made = []
     try:
         for finding in findings:
             made.append(finding)
+    except PaddingError as refusal:
+        setting, _, message = str(refusal).partition(": ")
+        made.append(wrong(setting, message))
     except (Exception, SystemExit):  # a broken plug-in ends a process that asks for it
-        made.append(wrong(subject, "could not be checked", details=traceback.format_exc()))
+        made.append(wrong(subject, f"could not be checked\n{traceback.format_exc()}"))
     return made

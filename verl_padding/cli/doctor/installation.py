@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 
-from verl_padding.cli.doctor.finding import Finding, ok, run_check, warning, wrong
+from verl_padding.cli.doctor.finding import Finding, ok, warning, wrong
 
 PACKAGE = "verl_padding"
 # environment variable: which plug-ins verl loads, auto, none or names
@@ -23,15 +23,14 @@ def versions() -> Iterator[Finding]:
     """Versions of Python and of the packages that the plug-in needs."""
     yield ok("Python", platform.python_version())  # pip has refused others
     for requirement in map(Requirement, requires(PACKAGE) or []):
-        name, installed = requirement.name, _installed(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        if installed is None or not requirement.specifier.contains(installed, prereleases=True):
-            yield wrong(
-                name, f"{installed or 'missing'}, but this is needed: pip install '{requirement}'"
-            )
-        else:
+        name, installed = requirement.name, _installed(requirement.name)
+        if installed and requirement.specifier.contains(installed, prereleases=True):
             yield ok(name, installed)
+        else:
+            fix = f"pip install '{requirement}'"
+            yield wrong(name, f"{installed or 'missing'}, but this is needed: {fix}")
 
 
 def verl() -> Iterator[Finding]:
@@ -39,21 +38,15 @@ def verl() -> Iterator[Finding]:
     if find_spec("verl") is None:
         return  # reported as a version that is missing
     from verl_padding.job.verl_check import missing_facts, untried_verl
-    from verl_padding.job.verl_facts import FACTS
     from verl_padding.job.verl_source import installed_verl
 
-    missing = missing_facts(installed_verl())
-    for fact, line in missing.items():
+    for fact, line in missing_facts(installed_verl()).items():
         if fact.needed_by:
             yield warning("verl", f"{line}. A job that needs it is refused ({fact.needed_by}).")
         else:
             yield wrong("verl", f"{line}. No padded job runs.")
     if untried := untried_verl():
         yield warning("verl", untried)
-    subject = f"verl {installed_verl().version}"
-    yield ok(
-        subject, f"has {len(FACTS) - len(missing)} of {len(FACTS)} definitions that padding needs"
-    )
 
 
 def _installed(name: str) -> str | None:
@@ -66,42 +59,29 @@ def _installed(name: str) -> str | None:
 def plug_in() -> Iterator[Finding]:
     """The entry point, the trainers and the config groups, each tried as verl and Hydra use
     them."""
-    yield from run_check("entry point", _entry_point())
-    yield from run_check("trainers", _trainers())
-    yield from run_check("config groups", _config_groups())
-
-
-def _entry_point() -> Iterator[Finding]:
     # First, since verl loads modules that derive from our trainers once they are there: they have
     # to be there whole.
     import verl  # noqa: F401
 
-    import verl_padding.entry.import_hooks  # noqa: F401  (verl only logs what goes wrong in it)
+    import verl_padding.entry.import_hooks
 
     if f"{PACKAGE}.plugin" in sys.modules:
         yield ok("entry point", "loaded by verl")
-    elif policy := os.environ.get(PLUGIN_POLICY):
-        fix = f"Leave it out, or add {PACKAGE}."
-        yield wrong(PLUGIN_POLICY, f"{policy}: verl loads only these plug-ins. {fix}")
     else:
-        fix = f"Install {PACKAGE} in the environment that verl is in."
-        yield wrong("entry point", f"verl has not found it. {fix}")
-
-
-def _trainers() -> Iterator[Finding]:
+        why = f"verl has not loaded it ({PLUGIN_POLICY}={os.getenv(PLUGIN_POLICY, 'auto')})"
+        yield wrong("entry point", f"{why}. Install {PACKAGE} beside verl, or add its name.")
     # If verl's entry point could not import them, this says why.
     import verl_padding.driver.trainers  # noqa: F401
 
     yield ok("trainers", "replace verl's")
-
-
-def _config_groups() -> Iterator[Finding]:
     from verl_padding.job.composition import JobArguments, compose_job
 
     # What Hydra does with a group that it does not find: +padding=prompt adds a key of that value.
     if isinstance(compose_job(JobArguments(overrides=("+padding=prompt",))).padding, str):
-        raise LookupError("Hydra has not found +padding=prompt, and takes it for a plain string")
-    yield ok("config groups", "found by Hydra")
+        fix = "Install the plug-in anew"
+        yield wrong("config groups", f"Hydra has not found +padding=prompt. {fix}.")
+    else:
+        yield ok("config groups", "found by Hydra")
 
 
 def choose_platform() -> None:

@@ -3,9 +3,7 @@
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_padding.cli.doctor.choices import import_external_lib, unknown_choices
 from verl_padding.cli.doctor.data import data_findings
@@ -24,9 +22,6 @@ if TYPE_CHECKING:  # a broken plug-in may fail on import, which the doctor has t
 
 PLACES = ("path", "hf_config_path", "tokenizer_path")
 """Settings of a model that name folders which verl's class of it opens."""
-PADDING_OFF = hint(
-    "padding", "not asked for: verl trains as if the plug-in were not there. Add +padding=fast."
-)
 
 
 def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
@@ -34,37 +29,20 @@ def check_job_of(arguments: JobArguments) -> Iterator[Finding]:
     job later on."""
     from verl_padding.driver.job_check import check_job
 
-    try:
-        config = compose_or_refuse(arguments)
-        verls = compose_or_refuse(JobArguments())
-        yield from run_check("settings", _refusals(startup(config, verls)))
-        if any(values_of_other_kinds(config, verls)):
-            return
-        if config.get("padding") is None:
-            yield from verls_own_check(config)
-            yield PADDING_OFF
-            return
-        verl_job = check_job(config)
-        yield from verls_own_check(config)
-        yield ok("trainer", config.trainer.v1.trainer_mode)
-        yield from _summary(verl_job)
-        yield from _budgets(config, verl_job.planner_job())
-        yield from _ulysses(verl_job)
-    except PaddingError as refusal:
-        yield _refused(refusal)
-
-
-def _refusals(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Findings, and a refusal among them as one."""
-    try:
-        yield from findings
-    except PaddingError as refusal:
-        yield _refused(refusal)
-
-
-def _refused(refusal: Exception) -> Finding:
-    subject, _, message = str(refusal).partition(": ")
-    return wrong(subject, message)
+    config = compose_or_refuse(arguments)
+    verls = compose_or_refuse(JobArguments())
+    yield from run_check("settings", startup(config, verls))
+    if any(values_of_other_kinds(config, verls)):
+        return
+    verl_job = None if config.get("padding") is None else check_job(config)
+    yield from verls_own_check(config)
+    if verl_job is None:
+        why = "not asked for: the job trains without padding"
+        yield hint("padding", f"{why}. Add +padding=fast.")
+        return
+    yield from _summary(verl_job)
+    yield from _budgets(config, verl_job.planner_job())
+    yield from _ulysses(verl_job)
 
 
 def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
@@ -74,7 +52,7 @@ def startup(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
 
     yield from unread_keys(config, verls)
     yield from (mistyped := list(values_of_other_kinds(config, verls)))
-    yield from _refusals(files_and_modules(config))
+    yield from run_check("files", files_and_modules(config))
     if mistyped:
         return  # what follows computes with them
     yield from import_external_lib(config)
@@ -97,9 +75,9 @@ def verls_own_check(config: DictConfig) -> Iterator[Finding]:
     try:
         validate_config(checked, need_reference_policy(config), need_critic(config))
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # by the workers' constructors
-    except PaddingError as refusal:
-        yield _refused(refusal)
-    except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
+    except PaddingError:
+        raise
+    except Exception as error:
         yield wrong("verl", f"its check of the config: {error}. Correct the settings.")
 
 
@@ -117,8 +95,7 @@ def _model(config: DictConfig, name: str) -> Generator[Finding, None, Any]:
     from verl_padding.job.model_config import folder_here
 
     section = OmegaConf.select(config, name)
-    named = {place: section.get(place) or section.path for place in PLACES}
-    folders = {place: folder_here(path) for place, path in named.items()}
+    folders = {place: folder_here(section.get(place) or section.path) for place in PLACES}
     if not all(folders.values()):
         return None  # of the hub; or missing, which has been found
     # verl would copy the folder into shared memory.
@@ -160,13 +137,7 @@ def _summary(verl_job: "VerlJob") -> Iterator[Finding]:
     yield ok("strategy", f"{job.strategy}, {prompts} x {sessions} per batch")
     for name, update in job.updates.items():
         steps = STRATEGIES[job.strategy].describe_steps(job, update)
-        ranks = plural(update.dp_size, "data-parallel rank")
-        budget = plural(update.micro_batch_rows, "row")
-        if update.token_budget:
-            budget = f"{update.token_budget} tokens"
-        yield ok(name, f"{steps}, {ranks}, micro-batches of at most {budget}")
-    denominator = f"the denominator of seq-mean losses is {verl_job.padding.denominator}"
-    yield ok("pads", f"{job.pad_tokens} tokens each; {denominator}")
+        yield ok(name, f"{steps}, {plural(update.dp_size, 'data-parallel rank')}")
     for line in verl_job.savings.lines():
         saving, _, state = line.partition(": ")
         yield hint(saving, state) if state.startswith("off") else ok(saving, state)
@@ -174,18 +145,11 @@ def _summary(verl_job: "VerlJob") -> Iterator[Finding]:
 
 def _budgets(config: DictConfig, job: Job) -> Iterator[Finding]:
     """Whether the longest row that the settings allow fits into the token budget of each call."""
-    source = "data.max_prompt_length + data.max_response_length"
     longest = config.data.max_prompt_length + config.data.max_response_length
-    allowed = config.actor_rollout_ref.rollout.get("max_model_len")
-    if isinstance(allowed, int) and allowed < longest:  # where it is null, the model decides
-        longest, source = allowed, "actor_rollout_ref.rollout.max_model_len"
-    budgets = {call.budget_setting: call.token_budget for _, call in job.calls()}
-    for setting, budget in budgets.items():
-        if budget is None or budget >= longest:
-            continue
-        # The setting is a GPU's; ranks of one sequence-parallel group share their budgets.
-        gpu_budget = int(OmegaConf.select(config, setting.lstrip("+")) or budget)
-        gpus = max(budget // gpu_budget, 1)
-        why = f"a budget of {budget} tokens is below {source} = {longest}"
-        fix = f"Raise it to {-(-longest // gpus)}"
-        yield warning(setting, f"{gpu_budget}: {why}, and a longer row would end the job. {fix}.")
+    # Where that is null, the model decides.
+    longest = min(longest, config.actor_rollout_ref.rollout.get("max_model_len") or longest)
+    for _, call in job.calls():
+        if call.token_budget is not None and call.token_budget < longest:
+            why = f"data.max_prompt_length and data.max_response_length allow a row of {longest}"
+            message = f"{call.token_budget} tokens: {why}, which would end the job. Raise it."
+            yield warning(call.budget_setting, message)

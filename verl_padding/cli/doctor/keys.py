@@ -5,10 +5,9 @@ Hydra takes any key behind a +, so a flag that is misspelt changes nothing, in s
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -20,7 +19,7 @@ from verl_padding.config import PaddingConfig
 from verl_padding.job.composition import settings_of
 from verl_padding.job.misspelt_flag import FLAG, meant_by
 
-TOOLS = "actor_rollout_ref.rollout.multi_turn."
+TOOLS = "actor_rollout_ref.rollout.multi_turn"
 """A section whose tools verl loads whether it is enabled or not."""
 SETTINGS = PaddingConfig.__dataclass_fields__
 KINDS = {bool: "true or false", int: "a number", float: "a number"}
@@ -30,28 +29,24 @@ KINDS = {bool: "true or false", int: "a number", float: "a number"}
 def leaves(config: DictConfig) -> dict[str, Any]:
     """Full key and value of each setting, ``???`` for one that has to be given; none of a section
     that is switched off, and none of a key that has another one's value."""
-    written = _leaves(_plain(config), "")
+    settings = dict(settings_of(_plain(config)))
+    off = [f"{key}." for key, value in settings.items() if _is_off(value) and key != TOOLS]
     return {
         key: OmegaConf.select(config, key) if "${" in str(value) else value
-        for key, value in written
+        for key, value in settings.items()
+        if not isinstance(value, dict) and not key.startswith(tuple(off))
         if not str(value).startswith("${oc.select:")
     }
+
+
+def _is_off(section: Any) -> bool:
+    return isinstance(section, dict) and section.get("enable", section.get("enabled")) is False
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     plain: Any = OmegaConf.to_container(config)
     assert isinstance(plain, dict)
     return plain
-
-
-def _leaves(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    if config.get("enable", config.get("enabled")) is False and above != TOOLS:
-        return
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def unread_keys(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
@@ -78,22 +73,17 @@ def unread_keys(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
 
 
 def values_of_other_kinds(config: DictConfig, verls: DictConfig) -> Iterator[Finding]:
-    """Texts and nulls where verl has a number, or a truth value: ``no`` is a text to Hydra, and
-    true to Python. Numbers that are none, and learning rates below zero."""
+    """Texts, and numbers that are none, where verl has a number or a truth value: ``no`` is a text
+    to Hydra, and true to Python."""
     own = leaves(verls)
     for key, value in leaves(config).items():
         kind = KINDS.get(type(own.get(key)))
-        if kind is None:
-            continue
-        if isinstance(value, str):
-            yield wrong(key, f"{value}: a string, where verl has {own[key]}. Set it to {kind}.")
-        elif value is None and not _takes_none(key, verls):
-            yield wrong(key, f"null, where verl has {own[key]}. Set it to {kind}.")
-        elif isinstance(value, float) and math.isnan(value):
-            yield wrong(key, f"{value}: not a number. Set it to {kind}.")
-        # Some switch a clip off by infinity.
-        elif key.endswith((".lr", "_lr")) and not (value is None or 0 <= value < math.inf):
-            yield wrong(key, f"{value}: not a learning rate. Set it to a number of at least 0.")
+        is_null = value is None and not _takes_none(key, verls)
+        # Some switch a clip off by infinity, but no learning rate is one.
+        is_no_rate = isinstance(value, float | int) and not 0 <= value < math.inf
+        is_no_rate = is_no_rate and key.endswith((".lr", "_lr"))
+        if kind and (isinstance(value, str) or value != value or is_null or is_no_rate):
+            yield wrong(key, f"{value}: verl has {own[key]} there. Set it to {kind}.")
 
 
 def _takes_none(key: str, verls: DictConfig) -> bool:
@@ -113,7 +103,6 @@ def _is_read(name: str, *, at_the_top: bool) -> bool:
 @cache
 def verls_code() -> str:
     """All that verl's modules say."""
-    verl = find_spec("verl")
-    assert verl is not None
-    assert verl.origin is not None
-    return "\n".join(file.read_text() for file in Path(verl.origin).parent.rglob("*.py"))
+    import verl
+
+    return "\n".join(file.read_text() for file in Path(verl.__path__[0]).rglob("*.py"))

@@ -12,27 +12,28 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
 from typing import Any
 
 from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
 from verl_padding.pads.prompt_order import place_of
 
 
+@dataclass
 class Agent:
     """One asyncio task of a session; no two in a job have one name if no two rows of the data set
     are alike."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._counts: Counter[str] = Counter()
+    name: str
+    counts: Counter[str] = field(default_factory=Counter)
 
     def name_next(self, work: str) -> str:
         """The name of its next turn, or of a task that it starts, by the task's coroutine: others
         may come between."""
         # The third turn of the second sub-agent that a session starts is
         # "training step 4 prompt 4.1 session 0 Loop.subagent 2 turn 3".
-        self._counts[work] += 1
-        return f"{self._name} {work} {self._counts[work]}"
+        self.counts[work] += 1
+        return f"{self.name} {work} {self.counts[work]}"
 
 
 _agent: ContextVar[Agent | None] = ContextVar("verl_padding_agent", default=None)
@@ -90,12 +91,11 @@ def session_name(trajectory: Mapping[str, Any], fields: Mapping[str, Any]) -> st
     return f"{what} step {trajectory['step']} prompt {prompt} session {fields.get('session_id', 0)}"
 
 
+@functools.cache
 def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Makes each task that a session starts an agent, numbered in the order of starting; a second
-    call does nothing."""
+    """Makes each task that a session starts an agent, numbered in the order of starting; once a
+    loop."""
     before = loop.get_task_factory()
-    if getattr(before, "names_tasks", False):
-        return
 
     def start(loop: asyncio.AbstractEventLoop, work: Any, **kwargs: Any) -> asyncio.Future[Any]:
         agent = _agent.get()
@@ -106,5 +106,4 @@ def name_tasks(loop: asyncio.AbstractEventLoop) -> None:
             kwargs["context"].run(_agent.set, Agent(name))
         return before(loop, work, **kwargs) if before else asyncio.Task(work, loop=loop, **kwargs)
 
-    start.names_tasks = True  # type: ignore[attr-defined]
     loop.set_task_factory(start)

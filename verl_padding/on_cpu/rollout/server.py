@@ -16,8 +16,8 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_padding.on_cpu.rollout.batch_generation import Generation, generate
-from verl_padding.on_cpu.scripted_replies import TEXTS, Replies
-from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME
+from verl_padding.on_cpu.scripted_replies import Replies
+from verl_padding.on_cpu.verl_patches import ROLLOUT_NAME, TEXTS
 
 _KNOWN_PARAMS = {
     "max_tokens",
@@ -56,12 +56,9 @@ class TransformersServer:
         self._rejecting = self._aborting = False
         self._resumed = asyncio.Event()
         self._resumed.set()
-        texts = os.environ.get(TEXTS)
-        self._replies = (
-            None
-            if texts is None
-            else Replies(self._model_config.tokenizer, config, json.loads(texts))
-        )
+        self._replies: Replies | None = None
+        if texts := os.environ.get(TEXTS):
+            self._replies = Replies(self._model_config.tokenizer, config, json.loads(texts))
 
     async def generate(
         self,
@@ -81,36 +78,38 @@ class TransformersServer:
             image_data: PIL images whose tokens the prompt holds, in order.
         """
         generation = self._generation(prompt_ids, sampling_params, request_id)
+        step = self._weights_of_step
         if self._replies is not None:
             self._replies.answer(generation)
-            return self._output(generation, sampling_params, self._weights_of_step)
-        changed = {name for name, value in sampling_params.items() if value != _NEUTRAL.get(name)}
-        if unknown := changed - _KNOWN_PARAMS:
-            raise ValueError(
-                "the transformers rollout does not support the sampling parameters "
-                f"{sorted(unknown)}"
-            )
-        if image_data:
-            generation.images = self._model_config.processor.image_processor(
-                images=image_data, return_tensors="pt"
-            )
-        if self._rejecting:
-            return self._output(generation, sampling_params, self._weights_of_step)
-        await self._resumed.wait()
-        if self._model is None:
-            raise RuntimeError(
-                "asked to generate while the server sleeps: no weights have been loaded"
-            )
-        step = (
-            self._weights_of_step
-        )  # read now: once answered, new weights may come before this goes on
-        # The model answers one group of requests at a time; all that come meanwhile are the next.
-        if not self._waiting:
-            self._next_run = asyncio.create_task(self._run_waiting())
-        self._waiting.append(generation)
-        # One request that is cancelled leaves the others their answers.
-        await asyncio.shield(self._next_run)
-        return self._output(generation, sampling_params, step)
+        elif not self._rejecting:
+            changed = {
+                name for name, value in sampling_params.items() if value != _NEUTRAL.get(name)
+            }
+            if unknown := changed - _KNOWN_PARAMS:
+                raise ValueError(f"sampling parameters {sorted(unknown)}: not supported here")
+            if image_data:
+                generation.images = self._model_config.processor.image_processor(
+                    images=image_data, return_tensors="pt"
+                )
+            await self._resumed.wait()
+            if self._model is None:
+                raise RuntimeError("the server sleeps: no weights have been loaded")
+            # Read now: once answered, new weights may come before this goes on.
+            step = self._weights_of_step
+            # The model answers one group of requests at a time; all that come meanwhile are the
+            # next.
+            if not self._waiting:
+                self._next_run = asyncio.create_task(self._run_waiting())
+            self._waiting.append(generation)
+            # One request that is cancelled leaves the others their answers.
+            await asyncio.shield(self._next_run)
+        return TokenOutput(
+            token_ids=generation.token_ids,
+            log_probs=generation.log_probs if sampling_params.get("logprobs") else None,
+            stop_reason="completed" if generation.is_finished else "aborted",
+            num_preempted=0,
+            extra_fields={"global_steps": step},
+        )
 
     async def load_weights(
         self, weights: dict[str, torch.Tensor], global_steps: int | None = None
@@ -177,17 +176,6 @@ class TransformersServer:
             temperature=params.get("temperature", config.temperature),
             stop_ids=stop_ids,
             seed=f"{config.seed} {request_id}",
-        )
-
-    def _output(
-        self, generation: Generation, params: dict[str, Any], step: int | None
-    ) -> TokenOutput:
-        return TokenOutput(
-            token_ids=generation.token_ids,
-            log_probs=generation.log_probs if params.get("logprobs") else None,
-            stop_reason="completed" if generation.is_finished else "aborted",
-            num_preempted=0,
-            extra_fields={"global_steps": step},
         )
 
     def _build(self, weights: dict[str, torch.Tensor]) -> Any:
@@ -263,9 +251,8 @@ class TransformersAdapter(BaseRollout):
         tensors = {}
         async for name, tensor in ensure_async_iterator(weights):
             if self.is_leader_rank:
-                tensors[name] = tensor.detach().to(
-                    "cpu", copy=True
-                )  # the gathered tensor may be the live parameter
+                # A copy: the gathered tensor may be the live parameter.
+                tensors[name] = tensor.detach().to("cpu", copy=True)
         if self.is_leader_rank:
             await self._server().load_weights.remote(tensors, global_steps)
 

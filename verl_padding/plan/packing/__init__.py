@@ -10,14 +10,13 @@ import numpy as np
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call
 from verl_padding.plan.job import Packer
-from verl_padding.plan.layout import CutBy, Layout
+from verl_padding.plan.layout import CutBy, Layout, RowsDK
 from verl_padding.plan.mini_batches import MiniBatches
 from verl_padding.plan.packing.local_mini_batches import (
     fixed_row_count,
     sync_per_step,
     whole_local_batches,
 )
-from verl_padding.plan.packing.pad_places import RowsDK
 from verl_padding.plan.packing.rectangles import cut_rectangles
 from verl_padding.plan.packing.sync_per_micro_batch import cut_micro_steps
 
@@ -26,13 +25,15 @@ MicroBatchCutter = Callable[[CallCosts, Sequence[int], int | None], RowsDK]
 left of local mini-batches of a given size, or of the size that takes the least time."""
 
 
-def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatches) -> Layout:
-    """The layout of a call: pads get numbers from ``n_rows`` on, by mini-batch, rank and
-    micro-batch.
+def fill_local_batches(
+    costs: CallCosts, packer: Packer, mini_batches: MiniBatches, first_pad: int | None = None
+) -> Layout:
+    """The layout of a call: pads are numbered by mini-batch, rank and micro-batch.
 
     Args:
         packer: what cuts micro-batches by tokens: verl, in the workers, or the plan.
         mini_batches: the call's, none empty; an inference pass has one.
+        first_pad: number of the first pad; that behind the real rows by default.
     """
     fixed = mini_batches.mini_batch_rows
     size = None if fixed is None else costs.call.min_local_batch_rows(fixed)
@@ -41,10 +42,10 @@ def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatch
     cut_by = "rows" if costs.call.token_budget is None else by_tokens
     if cut_by != "verl":
         rows_MDK = [_in_order(costs, rows_DK) for rows_DK in rows_MDK]
-    pad_numbers = count(costs.n_rows)
+    pads = count(first_pad or costs.n_rows)
 
     def numbered(rows: Sequence[int]) -> tuple[int, ...]:
-        return tuple(row if row < costs.n_rows else next(pad_numbers) for row in sorted(rows))
+        return tuple(row if row < costs.n_rows else next(pads) for row in sorted(rows))
 
     return Layout(
         n_rows=costs.n_rows,
@@ -52,7 +53,7 @@ def fill_local_batches(costs: CallCosts, packer: Packer, mini_batches: MiniBatch
             tuple(tuple(map(numbered, rows_K)) for rows_K in rows_DK) for rows_DK in rows_MDK
         ),
         cut_by=cut_by,
-        dropped=tuple(mini_batches.dropped_M),
+        dropped=mini_batches.dropped_M,
     )
 
 
@@ -68,8 +69,7 @@ def _local_batches(
     if costs.tries is None:
         return rows_DK
     assert costs.call.token_budget is not None
-    tokens_DK, _ = costs.micro_batch_loads(rows_DK)
-    fits = costs.used_tokens(rows_DK, tokens_DK).max() <= costs.call.token_budget
+    fits = costs.used_tokens(rows_DK).max() <= costs.call.token_budget
     return cut_micro_steps(costs, rows, size, best=rows_DK if fits else None)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import up_to_multiple
+from verl_padding.plan.layout import RowsDK
 from verl_padding.plan.packing.bins import balance, spread
-from verl_padding.plan.packing.pad_places import RowsDK, fill_places, fit
+from verl_padding.plan.packing.pad_places import fill_places, fit
 
 
 def balanced(costs: CallCosts, rows: Sequence[int], n_bins: int, max_rows: int) -> list[list[int]]:

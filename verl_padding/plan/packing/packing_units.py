@@ -30,11 +30,8 @@ for each row."""
 class PackingUnits:
     """The units of a mini-batch, the costliest first."""
 
-    rows: list[int]
-    """Rows of all units, those of a unit beside each other."""
-    first_I: list[int]
-    end_I: list[int]
-    """Unit i has ``rows[first_I[i]:end_I[i]]``."""
+    rows_I: list[list[int]]
+    """Rows of each."""
     tokens_I: list[int]
     """What each takes of a token budget, no less than those behind it: where two are about as
     costly, a little more."""
@@ -45,20 +42,10 @@ class PackingUnits:
         """Each row by itself."""
         by_length = costs.longest_first(rows)
         return cls(
-            rows=by_length.tolist(),
-            first_I=[*range(len(by_length))],
-            end_I=[*range(1, len(by_length) + 1)],
+            rows_I=by_length[:, None].tolist(),
             tokens_I=costs.tokens_R[by_length].tolist(),
             cost_I=costs.cost_R[by_length].tolist(),
         )
-
-    def n_rows(self, units: Sequence[int]) -> int:
-        """How many rows some units have."""
-        return sum(self.end_I[unit] - self.first_I[unit] for unit in units)
-
-    def rows_of(self, units: Sequence[int]) -> list[int]:
-        """The rows of some units, one unit after the other."""
-        return [row for unit in units for row in self.rows[self.first_I[unit] : self.end_I[unit]]]
 
 
 def candidate_groupings(
@@ -76,8 +63,8 @@ def candidate_groupings(
     numbers, n_ranks = np.array(rows, dtype=np.int64), costs.call.dp_size
     order, shared_I = costs.tries.shared_among(numbers)
     in_order = numbers[order]
-    tokens_I, cost_I = costs.computed(numbers)
-    n_bins = n_ranks * -(-int(tokens_I.sum()) // (costs.call.token_budget * n_ranks))
+    tokens, cost = (int(load.sum()) for load in costs.micro_batch_loads([[rows]]))
+    n_bins = n_ranks * -(-tokens // (costs.call.token_budget * n_ranks))
     branches_I = (shared_I >= MIN_SHARED_TOKENS) & (shared_I < costs.tokens_R[in_order])
     # A row and its full prefixes cost what it costs alone: such a run is never too costly.
     min_limit = int(costs.cost_R[numbers].max())
@@ -87,7 +74,7 @@ def candidate_groupings(
             in_order,
             shared_I,
             max_rows=max_rows or len(rows),
-            max_cost=max(int(goal * int(cost_I.sum()) / n_bins), min_limit),
+            max_cost=max(int(goal * cost / n_bins), min_limit),
         )
         for goal in (GOALS if branches_I.any() else GOALS[:1])
     ]
@@ -163,9 +150,7 @@ def cut_runs(
     # Bins expect falling tokens: each takes as many as the largest behind it.
     falling_tokens_J = np.maximum.accumulate(tokens_J[order][::-1])[::-1]
     return PackingUnits(
-        rows=rows.tolist(),
-        first_I=first_J[order].tolist(),
-        end_I=end_J[order].tolist(),
+        rows_I=[rows[first_J[run] : end_J[run]].tolist() for run in order],
         tokens_I=np.minimum(falling_tokens_J, budget).tolist(),
         cost_I=cost_J[order].tolist(),
     )

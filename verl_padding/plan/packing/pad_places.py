@@ -3,6 +3,8 @@
 Where every micro-batch has a fixed number of places, pads take those that are left. Where
 micro-batches are cut by tokens, those where a rank waits for others come first. If they have no
 room, rows move and micro-batches are added.
+
+A micro-batch without rows will hold pads. Each pad is there as the number ``n_rows``.
 """
 
 from __future__ import annotations
@@ -12,13 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
-
-RowsDK = list[list[list[int]]]
-"""Row numbers of each rank's micro-batches; all ranks have equally many.
-
-First without pads; a micro-batch without rows will hold some. In the end every pad is there as the
-number ``n_rows``, and all ranks have equally many rows.
-"""
+from verl_padding.plan.layout import RowsDK
 
 
 def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> RowsDK:
@@ -28,12 +24,15 @@ def fill_places(costs: CallCosts, rows_DK: RowsDK, places_K: Sequence[int]) -> R
         places_K: places of micro-batch k, the same on all ranks.
     """
     return [
-        [rows + [costs.n_rows] * (n - len(rows)) for n, rows in zip(places_K, rows_K, strict=True)]
+        [
+            [*rows, *[costs.n_rows] * (n - len(rows))]
+            for n, rows in zip(places_K, rows_K, strict=True)
+        ]
         for rows_K in rows_DK
     ]
 
 
-def rows_needed(rows_K: list[list[int]]) -> int:
+def rows_needed(rows_K: Sequence[Sequence[int]]) -> int:
     """Rows of a rank's local mini-batch, with a pad in each micro-batch without rows."""
     return sum(len(rows) or 1 for rows in rows_K)
 
@@ -59,13 +58,13 @@ def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     # Micro-batches that cost 9 | 7 and 4 | 4 on two ranks: the second rank waits in the first one,
     # so its pads go there, as many as cost 2 and as fit into the budget, and then to either.
     assert costs.call.token_budget is not None
-    tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
-    room_DK = costs.call.token_budget - costs.used_tokens(rows_DK, tokens_DK)
+    _, load_DK = costs.micro_batch_loads(rows_DK)
+    room_DK = costs.call.token_budget - costs.used_tokens(rows_DK)
     if (room_DK < 0).any():
         return None
     room_DK //= costs.pad_tokens
     below_DK = (load_DK.max(axis=0) - load_DK) // max(costs.pad, 1)
-    filled_DK: RowsDK = []
+    filled_DK = []
     for rows_K, room_K, below_K in zip(rows_DK, room_DK, below_DK, strict=True):
         pads_K = [0 if rows else 1 for rows in rows_K]
         left = size - rows_needed(rows_K)
@@ -78,7 +77,7 @@ def _with_pads(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
         if left:
             return None
         filled_DK.append(
-            [rows + [costs.n_rows] * pads for rows, pads in zip(rows_K, pads_K, strict=True)]
+            [[*rows, *[costs.n_rows] * pads] for rows, pads in zip(rows_K, pads_K, strict=True)]
         )
     return filled_DK
 
@@ -97,7 +96,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     budget, never = costs.call.token_budget, np.iinfo(np.int64).min
     assert budget is not None
     tokens_R, cost_R = costs.tokens_R, costs.cost_R
-    rows_DK = [[list(rows) for rows in rows_K] for rows_K in rows_DK]
+    moved_DK = [[list(rows) for rows in rows_K] for rows_K in rows_DK]
     # A row that moves counts as if it shared nothing where it comes to, and nothing is counted less
     # where it was: what a micro-batch computes in the end is no more than that.
     used_DK, load_DK = costs.micro_batch_loads(rows_DK)
@@ -107,7 +106,7 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
     is_empty_DK = np.array([[not rows for rows in rows_K] for rows_K in rows_DK])
     for giver in np.flatnonzero(places_D < 0).tolist():
         shortest_first = sorted(
-            (int(tokens_R[row]), row, rows) for rows in rows_DK[giver] for row in rows
+            (int(tokens_R[row]), row, rows) for rows in moved_DK[giver] for row in rows
         )
         for tokens, row, rows in shortest_first:
             if places_D[giver] >= 0:
@@ -123,9 +122,9 @@ def _shrink(costs: CallCosts, rows_DK: RowsDK, size: int) -> RowsDK | None:
             places_D[giver] += 1
             is_empty_DK[taker, k] = False
             rows.remove(row)
-            rows_DK[taker][k].append(row)
+            moved_DK[taker][k].append(row)
             used_DK[taker, k] += tokens
             load_DK[taker, k] += cost_R[row]
         if places_D[giver] < 0:
             return None
-    return rows_DK
+    return moved_DK

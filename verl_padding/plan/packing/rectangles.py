@@ -17,7 +17,8 @@ import numpy as np
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import Int64s
-from verl_padding.plan.packing.pad_places import RowsDK, fill_places
+from verl_padding.plan.layout import RowsDK
+from verl_padding.plan.packing.pad_places import fill_places
 
 
 def cut_rectangles(costs: CallCosts, rows: Sequence[int], size: int | None) -> RowsDK:
@@ -34,7 +35,7 @@ def cut_rectangles(costs: CallCosts, rows: Sequence[int], size: int | None) -> R
         # The local mini-batch of the longest row takes longest, whatever the others hold.
         places[:] = places[0]
     n_rows_K = _micro_step_rows(costs, places[::n_ranks], size)
-    rows_DK: RowsDK = [[] for _ in range(n_ranks)]
+    rows_DK: list[list[list[int]]] = [[] for _ in range(n_ranks)]
     load_D = [0] * n_ranks
     begin = 0
     for n_rows in n_rows_K:

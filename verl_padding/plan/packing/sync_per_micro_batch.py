@@ -19,9 +19,10 @@ from math import inf
 
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.cost import up_to_multiple
+from verl_padding.plan.layout import RowsDK
 from verl_padding.plan.packing.bins import Bin, fill_bin, spread
 from verl_padding.plan.packing.packing_units import PackingUnits, candidate_groupings
-from verl_padding.plan.packing.pad_places import RowsDK, fit, rows_needed
+from verl_padding.plan.packing.pad_places import fit, rows_needed
 
 MicroSteps = list[list[Bin]]
 """Units of a mini-batch, by micro-step and bin: a rank's micro-batch, whose rank is not decided
@@ -68,9 +69,20 @@ class MicroStepPacker:
         """The number of micro-steps is a multiple of it."""
 
     def cut(self) -> RowsDK:
-        """The rows by rank and micro-batch."""
-        bins_DK = self.assign_ranks(self.micro_steps())
-        return [[self.units.rows_of(held) for held in bins] for bins in bins_DK]
+        """The rows by rank and micro-batch: ranks with few rows so far get the bins with many."""
+        # Ranks with 5 and 3 rows so far, and bins of one and of four rows: 6 and 7 rows, not 9 and
+        # 4. Fewer pads then level the counts.
+        rows_DK: list[list[list[int]]] = [[] for _ in range(self.n_ranks)]
+        loads = [(0, 0, rank) for rank in range(self.n_ranks)]
+        for bins in self.micro_steps():
+            held = [[row for unit in units for row in self.units.rows_I[unit]] for units in bins]
+            weighed = sorted(zip(map(len, held), map(self._cost, bins), bins, held, strict=True))
+            loads.sort(reverse=True)
+            for place, (n_rows, cost, _, rows) in enumerate(weighed):
+                rows_before, cost_before, rank = loads[place]
+                rows_DK[rank].append(rows)
+                loads[place] = (rows_before + max(n_rows, 1), cost_before + cost, rank)
+        return rows_DK
 
     def micro_steps(self) -> MicroSteps:
         """The fewest micro-steps that hold all units."""
@@ -81,33 +93,17 @@ class MicroStepPacker:
             n_steps += self.multiple
         return found
 
-    def assign_ranks(self, micro_steps: MicroSteps) -> list[list[Bin]]:
-        """Gives each rank a bin of each micro-step; ranks with few rows so far get the bins with
-        many."""
-        # Ranks with 5 and 3 rows so far, and bins of one and of four rows: 6 and 7 rows, not 9 and
-        # 4. Fewer pads then level the counts.
-        bins_DK: list[list[Bin]] = [[] for _ in range(self.n_ranks)]
-        ranks_by_load = [(0, 0, rank) for rank in range(self.n_ranks)]
-        for bins in micro_steps:
-            weighed = sorted((self.units.n_rows(held), self._cost([held]), held) for held in bins)
-            ranks_by_load.sort(reverse=True)
-            for place, (n_rows, cost, held) in enumerate(weighed):
-                rows_before, cost_before, rank = ranks_by_load[place]
-                bins_DK[rank].append(held)
-                ranks_by_load[place] = (rows_before + max(n_rows, 1), cost_before + cost, rank)
-        return bins_DK
-
     def group_into_micro_steps(self, bins: list[Bin]) -> MicroSteps:
         """Groups bins into micro-steps so that the makespans are least: neighbours by cost, one bin
         a rank."""
         # Costs 9 7 6 2 on two ranks: 9 beside 7 and 6 beside 2, of makespans 9 + 6. No other pairs
         # are lower: the third costliest is in some micro-step that is no lower than it.
-        costliest_first = sorted(bins, key=lambda items: -self._cost([items]))
+        costliest_first = sorted(bins, key=self._cost, reverse=True)
         firsts = range(0, len(bins), self.n_ranks)
         return [costliest_first[first : first + self.n_ranks] for first in firsts]
 
-    def _cost(self, bins: list[Bin]) -> int:
-        return sum(self.cost_I[item] for items in bins for item in items)
+    def _cost(self, units: Bin) -> int:
+        return sum(self.cost_I[unit] for unit in units)
 
     def _pack(self, n_steps: int) -> MicroSteps | None:
         """Packs into ``n_steps`` micro-steps: heavy ones, as high as their longest row, then light
@@ -135,14 +131,10 @@ class MicroStepPacker:
             ]
             for items in bins:
                 fill_bin(items, left, self.tokens_I, self.cost_I, self.token_budget, makespan)
-            rest -= self._cost(bins)
+            rest -= sum(map(self._cost, bins))
             heavy_bins += bins
             n_light -= 1
         goal_B = [rest // (n_light * self.n_ranks)] * (n_light * self.n_ranks)
         light_bins = spread(left[::-1], self.tokens_I, self.cost_I, goal_B, self.token_budget)
-        if light_bins is not None:
-            return self.group_into_micro_steps(heavy_bins + light_bins)
         # Long rows that fill heavy bins to the brim may leave the others too little room.
-        goal_B = [0] * (n_steps * self.n_ranks)
-        all_bins = spread(units, self.tokens_I, self.cost_I, goal_B, self.token_budget)
-        return None if all_bins is None else self.group_into_micro_steps(all_bins)
+        return None if light_bins is None else self.group_into_micro_steps(heavy_bins + light_bins)

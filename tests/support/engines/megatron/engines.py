@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,16 +31,13 @@ def register_engines(transformer_impl):
 class _OnCpu:
     """Mixin before one of verl's Megatron engines."""
 
-    engine_config: Any
-    model_config: Any
-
     def __init__(self, model_config, engine_config, *args, **kwargs):
         if get_device_name() == "cpu":
             answer_for_cuda()
         from tests.support.engines.megatron import megatron_core
 
         megatron_core.replace_transformer_engine()
-        super().__init__(model_config, engine_config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(model_config, engine_config, *args, **kwargs)
 
     def _build_tf_config(self):
         # verl's config knows half precisions only, which a CPU emulates: slowly, and hiding small
@@ -53,7 +49,7 @@ class _OnCpu:
             config, "rope_theta"
         ):  # transformers 5 has it in here, and mbridge asks for it there
             config.rope_theta = config.rope_parameters["rope_theta"]
-        super()._build_tf_config()  # type: ignore[misc]
+        super()._build_tf_config()
 
 
 class NoStream:
@@ -71,7 +67,7 @@ def answer_for_cuda():
     """Changes ``torch.cuda`` and what leads there, in this process, once and for good."""
     if isinstance(torch.cuda.Stream, type) and issubclass(torch.cuda.Stream, NoStream):
         return
-    cuda: Any = torch.cuda
+    cuda = torch.cuda
     cuda.current_device = lambda: CPU
     cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = _nothing
     cuda.Stream = cuda.Event = NoStream
@@ -82,11 +78,8 @@ def answer_for_cuda():
     cuda.nvtx.range_push = cuda.nvtx.range_pop = _nothing
     for name in FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    tensor: Any = torch.Tensor
-    tensor.cuda = lambda self, *_, **__: self
-    module: Any = nn.Module
-    module.cuda = lambda self, *_, **__: self
-    tensor.type = _with_types_of_cuda(tensor.type)
+    torch.Tensor.cuda = nn.Module.cuda = lambda self, *_, **__: self
+    torch.Tensor.type = _with_types_of_cuda(torch.Tensor.type)
 
 
 def _nothing(*_, **__):

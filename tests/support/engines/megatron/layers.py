@@ -7,9 +7,7 @@ layer behind it, the linear layers of all experts in one module, and attention o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -24,7 +22,7 @@ from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 
 
-def _norm_weight(config: Any, size: int) -> nn.Parameter:
+def _norm_weight(config, size):
     weight = nn.Parameter(torch.ones(size, dtype=config.params_dtype))
     weight.sequence_parallel = config.sequence_parallel  # its gradient is summed there
     return weight
@@ -33,12 +31,12 @@ def _norm_weight(config: Any, size: int) -> nn.Parameter:
 class RmsNorm(nn.Module):
     """In the place of ``TENorm``."""
 
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any):
+    def __init__(self, config, hidden_size, eps=1e-5, **_):
         super().__init__()
         self.eps = eps
         self.weight = _norm_weight(config, hidden_size)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
 
 
@@ -47,10 +45,10 @@ class ColumnLinear(ColumnParallelLinear):
 
     def __init__(
         self,
-        *args: Any,
-        tp_comm_buffer_name: str | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        *args,
+        tp_comm_buffer_name=None,
+        name=None,
+        **kwargs,
     ):
         super().__init__(*args, **kwargs)
 
@@ -60,10 +58,10 @@ class RowLinear(RowParallelLinear):
 
     def __init__(
         self,
-        *args: Any,
-        tp_comm_buffer_name: str | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        *args,
+        tp_comm_buffer_name=None,
+        name=None,
+        **kwargs,
     ):
         super().__init__(*args, **kwargs)
 
@@ -71,11 +69,11 @@ class RowLinear(RowParallelLinear):
 class NormColumnLinear(ColumnLinear):
     """In the place of ``TELayerNormColumnParallelLinear``: the norm is part of the layer."""
 
-    def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any):
+    def __init__(self, input_size, output_size, *, config, **kwargs):
         super().__init__(input_size, output_size, config=config, **kwargs)
         self.layer_norm_weight = _norm_weight(config, input_size)
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x, *args, **kwargs):
         x = functional.rms_norm(
             x, x.shape[-1:], self.layer_norm_weight, self.config.layernorm_epsilon
         )
@@ -91,19 +89,19 @@ class ExpertsLinear(nn.Module):
 
     def __init__(
         self,
-        num_gemms: int,
-        input_size: int,
-        output_size: int,
+        num_gemms,
+        input_size,
+        output_size,
         *,
-        config: Any,
-        pg_collection: Any,
-        **_: Any,
+        config,
+        pg_collection,
+        **_,
     ):
         super().__init__()
         shape = [output_size, input_size]
         shape[self.partition_dim] //= pg_collection.expt_tp.size()
         for expert in range(num_gemms):
-            weight: Any = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
+            weight = nn.Parameter(torch.empty(shape, dtype=config.params_dtype))
             config.init_method(weight.data)
             weight.allreduce = config.expert_model_parallel_size == 1
             weight.tensor_model_parallel, weight.partition_dim, weight.partition_stride = (
@@ -113,7 +111,7 @@ class ExpertsLinear(nn.Module):
             )
             setattr(self, f"weight{expert}", weight)
 
-    def forward(self, x: torch.Tensor, tokens_E: Sequence[int]) -> tuple[torch.Tensor, None]:
+    def forward(self, x, tokens_E):
         """
         Args:
             x: tokens, sorted by expert, (T, input).
@@ -137,7 +135,7 @@ class PackedAttention(DotProductAttention):
     Context parallel ranks gather each other's keys and values.
     """
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+    def __init__(self, config, *args, **kwargs):
         # Megatron-Core's own attention refuses context parallelism, which is done below.
         ranks, config.context_parallel_size = config.context_parallel_size, 1
         super().__init__(config, *args, **kwargs)
@@ -148,14 +146,14 @@ class PackedAttention(DotProductAttention):
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        attn_mask_type: Any = None,
-        attention_bias: torch.Tensor | None = None,
-        packed_seq_params: Any = None,
-    ) -> torch.Tensor:
+        query,
+        key,
+        value,
+        attention_mask,
+        attn_mask_type=None,
+        attention_bias=None,
+        packed_seq_params=None,
+    ):
         """
         Args:
             query: this rank's tokens of all rows, (T, heads, dim); keys and values have fewer heads
@@ -205,7 +203,7 @@ class PackedAttention(DotProductAttention):
         return torch.cat(rows)
 
 
-def _whole_row(parts: list[torch.Tensor]) -> torch.Tensor:
+def _whole_row(parts):
     """A row from its parts: of 2 x C chunks, rank r holds chunks r and 2 C - 1 - r.
 
     Example:
@@ -218,7 +216,7 @@ def _whole_row(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([first for first, _ in halves] + [second for _, second in reversed(halves)])
 
 
-def _may_see(tokens: int, ranks: int, rank: int, window: int | None) -> torch.Tensor:
+def _may_see(tokens, ranks, rank, window):
     """Which tokens of a row each token of this rank attends to, (tokens / ranks, tokens) bool."""
     own = torch.arange(tokens)
     if ranks > 1:
@@ -233,25 +231,23 @@ class LayersWithoutTransformerEngine(LocalSpecProvider):
 
     linear = None
 
-    def column_parallel_linear(self) -> type:
+    def column_parallel_linear(self):
         return ColumnLinear
 
-    def row_parallel_linear(self) -> type:
+    def row_parallel_linear(self):
         return RowLinear
 
-    def fuse_layernorm_and_linear(self) -> bool:
+    def fuse_layernorm_and_linear(self):
         return True
 
-    def column_parallel_layer_norm_linear(self) -> type:
+    def column_parallel_layer_norm_linear(self):
         return NormColumnLinear
 
-    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> Callable[..., nn.Module]:
+    def layer_norm(self, rms_norm=False, for_qk=False):
         return RmsNorm
 
-    def core_attention(self) -> type:
+    def core_attention(self):
         return PackedAttention
 
-    def grouped_mlp_modules(
-        self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool
-    ) -> tuple[type, Any]:
+    def grouped_mlp_modules(self, moe_use_grouped_gemm, moe_use_legacy_grouped_gemm):
         return TEGroupedMLP, MLPSubmodules(linear_fc1=ExpertsLinear, linear_fc2=ExpertsRowLinear)

@@ -19,5 +19,11 @@ def padded_group(
     Args:
         note_work: gets each call, the tokens that reached its models, and its epochs.
     """
-    update: Any = SimpleNamespace(prepare_call=lambda call: padded, note_work=note_work)
+    update: Any = SimpleNamespace(
+        prepare_call=lambda call: None,
+        update_rows=padded.update_rows,
+        call_rows=padded.call_rows,
+        plan=padded.plan,
+        note_work=note_work,
+    )
     return PaddedWorkerGroup(worker_group, lambda call, batch: nullcontext(update))
