@@ -1,6 +1,6 @@
 """Names that verl does not know, or that only a module of the job may."""
 
-from tests.support.doctored_job import LOOP, LOOPS, A, mistakes
+from tests.support.doctored_job import LOOP, LOOPS, TURNS, A, mistakes
 
 
 @mistakes(
@@ -11,6 +11,9 @@ from tests.support.doctored_job import LOOP, LOOPS, A, mistakes
     ({f"{A}.policy_loss.loss_mode": "vanila"}, "vanilla"),
     ({"reward.reward_manager.name": "naiv"}, "naive"),
     ({"actor_rollout_ref.rollout.name": "vlm"}, "vllm"),
+    ({f"{A}.kl_loss_type": "low_var"}, "low_var_kl?"),
+    ({f"{TURNS}.format": "hermess"}, "hermes"),
+    ({"trainer.resume_mode": "resum"}, "resume_path"),
     ({"trainer.logger": ["consol"]}, "console"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):

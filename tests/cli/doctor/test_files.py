@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.doctored_job import AGENT, LOOPS, MODEL, REWARD, SAMPLER, TURNS, mistakes
+from tests.support.doctored_job import AGENT, LOOPS, MODEL, REWARD, SAMPLER, TURNS, A, mistakes
 
 
 @mistakes(
@@ -20,6 +20,8 @@ from tests.support.doctored_job import AGENT, LOOPS, MODEL, REWARD, SAMPLER, TUR
     ({MODEL: "/none/model"}, "/none/model"),
     ({MODEL: "no_such_owner/no_such_model"}, "no_such_model"),
     ({"actor_rollout_ref.rollout.name": "???"}, "not set"),
+    ({f"{A}.optim.optimizer": "AdamX"}, "Adam"),
+    ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": None}, "global_step_20"),
 )
 def test_a_mistake_is_named_with_its_setting_and_a_fix(changes, subject, words, assert_named):
     assert_named(changes, subject, words)
