@@ -24,6 +24,7 @@ import typer
 
 from benchmarks.results import Keep, busy_cores, kept, report
 from benchmarks.runs import recipe_of
+from benchmarks.stock_rule import add_stock_counts
 from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
 from verl_padding.job.metric_names import (
     ALL_COMPUTED_TOKENS,
@@ -83,6 +84,7 @@ def points_of(folder: Path) -> Points:
     if starts := sorted(run.glob("metrics/*.jsonl")):
         (run / METRICS).write_bytes(b"".join(path.read_bytes() for path in starts))
     curves, _ = read_curves(run)
+    add_stock_counts(curves, run)
     curves["won"] = {int(path.stem): share_won(path) for path in dumps_in(run / ROLLOUTS)}
     steps = sorted(curves.get(SESSION_REWARD, {}))
     return {

@@ -26,7 +26,7 @@ from rich.progress import track
 
 from benchmarks.one_gpu.rows import job_of
 from benchmarks.results import Keep, report
-from verl_padding.cli.stock_layout import pack_as_verl, pad_tokens_of_verl, verl_layout
+from benchmarks.stock_layout import pack_as_verl, pad_tokens_of_verl, verl_layout
 from verl_padding.plan import COST_MODELS, Rows, plan_batch
 from verl_padding.plan.layout import RowsMDK
 from verl_padding.plan.row_keys import row_key

@@ -36,7 +36,7 @@ from verl.utils.torch_functional import (
 from verl.workers.config.optimizer import build_optimizer
 from verl.workers.utils.losses import ppo_loss, value_loss
 
-from verl_padding.cli.stock_layout import deal_as_verl
+from benchmarks.stock_layout import deal_as_verl
 from verl_padding.driver.job_check import check_job
 from verl_padding.job.calls import ACTOR, CRITIC
 from verl_padding.job.composition import JobArguments, compose_job

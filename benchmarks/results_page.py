@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from benchmarks import guess, learning
 from benchmarks.results import kept, kept_file, shown, worst
 from benchmarks.runs import runs_of
-from verl_padding.cli.curves import StockRule
+from benchmarks.stock_rule import StockRule
 
 CARD = Path(__file__).parent / "one_gpu" / "nvidia_h100_80gb_hbm3.jsonl"
 PAGE = Path(__file__).parent.parent / "docs" / "evidence.md"

@@ -27,6 +27,7 @@ import typer
 from omegaconf import OmegaConf
 
 from benchmarks.results import Keep, busy_cores, report
+from benchmarks.stock_rule import add_stock_counts
 from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, read_curves
 from verl_padding.cli.demo import ASSETS, HYDRA, demo_job, empty_folder
 from verl_padding.job.metric_names import PAD_ROWS_TOTAL, REAL_ROWS_TOTAL
@@ -129,6 +130,7 @@ def run_of(case: Case, side: str, seed: int, folder: Path) -> dict[str, Any]:
 def figures_of(folder: Path) -> dict[str, Any]:
     """Of a run: what it earned, and rows, pads and optimizer steps of each batch."""
     curves, _ = read_curves(folder)
+    add_stock_counts(curves, folder)
     rewards = list(curves[SESSION_REWARD].values())
     counts = {"optimizer_steps": ACTOR_STEPS, "rows": REAL_ROWS_TOTAL, "pads": PAD_ROWS_TOTAL}
     return {

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 from hydra._internal.utils import get_args_parser
-from omegaconf import OmegaConf
 from ray.scripts.scripts import cli as ray_cli
 from typer.testing import CliRunner
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
@@ -37,12 +36,10 @@ from tests.support.pages import (
     skip_without_the_extra_docs,
 )
 from tests.support.run_folder import write_run
-from tests.support.verl_config import compose_padded
 from verl_padding.cli import demo
 from verl_padding.cli.app import app
 from verl_padding.job.composition import MAIN, JobArguments, compose_job
 from verl_padding.plan import STRATEGIES
-from verl_padding.record.run_files import CONFIG
 from verl_padding.record.step_file import write_steps
 
 READ = [*PAGES, *sorted(ROOT.glob("recipes/*/*.md"))]
@@ -124,7 +121,6 @@ def checkout(own_recipe, tmp_path_factory) -> Path:
         *(f"outputs/{name}" for name in OUTPUTS),
     ):
         write_run(folder / run, padded="stock" not in run)
-    OmegaConf.save(compose_padded(), folder / "demo_out" / CONFIG)  # all that a job of verl has
     for steps in ("steps", "demo_out/steps"):
         write_steps([made_step(timings=two_ranks())], folder / steps / "3.jsonl")
     for environment in ("environment", "vllm_environment"):

@@ -6,12 +6,12 @@ from importlib.resources import files
 
 from tests.record.test_step_file import made_step
 from tests.record.test_timings import two_ranks
-from verl_padding.cli.page import Bar, one_after_the_other, recorded_step
+from verl_padding.cli.page import Bar, ShownStep, one_after_the_other
 from verl_padding.record.step_file import RecordedRow
 
 
 def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
-    timed = recorded_step(made_step(timings=two_ranks()), run="", texts={}).charts
+    timed = ShownStep(update=made_step(timings=two_ranks()), run="", texts={}).charts
     timing = two_ranks()[0]
     bars = timed[timing.call].bars
     assert timed[timing.call].unit == "seconds"
@@ -22,7 +22,7 @@ def test_a_timed_call_is_shown_by_the_clock_and_another_by_its_tokens():
         timing.seconds,
         timing.rows,
     )
-    untimed = recorded_step(made_step(), run="", texts={})
+    untimed = ShownStep(update=made_step(), run="", texts={})
     assert untimed.charts["actor"].unit == "tokens of rows"
     assert [bar.busy for bar in untimed.charts["actor"].bars] == [sum(untimed.columns["tokens"])]
 

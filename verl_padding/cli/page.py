@@ -1,20 +1,16 @@
-"""The page that shows runs and plans: one HTML file, which opens without a network."""
+"""The page that shows runs: one HTML file, which opens without a network."""
 
 import base64
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from verl_padding.cli.curves import ACTOR_STEPS, SESSION_REWARD, Curves
-from verl_padding.plan.call_costs import CallCosts
-from verl_padding.plan.layout import Layout
-from verl_padding.plan.prefix_tries import PrefixTries
 from verl_padding.plan.row_keys import rows_of_sessions, uid_of_key
 from verl_padding.record.step_file import Place, RecordedStep, or_null
 from verl_padding.record.timings import MicroBatchTiming, timings_by_call
@@ -108,23 +104,6 @@ def token_chart(update: RecordedStep, call: str) -> Chart:
     return Chart(unit="tokens of rows", bars=one_after_the_other(bars))
 
 
-def planned_chart(layout: Layout, costs: CallCosts) -> Chart:
-    """A layout, by what its rows and pads cost."""
-    # Costs are large integers without a unit; a row of 1000 tokens makes them readable.
-    unit = costs.row_cost(1000)
-    bars = []
-    for mini_batch, rows_DK in enumerate(layout.rows_MDK):
-        _, load_DK = costs.micro_batch_loads(rows_DK)
-        for rank, (rows_K, load_K) in enumerate(zip(rows_DK, load_DK.tolist(), strict=True)):
-            for micro_batch, (rows, load) in enumerate(zip(rows_K, load_K, strict=True)):
-                real = [row for row in rows if row < costs.n_rows]
-                pads = len(rows) - len(real)
-                tokens = int(costs.tokens_R[real].sum()) + pads * costs.pad_tokens
-                number = None if layout.cut_by == "verl" else micro_batch
-                bars.append(Bar(rank, mini_batch, number, 0, load / unit, 0, real, pads, tokens))
-    return Chart(unit="cost, in rows of 1000 tokens", bars=one_after_the_other(bars))
-
-
 def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
     """The bars with their starts and lengths: a micro-batch begins when all ranks are ready with
     the one before.
@@ -149,48 +128,60 @@ def one_after_the_other(bars: Sequence[Bar]) -> list[Bar]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownStep:
-    """The rows of a batch, and the charts of what computed them."""
+    """A local update of a run, as the page shows it."""
 
-    name: str
-    run: str = ""
-    keys: Sequence[str]
-    columns: Mapping[str, Sequence[Any]] = field(repr=False)
-    """Those of :data:`COLUMNS` that are known; none where rows are not recorded."""
-    charts: Mapping[str, Chart] = field(repr=False)
-    tries: PrefixTries | None = field(default=None, repr=False)
-    texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    run: str
+    update: RecordedStep
+    texts: Mapping[str, Any]
     """Of a row's key: its input, its output, and where it branches off the row that it shares
     with."""
 
+    @property
+    def name(self) -> str:
+        """Its title."""
+        number = self.update.update
+        return f"Step {self.update.step}" + (f", update {number}" if number else "")
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """Those of :data:`COLUMNS`; none where rows are not recorded."""
+        rows = self.update.rows
+        return {name: [getattr(row, name) for row in rows] for name in COLUMNS if rows}
+
+    @property
+    def charts(self) -> dict[str, Chart]:
+        """Bars of each worker call, by the clock where it was timed."""
+        update = self.update
+        timed = timings_by_call(update.timings)
+        charts = {call: timed_chart(timings) for call, timings in timed.items()}
+        for call in dict.fromkeys(call for row in update.rows for call in row.places):
+            charts.setdefault(call, token_chart(update, call))
+        return charts
+
     def packed(self) -> str:
         """All of it, for the page's script."""
-        order = (
-            range(len(self.keys))
-            if self.tries is None
-            else np.argsort(self.tries.dfs_position_R).tolist()
-        )
-        # In that order, a row shares its first tokens with the one before it.
-        shared = self.columns.get("shared_tokens", [0] * len(self.keys))
-        shares_with = {row: before for before, row in pairwise(order) if shared[row]}
+        keys, rows = self.update.keys, self.update.rows
+        order = np.argsort(self.update.tries().dfs_position_R).tolist() if rows else []
         return packed(
             {
                 "name": self.name,
-                "keys": self.keys,
+                "keys": keys,
                 "columns": self.columns,
-                "order": list(order),
-                "shares_with": shares_with,
+                "order": order,
+                "shares_with": {row.row: row.shares_with for row in rows if row.shared_tokens},
                 "charts": {name: vars(chart) for name, chart in self.charts.items()},
-                "texts": [self.texts.get(key) for key in self.keys],
+                "texts": [self.texts.get(key) for key in keys],
             }
         )
 
     def summary(self) -> dict[str, str]:
         """Its line in the table of steps."""
-        sessions, columns = rows_of_sessions(self.keys), self.columns
+        keys, columns = self.update.keys, self.columns
+        sessions = rows_of_sessions(keys)
         cells = {
-            "prompts": f"{len(set(map(uid_of_key, self.keys))):,}",
+            "prompts": f"{len(set(map(uid_of_key, keys))):,}",
             "sessions": f"{len(sessions):,}",
-            "rows": f"{len(self.keys):,}",
+            "rows": f"{len(keys):,}",
         }
         for title, name in SUMS.items():
             if name in columns:
@@ -208,7 +199,7 @@ def write_page(
     title: str,
     curves: Mapping[str, Curves],
     steps: Iterable[ShownStep],
-    saved: Sequence[str] = (),
+    saved: Sequence[str],
     notes: Sequence[str],
 ) -> None:
     """Writes the page.
@@ -256,27 +247,6 @@ def packed(data: Any) -> str:
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # No time in it (mtime), so that the same data make the same page.
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
-
-
-def recorded_step(update: RecordedStep, *, run: str, texts: Mapping[str, Any]) -> ShownStep:
-    """A recorded local update: its charts are by the clock where it was timed."""
-    charts = {
-        call: timed_chart(timings) for call, timings in timings_by_call(update.timings).items()
-    }
-    for call in dict.fromkeys(call for row in update.rows for call in row.places):
-        charts.setdefault(call, token_chart(update, call))
-    name = f"Step {update.step}" + (f", update {update.update}" if update.update else "")
-    return ShownStep(
-        name=name,
-        run=run,
-        keys=update.keys,
-        columns={
-            name: [getattr(row, name) for row in update.rows] for name in COLUMNS if update.rows
-        },
-        charts=charts,
-        tries=update.tries() if update.rows else None,
-        texts=texts,
-    )
 
 
 def cut_text(text: str, kept: int) -> Any:

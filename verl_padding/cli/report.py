@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from verl_padding.cli.curves import Curves, noted, read_curves
-from verl_padding.cli.page import ShownStep, cut_text, recorded_step, write_page
+from verl_padding.cli.page import ShownStep, cut_text, write_page
 from verl_padding.errors import PaddingDataError
 from verl_padding.job.savings import saved_line
 from verl_padding.record.run_files import METRICS, ROLLOUTS, dumps_in, read_dump, read_metrics
-from verl_padding.record.step_file import FOLDER, RecordedStep, read_savings, read_steps
+from verl_padding.record.step_file import FOLDER, RecordedStep, read_steps
 
 KEPT, KEPT_BESIDE = 400, 160
 """Characters that are kept at either end of a text, and at either side of where two rows branch."""
@@ -44,8 +44,8 @@ def write_report(
             raise PaddingDataError(f"{folder}: {why}. {fix}.")
         notes += left_out
         recorded += [(run, path) for path in paths if steps is None or int(path.stem) in steps]
-        saved += [f"{folder}: {line}" for line in savings_of_run(folder)]
-        notes += _not_reached(folder, paths)
+        if line := saved_in_run(folder):
+            saved.append(f"{folder}: {line}")
     if steps and not recorded:
         raise PaddingDataError(f"--steps={steps}: none of them is recorded. Choose others.")
     # Read one by one while the page is written, since a long run does not fit into memory at once.
@@ -55,24 +55,12 @@ def write_report(
     return [*saved, *notes]
 
 
-def _not_reached(folder: Path, paths: Sequence[Path]) -> list[str]:
-    """Which recorded steps are beyond the metrics, by more than the step that may be running."""
-    steps = [step for step, _ in read_metrics(folder)]
-    odd = [path.name for path in paths if steps and int(path.stem) > max(steps) + 1]
-    if not odd:
-        return []
-    what = f"{', '.join(odd)}: beyond the last step of {METRICS}, {max(steps)}"
-    return [f"{folder / FOLDER}: {what}. Remove them if they are another run's."]
-
-
-def savings_of_run(folder: Path) -> list[str]:
-    """Which savings the job of a folder has had, and what they have left out."""
+def saved_in_run(folder: Path) -> str:
+    """What the savings of the job of a folder have left out; empty if nothing."""
     totals = Counter[str]()
     for _, metrics in read_metrics(folder):
-        sums = {name: value for name, value in metrics.items() if name.endswith("/total")}
-        totals.update({name: value for name, value in sums.items() if value >= 0})
-    lines = [*read_savings(folder / FOLDER), saved_line(totals)]
-    return [line for line in lines if line]
+        totals.update({name: value for name, value in metrics.items() if value >= 0})
+    return saved_line(totals)
 
 
 def _shown_steps(run: str, path: Path, notes: list[str]) -> Iterator[ShownStep]:
@@ -85,7 +73,7 @@ def _shown_steps(run: str, path: Path, notes: list[str]) -> Iterator[ShownStep]:
         rows = read_dump(dump, uid=str, input=str, output=str) if dump.exists() else []
         texts = {row["uid"]: (row["input"], row["output"]) for row in rows}
     for update in updates:
-        yield recorded_step(update, run=run, texts=_shown_texts(update, texts))
+        yield ShownStep(run=run, update=update, texts=_shown_texts(update, texts))
 
 
 def _shown_texts(

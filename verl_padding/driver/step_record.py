@@ -12,14 +12,7 @@ from verl_padding.driver.planned_update import PlannedUpdate
 from verl_padding.job.calls import ACTOR
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.plan.layout import Layout
-from verl_padding.record.step_file import (
-    FOLDER,
-    Place,
-    RecordedRow,
-    RecordedStep,
-    write_savings,
-    write_steps,
-)
+from verl_padding.record.step_file import FOLDER, Place, RecordedRow, RecordedStep, write_steps
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +21,7 @@ def write_record(
     job: VerlJob, step: int, updates: Sequence[PlannedUpdate], rows_of: Sequence[TrainedRows]
 ) -> None:
     """Writes the file of a global step, with the rows of each local update, or their timings, or
-    both, as the settings ask for.
-
-    Lines that say which savings the job has stand beside it. Where it cannot be written, the log
-    has a warning.
-    """
+    both, as the settings ask for. Where it cannot be written, the log has a warning."""
     padding, trainer = job.padding, job.config.trainer
     if not (padding.record or padding.timing):
         return
@@ -51,7 +40,6 @@ def write_record(
     ]
     try:
         write_steps(recorded, path)
-        write_savings(path.parent, job.savings.lines())
     except OSError as error:  # a full disk, perhaps: no reason to lose a step
         logger.warning(
             "verl_padding: %s cannot be written (%s); the job continues without it", path, error

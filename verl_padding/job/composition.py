@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,16 @@ from verl_padding.errors import PaddingConfigError
 
 MAIN, PRIMARY, CONFIG_PATH = "verl.trainer.main_ppo", "ppo_trainer", "config"
 """verl's main module, the config that it starts from, and the folder of the configs, beside it."""
-RECORDED = "verl_padding_recorded_"
-TARGET, REMOTE_CODE = "_target_", "trust_remote_code"
-NAMES_CODE = (TARGET, "_args_", "_partial_", REMOTE_CODE, "external_lib", "custom_backend_module")
+REMOTE_CODE = "trust_remote_code"
+NAMES_CODE = (
+    "_target_",
+    "_args_",
+    "_partial_",
+    REMOTE_CODE,
+    "external_lib",
+    "custom_backend_module",
+)
 """Keys of a config by which code is called that it names, or that comes with a model."""
-ACTS = re.compile(r"\$\{(?!(?:\.*[\w.\[\]]+\}|oc\.select:|oc\.env:|verl_padding\.version:))")
-"""Finds an interpolation that is neither a setting's name nor by a resolver that only reads: others
-make nodes, or call what they name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,44 +96,6 @@ def _check_search_path(repository: Any, arguments: JobArguments) -> None:
         raise PaddingConfigError(f"hydra.searchpath={untyped}: a file says so. {fix}.")
 
 
-def as_recorded(arguments: JobArguments, config: DictConfig) -> JobArguments:
-    """The arguments of a job whose config is the one that a run has left, as data: what it names as
-    code stays verl's own.
-
-    Raises:
-        PaddingConfigError: it has an interpolation that does more than read a setting; or
-            its engine is not a name.
-    """
-    from hydra.core.config_store import ConfigStore
-
-    values = _data_of(OmegaConf.to_container(config))
-    engine = {"override model_engine": _model_engine(values)}
-    values.pop("model_engine", None)
-    others = {key: value for key, value in values.items() if key not in ("defaults", "hydra")}
-    node = {"defaults": [PRIMARY, engine, "_self_"], **others}
-    # By its text: arguments that are equal mean the same job.
-    name = RECORDED + sha256(OmegaConf.to_yaml(config).encode()).hexdigest()
-    ConfigStore.instance().store(name, OmegaConf.create(node))
-    return replace(arguments, config_name=name)
-
-
-def _model_engine(config: Any) -> str:
-    """The choice of verl's config group: a plain name, as Hydra takes a path for a file."""
-    engine = str(config.get("model_engine", "dp"))
-    if not engine.isidentifier():
-        fix = "Set it to a choice of verl's config group: dp, megatron or veomni"
-        raise PaddingConfigError(f"model_engine={engine}: not a name. {fix}.")
-    return engine
-
-
-def _data_of(value: Any) -> Any:
-    if isinstance(value, str) and ACTS.search(value):
-        raise PaddingConfigError(f"{value}: it does more than read a setting, and is not resolved.")
-    if isinstance(value, dict):
-        return {key: _data_of(each) for key, each in value.items() if key not in NAMES_CODE}
-    return [*map(_data_of, value)] if isinstance(value, list) else value
-
-
 def resolved(config: DictConfig) -> DictConfig:
     """A config whose values are those of now: an interpolation may be another one once the
     environment or another setting has changed.
@@ -159,7 +123,8 @@ def code_named_by_files(config: DictConfig, arguments: JobArguments) -> Iterator
     overrides = OverridesParser.create().parse_overrides(list(arguments.overrides))
     typed = {override.key_or_group for override in overrides}
     job_config = HydraConfig.instance().cfg
-    stock = compose_job(JobArguments(overrides=(f"model_engine={_model_engine(config)}",)))
+    engine = config.get("model_engine", "dp")
+    stock = compose_job(JobArguments(overrides=(f"model_engine={engine}",)))
     HydraConfig.instance().cfg = job_config
     own = dict(settings_of(OmegaConf.to_container(stock, resolve=True)))
     for setting, value in settings_of(OmegaConf.to_container(config, resolve=True)):

@@ -9,7 +9,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_padding.errors import PaddingConfigError
-from verl_padding.record.files import read_text
 
 OF_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 """A model of the hub, such as Qwen/Qwen3-4B."""
@@ -59,9 +58,8 @@ def read_model_config(config: DictConfig, section: str, *, fetched: bool = False
     setting = "hf_config_path" if model.get("hf_config_path") else "path"
     path, remote = model[setting], bool(model.get("trust_remote_code", False))
     try:
-        if (folder := folder_here(path)) is not None:
-            read_text(folder / "config.json")  # a link in somebody's folder may have no end
-        elif not fetched and not OF_HUB.fullmatch(path):
+        folder = folder_here(path)
+        if not folder and not fetched and not OF_HUB.fullmatch(path):
             raise FileNotFoundError("no folder here")
         place = folder or (copy_to_local(path) if fetched else path)
         hf_config = AutoConfig.from_pretrained(

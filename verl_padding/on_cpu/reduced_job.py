@@ -13,7 +13,6 @@ from verl_padding.errors import PaddingConfigError
 from verl_padding.job.composition import JobArguments, compose_job
 from verl_padding.job.incompatibility import refuse
 from verl_padding.job.model_config import folder_here
-from verl_padding.record.files import read_text
 from verl_padding.record.run_files import ROLLOUTS
 
 # merged in this order
@@ -204,7 +203,7 @@ def write_shrunk_model(section: DictConfig, place: Path) -> tuple[str, str]:
             fix = f"Fetch it (hf download {section.path} --exclude '*.safetensors')."
             why = "neither a local folder nor in the hub's cache"
             raise PaddingConfigError(f"{MODEL}.path={section.path}: {why}. {fix}") from error
-    config = json.loads(read_text(Path(section.get("hf_config_path") or folder, "config.json")))
+    config = json.loads(Path(section.get("hf_config_path") or folder, "config.json").read_text())
     tokenizer = folder_here(section.get("tokenizer_path") or folder)
     for source in (folder, tokenizer) if tokenizer else (folder,):
         for file in source.iterdir():

@@ -1,9 +1,8 @@
 """The plan of a batch: a layout for every worker call, and the figures that score it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from verl_padding.plan.job import Packer, Sharing
 from verl_padding.plan.layout import Layout
@@ -65,27 +64,3 @@ class BatchPlan:
     def n_pads(self) -> int:
         """Pads to make: the most that a layout uses."""
         return max((layout.n_pads for layout in self.layouts.values()), default=0)
-
-
-def layout_as_json(
-    layout: Layout, figures: LayoutFigures, names_R: Sequence[int]
-) -> dict[str, Any]:
-    """A layout as JSON: ``{"steps": [{"ranks": [{"micro_batches": [{"rows": [0, 2], "pads":
-    1}]}]}], "figures": ..}``.
-
-    If the workers cut the micro-batches, a rank is ``{"rows": [0, 2], "pads": 1}`` itself.
-
-    Args:
-        names_R: what is written for the number of each real row, such as its line in a file.
-    """
-
-    def held(rows: Sequence[int]) -> dict[str, Any]:
-        real = [row for row in rows if row < layout.n_rows]
-        return {"rows": [names_R[row] for row in real], "pads": len(rows) - len(real)}
-
-    def rank(rows_K: Sequence[Sequence[int]]) -> dict[str, Any]:
-        micro_batches = [*map(held, rows_K)]
-        return micro_batches[0] if layout.cut_by == "verl" else {"micro_batches": micro_batches}
-
-    steps = [{"ranks": [*map(rank, rows_DK)]} for rows_DK in layout.rows_MDK]
-    return {"steps": steps, "figures": asdict(figures)}

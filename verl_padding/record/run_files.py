@@ -7,20 +7,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from omegaconf import DictConfig
 from pydantic import TypeAdapter
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.tags import PAD_UID_PREFIX
 from verl_padding.plan.row_keys import session_of_key
-from verl_padding.record.files import (
-    MAX_DIGITS,
-    Count,
-    as_data_error,
-    read_lines,
-    read_objects,
-    read_yaml,
-)
+from verl_padding.record.files import Count, read_lines, read_objects
 
 ROW_REWARD = "critic/score/mean"
 """A metric of each training step."""
@@ -85,8 +77,7 @@ def known_or_nan(value: float | None) -> float:
 
 def dumps_in(folder: Path) -> list[Path]:
     """The files ``<step>.jsonl`` in a folder, in the order of their steps."""
-    names = (path for path in folder.glob("*.jsonl") if len(path.stem) <= MAX_DIGITS)
-    dumps = (path for path in names if path.stem.isdecimal())
+    dumps = (path for path in folder.glob("*.jsonl") if path.stem.isdecimal())
     return sorted(dumps, key=lambda path: int(path.stem))
 
 
@@ -129,16 +120,3 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
             fix = "Wait until its job has written it, or remove it"
             raise PaddingDataError(f"{path}: is not whole. {fix}.")
         yield line
-
-
-def read_config(path: Path) -> DictConfig:
-    """The config that Hydra has left of a job, as data: nothing that it names is made or resolved.
-
-    Raises:
-        PaddingDataError: it is not one, such as a part of one.
-    """
-    with as_data_error(str(path), "the config of a job", "Move it elsewhere"):
-        config = read_yaml(path)
-        if not isinstance(config, DictConfig):
-            raise TypeError(f"a {type(config).__name__}")
-    return config

@@ -10,30 +10,18 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BeforeValidator, StrictBool, TypeAdapter
+from pydantic import StrictBool, TypeAdapter
 
-from verl_padding.plan import Rows
 from verl_padding.plan.prefix_tries import PrefixTries
-from verl_padding.record.files import (
-    Count,
-    Number,
-    Texts,
-    as_data_error,
-    read_lines,
-    read_objects,
-    read_text,
-)
+from verl_padding.record.files import Count, Number, as_data_error, read_lines, read_objects
 from verl_padding.record.timings import MicroBatchTiming
 
 FOLDER = "steps"
 """Where the files are if no folder is set: beside the folder of rollouts, or among the
 checkpoints."""
-MAX_CALLS = 16
-SAVINGS = "savings.txt"
-"""Which savings the job has, beside the files of its steps."""
 
 
 class Place(NamedTuple):
@@ -44,13 +32,6 @@ class Place(NamedTuple):
     """Data-parallel rank."""
     micro_batch: Count | None
     """Its number in the mini-batch; None if verl's packer cuts the micro-batches."""
-
-
-def check_calls(places: Any) -> Any:
-    """Refuses places in more worker calls than a step has, before each is looked at."""
-    if len(places) > MAX_CALLS:
-        raise ValueError(f"places in {len(places)} calls")
-    return places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +63,7 @@ class RecordedRow:
     staleness: Count | None
     """Steps between the oldest weights that sampled it and the update: 0 if on-policy. None if
     unknown."""
-    places: Annotated[Mapping[str, Place], BeforeValidator(check_calls)]
+    places: Mapping[str, Place]
     """Where each planned worker call computes it; calls that leave it out are missing."""
 
 
@@ -95,7 +76,7 @@ class RecordedStep:
     step: Count
     update: Count
     """Its number in the step, from 0."""
-    keys: Texts = field(repr=False)
+    keys: tuple[str, ...] = field(repr=False)
     """Key of each row, in the order of the batch."""
     rows: list[RecordedRow] = field(default_factory=list, repr=False)
     """In the order of ``keys``; empty where rows are not recorded."""
@@ -103,7 +84,7 @@ class RecordedStep:
     """Empty where micro-batches are not timed."""
 
     def tries(self) -> PrefixTries:
-        """The rows' common prefixes, within each prompt; a ValueError if they make no tries."""
+        """The rows' common prefixes, within each prompt."""
         # Depth first, as a row is followed by the one that shares with it: of rows 0 to 2, where 2
         # shares with 0, the order is 0, 2, 1.
         follower = {row.shares_with: row.row for row in self.rows if row.shares_with is not None}
@@ -113,8 +94,6 @@ class RecordedStep:
             while at is not None:
                 order.append(at)
                 at = follower.get(at)
-        if len(order) != len(self.rows):
-            raise ValueError(f"shares_with makes tries of {len(order)} of {len(self.rows)} rows")
         tokens_R = np.array([row.tokens for row in self.rows], dtype=np.int64)
         return PrefixTries.in_order(
             tokens_R, order, [self.rows[row].shared_tokens for row in order]
@@ -140,18 +119,6 @@ def write_steps(updates: Iterable[RecordedStep], path: Path) -> None:
         "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
     )
     os.replace(written, path)
-
-
-def write_savings(folder: Path, lines: Iterable[str]) -> None:
-    """Writes which savings a job has, a line for each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SAVINGS).write_text("".join(f"{line}\n" for line in lines))
-
-
-def read_savings(folder: Path) -> list[str]:
-    """The lines that :func:`write_savings` wrote; none where it has not."""
-    path = folder / SAVINGS
-    return read_text(path).splitlines() if path.exists() else []
 
 
 def or_null(value: Any) -> Any:
@@ -185,8 +152,6 @@ def parse_steps(lines: Iterable[bytes], name: str) -> list[RecordedStep]:
                 steps[-1].timings.append(line)
         if not steps:
             raise LookupError("it holds no step")
-        for step in steps:
-            _check_rows(step)
     return steps
 
 
@@ -195,16 +160,3 @@ def _parse(values: dict[str, Any]) -> RecordedStep | RecordedRow | MicroBatchTim
     if "keys" in values:
         return STEP.validate_python({"form": None} | values)
     return TIMING.validate_python(values) if "call" in values else ROW.validate_python(values)
-
-
-def _check_rows(step: RecordedStep) -> None:
-    """Whether the rows are those of the keys, and share what both have."""
-    rows = step.rows
-    if rows and [(row.row, row.key) for row in rows] != [*enumerate(step.keys)]:
-        raise LookupError(f"it holds {len(rows)} rows of {len(step.keys)} keys")
-    Rows.from_keys(step.keys, [row.tokens for row in rows] or [1] * len(step.keys))
-    step.tries()
-    for row in rows:
-        beside = row if row.shares_with is None else rows[row.shares_with]
-        if row.shared_tokens > min(row.tokens, beside.tokens):
-            raise ValueError(f"row {row.row}: shared_tokens={row.shared_tokens}")

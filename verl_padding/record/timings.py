@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from verl_padding.record.files import Count, Counts, Number
+from verl_padding.record.files import Count, Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class MicroBatchTiming:
     """When it began, in seconds since the epoch, by the clock of the rank's node."""
     seconds: Number
     """How long it took, waiting for other ranks included."""
-    rows: Counts
+    rows: tuple[Count, ...]
     """Numbers of its real rows in the batch."""
     pads: Count
-    computed_tokens: Counts
+    computed_tokens: tuple[Count, ...]
     """Tokens of each computed row, pads included; of rows that extend each other, only the longest
     is computed."""
-    shared_tokens: Counts = ()
+    shared_tokens: tuple[Count, ...] = ()
     """How many of each computed row's tokens were computed in another row; empty if no rows
     branch."""
 

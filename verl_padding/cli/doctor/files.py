@@ -17,7 +17,7 @@ from verl_padding.cli.doctor.finding import Finding, warning, wrong
 from verl_padding.cli.doctor.keys import leaves
 from verl_padding.errors import meant
 from verl_padding.job.model_config import OF_HUB
-from verl_padding.record.files import as_data_error, read_text, read_yaml
+from verl_padding.record.files import as_data_error
 
 AGENT = "actor_rollout_ref.rollout.agent"
 WRITTEN = "save_path"
@@ -115,7 +115,7 @@ def _words(file: Path) -> set[str]:
     would tell."""
     if file.suffix != ".py":
         return set()
-    text = read_text(file)
+    text = file.read_text()
     ast.parse(text, str(file))
     words = set(re.findall(r"\w+", text))
     return set() if "__getattr__" in words or "import *" in text else words
@@ -144,5 +144,5 @@ def own_agent_loops(config: DictConfig) -> dict[str, str]:
         return {}
     expected = "a list of agent loops, with the texts name and _target_"
     with as_data_error(f"{key}={path}", expected, "Correct the file"):
-        entries: Any = OmegaConf.to_container(read_yaml(_here(path)), resolve=True)
+        entries: Any = OmegaConf.to_container(OmegaConf.load(_here(path)), resolve=True)
         return {loop["name"]: f"{loop['_target_']}" for loop in entries}
