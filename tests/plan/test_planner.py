@@ -1,6 +1,5 @@
 """Single cases of the planner: figures that are known, and everything it refuses."""
 
-from dataclasses import replace
 
 import pytest
 
@@ -41,18 +40,6 @@ def lcm_job(dp_size=1, **mini_batches):
         for name, size in mini_batches.items()
     }
     return job_of("lcm", **updates)
-
-
-def test_the_setting_for_fewer_pads_is_named_where_they_outnumber_the_rows():
-    # 16 prompts of 8 rows, in micro-batches of 4 on 8 ranks: a mini-batch takes 32 rows.
-    rows = Rows.from_keys([f"p{p}_{s}_0" for p in range(16) for s in range(8)], [10] * 128)
-    update = Update(dp_size=8, micro_batch_rows=4, prompts_per_mini_batch=1)
-    plan = plan_batch(rows, job_of(prompts=16, sessions=8, actor=update))
-    assert plan.n_pads == 16 * 32 - 128
-    assert "use_dynamic_bsz" in plan.hint
-    assert "raise prompts_per_mini_batch, now 1" in plan.hint
-    fewer = replace(update, dp_size=2)
-    assert plan_batch(rows, job_of(prompts=16, sessions=8, actor=fewer)).hint is None
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,6 @@ class PlannedUpdate(PaddedBatch):
             ) from refusal
         for warning in () if dropped else plan.warnings:
             logger.warning("verl_padding: step %d: %s", self._step, warning)
-        if plan.hint and not dropped:
-            self._log(translate_plan_error(plan.hint), "hint")
         return plan
 
     @cached_property

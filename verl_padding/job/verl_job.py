@@ -46,8 +46,8 @@ MIN_BRANCH_TOKENS = 128
 kernels keep a state for each 64 tokens in any case."""
 
 
-def translate_plan_error(refusal: PlanError | str) -> str:
-    """What the planner refuses or hints at, in the words of a job's settings: ``padding.seed=`` for
+def translate_plan_error(refusal: PlanError) -> str:
+    """What the planner refuses, in the words of a job's settings: ``padding.seed=`` for
     ``seed=``."""
     message = re.sub(r"(?<![\w.])pad_tokens=", "padding.pad_length=", str(refusal))
     return re.sub(r"(?<![\w.])(strategy|packer|sharing|cost_model|seed)=", r"padding.\1=", message)

@@ -58,8 +58,6 @@ class BatchPlan:
     """The rows' common prefixes, if known."""
     warnings: tuple[str, ...] = ()
     """What a user should know, such as fewer optimizer steps than configured."""
-    hint: str | None = None
-    """If pads outnumber rows: the setting with which there would be fewer."""
 
     @cached_property
     def n_pads(self) -> int:

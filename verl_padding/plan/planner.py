@@ -79,7 +79,6 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
         figures=figures,
         tries=rows.tries,
         warnings=tuple(_warnings(rows, cuts)),
-        hint=_hint(rows, job, layouts),
     )
 
 
@@ -97,27 +96,6 @@ def _warnings(rows: Rows, cuts: Mapping[str, MiniBatches]) -> Iterator[str]:
                 f"{name}: only {len(cut.rows_M)} of {cut.steps} optimizer steps, because each "
                 f"needs a prompt or row of its own, and the batch has {held}"
             )
-
-
-def _hint(rows: Rows, job: Job, layouts: Mapping[str, Layout]) -> str | None:
-    """What makes fewer pads, where an update has more of them than rows."""
-    for name, update in job.updates.items():
-        layout = layouts[name]
-        if layout.n_pads <= len(rows):
-            continue
-        fixes = ["take fewer ranks"] if update.dp_size > 1 else []
-        if STRATEGIES[job.strategy].has_own_steps:  # a mini-batch has its rows, or pads
-            fixes.append("choose another strategy")
-        elif layout.n_mini_batches > 1:
-            fixes.append(f"raise {update.mini_batch_setting}, now {update.prompts_per_mini_batch}")
-        if update.token_budget is None:
-            fixes.append("cut micro-batches by tokens (use_dynamic_bsz)")
-        return (
-            f"{name}: {layout.n_pads} pads for {plural(len(rows), 'row')}, since all ranks get "
-            "equally many rows of a mini-batch, in whole micro-batches."
-            + (f" For fewer, {', or '.join(fixes)}." if fixes else "")
-        )
-    return None
 
 
 def _layout_as_in(update: Layout, costs: CallCosts, packer: Packer) -> Layout:
