@@ -1,6 +1,5 @@
 """Single cases of the planner: figures that are known, and everything it refuses."""
 
-
 import pytest
 
 from verl_padding.plan import (

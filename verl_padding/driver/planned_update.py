@@ -1,7 +1,7 @@
 """Plan and pads of a local update, until it has ended."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -62,7 +62,6 @@ class PlannedUpdate(PaddedBatch):
         seed: of the planner's shuffle.
         template: what pads are made from.
         dp_sizes: data-parallel size of each worker call, as the worker groups have it.
-        calls: those that are planned; None for all that the update makes.
     """
 
     def __init__(
@@ -75,9 +74,8 @@ class PlannedUpdate(PaddedBatch):
         template: PadTemplate,
         dp_sizes: Mapping[str, int],
         log_once: Callable[..., None],
-        calls: Collection[str] | None = None,
     ):
-        self._job, self._step, self._seed, self._calls = job, step, seed, calls
+        self._job, self._step, self._seed = job, step, seed
         self._dp_sizes, self._log_once, self._template = dp_sizes, log_once, template
         self.may_branch: bool | None = None
         self.seconds: dict[str, float] = {}
@@ -96,7 +94,7 @@ class PlannedUpdate(PaddedBatch):
             self._tokens_R = tokens_of_tags(batch.tags)
             self.prefixes = PrefixDetection(batch, self._tokens_R, may_have_images=job.has_images)
             # TransferQueue raises when it is asked for no row; the planner refuses such a batch.
-            if batch.keys and calls is None:
+            if batch.keys:
                 self._prepare_rows(batch)
             if job.shares and batch.keys:
                 self.may_branch = job.may_branch and not self.prefixes.has_images
@@ -111,15 +109,14 @@ class PlannedUpdate(PaddedBatch):
                 template,
                 weighting=loss_weighting(job.config, job.padding),
                 may_branch=self.may_branch,
-                # Rows of a single call have other numbers than those of the update.
-                timed=job.padding.timing and calls is None,
+                timed=job.padding.timing,
                 own_old_log_probs=job.skips_old_log_probs,
                 drops_zero_advantage=job.skips_zero_advantage_rows,
             )
         # Refuses rows of which an agent loop has not said what their advantages need.
-        if calls is None and job.padding.advantages == "session":
+        if job.padding.advantages == "session":
             _ = self.prefixes.continued_R
-        if calls is None and job.padding.baseline == "role":
+        if job.padding.baseline == "role":
             _ = self.role_R
 
     def _prepare_rows(self, batch: KVBatchMeta) -> None:
@@ -166,7 +163,6 @@ class PlannedUpdate(PaddedBatch):
         ``lcm`` cuts the actor's mini-batches by the critic's sizes, too.
         """
         shape = self._job.planner_job(
-            calls=self._calls,
             dp_sizes=self._dp_sizes,
             updates_actor=self._job.updates_actor(self._step),
             seed=self._seed,
@@ -194,10 +190,6 @@ class PlannedUpdate(PaddedBatch):
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)
 
-    def join(self, update: "PlannedUpdate") -> None:
-        """Counts its tokens with those of an update of whose rows some may have been trained."""
-        self.work, self._has_updated = update.work, True
-
     def put_pads(self) -> None:
         with simple_timer("timing_s/padding/upsample", self.seconds):
             super().put_pads()
@@ -218,7 +210,7 @@ class PlannedUpdate(PaddedBatch):
             if self._has_updated:
                 refuse(
                     f"padding.recompute_old_log_probs={job.padding.recompute_old_log_probs}",
-                    "the actor is updated more than once in a step, or on part of its rows",
+                    "the actor is updated more than once in a step",
                     "Set it to True.",
                 )
             self._has_updated = True

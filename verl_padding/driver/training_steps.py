@@ -3,7 +3,7 @@ verl calls them."""
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -20,17 +20,19 @@ from verl_padding.driver.worker_calls import (
     read_timings,
     wrap_worker_groups,
 )
+from verl_padding.errors import PaddingDataError
 from verl_padding.job.calls import CALLS
 from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
 from verl_padding.pads.loss_weighting import TOKEN_MODES
-from verl_padding.pads.queue import KVBatchMeta, rows_like, set_aside
+from verl_padding.pads.queue import KVBatchMeta, set_aside
 from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
 from verl_padding.pads.upsampling import image_of_pads
 from verl_padding.pads.vision_families import image_maker
+from verl_padding.plan.plural import plural
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,24 @@ class TrainingSteps:
 
     def plan(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Plans the rows of a local update, and puts their pads; the batch is ordered in place."""
-        update = self._plan_update(batch)
+        # The planner refuses a batch without a row.
+        if batch.keys and not self.has_probed:
+            probe_models(self._worker_groups, self._job, batch)
+            self.has_probed = True
+        step = self._trainer.global_steps
+        update = PlannedUpdate(
+            self._job,
+            batch,
+            step=step,
+            seed=update_seed(self._job.padding.seed, step, self._trainer.local_trigger_step),
+            template=self._template(batch),
+            dp_sizes={
+                call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh)
+                for call in CALLS
+                if call.role in self._job.engines
+            },
+            log_once=self._log_once,
+        )
         self._show_savings()
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
@@ -87,24 +106,16 @@ class TrainingSteps:
         update.put_pads()
         metrics.update(update.metrics())
 
-    @contextmanager
-    def update_for(self, call: str, batch: KVBatchMeta) -> Iterator[PlannedUpdate]:
-        """A with-block that has the plan and pads of a worker call: of the update that runs, or for
-        rows that it has not planned for this call, some for this call alone."""
-        if self.current is not None and self.current.has_planned(call, batch):
-            yield self.current
-            return
-        rows = rows_like(batch, batch.keys, batch.tags)  # the caller's own stay in their order
-        update = self._plan_update(rows, [call])
-        if self.current is not None:  # a pass beside its plan, as a user's trainer may make it
-            update.join(self.current)
-        failed = True
-        try:
-            update.put_pads()
-            yield update
-            failed = False
-        finally:
-            update.close(failed=failed)
+    def update_for(self, call: str, batch: KVBatchMeta) -> PlannedUpdate:
+        """The update that has planned a worker call; a PaddingDataError for a call that it has not
+        planned, or that brings other rows."""
+        if self.current is None or not self.current.has_planned(call, batch):
+            raise PaddingDataError(
+                f"worker call {call!r}: {plural(len(batch), 'row')} in TransferQueue that are not "
+                "those of a step, or a call that its plan does not have. Send workers the rows' "
+                "data as a TensorDict, or train without +padding."
+            )
+        return self.current
 
     @contextmanager
     def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
@@ -191,25 +202,6 @@ class TrainingSteps:
         if line := saved_line(self._saved):
             self._log_once(line)
 
-    def _plan_update(
-        self, batch: KVBatchMeta, calls: Collection[str] | None = None
-    ) -> PlannedUpdate:
-        # The planner refuses a batch without a row.
-        if batch.keys and not self.has_probed:
-            probe_models(self._worker_groups, self._job, batch)
-            self.has_probed = True
-        step = self._trainer.global_steps
-        return PlannedUpdate(
-            self._job,
-            batch,
-            step=step,
-            seed=update_seed(self._job.padding.seed, step, self._trainer.local_trigger_step),
-            template=self._template(batch),
-            dp_sizes=self._dp_sizes(),
-            log_once=self._log_once,
-            calls=calls,
-        )
-
     def _template(self, batch: KVBatchMeta) -> PadTemplate:
         """What the pads of a batch are made from."""
         job, tokenizer, make = self._job, self._trainer.tokenizer, None
@@ -225,13 +217,6 @@ class TrainingSteps:
             schema=self._schema,
             image=image,
         )
-
-    def _dp_sizes(self) -> dict[str, int]:
-        return {
-            call.name: dp_size(getattr(self._trainer, call.worker_group), call.mesh)
-            for call in CALLS
-            if call.role in self._job.engines
-        }
 
     def _fill_in_log_prob_metrics(self, metrics: dict[str, Any]) -> None:
         """What verl logs of the pass for old log-probs, where there is none."""
