@@ -1,13 +1,14 @@
 """The verbs: pads come into a batch, pads go out of it, and real rows are told from pads."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from verl.protocol import DataProto
+from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads.columns import IS_PADDING
@@ -23,32 +24,30 @@ from verl_padding.pads.queue import (
     select_rows,
 )
 from verl_padding.pads.source_rows import SourceRows
-from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, check_no_pads, is_padding
+from verl_padding.pads.tags import PAD_UID_PREFIX, PADDING_TAG, is_padding
 from verl_padding.pads.template import PadTemplate, Schema
-from verl_padding.pads.tensordict_rows import append, restore, row_dicts, select
 from verl_padding.pads.vision_families import Inputs, SmallestImage
 from verl_padding.plan.row_keys import row_key
 
 ROWS_AT_ONCE = 32
 """Rows whose images are read together: images are large, and most often the first will do."""
 EXTRA_FIELDS, MULTI_MODAL_INPUTS = "extra_fields", "multi_modal_inputs"
-Batch = TypeVar("Batch", KVBatchMeta, TensorDict)
 
 
 def upsample(
-    batch: Batch,
+    batch: KVBatchMeta,
     multiple: int,
     *,
     eos_token_id: int = 0,
     length: int | None = None,
     fields: Mapping[str, FieldFormat] | None = None,
     image: Callable[[Inputs], SmallestImage] | None = None,
-) -> Batch:
-    """Appends pads to a batch until ``multiple`` divides its number of rows.
+) -> KVBatchMeta:
+    """Appends pads to a batch of rows in TransferQueue until ``multiple`` divides its number of
+    rows.
 
-    The batch is a ``KVBatchMeta`` of rows in TransferQueue, or a ``TensorDict`` of the rows. A pad
-    has all of their fields, with the same dtypes and ranks and neutral values. The column
-    ``is_padding`` marks it, and a tag of that name in TransferQueue. :func:`strip` takes it out.
+    A pad has all of their fields, with the same dtypes and ranks and neutral values. A tag and a
+    column ``is_padding`` mark it. :func:`strip` takes it out.
 
     Example:
         >>> padded = upsample(batch, multiple=8)
@@ -62,7 +61,7 @@ def upsample(
         fields: formats of fields whose kind does not follow from the rows (``padding.fields``).
         image: :func:`~verl_padding.pads.vision_families.image_maker` of a model; None for no image.
 
-    Returns: the batch's rows, then the pads, in jagged tensors where their lengths differ.
+    Returns: the batch's rows, then the pads.
 
     Raises:
         PaddingDataError: no pad can be made: the batch has no row, already a pad, a row without
@@ -70,10 +69,11 @@ def upsample(
         TypeError: the batch is anything else.
     """
     _check_arguments(multiple, eos_token_id, length, fields or {})
-    names = batch.keys if isinstance(batch, KVBatchMeta) else range(len(batch))
-    check_no_pads(names, _which_are_pads(batch))
+    if not isinstance(batch, KVBatchMeta):
+        raise TypeError(f"{type(batch)}: not a KVBatchMeta")
     if not len(batch):
         raise PaddingDataError("a batch without a row: pads are made from real rows. Leave it out.")
+    source = SourceRows(batch)
     template = PadTemplate(
         eos_token_id=eos_token_id,
         length=length,
@@ -81,16 +81,13 @@ def upsample(
         image=image_of_pads(batch, image),
     )
     n_pads = -len(batch) % multiple
-    rows = row_dicts(batch) if isinstance(batch, TensorDict) else SourceRows(batch).read()
     # Rows are refused whether this batch needs pads or not.
-    columns = template.fields(rows, n_pads=n_pads or 1)
-    if isinstance(batch, TensorDict):
-        return append(batch, columns, n_pads)
-    marked: KVBatchMeta = rows_like(batch, batch.keys, batch.tags)
+    columns = template.fields(source.read(), n_pads=n_pads or 1)
+    marked = rows_like(batch, batch.keys, batch.tags)
     put_columns(marked, {IS_PADDING: torch.zeros(len(batch), dtype=torch.bool)})
     if not n_pads:
         return marked
-    pads: KVBatchMeta = new_pads(batch, n_pads, template)
+    pads = new_pads(batch, n_pads, template)
     columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
     put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
@@ -113,20 +110,18 @@ def _check_arguments(
             raise PaddingDataError(f"fields[{name!r}]={declared!r}: {fix}.")
 
 
-def strip(batch: Batch) -> Batch:
+def strip(batch: KVBatchMeta) -> KVBatchMeta:
     """Takes the pads out of a batch, and out of TransferQueue if they are there; returns its real
     rows, in their order.
 
-    This undoes :func:`upsample`, but rows in TransferQueue keep the column ``is_padding``, and a
-    batch that has ``fields`` keeps its name there. It may be called again.
+    This undoes :func:`upsample`, but rows keep the column ``is_padding``, and a batch that has
+    ``fields`` keeps its name there. It may be called again.
 
     Example:
         >>> strip(upsample(batch, multiple=8)).keys == batch.keys
         True
     """
-    rows: Batch = real_rows(batch)
-    if isinstance(batch, TensorDict):
-        return restore(rows)
+    rows: KVBatchMeta = real_rows(batch)
     clear(sorted({*batch.keys} - {*rows.keys}), batch.partition_id)
     return rows
 
@@ -156,7 +151,7 @@ def real_rows(batch: Any) -> Any:
     if len(batch) and not places:
         raise PaddingDataError(f"{len(batch)} rows, all of them pads: check {IS_PADDING} first.")
     if isinstance(batch, TensorDict):
-        return select(batch, places)
+        return tu.index_select_tensor_dict(batch, places)
     return batch.select_idxs(torch.tensor(places))
 
 
@@ -201,7 +196,7 @@ def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchM
 
 
 def image_of_pads(
-    batch: KVBatchMeta | TensorDict, make: Callable[[Inputs], SmallestImage] | None
+    batch: KVBatchMeta, make: Callable[[Inputs], SmallestImage] | None
 ) -> SmallestImage | None:
     """What is made from ``multi_modal_inputs`` of a row that has an image or a video; None if no
     row of the batch has one."""
@@ -213,13 +208,8 @@ def image_of_pads(
     return None
 
 
-def images_of_rows(batch: KVBatchMeta | TensorDict) -> Iterator[Inputs | None]:
-    """``multi_modal_inputs`` of each row; those of rows in TransferQueue are read as far as they
-    are asked for."""
-    if isinstance(batch, TensorDict):
-        column = batch.get(MULTI_MODAL_INPUTS, None)
-        yield from [] if column is None else column.tolist()
-        return
+def images_of_rows(batch: KVBatchMeta) -> Iterator[Inputs | None]:
+    """``multi_modal_inputs`` of each row, read as far as they are asked for."""
     for start in range(0, len(batch), ROWS_AT_ONCE):
         keys = batch.keys[start : start + ROWS_AT_ONCE]
         for row in read_rows(keys, batch.partition_id, [MULTI_MODAL_INPUTS]):
