@@ -4,7 +4,6 @@ import doctest
 from copy import deepcopy
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
@@ -12,7 +11,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 from transfer_queue import KVBatchMeta
-from verl.protocol import DataProto
 
 from tests.support.deep_equality import assert_equal
 from tests.support.rows_in_queue import (
@@ -26,7 +24,6 @@ from tests.support.shaped_rows import FIELDS, FORMATS, SHAPES, assert_same_rows,
 from verl_padding import real_rows, strip, upsample
 from verl_padding.errors import PaddingDataError
 from verl_padding.pads import upsampling
-from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.queue import read_fields, read_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("empty_queue")]
@@ -127,18 +124,6 @@ def test_a_batch_of_keys_keeps_its_real_ones_with_their_tags():
     assert kept.keys == [f"p_{row}_0" for row in REAL]
     assert [tag["seq_len"] for tag in kept.tags] == REAL
     assert (kept.partition_id, kept.fields) == ("train", ["ids"])
-    assert real_rows(TAGS) == real_rows(tuple(TAGS)) == kept.tags
-
-
-def test_a_data_proto_is_filtered_wherever_its_column_is():
-    batch = TensorDict({"row": torch.arange(6), "is_padding": torch.tensor(IS_PAD)}, batch_size=6)
-    kept = real_rows(
-        DataProto(batch=batch, non_tensor_batch={"uid": np.array(list("abcdef"), dtype=object)})
-    )
-    assert kept.batch["row"].tolist() == REAL
-    assert kept.non_tensor_batch["uid"].tolist() == ["a", "c", "f"]
-    arrays = {"uid": np.array(list("ab"), dtype=object), "is_padding": np.array([True, False])}
-    assert real_rows(DataProto(non_tensor_batch=arrays)).non_tensor_batch["uid"].tolist() == ["b"]
 
 
 def test_worker_data_of_pads_alone_is_told_by_name():
@@ -169,10 +154,3 @@ def test_the_verbs_name_what_they_take():
             verb({"input_ids": torch.zeros(2, 3)})
     with pytest.raises(TypeError, match="densify"):
         real_rows(lazy_stack([TensorDict({"prompts": torch.ones(n)}) for n in (1, 2)]))
-
-
-@pytest.mark.parametrize("mark", [float("nan"), 2.0])
-def test_a_mark_that_is_neither_true_nor_false_is_refused(mark):
-    rows = TensorDict({IS_PADDING: torch.tensor([0.0, mark])}, batch_size=2)
-    with pytest.raises(PaddingDataError, match=f"'{IS_PADDING}'"):
-        real_rows(rows)

@@ -7,7 +7,6 @@ from uuid import uuid4
 import numpy as np
 import torch
 from tensordict import TensorDict
-from verl.protocol import DataProto
 from verl.utils import tensordict_utils as tu
 
 from verl_padding.errors import PaddingDataError
@@ -130,12 +129,12 @@ def real_rows(batch: Any) -> Any:
     """The batch without its pads, in the same order; rows not marked as pads are real.
 
     Example:
-        >>> real_rows([{"seq_len": 9}, {"seq_len": 2, "is_padding": True}])
-        [{'seq_len': 9}]
+        >>> len(real_rows(upsample(batch, multiple=8)))
+        5
 
     Args:
-        batch: a ``KVBatchMeta``; a list of tags (dicts); a ``TensorDict`` or a ``DataProto`` of
-            worker data, whose column ``is_padding`` (R,) says which rows are pads.
+        batch: a ``KVBatchMeta``, whose tags say which rows are pads; or a ``TensorDict`` of worker
+            data, whose column ``is_padding`` (R,) says it.
 
     Returns: the same type, with the real rows only.
 
@@ -143,48 +142,19 @@ def real_rows(batch: Any) -> Any:
         PaddingDataError: worker data holds only pads.
         TypeError: the batch is anything else.
     """
-    places = [row for row, is_pad in enumerate(_which_are_pads(batch)) if not is_pad]
     if isinstance(batch, KVBatchMeta):
-        return select_rows(batch, places)
-    if isinstance(batch, list | tuple):
-        return [batch[row] for row in places]
-    if len(batch) and not places:
-        raise PaddingDataError(f"{len(batch)} rows, all of them pads: check {IS_PADDING} first.")
-    if isinstance(batch, TensorDict):
-        return tu.index_select_tensor_dict(batch, places)
-    return batch.select_idxs(torch.tensor(places))
-
-
-def _which_are_pads(batch: Any) -> list[bool]:
-    """Of each row: by its tag, or by a column of any kind; none where there is no column."""
-    if isinstance(batch, KVBatchMeta):
-        batch = batch.tags
-    if isinstance(batch, list | tuple):
-        return [is_padding(tag) for tag in batch]
-    if not isinstance(batch, TensorDict | DataProto):
+        return select_rows(batch, [r for r, tag in enumerate(batch.tags) if not is_padding(tag)])
+    if not isinstance(batch, TensorDict):
         raise TypeError(
-            f"{type(batch)}: not a KVBatchMeta, a list of tags, a TensorDict (of a lazy stack, by "
-            "densify(layout=torch.jagged)) or a DataProto"
+            f"{type(batch)}: not a KVBatchMeta or a TensorDict (of a lazy stack, by "
+            "densify(layout=torch.jagged))"
         )
-    parts = [batch.non_tensor_batch, batch.batch] if isinstance(batch, DataProto) else [batch]
-    for columns in parts:
-        if columns is not None and IS_PADDING in columns:
-            return [_truth(mark) for mark in columns[IS_PADDING]]
-    return [False] * len(batch)
-
-
-def _truth(mark: Any) -> bool:
-    try:
-        value = torch.as_tensor(mark).item()  # of one value
-        if value in (0, 1):  # which NaN is not
-            return bool(value)
-        why = "neither true nor false"
-    except (TypeError, ValueError, RuntimeError) as error:
-        why = str(error)
-    raise PaddingDataError(
-        f"field {IS_PADDING!r}: {mark!r}: {why}. It must have one value per row, whether it is a "
-        "pad: correct it, or rename the field."
-    )
+    if IS_PADDING not in batch:
+        return batch
+    real = [row for row, mark in enumerate(batch[IS_PADDING]) if not mark]
+    if len(batch) and not real:
+        raise PaddingDataError(f"{len(batch)} rows, all of them pads: check {IS_PADDING} first.")
+    return tu.index_select_tensor_dict(batch, real)
 
 
 def new_pads(batch: KVBatchMeta, n_pads: int, template: PadTemplate) -> KVBatchMeta:
