@@ -5,7 +5,7 @@ import pytest
 from tests.support.call_costs import costs_of
 from tests.support.drawn_jobs import tries_of_chains
 from tests.support.plan_oracles import layout_of_local_batches
-from verl_padding.driver.step_metrics import WorkDone, plan_metrics, saved_metrics, worker_metrics
+from verl_padding.driver.step_metrics import plan_metrics, worker_metrics
 from verl_padding.job.calls import ACTOR, CRITIC, LOG_PROB
 from verl_padding.plan import BatchPlan, Layout
 from verl_padding.plan.mini_batch_costs import score_layout
@@ -92,20 +92,6 @@ def test_the_metrics_of_a_plan_are_those_counted_by_hand(packer, want):
 def test_what_is_shared_is_counted_by_micro_batch():
     told = plan_metrics(hand_made("plan", CHAINS), TOKENS, PAD_TOKENS)
     assert {name: told[name] for name in OF_SHARING} == pytest.approx(OF_SHARING, rel=1e-12)
-
-
-def test_what_is_saved_is_counted_over_all_calls():
-    told = saved_metrics(WorkDone(computed=600, shared=25, zero_advantage=90), pass_tokens=0)
-    assert told == {
-        "padding/computed_tokens/total": 600,
-        "padding/saved/shared_tokens/total": 25,
-        "padding/saved/zero_advantage_tokens/total": 90,
-        "padding/saved/old_log_prob_tokens/total": 0,
-        "padding/saved/passes/total": 0,
-    }
-    told = saved_metrics(WorkDone(), pass_tokens=105)
-    assert told["padding/saved/old_log_prob_tokens/total"] == 105
-    assert told["padding/saved/passes/total"] == 1
 
 
 def test_the_metrics_of_the_workers_are_theirs_under_names_of_ours():

@@ -12,11 +12,9 @@ from verl_padding.driver.advantages import MASK
 from verl_padding.driver.agent_roles import read_roles
 from verl_padding.driver.batch_metrics import FIELDS, TrainedRows
 from verl_padding.driver.step_metrics import (
-    WorkDone,
     layout_of_ranks,
     plan_metrics,
     rank_token_metrics,
-    saved_metrics,
 )
 from verl_padding.errors import PaddingDataError
 from verl_padding.job import metric_names as names
@@ -87,8 +85,10 @@ class PlannedUpdate(PaddedBatch):
         self._has_updated = False  # the actor, with its own log-probs for the old policy's
         self.timings: list[MicroBatchTiming] = []
         """What its micro-batches took; empty where they are not timed."""
-        self.work = WorkDone()
-        """What the calls that were made have computed for rows of the update."""
+        counted = (names.ALL_COMPUTED_TOKENS, *names.SAVED_TOKENS)
+        self._work: dict[str, float] = dict.fromkeys(counted, 0)
+        """Metric -> tokens of rows that the calls have computed so far, or need not compute."""
+        self._has_pass = not job.skips_old_log_probs
         with simple_timer(PLAN_SECONDS, self.seconds):
             batch.reorder(data_order(batch.keys))
             self._tokens_R = tokens_of_tags(batch.tags)
@@ -190,10 +190,6 @@ class PlannedUpdate(PaddedBatch):
     def _log(self, message: str, about: str) -> None:
         self._log_once(f"step {self._step}: {message}", about=about)
 
-    def put_pads(self) -> None:
-        with simple_timer("timing_s/padding/upsample", self.seconds):
-            super().put_pads()
-
     def has_planned(self, call: str, batch: KVBatchMeta) -> bool:
         """Whether a worker call with these rows, in any order, is one of the update's."""
         return call in self.plan.layouts and sorted(batch.keys) == sorted(self.batch.keys)
@@ -218,11 +214,10 @@ class PlannedUpdate(PaddedBatch):
             dropped = find_zero_advantage_rows(self.batch)
             # It may be called twice, and a trainer of one's own may change advantages between.
             if dropped != self._dropped:
-                with simple_timer(PLAN_SECONDS, self.seconds):
-                    plan = self._plan_calls(self.batch.keys, dropped)
                 self._dropped = dropped
-                self.replace_layout(ACTOR, plan)
-                self.put_pads()
+                with simple_timer(PLAN_SECONDS, self.seconds):
+                    self.replace_layout(ACTOR, self._plan_calls(self.batch.keys, dropped))
+                    self.put_pads()
 
     def note_work(self, call: str, tokens: int, epochs: int) -> None:
         """Notes the tokens that reached the models in all epochs of a call, of pads too, and says
@@ -231,10 +226,13 @@ class PlannedUpdate(PaddedBatch):
         layout, figures = self.plan.layouts[call], self.plan.figures[call]
         computed = tokens - epochs * layout.n_pads * self.pad_length
         row_tokens = epochs * round(figures.computed_tokens * figures.sharing_factor)
-        self.work.calls.add(call)
-        self.work.computed += computed
-        self.work.shared += row_tokens - computed
-        self.work.zero_advantage += epochs * sum(self._tokens_R) - row_tokens
+        # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100
+        # are computed, 60 and 40 saved.
+        shared, zero_advantage, _ = names.SAVED_TOKENS
+        self._work[names.ALL_COMPUTED_TOKENS] += computed
+        self._work[shared] += row_tokens - computed
+        self._work[zero_advantage] += epochs * sum(self._tokens_R) - row_tokens
+        self._has_pass |= call == LOG_PROB
         if computed > (planned := epochs * figures.computed_tokens):
             self._log(
                 f"{computed:,} tokens reached the models in worker call {call!r}, more than the "
@@ -256,15 +254,15 @@ class PlannedUpdate(PaddedBatch):
     def final_metrics(self) -> dict[str, float]:
         """The same once the updates were made, with what was computed and left out, and with the
         optimizer steps whose rows have no trained token."""
-        job, layouts = self._job, self.plan.layouts
-        has_pass = not job.skips_old_log_probs or LOG_PROB in self.work.calls
-        pass_tokens = 0 if has_pass or ACTOR not in layouts else sum(self._tokens_R)
+        layouts = self.plan.layouts
+        pass_tokens = 0 if self._has_pass or ACTOR not in layouts else sum(self._tokens_R)
+        saved = {names.SAVED_TOKENS[-1]: pass_tokens, names.SAVED_PASSES: int(pass_tokens > 0)}
         idle_steps = {
             f"padding/{call}/idle_steps/total": self.idle_steps(call)
             for call in layouts
             if CALL_BY_NAME[call].trains
         }
-        return self.metrics() | saved_metrics(self.work, pass_tokens) | idle_steps
+        return self.metrics() | self._work | saved | idle_steps
 
     @property
     def n_counted_pads(self) -> int:

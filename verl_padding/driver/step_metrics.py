@@ -2,7 +2,6 @@
 step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,32 +48,6 @@ def plan_metrics(plan: BatchPlan, tokens_R: Sequence[int], pad_length: int) -> d
             f"padding/{call}/{name}": value for name, value in logged.items() if value is not None
         }
     return metrics
-
-
-@dataclass
-class WorkDone:
-    """What worker calls have done for real rows, over all times that a step has made them."""
-
-    calls: set[str] = field(default_factory=set)
-    computed: int = 0
-    """Tokens that reached the models, as workers have counted them."""
-    shared: int = 0
-    """Those that did not, as other rows have them."""
-    zero_advantage: int = 0
-    """Those that did not, as their rows were left out."""
-
-
-def saved_metrics(work: WorkDone, pass_tokens: int) -> dict[str, float]:
-    """Tokens of real rows that the calls of a step have computed, and those that they need not,
-    ``pass_tokens`` of them in a pass for old log-probs."""
-    # An update of 100 tokens over 2 epochs, of which 30 are shared and 20 of rows left out: 100 are
-    # computed, 60 and 40 saved.
-    saved = (work.shared, work.zero_advantage, pass_tokens)
-    return {
-        names.ALL_COMPUTED_TOKENS: work.computed,
-        **dict(zip(names.SAVED_TOKENS, saved, strict=True)),
-        names.SAVED_PASSES: int(pass_tokens > 0),
-    }
 
 
 def layout_of_ranks(plan: BatchPlan) -> Layout | None:

@@ -103,7 +103,8 @@ class TrainingSteps:
         # Known before the pads are put: whatever interrupts the step from here on, they are taken
         # out again.
         self.current = update
-        update.put_pads()
+        with simple_timer("timing_s/padding/upsample", update.seconds):
+            update.put_pads()
         metrics.update(update.metrics())
 
     def update_for(self, call: str, batch: KVBatchMeta) -> PlannedUpdate:

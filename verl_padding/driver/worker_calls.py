@@ -185,4 +185,6 @@ def probe_models(worker_groups: list[PaddedWorkerGroup], job: VerlJob, batch: KV
 def read_timings(worker_groups: list[PaddedWorkerGroup]) -> list[MicroBatchTiming]:
     """Reads the workers' clocks after a local update."""
     answers = [group.execute_with_func_generator(read_in_worker) for group in worker_groups]
-    return [timing for answer in answers for timing in answer.non_tensor_batch[TIMINGS]]
+    return [
+        timing for answer in answers for rank in answer.non_tensor_batch[TIMINGS] for timing in rank
+    ]

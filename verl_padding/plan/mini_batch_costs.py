@@ -12,11 +12,8 @@ from verl_padding.plan.layout import Layout, RowsDK, RowsMDK
 class MiniBatchCost:
     """One optimizer step of a layout, with its pads unless said otherwise."""
 
-    ranks: int
     real_rows: int
     pads: int
-    tokens: int
-    """Tokens of the rows and pads, as they are, not as an engine pads them."""
     real_tokens: int
     """Tokens of the real rows."""
     computed_tokens: int
@@ -77,10 +74,8 @@ def _step_cost(rows_DK: RowsDK, costs: CallCosts) -> MiniBatchCost:
     n_pads, real_tokens = len(numbers) - len(real), int(costs.tokens_R[real].sum())
     tokens_DK, load_DK = costs.micro_batch_loads(rows_DK)
     return MiniBatchCost(
-        ranks=len(rows_DK),
         real_rows=len(real),
         pads=n_pads,
-        tokens=real_tokens + n_pads * costs.pad_tokens,
         real_tokens=real_tokens,
         computed_tokens=real_tokens
         if costs.tries is None
