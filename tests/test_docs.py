@@ -140,7 +140,6 @@ def logged_metrics() -> set[str]:
         step_metrics.worker_metrics(named),
         batch_metrics.session_metrics(trained),
         batch_metrics.advantage_metrics(trained),
-        batch_metrics.role_metrics(trained, [["lead"]]),
         (f"padding/{update}/idle_steps/total" for update in UPDATES),
         (f"padding/{update}/left_out_rows/total" for update in UPDATES),
     )

@@ -273,7 +273,7 @@ class PlannedUpdate(PaddedBatch):
     def trained_rows(self) -> TrainedRows:
         """The rows after the update, read from TransferQueue."""
         fields = read_fields(self.batch.keys, self.batch.partition_id, FIELDS)
-        return TrainedRows.from_fields(self.batch, fields, self.mask_R, self.prefixes.continued_R)
+        return TrainedRows.from_fields(self.batch, fields, self.mask_R)
 
     def close(self, *, failed: bool = False) -> None:
         """Takes the pads out; while an error is on its way, a failure to do so is only logged."""

@@ -26,7 +26,6 @@ from verl_padding.job.incompatibility import Incompatibility
 from verl_padding.job.modes import SYNC
 from verl_padding.job.savings import OLD_LOG_PROBS, saved_line
 from verl_padding.job.verl_job import VerlJob
-from verl_padding.pads.loss_weighting import TOKEN_MODES
 from verl_padding.pads.queue import KVBatchMeta, set_aside
 from verl_padding.pads.tags import PADDING_TAG
 from verl_padding.pads.template import PadTemplate, Schema
@@ -134,7 +133,6 @@ class TrainingSteps:
         metrics.update(made := update.final_metrics())
         self._saved.update(made)
         metrics.update(step_metrics.worker_metrics(metrics))
-        self._fill_in_log_prob_metrics(metrics)
         if self._job.padding.timing:
             with simple_timer("timing_s/padding/timing", metrics):
                 update.timings = read_timings(self._worker_groups)
@@ -167,9 +165,6 @@ class TrainingSteps:
             n_gpus = self._trainer._get_n_gpus_for_throughput()
             performance = step_metrics.performance_metrics(tokens, response, timing_raw, n_gpus)
             metrics.update(performance)
-            if self._job.padding.baseline == "role":
-                roles_of = [update.role_R for update in self._updates]
-                metrics.update(batch_metrics.role_metrics(rows_of, roles_of))
             write_record(self._job, step, self._updates, rows_of)
 
     def rows_set_aside(self) -> AbstractContextManager[None]:
@@ -218,13 +213,3 @@ class TrainingSteps:
             schema=self._schema,
             image=image,
         )
-
-    def _fill_in_log_prob_metrics(self, metrics: dict[str, Any]) -> None:
-        """What verl logs of the pass for old log-probs, where there is none."""
-        if not self._job.skips_old_log_probs:
-            return
-        # The update's entropy is the pass's, unless a mean over rows has a configured denominator.
-        by_tokens = self._config.actor_rollout_ref.actor.loss_agg_mode in TOKEN_MODES
-        is_mean = by_tokens or self._job.padding.denominator == "rows"
-        if is_mean and "actor/entropy_loss" in metrics:
-            metrics["actor/entropy"] = metrics["actor/entropy_loss"]

@@ -14,6 +14,7 @@ from verl_padding.pads.columns import IS_PADDING
 from verl_padding.pads.field_kinds import FieldFormat
 from verl_padding.pads.loss_weighting import LOSS_WEIGHT
 from verl_padding.pads.queue import (
+    EXTRA_FIELDS,
     KVBatchMeta,
     clear,
     put_columns,
@@ -30,7 +31,7 @@ from verl_padding.plan.row_keys import row_key
 
 ROWS_AT_ONCE = 32
 """Rows whose images are read together: images are large, and most often the first will do."""
-EXTRA_FIELDS, MULTI_MODAL_INPUTS = "extra_fields", "multi_modal_inputs"
+MULTI_MODAL_INPUTS = "multi_modal_inputs"
 
 
 def upsample(
@@ -67,7 +68,8 @@ def upsample(
             prompt or response, or a field of unclear kind. Batch and queue are unchanged.
         TypeError: the batch is anything else.
     """
-    _check_arguments(multiple, eos_token_id, length, fields or {})
+    if not isinstance(multiple, int | np.integer) or multiple < 1:
+        raise PaddingDataError(f"multiple={multiple!r}: give a whole number of at least 1.")
     if not isinstance(batch, KVBatchMeta):
         raise TypeError(f"{type(batch)}: not a KVBatchMeta")
     if not len(batch):
@@ -90,23 +92,6 @@ def upsample(
     columns[IS_PADDING] = torch.ones(n_pads, dtype=torch.bool)
     put_new_rows(pads, TensorDict(columns, batch_size=n_pads))
     return rows_like(marked, [*batch.keys, *pads.keys], [*batch.tags, *pads.tags])
-
-
-def _check_arguments(
-    multiple: object, eos_token_id: object, length: object, fields: Mapping[str, object]
-) -> None:
-    for name, value, least in (
-        ("multiple", multiple, 1),
-        ("eos_token_id", eos_token_id, 0),
-        ("length", 0 if length is None else length, 0),
-    ):
-        # bool is an int to Python, not to a user.
-        if not isinstance(value, int | np.integer) or value is True or value < least:
-            raise PaddingDataError(f"{name}={value!r}: give a whole number of at least {least}.")
-    for name, declared in fields.items():
-        if not isinstance(declared, FieldFormat):
-            fix = "give FieldFormat(Kind.RESPONSE), say"
-            raise PaddingDataError(f"fields[{name!r}]={declared!r}: {fix}.")
 
 
 def strip(batch: KVBatchMeta) -> KVBatchMeta:
