@@ -25,12 +25,11 @@ from verl_padding.job.savings import OLD_LOG_PROBS
 from verl_padding.job.verl_job import VerlJob, translate_plan_error
 from verl_padding.pads.padded_batch import PaddedBatch
 from verl_padding.pads.prompt_order import data_order
-from verl_padding.pads.queue import KVBatchMeta, clear, first_few, read_fields
+from verl_padding.pads.queue import KVBatchMeta, clear, read_fields
 from verl_padding.pads.source_rows import SourceRows
 from verl_padding.pads.tags import tokens_of_tags
 from verl_padding.pads.template import PadTemplate
 from verl_padding.plan import BatchPlan, PlanError, Rows, plan_batch
-from verl_padding.plan.plural import plural
 from verl_padding.plan.row_keys import rows_of_sessions
 from verl_padding.prefix_sharing.detection import PrefixDetection
 from verl_padding.prefix_sharing.repeated_tokens import mask_repeated_tokens
@@ -132,12 +131,6 @@ class PlannedUpdate(PaddedBatch):
             )
         if padding.repeated_tokens == "once":
             self.repeated_tokens = mask_repeated_tokens(batch, self.prefixes)
-        if self.repeated_tokens:
-            self._log(
-                f"{plural(self.repeated_tokens, 'sampled token')} repeated from earlier rows of "
-                "their sessions, masked because of padding.repeated_tokens=once",
-                "repeated tokens",
-            )
 
     def _keep_pass_that_rows_need(self, batch: KVBatchMeta) -> None:
         """Keeps the pass for old log-probs, from now on, if a second optimizer step compares with
@@ -275,15 +268,9 @@ class PlannedUpdate(PaddedBatch):
         fields = read_fields(self.batch.keys, self.batch.partition_id, FIELDS)
         return TrainedRows.from_fields(self.batch, fields, self.mask_R)
 
-    def close(self, *, failed: bool = False) -> None:
-        """Takes the pads out; while an error is on its way, a failure to do so is only logged."""
-        try:
-            clear(self.pads.keys, self.pads.partition_id)
-        except Exception:
-            if not failed:
-                raise
-            left = first_few(self.pads.keys)
-            logger.exception("verl_padding: pads could not be cleared: %s", left)
+    def close(self) -> None:
+        """Takes the pads out."""
+        clear(self.pads.keys, self.pads.partition_id)
 
 
 def find_zero_advantage_rows(batch: KVBatchMeta) -> list[int]:

@@ -121,14 +121,12 @@ class TrainingSteps:
     def local_update(self, metrics: dict[str, Any]) -> Iterator[None]:
         """A with-block that plans and makes a local update; its pads are taken out at the end,
         whatever happens."""
-        failed = True
         try:
             yield
-            failed = False
         finally:
             update, self.current = self.current, None
             if update is not None:
-                update.close(failed=failed)
+                update.close()
         assert update is not None, "a local update without a plan"
         metrics.update(made := update.final_metrics())
         self._saved.update(made)

@@ -9,7 +9,7 @@ import numpy as np
 from verl_padding.plan.batch_plan import BatchPlan, LayoutFigures
 from verl_padding.plan.call_costs import CallCosts
 from verl_padding.plan.calls import Call, Pass
-from verl_padding.plan.errors import NoRealRowError, RowTooLongError
+from verl_padding.plan.errors import PlanError
 from verl_padding.plan.job import Job, Packer
 from verl_padding.plan.layout import Layout
 from verl_padding.plan.mini_batch_costs import score_layout
@@ -38,11 +38,10 @@ def plan_batch(rows: Rows, job: Job) -> BatchPlan:
     (((0, 1), (2, 3)),)
 
     Raises:
-        NoRealRowError: there is no row.
-        RowTooLongError: a row does not fit into a micro-batch of one of the calls.
+        PlanError: there is no row, or one does not fit into a micro-batch of one of the calls.
     """
     if not len(rows):
-        raise NoRealRowError(
+        raise PlanError(
             "no real row in the batch: every session failed or came back empty. See the errors of "
             "the agent loop, or set trainer.v1.sampler.sync_refill_failed_groups=True"
         )
@@ -173,7 +172,7 @@ def _check_longest_row(rows: Rows, job: Job, name: str, call: Call) -> None:
         why = f"too many to plan {len(rows)} rows together:"
     else:
         return
-    raise RowTooLongError(
+    raise PlanError(
         f"row {key!r} has {tokens} tokens, prompt and response, {why} keep rows shorter "
         "(data.max_prompt_length, data.max_response_length)"
     )
